@@ -1,0 +1,181 @@
+"""Rules over (batch row, head, query index, key index): what masks and biases have in common.
+
+A rule is a value: frozen, comparable, printable, independent of any sequence length until it is bound. `rule.bind(nq, nk,
+device, dtype)` gives a function `f(b, h, i, j)` of integer index tensors that broadcast against each other. That one
+function serves a dense matrix, a single tile and FlexAttention's `mask_mod`, so all backends share one meaning.
+
+Axis letters here and everywhere: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
+
+This file does not know what a mask or a bias is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["IndexRule", "Number", "Rule", "at", "cell_of", "fit_cells", "indices", "number", "row_of", "size_or_one"]
+
+IndexRule = Callable[[Any, Any, Any, Any], Any]
+"""A bound rule: f(b, h, i, j) on broadcasting integer index tensors."""
+
+Number = int | Tensor
+"""One integer for everybody, or a (B or 1, H or 1) tensor of them."""
+
+
+class Rule(ABC):
+    """A frozen value that can be evaluated at any (b, h, i, j) once lengths are known."""
+
+    @abstractmethod
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j) for Nq queries and Nk keys; `dtype` is that of the scores."""
+
+    @property
+    @abstractmethod
+    def leading(self) -> tuple[int, int]:
+        """(B, H) over which the rule varies; 1 where it is the same for all."""
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        """Raise ValueError if the rule cannot apply to a call of these sizes."""
+        b, h = self.leading
+        if b not in (1, batch):
+            raise ValueError(f"{self!r} is given for {b} batch rows, but the call has {batch}")
+        if h not in (1, heads):
+            raise ValueError(f"{self!r} is given for {h} heads, but the call has {heads}")
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The rule without its numbers: two rules of one form run through one compiled kernel."""
+        return (type(self).__name__, *(_form(value) for value in _values(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return False
+        return all(_same(a, b) for a, b in zip(_values(self), _values(other), strict=True))
+
+    def __hash__(self) -> int:
+        # A tensor enters by its shape only: equal rules hash alike, and hashing never reads a device.
+        return hash((type(self).__name__, *(tuple(v.shape) if isinstance(v, Tensor) else v for v in _values(self))))
+
+
+def _values(rule: object) -> list[Any]:
+    return [getattr(rule, f.name) for f in fields(rule)]  # type: ignore[arg-type]
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b.to(a.device)))
+    return type(a) is type(b) and a == b
+
+
+def _form(value: object) -> object:
+    if isinstance(value, Rule):
+        return value.form
+    if isinstance(value, Tensor):
+        return (tuple(n == 1 for n in value.shape), value.dtype)
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def number(name: str, value: object, least: int | None = None) -> Number:
+    """Read an integer argument: one for all, one per batch row (B,), or one per row and head (B or 1, H or 1).
+
+    >>> number("before", 3)
+    3
+    >>> number("offset", [0, 4]).shape
+    torch.Size([2, 1])
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        result: Number = int(value)
+    elif isinstance(value, (Sequence, np.ndarray, Tensor)) and not isinstance(value, str):
+        result = torch.as_tensor(value).detach().clone()
+        if result.dtype.is_floating_point or result.dtype.is_complex or result.dtype == torch.bool:
+            raise TypeError(f"{name} must hold integers, got {result.dtype}")
+        if result.ndim not in (1, 2) or result.numel() == 0:
+            raise ValueError(
+                f"{name} must be one integer, one per batch row (B,), or one per row and head (B or 1, H or 1); "
+                f"got shape {tuple(result.shape)}"
+            )
+        result = result.long().reshape(result.shape[0], -1)  # (B, 1) or (B, H)
+    else:
+        raise TypeError(f"{name} must be an integer or integers, got {type(value).__name__}: {value!r}")
+    if least is not None and int(torch.as_tensor(result).min()) < least:
+        raise ValueError(f"{name} must be at least {least}, got {_show(result)}")
+    return result
+
+
+def at(value: Number, device: torch.device) -> Callable[[Any, Any], Any]:
+    """A number as a function of (b, h)."""
+    if isinstance(value, int):
+        whole = value
+        return lambda b, h: whole
+    table = value.to(device)  # (B or 1, H or 1)
+    return {
+        (True, True): lambda b, h: table[0, 0],
+        (False, True): lambda b, h: table[b, 0],
+        (True, False): lambda b, h: table[0, h],
+        (False, False): lambda b, h: table[b, h],
+    }[(table.shape[0] == 1, table.shape[1] == 1)]
+
+
+def row_of(table: Tensor) -> Callable[[Any, Any], Any]:
+    """(B or 1, N) as a function of (b, n)."""
+    return (lambda b, n: table[0, n]) if table.shape[0] == 1 else (lambda b, n: table[b, n])
+
+
+def cell_of(table: Tensor) -> IndexRule:
+    """(B or 1, H or 1, R or 1, C or 1) as a function of (b, h, r, c)."""
+    ones = [n == 1 for n in table.shape]
+
+    def cell(b: Any, h: Any, r: Any, c: Any) -> Any:
+        zero = c * 0  # an index tensor on c's device, for axes that are shared
+        return table[zero if ones[0] else b, zero if ones[1] else h, zero if ones[2] else r, zero if ones[3] else c]
+
+    return cell
+
+
+def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Check that (…, Nq, Nk) cells broadcast to the weights' shape; return them with 4 axes (B, H, Nq, Nk)."""
+    padded = (1,) * (len(shape) - cells.ndim) + tuple(cells.shape)
+    if len(padded) != len(shape) or any(n not in (1, m) for n, m in zip(padded, shape, strict=True)):
+        hint = ""
+        if name == "mask" and cells.ndim == 2 and len(shape) > 2 and tuple(cells.shape) == (shape[0], shape[-1]):
+            hint = ". It looks like one row of keys per batch row: use regard.masks.padding(mask)"
+        raise ValueError(f"{name} of shape {tuple(cells.shape)} does not broadcast to the weights' shape {shape}{hint}")
+    cells = cells.reshape(padded)
+    if len(shape) == 2:
+        return cells[None, None]
+    if len(shape) == 3:
+        return cells[:, None]
+    lead = torch.broadcast_shapes(cells.shape[:-3], shape[:-3]) if len(shape) > 4 else cells.shape[:-3]
+    return cells.expand(*lead, *cells.shape[-3:]).reshape(-1, *cells.shape[-3:])
+
+
+def size_or_one(name: str, sizes: Sequence[int]) -> int:
+    """The common size of axes that broadcast.
+
+    >>> size_or_one("batch", [1, 3, 1])
+    3
+    """
+    large = {n for n in sizes if n != 1}
+    if len(large) > 1:
+        raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted(large)}")
+    return large.pop() if large else 1
+
+
+def indices(
+    batch: int, heads: int, rows: Tensor, cols: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """b, h, i, j, shaped to broadcast to (B, H, rows, cols)."""
+    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(heads, device=device).view(-1, 1, 1)
+    return b, h, rows.view(-1, 1), cols
+
+
+def _show(value: Number) -> str:
+    return str(value if isinstance(value, int) else value.tolist())
