@@ -1,0 +1,69 @@
+"""regard: Transformer attention in which nothing is hidden.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3, 4)
+    >>> regard.attention(x, x, x, mask=regard.masks.causal()).shape
+    (3, 4)
+
+The public names below are imported on first use, so `import regard` costs nothing and `regard --help` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from regard import backends, layers, masks, positions, testing
+    from regard.cache import FixedCache, GrowingCache
+    from regard.cost import cost
+    from regard.layers import MultiHeadAttention
+    from regard.lens import figures
+    from regard.lens.check import check
+    from regard.op import attention, steps
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "FixedCache": "regard.cache",
+    "GrowingCache": "regard.cache",
+    "MultiHeadAttention": "regard.layers",
+    "attention": "regard.op",
+    "backends": "regard.backends",
+    "check": "regard.lens.check",
+    "cost": "regard.cost",
+    "figures": "regard.lens.figures",
+    "layers": "regard.layers",
+    "masks": "regard.masks",
+    "positions": "regard.positions",
+    "steps": "regard.op",
+    "testing": "regard.testing",
+}
+
+__all__ = [
+    "FixedCache",
+    "GrowingCache",
+    "MultiHeadAttention",
+    "attention",
+    "backends",
+    "check",
+    "cost",
+    "figures",
+    "layers",
+    "masks",
+    "positions",
+    "steps",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"regard has no {name!r}; it has {', '.join(__all__)}")
+    module = import_module(home)
+    value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
