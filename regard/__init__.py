@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regard import backends, layers, masks, positions, testing
     from regard.cache import FixedCache, GrowingCache
-    from regard.cost import cost
+    from regard.costs import cost
     from regard.layers import MultiHeadAttention
     from regard.lens import figures
-    from regard.lens.check import check
+    from regard.lens.checking import check
     from regard.op import attention, steps
 
 __version__ = "0.1.0"
@@ -28,8 +28,8 @@ _HOME = {
     "MultiHeadAttention": "regard.layers",
     "attention": "regard.op",
     "backends": "regard.backends",
-    "check": "regard.lens.check",
-    "cost": "regard.cost",
+    "check": "regard.lens.checking",
+    "cost": "regard.costs",
     "figures": "regard.lens.figures",
     "layers": "regard.layers",
     "masks": "regard.masks",
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"regard has no {name!r}; it has {', '.join(__all__)}")
     module = import_module(home)
-    value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
+    value = module if home.rpartition(".")[2] == name else getattr(module, name)
     globals()[name] = value
     return value
 
