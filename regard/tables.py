@@ -50,6 +50,7 @@ def text(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     lines = [list(headers), *(list(row) for row in rows)]
     widths = [max(width(line[c]) for line in lines) for c in range(len(headers))]
     lines.insert(1, ["─" * w for w in widths])
+
     def line(cells: list[str]) -> str:
         return "  ".join(pad(x, w, c in right) for c, (x, w) in enumerate(zip(cells, widths, strict=True))).rstrip()
 

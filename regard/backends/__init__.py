@@ -1,0 +1,130 @@
+"""The backends: four ways to compute one operation, and the choice between them.
+
+Each backend is a module with `refuse(call)` (why it cannot do a call, or None), `how(call)` (in words) and `run(call)`.
+A backend chooses how, never what: all agree with `reference` under the numeric rule of `regard.testing`.
+
+    >>> import torch, regard
+    >>> q = k = v = torch.zeros(1, 2, 5, 4)
+    >>> print(regard.backends.explain(q, k, v, softcap=30.0))
+    backend    can  how, or why not
+    ─────────  ───  ──────────────────────────────────────────────
+    tiled      yes  plain torch, tiles of 5×5; O(N) memory  ← auto
+    flex       yes  FlexAttention, unfused on the CPU: builds N×N
+    reference  yes  the definition, in torch; builds N×N
+    sdpa       no   torch's SDPA has no softcap
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from regard import tables
+from regard.backends import reference, sdpa, tiled
+from regard.backends.call import Call, prepare
+from regard.masks import EMPTY
+
+__all__ = ["NAMES", "Explanation", "choose", "explain", "load"]
+
+NAMES = ("reference", "tiled", "sdpa", "flex")
+
+SMALL = 512 * 512  # cells per head up to which a dense mask costs less than anything clever
+DENSE_FROM = 0.5  # share of tiles visible from which skipping them no longer pays, on the CPU
+
+
+def load(name: str) -> ModuleType:
+    """The module of a backend by name. Raises ValueError with the valid names."""
+    if name not in NAMES:
+        raise ValueError(f"unknown backend {name!r}; the backends are {', '.join(NAMES)}, or 'auto' to choose")
+    return import_module(f"regard.backends.{name}")
+
+
+def choose(call: Call, name: str = "auto") -> ModuleType:
+    """The backend for a call: the named one, or with "auto" the fastest that can do exactly this.
+
+    Raises ValueError if the name is unknown, or if the named backend cannot do the call (with its reason).
+    """
+    if name == "auto":
+        # The common call first, without looking at the others: this is on the path of every small attention.
+        if call.mask is None and call.bias is None and not call.dropout and sdpa.refuse(call) is None:
+            return sdpa
+        return next(m for m in map(load, ranked(call)) if m.refuse(call) is None)
+    module = load(name)
+    reason = module.refuse(call)
+    if reason is not None:
+        raise ValueError(f"backend {name!r} cannot do this call: {reason}. backend='auto' would take {_auto(call)!r}")
+    return module
+
+
+def ranked(call: Call) -> tuple[str, ...]:
+    """The backends by expected speed for this call, fastest first, whether or not they can do it."""
+    if call.device.type == "cuda":
+        plain = sdpa.is_plain(call) or call.dropout
+        return ("sdpa", "flex", "tiled", "reference") if plain else ("flex", "sdpa", "tiled", "reference")
+    return ("sdpa", "tiled", "flex", "reference") if _dense_pays(call) else ("tiled", "sdpa", "flex", "reference")
+
+
+def _dense_pays(call: Call) -> bool:
+    """On the CPU: is torch's fused kernel with a dense N×N mask faster than skipping hidden tiles?"""
+    _, _, nq, nk = call.sizes
+    if sdpa.is_plain(call):
+        return not call.dropout or nq * nk <= SMALL
+    if nq * nk <= SMALL:
+        return True
+    if call.mask is None or call.dropout:
+        return False
+    kinds = call.mask.tiles(nq, nk, tiled.tile_size(*call.sizes))
+    return float((kinds != EMPTY).float().mean()) > DENSE_FROM
+
+
+def _auto(call: Call) -> str:
+    return choose(call).__name__.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What each backend says of one call; prints as a table. `chosen` is what "auto" takes."""
+
+    chosen: str
+    rows: tuple[tuple[str, bool, str], ...]  # name, can, how or why not
+
+    def __str__(self) -> str:
+        return tables.text(*self._table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return tables.html(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        mark = {self.chosen: "  ← auto"}
+        rows = [[name, "yes" if can else "no", why + mark.get(name, "")] for name, can, why in self.rows]
+        return ["backend", "can", "how, or why not"], rows
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: object = None,
+    bias: object = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+) -> Explanation:
+    """Which backends can do this call, how, or why not, and which one "auto" takes. Same arguments as `attention`.
+
+    >>> import numpy as np
+    >>> x = np.zeros((3, 4))
+    >>> explain(x, x, x).chosen
+    'sdpa'
+    """
+    call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    said = [(name, load(name).refuse(call)) for name in ranked(call)]
+    said.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
+    rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in said)
+    return Explanation(_auto(call), rows)

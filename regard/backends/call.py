@@ -1,0 +1,236 @@
+"""One call of attention, checked and put into one form: what every backend receives.
+
+`prepare` turns what the user gave into a `Call` with four axes, or raises an error that says what came, what was
+expected and what to do. It does not know which backend will run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.masks import Mask, as_mask
+from regard.positions import Bias, as_bias
+from regard.rules import indices
+
+__all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Checked arguments. Arrays are NumPy or torch, as given; heads and batch are always there."""
+
+    q: Any  # (B, H, Nq, D)
+    k: Any  # (B, Hkv, Nk, D)
+    v: Any  # (B, Hkv, Nk, Dv)
+    mask: Mask | None
+    bias: Bias | None
+    scale: float
+    softcap: float | None
+    sinks: Any  # (H,) or None
+    dropout: float
+    numpy: bool
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Nq, Nk."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are; NumPy's are on the CPU."""
+        return torch.device("cpu") if self.numpy else self.q.device
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of scores and softmax: fp32, or fp64 for what is wider."""
+        narrow = self.q.dtype.itemsize <= 4
+        return torch.float32 if narrow else torch.float64
+
+    @cached_property
+    def wants_gradient(self) -> bool:
+        """Will somebody call backward through this?"""
+        if self.numpy or not torch.is_grad_enabled():
+            return False
+        extra = () if self.bias is None else self.bias.tensors
+        tensors = (self.q, self.k, self.v, *(() if self.sinks is None else (self.sinks,)), *extra)
+        return any(t.requires_grad for t in tensors)
+
+    def native(self, cells: Tensor | None) -> Any:
+        """A dense tensor as the call's own kind of array."""
+        return cells.numpy() if self.numpy and cells is not None else cells
+
+    def in_torch(self) -> Call:
+        """The same call on torch tensors; NumPy arrays are shared, not copied, where torch can."""
+        if not self.numpy:
+            return self
+        q, k, v = (_from_numpy(x) for x in (self.q, self.k, self.v))
+        sinks = None if self.sinks is None else _from_numpy(self.sinks)
+        return replace(self, q=q, k=k, v=v, sinks=sinks, numpy=False)
+
+
+def prepare(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: object = None,
+    bias: object = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+) -> Call:
+    """Check the arguments of `regard.attention` and give them one form. Raises TypeError or ValueError."""
+    numpy = _check_kind(q, k, v)
+    _check_dtype(q, k, v, numpy)
+    _check_shape(q.shape, k.shape, v.shape)
+    head_size = q.shape[-1]
+    scale = head_size**-0.5 if scale is None else _number("scale", scale)
+    if softcap is not None and not _number("softcap", softcap) > 0:
+        raise ValueError(f"softcap must be above 0, got {softcap}; None means no cap")
+    if dropout and not 0 <= _number("dropout", dropout) < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    weights = (*q.shape[:-1], k.shape[-2])
+    if mask is not None:
+        mask = as_mask(mask, weights)
+    if bias is not None:
+        bias = as_bias(bias, weights)
+    if sinks is not None:
+        sinks = _check_sinks(sinks, q, numpy)
+    if q.ndim != 4:
+        q, k, v = (_four_axes(x) for x in (q, k, v))
+    call = Call(q, k, v, mask, bias, scale, softcap, sinks, dropout, numpy)  # type: ignore[arg-type]
+    for rule in (call.mask, call.bias):
+        if rule is not None:
+            rule.fit(*call.sizes)
+    return call
+
+
+def cells_of_mask(call: Call) -> Tensor | None:
+    """The mask as a dense tensor (B or 1, H or 1, Nq, Nk): O(N²) memory."""
+    return None if call.mask is None else _dense(call, call.mask)
+
+
+def cells_of_bias(call: Call) -> Tensor | None:
+    """The bias as a dense tensor (B or 1, H or 1, Nq, Nk) in the scores' dtype: O(N²) memory."""
+    return None if call.bias is None else _dense(call, call.bias).to(call.wide)
+
+
+def _dense(call: Call, rule: Mask | Bias) -> Tensor:
+    _, _, nq, nk = call.sizes
+    batch, heads = rule.leading
+    i, j = (torch.arange(n, device=call.device) for n in (nq, nk))
+    cells = rule.bind(nq, nk, call.device, call.wide)(*indices(batch, heads, i, j, call.device))
+    return torch.as_tensor(cells, device=call.device).expand(batch, heads, nq, nk)
+
+
+def keep_mask(call: Call) -> Tensor:
+    """Dropout's factor of each weight: 0, or 1/(1 − p); drawn from torch's generator. (B, H, Nq, Nk)."""
+    kept = torch.rand(call.sizes, device=call.device, dtype=call.wide) >= call.dropout
+    return kept.to(call.wide) / (1 - call.dropout)
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_kind(*arrays: Any) -> bool:
+    """True for NumPy arrays, False for torch tensors; anything else, or both at once, is an error."""
+    if all(isinstance(x, Tensor) for x in arrays):
+        return False
+    if all(isinstance(x, np.ndarray) for x in arrays):
+        return True
+    kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=False))
+    raise TypeError(f"q, k and v must all be NumPy arrays or all torch tensors, but {kinds}")
+
+
+def _kind(x: object) -> str:
+    return {np.ndarray: "a NumPy array", Tensor: "a torch tensor"}.get(
+        type(x), f"{type(x).__module__}.{type(x).__name__}"
+    )
+
+
+def _check_dtype(q: Any, k: Any, v: Any, numpy: bool) -> None:
+    dtype = q.dtype
+    if not (dtype.kind == "f" if numpy else dtype in FLOATS):
+        raise TypeError(
+            f"q holds {dtype}; attention needs floating point: float16, bfloat16, float32 or float64. "
+            f"Convert it first: {'q.astype(np.float32)' if numpy else 'q.float()'}"
+        )
+    if k.dtype != dtype or v.dtype != dtype:
+        raise TypeError(f"q, k and v must have one dtype, but q is {dtype}, k is {k.dtype}, v is {v.dtype}")
+    if not numpy and not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, but q is on {q.device}, k on {k.device}, v on {v.device}")
+
+
+def _check_shape(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    if len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] > 0 and k[:-1] == v[:-1] and q[:-2] == k[:-2]:
+        return  # the common case, at one comparison's cost
+    if not len(q) == len(k) == len(v) >= 2:
+        raise ValueError(
+            "q, k and v must have the same number of axes: (N, D), (B, N, D) or (…, H, N, D); "
+            f"got {tuple(q)}, {tuple(k)}, {tuple(v)}"
+        )
+    _equal("head size", "q", q[-1], "k", k[-1], -1)
+    if q[-1] == 0:
+        raise ValueError(f"q and k have head size 0 (axis -1): {tuple(q)}, {tuple(k)}")
+    _equal("number of keys", "k", k[-2], "v", v[-2], -2)
+    heads_at = len(q) - 3 if len(q) >= 4 else len(q)
+    for axis in range(len(q) - 2):
+        if axis != heads_at:
+            _equal("batch", "q", q[axis], "k", k[axis], axis)
+        _equal("heads" if axis == heads_at else "batch", "k", k[axis], "v", v[axis], axis)
+    if len(q) >= 4 and (k[-3] == 0 or q[-3] % k[-3]):
+        raise ValueError(
+            f"q has {q[-3]} heads and k has {k[-3]} (axis -3): the heads of q must be a multiple of the heads of k"
+        )
+
+
+def _equal(what: str, a: str, n: int, b: str, m: int, axis: int) -> None:
+    if n != m:
+        raise ValueError(f"{what} differs: {a} has {n}, {b} has {m} (axis {axis})")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r}")
+    if not isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
+def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
+    """One logit per query head, (H,)."""
+    heads = q.shape[-3] if q.ndim >= 4 else 1
+    if not isinstance(sinks, np.ndarray if numpy else Tensor):
+        raise TypeError(f"sinks must be {'a NumPy array' if numpy else 'a torch tensor'} like q, got {_kind(sinks)}")
+    if not (sinks.dtype.kind == "f" if numpy else sinks.dtype.is_floating_point):
+        raise TypeError(f"sinks must be floating point, got {sinks.dtype}")
+    if sinks.shape not in ((heads,), ()):
+        raise ValueError(f"sinks must be one number per query head, ({heads},), got shape {tuple(sinks.shape)}")
+    if not numpy and sinks.device != q.device:
+        raise ValueError(f"sinks must be on q's device: sinks are on {sinks.device}, q is on {q.device}")
+    return sinks.reshape(-1) if sinks.shape else sinks.reshape(1).repeat(heads)
+
+
+def _four_axes(x: Any) -> Any:
+    """(N, D), (B, N, D) or (…, H, N, D) → (B, H, N, D)."""
+    if x.ndim == 2:
+        return x[None, None]
+    if x.ndim == 3:
+        return x[:, None]
+    return x.reshape(int(np.prod(x.shape[:-3])), *x.shape[-3:])
+
+
+def _from_numpy(x: np.ndarray[Any, Any]) -> Tensor:
+    native = x.astype(x.dtype.newbyteorder("="), copy=False)
+    strides_fit = all(s > 0 and s % x.itemsize == 0 for s in native.strides)
+    return torch.from_numpy(native if strides_fit and native.flags.writeable else native.copy())

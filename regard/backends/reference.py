@@ -1,0 +1,100 @@
+"""The definition of attention. Everything else in this library is judged by it, and nothing faster calls it.
+
+It runs on NumPy arrays and torch tensors alike (any array-API library), is differentiable in torch, and builds every
+N×N intermediate: it is the meaning, not the speed. It knows dense arrays only; masks and biases are resolved before.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, NamedTuple
+
+from array_api_compat import array_namespace
+
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, keep_mask
+
+__all__ = ["Stages", "define", "how", "refuse", "run"]
+
+
+class Stages(NamedTuple):
+    """Every intermediate of one attention, in order; `lse` is the log of each row's sum of exponentials."""
+
+    scores: Any  # (B, H, Nq, Nk)  q·kᵀ
+    scaled: Any  # (B, H, Nq, Nk)  scores · scale
+    capped: Any  # (B, H, Nq, Nk)  softcap · tanh(scaled / softcap)
+    biased: Any  # (B, H, Nq, Nk)  capped + bias
+    masked: Any  # (B, H, Nq, Nk)  −∞ where hidden
+    weights: Any  # (B, H, Nq, Nk)  softmax over the keys
+    output: Any  # (B, H, Nq, Dv)  weights · v
+    lse: Any  # (B, H, Nq)
+
+
+def define(
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Any = None,
+    bias: Any = None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Any = None,
+    keep: Any = None,
+) -> Stages:
+    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv); `keep` is dropout's factor per weight."""
+    xp = array_namespace(q, k, v)
+    wide = xp.result_type(q.dtype, xp.float32)  # scores and softmax in fp32 or wider
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = (xp.repeat(x, group, axis=1) for x in (k, v))  # (B, H, Nk, ·): query head h reads key head h // group
+
+    scores = xp.astype(q, wide) @ xp.matrix_transpose(xp.astype(k, wide))
+    scaled = scores * scale
+    capped = scaled if softcap is None else softcap * xp.tanh(scaled / softcap)
+    biased = capped if bias is None else capped + bias
+    masked = biased if visible is None else xp.where(visible, biased, -inf)
+
+    logits = masked if sinks is None else xp.concat([masked, _column(xp, sinks, masked)], axis=-1)
+    peak = xp.max(logits, axis=-1, keepdims=True)
+    peak = xp.where(peak == -inf, 0.0, peak)  # a row that sees nothing: all exponentials are 0, not NaN
+    total = xp.sum(xp.exp(logits - peak), axis=-1, keepdims=True)
+    weights = xp.exp(masked - peak) / xp.where(total == 0, 1.0, total)
+    kept = weights if keep is None else weights * keep
+    output = xp.astype(kept @ xp.astype(v, wide), q.dtype)
+    lse = xp.where(total == 0, -inf, peak + xp.log(xp.where(total == 0, 1.0, total)))
+    return Stages(scores, scaled, capped, biased, masked, weights, output, lse[..., 0])
+
+
+def _column(xp: Any, sinks: Any, masked: Any) -> Any:
+    """One logit per head (H,) as a further key of every row: (B, H, Nq, 1)."""
+    return xp.broadcast_to(xp.astype(sinks, masked.dtype)[:, None, None], (*masked.shape[:-1], 1))
+
+
+def stages(call: Call) -> Stages:
+    """All intermediates of a prepared call."""
+    keep = keep_mask(call) if call.dropout else None
+    return define(
+        call.q,
+        call.k,
+        call.v,
+        call.native(cells_of_mask(call)),
+        call.native(cells_of_bias(call)),
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        keep=call.native(keep),
+    )
+
+
+def refuse(call: Call) -> str | None:
+    """Why this backend cannot do the call: it always can."""
+    return None
+
+
+def how(call: Call) -> str:
+    """How it does the call, in a few words."""
+    return f"the definition, in {'NumPy' if call.numpy else 'torch'}; builds N×N"
+
+
+def run(call: Call) -> Any:
+    """The output (B, H, Nq, Dv)."""
+    return stages(call).output

@@ -1,0 +1,113 @@
+"""Attention through `torch.nn.functional.scaled_dot_product_attention`: the fused kernels that torch ships.
+
+Full and plainly causal calls reach the fused kernel as they are. Any other mask or bias becomes a dense N×N tensor. It
+does not know softcap or sinks.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from regard.backends.call import Call, cells_of_bias, cells_of_mask
+from regard.masks import causal
+from regard.positions import DenseBias
+
+__all__ = ["how", "is_plain", "refuse", "run"]
+
+FROM_FIRST, FROM_LAST = causal(offset=0), causal()
+
+
+def refuse(call: Call) -> str | None:
+    """Why this backend cannot do the call, or None."""
+    if call.softcap is not None:
+        return "torch's SDPA has no softcap"
+    if call.sinks is not None:
+        return "torch's SDPA has no sinks"
+    if call.bias is not None and not _keeps_bias(call):
+        return f"torch's SDPA on {call.device.type} would round the bias to {call.q.dtype}"
+    if call.numpy and call.q.dtype.itemsize > 8:
+        return f"{call.q.dtype} exists in NumPy only"
+    return None
+
+
+def _keeps_bias(call: Call) -> bool:
+    """Only the CPU kernel takes a mask wider than q; elsewhere the bias must hold q's dtype already."""
+    if call.device.type == "cpu" or call.q.dtype.itemsize >= 4:
+        return True
+    return isinstance(call.bias, DenseBias) and call.bias.cells.dtype == call.q.dtype
+
+
+def how(call: Call) -> str:
+    """How it does the call, in a few words."""
+    plain = is_plain(call)
+    if call.dropout and call.device.type == "cpu":
+        return "torch's unfused path (dropout on the CPU); builds N×N"
+    if not plain:
+        return "torch's kernel with a dense N×N mask"
+    return "torch's fused kernel" + (", is_causal" if _is_causal(call) else "")
+
+
+def is_plain(call: Call) -> bool:
+    """Does the kernel take this call without a dense N×N tensor?"""
+    return call.bias is None and (call.mask is None or _is_causal(call) or _sees_all(call))
+
+
+def _is_causal(call: Call) -> bool:
+    """SDPA's is_causal counts from the first key: ours too when offset is 0, or by default when Nq = Nk."""
+    _, _, nq, nk = call.sizes
+    return call.mask == FROM_FIRST or (nq == nk and call.mask == FROM_LAST)
+
+
+def _sees_all(call: Call) -> bool:
+    """One query at the last position sees every key: a decoding step."""
+    return call.q.shape[2] == 1 and call.mask == FROM_LAST
+
+
+def run(call: Call) -> Tensor:
+    """The output (B, H, Nq, Dv)."""
+    call = call.in_torch()
+    q, scale = _positive_scale(call.q, call.scale)
+    grouped = call.k.shape[1] != q.shape[1]
+    if is_plain(call):
+        return _fused(call, q, scale, None, call.mask is not None and not _sees_all(call), grouped)
+    cells, seen = _dense_cells(call)
+    out = _fused(call, q, scale, cells, False, grouped)
+    return torch.where(seen, out, 0.0)
+
+
+def _fused(call: Call, q: Tensor, scale: float, cells: Tensor | None, is_causal: bool, grouped: bool) -> Tensor:
+    """SDPA, with equal widths on the CPU, whose fused kernel needs Dv = D: zero columns change nothing."""
+    k, v, dv = call.k, call.v, call.v.shape[-1]
+    if q.device.type == "cpu" and dv != q.shape[-1]:
+        width = max(dv, q.shape[-1])
+        q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=cells, dropout_p=call.dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
+    return out if out.shape[-1] == dv else out[..., :dv]
+
+
+def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Fused kernels take the row maximum before scaling, which holds for scale > 0 only."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
+
+
+def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
+    """What SDPA adds or masks with, and which rows see anything. Rows that see nothing are opened, since kernels
+    differ on them and may give NaN; their output is set to 0 afterwards, and so is their gradient.
+    """
+    visible, bias = cells_of_mask(call), cells_of_bias(call)
+    if bias is None:
+        assert visible is not None
+        seen = visible.any(-1, keepdim=True)  # (B, H, Nq, 1)
+        return visible | ~seen, seen
+    cells = bias if visible is None else torch.where(visible, bias, -inf)
+    seen = (cells > -inf).any(-1, keepdim=True)
+    cells = torch.where(seen, cells, 0.0)
+    return cells if call.device.type == "cpu" else cells.to(call.q.dtype), seen

@@ -1,0 +1,399 @@
+"""Operations and bytes, counted: an attention layer beside a recurrent and a convolutional one.
+
+    >>> c = cost(n=1000, d_model=512, heads=8)
+    >>> c.attention.scores_flops, c.attention.scores_flops.formula, c.attention.scores_flops.readable
+    (1024000000, '2·B·H·n²·D', '1.02 GFLOP')
+
+Letters of the formulas: n positions, d d_model, H heads, Hkv key/value heads, D head size, k kernel, B batch,
+L layers, s bytes per number.
+
+This file counts from sizes alone. It imports no torch, and it does not know how fast a machine is, what a fused kernel
+leaves unwritten, or what a mask skips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from html import escape
+from operator import index
+
+from regard import tables
+
+__all__ = ["AttentionCost", "Cost", "Count", "LayerCost", "Sizes", "cost"]
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one number, by dtype name."""
+
+_STEPS = {"FLOP": (1000, ("", "k", "M", "G", "T", "P", "E")), "B": (1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
+
+
+class Count(int):
+    """A whole number that remembers the formula that made it; in all else an int.
+
+    >>> c = Count(8_000_000, "2·n", "B")
+    >>> c, c + 1, c.formula, c.readable
+    (8000000, 8000001, '2·n', '7.63 MiB')
+
+    unit: "FLOP", "B" (bytes), or "" for a bare count.
+    """
+
+    formula: str
+    unit: str
+
+    def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:
+        made = super().__new__(cls, value)
+        made.formula, made.unit = formula, unit
+        return made
+
+    @property
+    def exact(self) -> str:
+        """All digits, with the unit.
+
+        >>> Count(8_000_000, "2·n", "B").exact
+        '8,000,000 B'
+        """
+        return f"{int(self):,} {self.unit}".rstrip()
+
+    @property
+    def readable(self) -> str:
+        """Two decimals with a prefix (powers of 1024 for bytes); empty where the exact number is short or bare."""
+        if self.unit not in _STEPS or self < _STEPS[self.unit][0]:
+            return ""
+        step, prefixes = _STEPS[self.unit]
+        power = 1
+        # Whole-number arithmetic: no size is too large for it. 1,048,575 B rounds up to 1.00 MiB, not to 1024.00 KiB.
+        while power + 1 < len(prefixes) and _hundredths(self, step**power) >= step * 100:
+            power += 1
+        whole, rest = divmod(_hundredths(self, step**power), 100)
+        return f"{whole:,}.{rest:02d} {prefixes[power]}{self.unit}"
+
+
+def _hundredths(value: int, scale: int) -> int:
+    return (int(value) * 100 + scale // 2) // scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes that were counted, with every default filled in."""
+
+    n: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kernel: int
+    batch: int
+    layers: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCost:
+    """Multi-head attention with W_q, W_k, W_v and W_o. Each number is a `Count`: an int with its `.formula`."""
+
+    order: str
+    flops: Count
+    projections_flops: Count
+    scores_flops: Count
+    weighted_sum_flops: Count
+    one_head_flops: Count
+    weights_bytes: Count
+    cache_bytes: Count
+    parameters: Count
+    parameters_bytes: Count
+    sequential_steps: Count
+    longest_path: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """A layer without attention weights: recurrent or convolutional. Each number is a `Count`."""
+
+    order: str
+    flops: Count
+    cache_bytes: Count
+    parameters: Count
+    parameters_bytes: Count
+    sequential_steps: Count
+    longest_path: Count
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cost:
+    """What `cost` returns: `attention`, `rnn` and `cnn`, counted at the same `sizes`. Prints as a table."""
+
+    sizes: Sizes
+    attention: AttentionCost
+    rnn: LayerCost
+    cnn: LayerCost
+
+    def text(self, lang: str = "en") -> str:
+        """The table as text, in English ("en") or Korean ("ko").
+
+        >>> print(cost(n=4, d_model=8, heads=2).text("ko").splitlines()[1].split())
+        ['항목', '레이어', '정확한', '값', '환산', '계산식']
+
+        Raises ValueError for another language.
+        """
+        words = _words(lang)
+        table = tables.text(words["columns"].split("|"), self._rows(words), right=(2, 3))
+        return f"{self._sizes_line(words)}\n{table}\n{words['note']}"
+
+    def as_dict(self) -> dict[str, dict[str, object]]:
+        """Everything as plain values, ready for JSON.
+
+        >>> cost(n=4, d_model=8).as_dict()["rnn"]["flops"], cost(n=4, d_model=8).as_dict()["rnn"]["formulas"]["flops"]
+        (1024, '4·B·n·d²')
+        """
+        result: dict[str, dict[str, object]] = {"sizes": asdict(self.sizes)}
+        for name, layer in self._layers().items():
+            counts = _counts(layer)
+            result[name] = {
+                "order": layer.order,
+                **{key: int(count) for key, count in counts.items()},
+                "formulas": {key: count.formula for key, count in counts.items()},
+            }
+        return result
+
+    def _layers(self) -> dict[str, AttentionCost | LayerCost]:
+        return {"attention": self.attention, "rnn": self.rnn, "cnn": self.cnn}
+
+    def _rows(self, words: dict[str, str]) -> list[list[str]]:
+        """Quantity by quantity, so that the three layers stand below each other."""
+        layers = self._layers()
+        rows = [["order", name, "", "", layer.order] for name, layer in layers.items()]
+        for key in _counts(self.attention):
+            for name, layer in layers.items():
+                if count := _counts(layer).get(key):
+                    rows.append([key, name, count.exact, count.readable, count.formula])
+        keys = [row[0] for row in rows]
+        return [
+            ["" if keys[i] == keys[i - 1] else words[row[0]], words[row[1]], *row[2:]] for i, row in enumerate(rows)
+        ]
+
+    def _sizes_line(self, words: dict[str, str]) -> str:
+        numbers = {key: f"{value:,}" if isinstance(value, int) else value for key, value in asdict(self.sizes).items()}
+        return words["sizes"].format(**numbers, bytes=BYTES[self.sizes.dtype])
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        words = _words("en")
+        table = tables.html(words["columns"].split("|"), self._rows(words), right=(2, 3))
+        return f"<p>{escape(self._sizes_line(words))}</p>{table}<p>{escape(words['note'])}</p>"
+
+
+def cost(
+    n: int,
+    d_model: int,
+    heads: int = 1,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    kernel: int = 3,
+    batch: int = 1,
+    layers: int = 1,
+    dtype: object = "float32",
+) -> Cost:
+    """Count the operations and bytes of attention, of a recurrent layer and of a convolution, at the same sizes.
+
+    How much memory for d_model 512 and d_k 64? The parameters of 8 such heads, and of one alone:
+
+    >>> cost(n=1000, d_model=512, heads=8).attention.parameters_bytes.exact     # 1,050,624 numbers
+    '4,202,496 B'
+    >>> cost(n=1000, d_model=512, heads=1, head_dim=64).attention.parameters_bytes.exact
+    '527,104 B'
+
+    How large is the weights matrix at 1000 positions? 1000 × 1000 numbers of 4 bytes, for each head:
+
+    >>> cost(n=1000, d_model=512).attention.weights_bytes.exact
+    '4,000,000 B'
+
+    8 heads cost what one costs, because each is 8 times narrower:
+
+    >>> cost(n=1000, d_model=512, heads=8).attention.flops == cost(n=1000, d_model=512, heads=1).attention.flops
+    True
+
+    |                    | attention                      | RNN          | CNN                         |
+    |--------------------|--------------------------------|--------------|-----------------------------|
+    | order of time      | O(n²·d)                        | O(n·d²)      | O(k·n·d²)                   |
+    | FLOPs: projections | 4·B·n·d·D·(H + Hkv)            |              |                             |
+    | FLOPs: scores      | 2·B·H·n²·D                     |              |                             |
+    | FLOPs: sum of V    | 2·B·H·n²·D                     |              |                             |
+    | FLOPs: all         | the three together             | 4·B·n·d²     | 2·B·n·k·d²                  |
+    | weights, bytes     | B·H·n²·s                       |              |                             |
+    | cache, bytes       | 2·B·L·Hkv·n·D·s                | B·L·d·s      | B·L·(k − 1)·d·s             |
+    | parameters         | (d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d | 2·d² + 2·d | k·d² + d               |
+    | sequential steps   | 1                              | n            | 1                           |
+    | longest path       | 1                              | n            | max(1, ⌈(n − 1)/(k − 1)⌉)   |
+
+    A multiply-add is 2 FLOPs; only matrix products count, not biases, softmax or tanh. O(n²·d) is the order of scores
+    and sum; the projections add O(n·d²). The RNN is h ← tanh(W·x + b + U·h + c) with d × d matrices; the convolution
+    goes from d to d with a window that ends at its own position. Longest path: how many of these operations the first
+    input passes through to reach the last output (a convolution has to be stacked; a centred window needs twice as
+    many). Cache: what generation keeps between steps. FLOPs, weights and parameters are of one layer, the cache of all.
+
+    n: positions.
+    d_model: size of a position's vector.
+    heads, kv_heads: query heads and key/value heads (as many as query heads unless given).
+    head_dim: size of one head, d_model / heads unless given.
+    kernel: width of the convolution, at least 2.
+    batch, layers: how many sequences, and how many layers share the cache's bill.
+    dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype of that name.
+
+    Raises TypeError for a size that is not a whole number, ValueError for sizes below 1, heads that do not divide
+    d_model, kv_heads that do not divide heads, or an unknown dtype.
+    """
+    whole = {"n": n, "d_model": d_model, "heads": heads, "kernel": kernel, "batch": batch, "layers": layers}
+    sizes = {name: _whole(name, value) for name, value in whole.items()}
+    if sizes["kernel"] < 2:
+        raise ValueError("kernel must be at least 2: a convolution of width 1 never joins two positions")
+    groups = sizes["heads"] if kv_heads is None else _whole("kv_heads", kv_heads)
+    if sizes["heads"] % groups:
+        raise ValueError(f"kv_heads must divide heads, got kv_heads={groups} and heads={sizes['heads']}")
+    width = _divided(sizes["d_model"], sizes["heads"]) if head_dim is None else _whole("head_dim", head_dim)
+    z = Sizes(**sizes, kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
+    return Cost(sizes=z, attention=_attention(z), rnn=_recurrent(z), cnn=_convolution(z))
+
+
+def _attention(z: Sizes) -> AttentionCost:
+    pairs = z.batch * z.heads * z.n**2  # B·H·n²
+    width = z.heads * z.head_dim  # H·D
+    size = BYTES[z.dtype]
+    projections = 4 * z.batch * z.n * z.d_model * z.head_dim * (z.heads + z.kv_heads)
+    products = 2 * pairs * z.head_dim
+    one_head = 8 * z.batch * z.n * z.d_model**2 + 4 * z.batch * z.n**2 * z.d_model
+    cache = 2 * z.batch * z.layers * z.kv_heads * z.n * z.head_dim * size
+    parameters = (z.d_model + 1) * z.head_dim * (z.heads + 2 * z.kv_heads) + (width + 1) * z.d_model
+    return AttentionCost(
+        order="O(n²·d)",
+        flops=Count(projections + 2 * products, "4·B·n·d·D·(H + Hkv) + 4·B·H·n²·D", "FLOP"),
+        projections_flops=Count(projections, "4·B·n·d·D·(H + Hkv)", "FLOP"),
+        scores_flops=Count(products, "2·B·H·n²·D", "FLOP"),
+        weighted_sum_flops=Count(products, "2·B·H·n²·D", "FLOP"),
+        one_head_flops=Count(one_head, "8·B·n·d² + 4·B·n²·d", "FLOP"),
+        weights_bytes=Count(pairs * size, "B·H·n²·s", "B"),
+        cache_bytes=Count(cache, "2·B·L·Hkv·n·D·s", "B"),
+        parameters=Count(parameters, "(d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d"),
+        parameters_bytes=Count(parameters * size, "((d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d)·s", "B"),
+        sequential_steps=Count(1, "1"),
+        longest_path=Count(1, "1"),
+    )
+
+
+def _recurrent(z: Sizes) -> LayerCost:
+    parameters = 2 * z.d_model**2 + 2 * z.d_model  # two biases, as torch.nn.RNN has
+    size = BYTES[z.dtype]
+    return LayerCost(
+        order="O(n·d²)",
+        flops=Count(4 * z.batch * z.n * z.d_model**2, "4·B·n·d²", "FLOP"),
+        cache_bytes=Count(z.batch * z.layers * z.d_model * size, "B·L·d·s", "B"),
+        parameters=Count(parameters, "2·d² + 2·d"),
+        parameters_bytes=Count(parameters * size, "(2·d² + 2·d)·s", "B"),
+        sequential_steps=Count(z.n, "n"),
+        longest_path=Count(z.n, "n"),
+    )
+
+
+def _convolution(z: Sizes) -> LayerCost:
+    parameters = z.kernel * z.d_model**2 + z.d_model
+    size = BYTES[z.dtype]
+    reach = z.kernel - 1  # positions further back that one layer sees; m layers see 1 + m·(k − 1) positions
+    return LayerCost(
+        order="O(k·n·d²)",
+        flops=Count(2 * z.batch * z.n * z.kernel * z.d_model**2, "2·B·n·k·d²", "FLOP"),
+        cache_bytes=Count(z.batch * z.layers * reach * z.d_model * size, "B·L·(k − 1)·d·s", "B"),
+        parameters=Count(parameters, "k·d² + d"),
+        parameters_bytes=Count(parameters * size, "(k·d² + d)·s", "B"),
+        sequential_steps=Count(1, "1"),
+        longest_path=Count(max(1, -(-(z.n - 1) // reach)), "max(1, ⌈(n − 1)/(k − 1)⌉)"),
+    )
+
+
+def _counts(layer: AttentionCost | LayerCost) -> dict[str, Count]:
+    return {field.name: getattr(layer, field.name) for field in fields(layer) if field.name != "order"}
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        result = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        result = None
+    if result is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}")
+    if result < 1:
+        raise ValueError(f"{name} must be at least 1, got {result}")
+    return result
+
+
+def _divided(d_model: int, heads: int) -> int:
+    if d_model % heads:
+        raise ValueError(
+            f"d_model must divide by heads, got d_model={d_model} and heads={heads}; "
+            "give head_dim=… if the heads do not share d_model out evenly"
+        )
+    return d_model // heads
+
+
+def _dtype(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
+    return name
+
+
+def _words(lang: str) -> dict[str, str]:
+    if lang not in _WORDS:
+        raise ValueError(f"lang must be one of {', '.join(map(repr, _WORDS))}; got {lang!r}")
+    return _WORDS[lang]
+
+
+_WORDS = {
+    "en": {
+        "sizes": "n = {n} positions, d = {d_model} (d_model), H = {heads} heads of D = {head_dim}, "
+        "Hkv = {kv_heads} key/value heads, k = {kernel} (kernel), B = {batch} (batch), L = {layers} (layers), "
+        "s = {bytes} bytes ({dtype})",
+        "columns": "quantity|layer|exact|about|formula",
+        "note": "A multiply-add is 2 FLOPs; only matrix products are counted. All numbers are of one layer, "
+        "except the cache: of all L layers.",
+        "attention": "attention",
+        "rnn": "RNN",
+        "cnn": "CNN",
+        "order": "order of time",
+        "flops": "FLOPs",
+        "projections_flops": "· projections q, k, v, o",
+        "scores_flops": "· scores QKᵀ",
+        "weighted_sum_flops": "· weighted sum of V",
+        "one_head_flops": "FLOPs with one head of d",
+        "weights_bytes": "weights matrix",
+        "cache_bytes": "cache for generation",
+        "parameters": "parameters",
+        "parameters_bytes": "parameters in bytes",
+        "sequential_steps": "sequential steps",
+        "longest_path": "longest path",
+    },
+    "ko": {
+        "sizes": "위치 n = {n}, d_model d = {d_model}, 헤드 H = {heads}개(헤드당 D = {head_dim}), "
+        "키/값 헤드 Hkv = {kv_heads}개, 커널 k = {kernel}, 배치 B = {batch}, 레이어 L = {layers}개, "
+        "숫자 하나 s = {bytes}바이트({dtype})",
+        "columns": "항목|레이어|정확한 값|환산|계산식",
+        "note": "곱셈-덧셈 한 번은 2 FLOPs이며 행렬 곱만 셉니다. 모든 값은 레이어 하나 기준이고, "
+        "캐시만 레이어 L개 전체 기준입니다.",
+        "attention": "어텐션",
+        "rnn": "RNN",
+        "cnn": "CNN",
+        "order": "시간 복잡도",
+        "flops": "연산량(FLOPs)",
+        "projections_flops": "· q, k, v, o 투영",
+        "scores_flops": "· 점수 QKᵀ",
+        "weighted_sum_flops": "· V의 가중합",
+        "one_head_flops": "크기 d인 헤드 하나일 때 연산량",
+        "weights_bytes": "어텐션 가중치 행렬",
+        "cache_bytes": "생성용 캐시",
+        "parameters": "파라미터 수",
+        "parameters_bytes": "파라미터 메모리",
+        "sequential_steps": "순차 단계 수",
+        "longest_path": "최대 경로 길이",
+    },
+}

@@ -1,0 +1,1 @@
+"""The lens: what attention weights say, and whether they are weights at all."""

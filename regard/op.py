@@ -1,0 +1,109 @@
+"""The operation: `attention` computes it, `steps` shows it. The arguments, the dispatch, and nothing about how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.backends import choose, reference
+from regard.backends.call import Call, prepare
+from regard.stages import Steps, project
+
+__all__ = ["attention", "steps"]
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: object = None,
+    bias: object = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Any:
+    """softmax(q·kᵀ·scale)·v, by the fastest backend that computes exactly this call.
+
+    >>> import numpy as np, regard
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> regard.attention(x, x, x, mask=regard.masks.causal()).round(3)
+    array([[1.  , 0.  ],
+           [0.33, 0.67]])
+
+    q: (…, H, Nq, D); also (N, D) and (B, N, D). NumPy in, NumPy out; torch in, torch out.
+    k, v: (…, Hkv, Nk, D) and (…, Hkv, Nk, Dv); query head h reads key head h // (H / Hkv).
+    mask: a regard.masks value, or booleans that broadcast to the weights (…, H, Nq, Nk); True = may look.
+    bias: a regard.positions bias, or floats that broadcast to the weights; added after scale and softcap.
+    scale: default 1/√D.  softcap: scores become softcap·tanh(scores/softcap).
+    sinks: (H,), one logit per head that joins the softmax and has no value.
+    dropout: probability with which a weight is zeroed, the others growing by 1/(1 − p); applied whenever above 0.
+    backend: "auto", or one of "reference", "tiled", "sdpa", "flex", which raises if it cannot.
+
+    A row that sees nothing gives 0, with gradient 0. Raises TypeError or ValueError naming the argument and the sizes.
+    """
+    call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    chosen = choose(call, backend)
+    out = _nothing(call) if 0 in call.sizes else chosen.run(call)
+    if call.numpy and not isinstance(out, type(q)):
+        out = out.numpy()
+    return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
+
+
+def _nothing(call: Call) -> Any:
+    """No queries: an empty result. No keys: zeros, still connected to the inputs for autograd."""
+    group = call.q.shape[1] // max(1, call.k.shape[1])
+    k, v = ((x.repeat(group, 1) if call.numpy else x.repeat_interleave(group, 1)) for x in (call.k, call.v))
+    return (call.q @ k.swapaxes(-1, -2)) @ v
+
+
+def steps(
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    *,
+    x: Any = None,
+    w_q: Any = None,
+    w_k: Any = None,
+    w_v: Any = None,
+    heads: int = 1,
+    mask: object = None,
+    bias: object = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    labels: Sequence[str] | None = None,
+    key_labels: Sequence[str] | None = None,
+) -> Steps:
+    """The same operation with every intermediate kept and named: for small inputs, for teaching.
+
+    >>> import numpy as np, regard
+    >>> s = regard.steps(np.eye(2), np.eye(2), np.eye(2), labels=["The", "cat"])
+    >>> s.weights.round(2)
+    array([[0.67, 0.33],
+           [0.33, 0.67]])
+
+    q, k, v and mask, bias, scale, softcap, sinks: as `attention`.
+    x, w_q, w_k, w_v: instead of q, k, v: x (…, N, d_model) and matrices (d_model, heads·D); q = x·w_q and so on.
+    heads: how many heads the columns of the matrices hold.
+    labels, key_labels: a word per query and per key; key_labels default to labels where there are as many.
+
+    Raises as `attention` does, and ValueError when both or neither of q, k, v and x are given.
+    """
+    given = [n for n, a in (("q", q), ("k", k), ("v", v)) if a is not None]
+    source = [n for n, a in (("x", x), ("w_q", w_q), ("w_k", w_k), ("w_v", w_v)) if a is not None]
+    if (len(given), len(source)) not in ((3, 0), (0, 4)):
+        raise ValueError(
+            f"steps takes q, k and v, or x with w_q, w_k and w_v; got {', '.join(given + source) or 'none'}"
+        )
+    if source:
+        q, k, v = project(x, w_q, w_k, w_v, heads)
+    elif heads != 1:
+        raise ValueError("heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
+    call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    if 0 in call.sizes:
+        raise ValueError(f"nothing to show: {call.sizes[2]} queries, {call.sizes[3]} keys")
+    made = reference.stages(call)
+    return Steps.of(call, made, q.shape[:-2], x=x, q=q, k=k, v=v, labels=labels, key_labels=key_labels)

@@ -1,0 +1,260 @@
+"""The steps of one attention, kept, named and printable: what `regard.steps` returns.
+
+It knows how to show numbers, in English and Korean; it computes nothing but the projections q = x·W_Q, k = x·W_K,
+v = x·W_V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from regard import tables
+
+__all__ = ["Steps", "project"]
+
+Lang = Literal["en", "ko"]
+NAMES = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
+MOST_SHOWN = 12  # rows and columns of a matrix that are printed
+
+MEANING: dict[Lang, dict[str, str]] = {
+    "en": {
+        "x": "the input, one row per token",
+        "q": "what each token asks for",
+        "k": "what each token offers to be found by",
+        "v": "what each token hands over",
+        "scores": "how well each query fits each key",
+        "scaled": "kept small, so that the softmax does not saturate",
+        "capped": "bent so that no score passes the cap",
+        "biased": "the position's or the user's term added",
+        "masked": "what must not be seen set to −∞",
+        "weights": "each row a share of attention: sums to 1",
+        "output": "the values, averaged by those shares",
+    },
+    "ko": {
+        "x": "입력, 토큰마다 한 행",
+        "q": "각 토큰이 찾는 것",
+        "k": "각 토큰이 검색에 내놓는 것",
+        "v": "각 토큰이 넘겨주는 내용",
+        "scores": "쿼리와 키가 얼마나 맞는지",
+        "scaled": "softmax가 포화되지 않도록 값을 줄임",
+        "capped": "상한을 넘지 않도록 점수를 눌러 줌",
+        "biased": "위치 항 또는 사용자가 준 항을 더함",
+        "masked": "보면 안 되는 곳을 −∞로 바꿈",
+        "weights": "행마다 어텐션의 몫, 합은 1",
+        "output": "그 몫으로 값을 가중 평균한 것",
+    },
+}
+WORDS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "title": "Attention step by step: {nq} queries, {nk} keys, head size {d}",
+        "headers": "step|formula|shape|meaning",
+        "unchanged": "unchanged: {why}",
+        "capped": "no softcap",
+        "biased": "no bias",
+        "masked": "no mask",
+        "one_of": "shown: batch {batch}, head {head} of {shape}",
+        "cut": "the first {n} shown",
+    },
+    "ko": {
+        "title": "어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {d}",
+        "headers": "단계|식|모양|의미",
+        "unchanged": "그대로: {why}",
+        "capped": "softcap 없음",
+        "biased": "bias 없음",
+        "masked": "마스크 없음",
+        "one_of": "{shape} 가운데 배치 {batch}, 헤드 {head}",
+        "cut": "앞의 {n}개만 표시",
+    },
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Steps:
+    """Every intermediate of one attention. Arrays are of the input's kind and keep the input's leading axes.
+
+    Prints as a table in the terminal and in a notebook; `text(lang="ko")` prints it in Korean.
+    """
+
+    scores: Any  # (…, Nq, Nk)
+    scaled: Any  # (…, Nq, Nk)
+    capped: Any  # (…, Nq, Nk)
+    biased: Any  # (…, Nq, Nk)
+    masked: Any  # (…, Nq, Nk)
+    weights: Any  # (…, Nq, Nk)
+    output: Any  # (…, Nq, Dv)
+    q: Any
+    k: Any
+    v: Any
+    x: Any  # None unless the steps began at x
+    labels: tuple[str, ...] | None
+    key_labels: tuple[str, ...] | None
+    formulas: dict[str, str]
+    unchanged: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        call: Any,
+        made: Any,
+        lead: tuple[int, ...],
+        *,
+        x: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        labels: Sequence[str] | None,
+        key_labels: Sequence[str] | None,
+    ) -> Steps:
+        """From a prepared call and what the definition made of it; `lead` are the caller's leading axes."""
+        shaped = {name: (a := getattr(made, name)).reshape(*lead, *a.shape[-2:]) for name in NAMES}
+        _, _, nq, nk = call.sizes
+        if key_labels is None and labels is not None and len(labels) == nk:
+            key_labels = labels
+        return cls(
+            **shaped,
+            q=q,
+            k=k,
+            v=v,
+            x=x,
+            labels=_words("labels", labels, nq, "queries"),
+            key_labels=_words("key_labels", key_labels, nk, "keys"),
+            formulas=_formulas(call),
+            unchanged=frozenset(
+                n for n, a in (("capped", call.softcap), ("biased", call.bias), ("masked", call.mask)) if a is None
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, lang: Lang = "en", *, batch: int = 0, head: int = 0) -> str:
+        """The steps as a text table, then each matrix that changed something, with its labels.
+
+        lang: "en" or "ko".  batch, head: which matrix to print where there are several.
+        """
+        if lang not in WORDS:
+            raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+        parts = [self._title(lang), tables.text(*self._summary(lang))]
+        for name in self._changed():
+            parts.append(f"{name} = {self.formulas[name]}{self._which(lang, batch, head)}")
+            headers, rows = self._matrix(name, lang, batch, head)
+            parts.append(tables.text(headers, rows, right=range(1, len(headers))))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{escape(self._title('en'))}</p>", tables.html(*self._summary("en"))]
+        for name in self._changed():
+            headers, rows = self._matrix(name, "en", 0, 0)
+            parts.append(f"<p><b>{name}</b> = {escape(self.formulas[name])}{escape(self._which('en', 0, 0))}</p>")
+            parts.append(tables.html(headers, rows, right=range(1, len(headers))))
+        return "\n".join(parts)
+
+    def _changed(self) -> list[str]:
+        return [name for name in NAMES if name not in self.unchanged]
+
+    def _title(self, lang: Lang) -> str:
+        return WORDS[lang]["title"].format(nq=self.scores.shape[-2], nk=self.scores.shape[-1], d=self.q.shape[-1])
+
+    def _summary(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
+        words, meaning, rows = WORDS[lang], MEANING[lang], []
+        for name in (*(() if self.x is None else ("x", "q", "k", "v")), *NAMES):
+            why = words["unchanged"].format(why=words[name]) if name in self.unchanged else meaning[name]
+            rows.append([name, self.formulas[name], str(tuple(getattr(self, name).shape)), why])
+        return words["headers"].split("|"), rows
+
+    def _which(self, lang: Lang, batch: int, head: int) -> str:
+        lead = self.scores.shape[:-2]
+        if not lead or all(n == 1 for n in lead):
+            return ""
+        return "   (" + WORDS[lang]["one_of"].format(batch=batch, head=head, shape=tuple(lead)) + ")"
+
+    def _matrix(self, name: str, lang: Lang, batch: int, head: int) -> tuple[list[str], list[list[str]]]:
+        values = pick(getattr(self, name), batch, head)
+        n, m = (min(size, MOST_SHOWN) for size in values.shape)
+        columns = self.key_labels if name != "output" else None
+        headers = ["", *(columns or [str(j) for j in range(values.shape[1])])[:m]]
+        names = self.labels or [str(i) for i in range(values.shape[0])]
+        rows = [[names[i], *(tables.number(float(value)) for value in values[i, :m])] for i in range(n)]
+        if values.shape != (n, m):
+            rows.append([f"… {WORDS[lang]['cut'].format(n=MOST_SHOWN)}", *("" for _ in range(m))])
+        return headers, rows
+
+
+def pick(array: Any, batch: int, head: int) -> np.ndarray[Any, Any]:
+    """One matrix of (…, N, M) as NumPy floats: `head` counts the last leading axis, `batch` all before it.
+
+    Raises IndexError naming the axis and its size.
+    """
+    if isinstance(array, Tensor):
+        array = array.detach().cpu().double().numpy()
+    lead = array.shape[:-2]
+    batches, heads = (int(np.prod(lead[:-1])), lead[-1]) if len(lead) > 1 else (lead[0] if lead else 1, 1)
+    for name, index, count in (("batch", batch, batches), ("head", head, heads)):
+        if not 0 <= index < count:
+            raise IndexError(f"{name} {index} is out of range: there are {count}")
+    matrix: np.ndarray[Any, Any] = array.reshape(batches, heads, *array.shape[-2:])[batch, head]
+    return matrix
+
+
+def project(x: Any, w_q: Any, w_k: Any, w_v: Any, heads: int) -> tuple[Any, Any, Any]:
+    """q = x·W_Q, k = x·W_K, v = x·W_V, split into heads: (…, N, D) for one head, (B, H, N, D) for several.
+
+    >>> x, w = np.ones((3, 4)), np.ones((4, 6))
+    >>> [a.shape for a in project(x, w, w, w, heads=2)]
+    [(1, 2, 3, 3), (1, 2, 3, 3), (1, 2, 3, 3)]
+    """
+    arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
+    if len({isinstance(a, Tensor) for a in arrays.values()}) > 1:
+        raise TypeError("x, w_q, w_k and w_v must all be NumPy arrays or all torch tensors")
+    if x.ndim < 2:
+        raise ValueError(f"x must be (…, N, d_model), got shape {tuple(x.shape)}")
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1, got {heads}")
+    for name in ("w_q", "w_k", "w_v"):
+        w = arrays[name]
+        if w.ndim != 2 or w.shape[0] != x.shape[-1]:
+            raise ValueError(f"{name} must be ({x.shape[-1]}, heads·D) to follow x, got shape {tuple(w.shape)}")
+        if w.shape[1] % heads:
+            raise ValueError(f"{name} has {w.shape[1]} columns, which {heads} heads do not divide")
+    return _split(x @ w_q, heads), _split(x @ w_k, heads), _split(x @ w_v, heads)
+
+
+def _split(y: Any, heads: int) -> Any:
+    """(…, N, H·D) → (B, H, N, D); one head keeps its shape."""
+    if heads == 1:
+        return y
+    return y.reshape(-1, y.shape[-2], heads, y.shape[-1] // heads).swapaxes(1, 2)
+
+
+def _words(name: str, labels: Sequence[str] | None, count: int, what: str) -> tuple[str, ...] | None:
+    if labels is None:
+        return None
+    if len(labels) != count:
+        raise ValueError(f"{name} has {len(labels)} words for {count} {what}")
+    return tuple(str(word) for word in labels)
+
+
+def _formulas(call: Any) -> dict[str, str]:
+    size = call.q.shape[-1]
+    scale = tables.number(call.scale)
+    usual = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {scale}"
+    cap = "" if call.softcap is None else tables.number(call.softcap)
+    return {
+        "x": "x",
+        "q": "x·W_Q",
+        "k": "x·W_K",
+        "v": "x·W_V",
+        "scores": "q·kᵀ",
+        "scaled": usual,
+        "capped": f"{cap}·tanh(scaled / {cap})" if cap else "scaled",
+        "biased": "capped" if call.bias is None else f"capped + {call.bias!r}",
+        "masked": "biased" if call.mask is None else f"biased where {call.mask!r}",
+        "weights": "softmax(masked)" + ("" if call.sinks is None else ", a sink joining each row"),
+        "output": "weights·v",
+    }
