@@ -31,8 +31,8 @@ class Count(int):
     """A whole number that remembers the formula that made it; in all else an int.
 
     >>> c = Count(8_000_000, "2·n", "B")
-    >>> c, c + 1, c.formula, c.readable
-    (8000000, 8000001, '2·n', '7.63 MiB')
+    >>> c, c + 1, c.formula, c.exact, c.readable
+    (8000000, 8000001, '2·n', '8,000,000 B', '7.63 MiB')
 
     unit: "FLOP", "B" (bytes), or "" for a bare count.
     """
@@ -41,17 +41,14 @@ class Count(int):
     unit: str
 
     def __new__(cls, value: int, formula: str = "", unit: str = "") -> Count:
+        """An int with its formula and unit."""
         made = super().__new__(cls, value)
         made.formula, made.unit = formula, unit
         return made
 
     @property
     def exact(self) -> str:
-        """All digits, with the unit.
-
-        >>> Count(8_000_000, "2·n", "B").exact
-        '8,000,000 B'
-        """
+        """All digits, with the unit."""
         return f"{int(self):,} {self.unit}".rstrip()
 
     @property
@@ -164,7 +161,8 @@ class Cost:
         rows = [["order", name, "", "", layer.order] for name, layer in layers.items()]
         for key in _counts(self.attention):
             for name, layer in layers.items():
-                if count := _counts(layer).get(key):
+                count = _counts(layer).get(key)
+                if count is not None:
                     rows.append([key, name, count.exact, count.readable, count.formula])
         keys = [row[0] for row in rows]
         return [
@@ -215,18 +213,18 @@ def cost(
     >>> cost(n=1000, d_model=512, heads=8).attention.flops == cost(n=1000, d_model=512, heads=1).attention.flops
     True
 
-    |                    | attention                      | RNN          | CNN                         |
-    |--------------------|--------------------------------|--------------|-----------------------------|
-    | order of time      | O(n²·d)                        | O(n·d²)      | O(k·n·d²)                   |
-    | FLOPs: projections | 4·B·n·d·D·(H + Hkv)            |              |                             |
-    | FLOPs: scores      | 2·B·H·n²·D                     |              |                             |
-    | FLOPs: sum of V    | 2·B·H·n²·D                     |              |                             |
-    | FLOPs: all         | the three together             | 4·B·n·d²     | 2·B·n·k·d²                  |
-    | weights, bytes     | B·H·n²·s                       |              |                             |
-    | cache, bytes       | 2·B·L·Hkv·n·D·s                | B·L·d·s      | B·L·(k − 1)·d·s             |
-    | parameters         | (d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d | 2·d² + 2·d | k·d² + d               |
-    | sequential steps   | 1                              | n            | 1                           |
-    | longest path       | 1                              | n            | max(1, ⌈(n − 1)/(k − 1)⌉)   |
+    |                    | attention                           | RNN        | CNN                       |
+    |--------------------|-------------------------------------|------------|---------------------------|
+    | order of time      | O(n²·d)                             | O(n·d²)    | O(k·n·d²)                 |
+    | FLOPs: projections | 4·B·n·d·D·(H + Hkv)                 |            |                           |
+    | FLOPs: scores      | 2·B·H·n²·D                          |            |                           |
+    | FLOPs: sum of V    | 2·B·H·n²·D                          |            |                           |
+    | FLOPs: all         | the three together                  | 4·B·n·d²   | 2·B·n·k·d²                |
+    | weights, bytes     | B·H·n²·s                            |            |                           |
+    | cache, bytes       | 2·B·L·Hkv·n·D·s                     | B·L·d·s    | B·L·(k − 1)·d·s           |
+    | parameters         | (d + 1)·D·(H + 2·Hkv) + (H·D + 1)·d | 2·d² + 2·d | k·d² + d                  |
+    | sequential steps   | 1                                   | n          | 1                         |
+    | longest path       | 1                                   | n          | max(1, ⌈(n − 1)/(k − 1)⌉) |
 
     A multiply-add is 2 FLOPs; only matrix products count, not biases, softmax or tanh. O(n²·d) is the order of scores
     and sum; the projections add O(n·d²). The RNN is h ← tanh(W·x + b + U·h + c) with d × d matrices; the convolution
@@ -238,17 +236,15 @@ def cost(
     d_model: size of a position's vector.
     heads, kv_heads: query heads and key/value heads (as many as query heads unless given).
     head_dim: size of one head, d_model / heads unless given.
-    kernel: width of the convolution, at least 2.
+    kernel: width of the convolution, at least 2 (a window of 1 never joins two positions).
     batch, layers: how many sequences, and how many layers share the cache's bill.
     dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype of that name.
 
-    Raises TypeError for a size that is not a whole number, ValueError for sizes below 1, heads that do not divide
+    Raises TypeError for a size that is not a whole number, ValueError for sizes too small, heads that do not divide
     d_model, kv_heads that do not divide heads, or an unknown dtype.
     """
     whole = {"n": n, "d_model": d_model, "heads": heads, "kernel": kernel, "batch": batch, "layers": layers}
-    sizes = {name: _whole(name, value) for name, value in whole.items()}
-    if sizes["kernel"] < 2:
-        raise ValueError("kernel must be at least 2: a convolution of width 1 never joins two positions")
+    sizes = {name: _whole(name, value, 2 if name == "kernel" else 1) for name, value in whole.items()}
     groups = sizes["heads"] if kv_heads is None else _whole("kv_heads", kv_heads)
     if sizes["heads"] % groups:
         raise ValueError(f"kv_heads must divide heads, got kv_heads={groups} and heads={sizes['heads']}")
@@ -315,15 +311,15 @@ def _counts(layer: AttentionCost | LayerCost) -> dict[str, Count]:
     return {field.name: getattr(layer, field.name) for field in fields(layer) if field.name != "order"}
 
 
-def _whole(name: str, value: object) -> int:
+def _whole(name: str, value: object, least: int = 1) -> int:
     try:
         result = index(value)  # type: ignore[arg-type]
     except TypeError:
         result = None
     if result is None or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}")
-    if result < 1:
-        raise ValueError(f"{name} must be at least 1, got {result}")
+    if result < least:
+        raise ValueError(f"{name} must be at least {least}, got {result}")
     return result
 
 
@@ -365,20 +361,20 @@ _WORDS = {
         "projections_flops": "· projections q, k, v, o",
         "scores_flops": "· scores QKᵀ",
         "weighted_sum_flops": "· weighted sum of V",
-        "one_head_flops": "FLOPs with one head of d",
+        "one_head_flops": "FLOPs with one head",
         "weights_bytes": "weights matrix",
-        "cache_bytes": "cache for generation",
+        "cache_bytes": "KV cache or state",
         "parameters": "parameters",
         "parameters_bytes": "parameters in bytes",
         "sequential_steps": "sequential steps",
         "longest_path": "longest path",
     },
     "ko": {
-        "sizes": "위치 n = {n}, d_model d = {d_model}, 헤드 H = {heads}개(헤드당 D = {head_dim}), "
+        "sizes": "시퀀스 길이 n = {n}, d_model d = {d_model}, 헤드 H = {heads}개(헤드당 D = {head_dim}), "
         "키/값 헤드 Hkv = {kv_heads}개, 커널 k = {kernel}, 배치 B = {batch}, 레이어 L = {layers}개, "
-        "숫자 하나 s = {bytes}바이트({dtype})",
+        "값 하나당 s = {bytes}바이트({dtype})",
         "columns": "항목|레이어|정확한 값|환산|계산식",
-        "note": "곱셈-덧셈 한 번은 2 FLOPs이며 행렬 곱만 셉니다. 모든 값은 레이어 하나 기준이고, "
+        "note": "곱셈-덧셈 한 번을 2 FLOPs로 세며 행렬 곱만 포함합니다. 모든 값은 레이어 하나 기준이고, "
         "캐시만 레이어 L개 전체 기준입니다.",
         "attention": "어텐션",
         "rnn": "RNN",
@@ -388,12 +384,12 @@ _WORDS = {
         "projections_flops": "· q, k, v, o 투영",
         "scores_flops": "· 점수 QKᵀ",
         "weighted_sum_flops": "· V의 가중합",
-        "one_head_flops": "크기 d인 헤드 하나일 때 연산량",
+        "one_head_flops": "헤드가 하나일 때 연산량",
         "weights_bytes": "어텐션 가중치 행렬",
-        "cache_bytes": "생성용 캐시",
+        "cache_bytes": "KV 캐시 또는 상태",
         "parameters": "파라미터 수",
         "parameters_bytes": "파라미터 메모리",
-        "sequential_steps": "순차 단계 수",
+        "sequential_steps": "순차 연산 수",
         "longest_path": "최대 경로 길이",
     },
 }

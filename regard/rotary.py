@@ -37,9 +37,8 @@ class Scaling(ABC):
         """What the turned columns are multiplied by, in q and in k ("attention scaling" in transformers)."""
         return 1.0
 
-    def fit(self, rotated: int) -> None:
+    def fit(self, rotated: int) -> None:  # noqa: B027  most scalings fit any number of columns
         """Raise ValueError if the scaling cannot apply to `rotated` turned columns."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,15 @@ class Yarn(Scaling):
     """Fast pairs kept, slow pairs divided by `factor`, a ramp between (Peng et al. 2023; rope_type "yarn").
 
     >>> Yarn(4.0, original=32).magnitude
-    1.1386294361119891
+    1.138629436111989
 
     factor: how many times longer the text may become. original: the length trained on.
     beta_fast, beta_slow: turns over `original` positions above which a pair is kept, below which it is divided.
     attention_factor: the magnitude; without it 0.1·ln(factor) + 1, or the ratio of that formula with `mscale` and with
     `mscale_all_dim` before the logarithm (DeepSeek).
     truncate: whether the ends of the ramp are rounded outwards to whole pairs.
-    Raises ValueError for numbers not above 0, for one mscale without the other, or for mscales with attention_factor.
+    Raises ValueError for numbers not above 0, beta_slow ≥ beta_fast, one mscale without the other, or mscales together
+    with attention_factor.
     """
 
     factor: float
@@ -127,6 +127,8 @@ class Yarn(Scaling):
         for name in ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
             if getattr(self, name) is not None:
                 above_zero(name, getattr(self, name))
+        if self.beta_slow >= self.beta_fast:
+            raise ValueError(f"beta_slow must be below beta_fast, got {self.beta_slow} and {self.beta_fast}")
         # transformers drops what is superfluous without a word; here an argument counts or is refused.
         if (self.mscale is None) != (self.mscale_all_dim is None):
             raise ValueError(
@@ -168,15 +170,14 @@ class Yarn(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Pairs that turn more than `high` times over `original` positions kept, fewer than `low` times divided by
-    `factor`, a ramp in the number of turns between (rope_type "llama3").
+    """Fast pairs kept, slow pairs divided by `factor`, a ramp in the number of turns between (rope_type "llama3").
 
     >>> Rotary(4, scaling=Llama3(8.0, low=1.0, high=4.0, original=64)).frequencies().tolist()
     [1.0, 0.0012499999720603228]
 
-    low, high: low_freq_factor and high_freq_factor of a config. Raises ValueError if low ≥ high, or a number is not
-    above 0.
-    """  # noqa: D205
+    low, high: turns over `original` positions below which a pair is divided, above which it is kept
+    (low_freq_factor, high_freq_factor in a config). Raises ValueError if low ≥ high, or a number is not above 0.
+    """
 
     factor: float
     low: float
@@ -280,10 +281,11 @@ class Rotary:
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if whole("dim", self.dim, 2) and self.rotated is None and self.dim % 2:
+        whole("dim", self.dim, 2)
+        if self.rotated is None and self.dim % 2:
             raise ValueError(f"dim must be even, for columns turn in pairs; got {self.dim}. Or turn part: rotated=…")
         if whole("rotated", self.width, 2) % 2 or self.width > self.dim:
-            raise ValueError(f"rotated must be even and at most dim = {self.dim}, got {self.rotated}")
+            raise ValueError(f"rotated must be even and at most dim = {self.dim}, got {self.width}")
         if not self.base > 1:
             raise ValueError(f"base must be above 1, got {self.base}")
         if self.layout not in ("half", "interleaved"):
@@ -314,9 +316,9 @@ class Rotary:
         length: of the text, largest position + 1; only `DynamicNTK` and `LongRope` look at it.
         """
         exponents = torch.arange(0, self.width, 2, dtype=dtype, device=device) / self.width  # (R/2,)
+        # fp32 for fp32, not rounded from fp64: so the published models were trained, to the last bits.
         if self.scaling is None:
             return 1.0 / self.base**exponents
-        # fp32 for fp32 on purpose: what the published models were trained with, to the last bits.
         return self.scaling.frequencies(self.base, exponents, torch.as_tensor(length, dtype=dtype, device=device))
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -339,13 +341,13 @@ class Rotary:
         return turned if self.width == self.dim else torch.cat([turned, x[..., self.width :]], -1)
 
     def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        length = positions.max() + 1 if positions.numel() else 0
+        length = positions.max() + 1 if self.scaling is not None and positions.numel() else 0
         frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
         angles = positions.to(dtype).unsqueeze(-1) * frequencies  # (…, N, R/2)
         return angles.cos() * self.magnitude, angles.sin() * self.magnitude
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x (…, N, R) with every pair (a, b) turned: (a·cos − b·sin, b·cos + a·sin)."""
+        """Turn every pair (a, b) of x (…, N, R) into (a·cos − b·sin, b·cos + a·sin)."""
         half = self.layout == "half"
         a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])  # (…, N, R/2) each
         pair = (a * cos - b * sin, b * cos + a * sin)

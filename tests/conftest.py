@@ -1,0 +1,39 @@
+"""What every test gets: a seed, two threads, a Hypothesis profile, the shared data, and a skip where a GPU is missing.
+
+It does not know any test or any part of regard.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Sums split over more threads round differently, so a test near its bound would depend on the machine's cores.
+torch.set_num_threads(2)
+
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=False, print_blob=True)
+settings.load_profile("ci")  # pytest --hypothesis-profile=NAME overrides it
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """pytest-randomly seeds random and NumPy before each test, but not torch."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data and weights beside the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the shared data, which is not at ../shared/data beside this checkout")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu, which `pytest -m gpu` selects, where there is no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))

@@ -1,0 +1,339 @@
+"""The shape of the package: who imports whom, what is public, what stays unimported, and that every example runs.
+
+This file reads the source and starts fresh processes; it knows nothing of what the parts compute.
+"""
+
+import ast
+import doctest
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "regard"
+
+# A part imports parts from lines above its own, never from its own line; files of one folder import each other.
+LEVELS = [
+    {"rules", "tables"},
+    {"masks", "positions", "rotary", "stages"},
+    {"backends"},
+    {"op", "cache", "costs"},
+    {"layers", "testing"},
+    {"lens", "models"},
+    {"train", "explorer"},
+    {"cli"},
+]
+LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+ALSO = {("positions", "rotary")}  # positions.py is where users find Rotary
+ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
+SHARED_BY_BACKENDS = {"call"}
+
+PUBLIC = [
+    "FixedCache",
+    "GrowingCache",
+    "MultiHeadAttention",
+    "attention",
+    "backends",
+    "check",
+    "cost",
+    "figures",
+    "layers",
+    "masks",
+    "positions",
+    "steps",
+    "testing",
+]
+OPTIONAL = ["IPython", "fastapi", "matplotlib", "rich", "torch._inductor", "transformers", "triton", "typer"]
+VAGUE = {"base", "common", "helper", "helpers", "manager", "util", "utils"}
+
+
+# ------------------------------------------------------------------------------------------------------ reading imports
+
+
+def dotted(path: Path, package: Path) -> str:
+    """masks for masks.py, backends for backends/__init__.py, backends.call for backends/call.py, '' for the package."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def named(node: ast.AST, inside: str) -> list[str]:
+    """The absolute dotted names that an import statement, or import_module("…"), asks for; `inside`: its package."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        above = inside.split(".")[: len(inside.split(".")) - node.level + 1] if node.level else []
+        start = ".".join([*above, *([node.module] if node.module else [])])
+        return [f"{start}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return [str(node.args[0].value)] if called in ("import_module", "__import__") else []
+    return []
+
+
+def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """(line, module of the package) for every import in a file, in functions too; '' is the package itself."""
+    modules = {dotted(file, package) for file in package.rglob("*.py")}
+    own = dotted(path, package)
+    inside = own if path.name == "__init__.py" else own.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in named(node, f"{package.name}.{inside}".rstrip(".")):
+            first, _, rest = name.partition(".")
+            if first == package.name and not rest.startswith("__"):
+                while rest not in modules:
+                    rest = rest.rpartition(".")[0]
+                yield node.lineno, rest
+
+
+def complaint(own: str, other: str) -> str | None:
+    """Why module `own` may not import module `other`, or None."""
+    part, imported = own.partition(".")[0], other.partition(".")[0]
+    if imported == "":
+        return "import from the module that defines the name: the package's own names are for users"
+    if part not in LEVEL or imported not in LEVEL:
+        return f"{part if part not in LEVEL else imported} has no place in LEVELS yet: give it one"
+    if part == imported == "backends":
+        ours, theirs = own.partition(".")[2], other.partition(".")[2]
+        if ours == "" or ours == theirs or (theirs in SHARED_BY_BACKENDS and ours not in SHARED_BY_BACKENDS):
+            return None
+        return "a backend imports neither another backend nor the choice between them"
+    if part == imported or (part, imported) in ALSO:
+        return None
+    if imported not in ONLY.get(part, {imported}):
+        return f"{part} imports nothing but {', '.join(sorted(ONLY[part]))}"
+    return None if LEVEL[imported] < LEVEL[part] else f"imports go downwards: {imported} is not below {part}"
+
+
+def complaints(package: Path) -> list[str]:
+    """Every import in a package that breaks the layering."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        own = dotted(path, package)
+        if own:  # the package's own __init__ names all parts, for type checkers and by name on first use
+            broken = ((line, other, complaint(own, other)) for line, other in imports(path, package))
+            found += [
+                f"{path.relative_to(package)}:{line}: {own} → {other}: {why}" for line, other, why in broken if why
+            ]
+    return found
+
+
+def test_imports_go_downwards():
+    assert complaints(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "why"),
+    [
+        ("masks.py", "from regard.op import attention", "op is not below masks"),
+        ("masks.py", "def f():\n    from regard import op", "op is not below masks"),
+        ("masks.py", "import regard.op", "op is not below masks"),
+        ("masks.py", "from .op import attention", "op is not below masks"),
+        ("masks.py", "import importlib\nimportlib.import_module('regard.op')", "op is not below masks"),
+        ("masks.py", "from regard.positions import alibi", "positions is not below masks"),
+        ("masks.py", "from regard import attention", "the package's own names are for users"),
+        ("masks.py", "import regard", "the package's own names are for users"),
+        ("novelty.py", "from regard.rules import Rule", "novelty has no place in LEVELS"),
+        ("costs.py", "from regard.masks import causal", "costs imports nothing but tables"),
+        ("testing.py", "from regard.layers import MultiHeadAttention", "layers is not below testing"),
+        ("lens/look.py", "from regard.models import load", "models is not below lens"),
+        ("models/bert.py", "from regard.lens.look import look", "lens is not below models"),
+        ("train.py", "from regard.cli import main", "cli is not below train"),
+        ("backends/flex.py", "from regard.backends import sdpa", "neither another backend"),
+        ("backends/flex.py", "from . import sdpa", "neither another backend"),
+        ("backends/flex.py", "from ..op import attention", "op is not below backends"),
+        ("backends/flex.py", "from regard.backends import choose", "nor the choice between them"),
+        ("backends/call.py", "from regard.backends.sdpa import run", "neither another backend"),
+    ],
+)
+def test_import_that_breaks_the_layering_is_found(tmp_path, file, source, why):
+    package = make_package(tmp_path, file, source)
+    assert [why in line for line in complaints(package)] == [True], complaints(package)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("op.py", "import torch\nfrom regard.masks import causal\nfrom regard.backends import choose"),
+        ("positions.py", "from regard.rotary import Rotary"),
+        ("costs.py", "from regard import tables"),
+        ("backends/__init__.py", "from regard.backends import flex, sdpa"),
+        ("backends/flex.py", "from regard.backends.call import Call\nfrom regard.backends import call"),
+        ("lens/look.py", "from regard.lens import models\nfrom regard.op import attention"),
+        ("cli/__init__.py", "from regard import __version__\nfrom regard.lens.look import look"),
+    ],
+)
+def test_import_that_keeps_to_the_layering_is_not_blamed(tmp_path, file, source):
+    assert complaints(make_package(tmp_path, file, source)) == []
+
+
+def make_package(folder: Path, file: str, source: str) -> Path:
+    """A package of empty modules named as regard's, and one module with a source."""
+    package = folder / "regard"
+    folders = {"backends": ["call", "flex", "sdpa"], "lens": ["look", "models"], "models": ["bert"], "cli": []}
+    inner = [f"{name}/{file}.py" for name, files in folders.items() for file in ["__init__", *files]]
+    for name in ["__init__.py", *inner, *(f"{part}.py" for part in LEVEL.keys() - folders)]:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    (package / file).write_text(source)
+    return package
+
+
+def test_no_file_has_a_name_that_says_nothing():
+    folders = [ROOT / name for name in ("regard", "tests", "benchmarks", "docs", "examples")]
+    stems = {path: path.stem.removeprefix("test_").strip("_") for folder in folders for path in folder.rglob("*")}
+    assert [str(path.relative_to(ROOT)) for path, stem in stems.items() if stem in VAGUE] == []
+
+
+# --------------------------------------------------------------------------------------------------------- public names
+
+
+def modules() -> list[str]:
+    """The dotted names of all modules of regard, itself included."""
+    names = (dotted(path, PACKAGE) for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__main__")
+    return [f"regard.{name}".rstrip(".") for name in names]
+
+
+def public(module: ModuleType) -> dict[str, Callable[..., object]]:
+    """The functions and classes that a module offers: its __all__, or what it defines without an underscore."""
+    names = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
+    values = {name: getattr(module, name) for name in names}
+    return {
+        name: value
+        for name, value in values.items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    }
+
+
+def test_public_names_are_these():
+    assert sorted(regard.__all__) == PUBLIC
+    assert sorted(dir(regard)) == sorted([*PUBLIC, "__version__"])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_resolves(name):
+    value = getattr(regard, name)
+    assert value.__name__.rpartition(".")[2] == name
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_stays_the_same_once_every_module_is_imported(name):
+    """An imported module replaces the attribute of its name in the package: no module may be named as a function."""
+    value = getattr(regard, name)
+    for module in modules():
+        importlib.import_module(module)
+    assert getattr(regard, name) is value
+    assert inspect.ismodule(value) == (name in {m.rpartition(".")[2] for m in modules()})
+
+
+def test_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(AttributeError, match=f"regard has no 'attend'; it has {', '.join(PUBLIC)}"):
+        regard.attend  # noqa: B018
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_public_function_and_class_says_what_it_does(name):
+    module = importlib.import_module(name)
+    assert module.__doc__, f"{name} does not say what it is"
+    # dataclasses write a docstring of their own, the signature: that says nothing
+    silent = [n for n, v in public(module).items() if not v.__doc__ or v.__doc__.startswith(f"{n}(")]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings_run(name, capsys):
+    failed, _ = doctest.testmod(importlib.import_module(name))
+    assert failed == 0, capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------ fresh processes
+
+
+def python(code: str, *arguments: str) -> str:
+    """Run code in a fresh Python that finds this checkout's regard; return what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def loaded(code: str) -> set[str]:
+    """The names in sys.modules after some code."""
+    return set(python(f"import sys\n{code}\nprint('\\n' + ' '.join(sys.modules))").splitlines()[-1].split())
+
+
+def seconds(code: str, *arguments: str) -> float:
+    """How long a fresh Python takes for some code."""
+    start = time.perf_counter()
+    python(code, *arguments)
+    return time.perf_counter() - start
+
+
+def test_import_of_regard_loads_neither_torch_nor_numpy():
+    assert loaded("import regard") & {"torch", "numpy"} == set()
+
+
+def test_optional_libraries_stay_unimported():
+    names = "attention masks positions layers backends testing check cost figures steps FixedCache MultiHeadAttention"
+    used = loaded("import regard\n" + "\n".join(f"regard.{name}" for name in names.split()))
+    added = used - loaded("import torch")
+    assert "regard.op" in added
+    assert [m for m in sorted(added) if any(m == lib or m.startswith(f"{lib}.") for lib in OPTIONAL)] == []
+
+
+HELP = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+
+
+def test_help_of_the_command_line_needs_no_torch():
+    code = "sys.argv = ['regard', '--help']\nfrom regard.cli import main\ntry: main()\nexcept SystemExit: pass"
+    assert loaded(code) & {"torch", "numpy", "matplotlib"} == set()
+
+
+def test_help_of_the_command_line_comes_within_three_tenths_of_a_second():
+    assert "steps" in python(HELP, "--help")
+    assert min(seconds(HELP, "--help") for _ in range(5)) <= 0.3
+
+
+def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
+    """Alternately, so that a busy moment of the machine hits all three; the best of five, because noise only adds."""
+    codes = ("import torch", "import regard", "import regard; regard.attention")
+    rounds = [[seconds(code) for code in codes] for _ in range(5)]
+    torch_alone, package, with_attention = (min(column) for column in zip(*rounds, strict=True))
+    assert package <= 1.1 * torch_alone
+    assert with_attention <= 1.1 * torch_alone
+
+
+# --------------------------------------------------------------------------------------------------------------- README
+
+
+def blocks(path: Path) -> list[tuple[int, str]]:
+    """(line, code) of the ```python blocks of a Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+def test_python_blocks_of_the_readme_run_in_order(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / name)
+    assert found, f"{name} has no ```python block"
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for line, code in found:
+        # Blank lines before it, so that a traceback names the line of the README.
+        exec(compile("\n" * (line - 1) + code, str(ROOT / name), "exec"), namespace)
