@@ -165,9 +165,7 @@ class Cost:
                 if count is not None:
                     rows.append([key, name, count.exact, count.readable, count.formula])
         keys = [row[0] for row in rows]
-        return [
-            ["" if keys[i] == keys[i - 1] else words[row[0]], words[row[1]], *row[2:]] for i, row in enumerate(rows)
-        ]
+        return [["" if row[0] in keys[:i] else words[row[0]], words[row[1]], *row[2:]] for i, row in enumerate(rows)]
 
     def _sizes_line(self, words: dict[str, str]) -> str:
         numbers = {key: f"{value:,}" if isinstance(value, int) else value for key, value in asdict(self.sizes).items()}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -87,7 +87,8 @@ def sinusoidal_2d(
     """
     if whole("d", d, 1) % 4:
         raise ValueError(f"d must be a multiple of 4, a sine and a cosine for row and for column; got {d}")
-    whole("height", height, 1), whole("width", width, 1)
+    whole("height", height, 1)
+    whole("width", width, 1)
     rows = sinusoidal(height, d // 2, base=base, dtype=dtype).repeat_interleave(width, 0)  # (height·width, d/2)
     columns = sinusoidal(width, d // 2, base=base, dtype=dtype).repeat(height, 1)  # (height·width, d/2)
     return torch.cat([rows, columns], -1)
@@ -221,7 +222,7 @@ def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
 class _Placed(Bias):
     """A bias that compares positions: key j at j, query i at i + offset."""
 
-    offset: Number | None
+    offset: Number | None = field(default=None, kw_only=True)
 
     def place(self, nq: int, nk: int, device: torch.device) -> Callable[[Any, Any], Any]:
         """The offset as a function of (b, h)."""
@@ -276,7 +277,7 @@ def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
         raise TypeError(f"slopes must be floating point, got {values.dtype}")
     if values.shape != (heads,):
         raise ValueError(f"slopes must be one per head, ({heads},), got shape {tuple(values.shape)}")
-    return Alibi(_offset(offset), values)
+    return Alibi(values, offset=_offset(offset))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,7 +285,7 @@ class Relative(_Placed):
     """A term for each distance from −k to k, shared by all farther ones: what `T5` and `Shaw` make.
 
     >>> near = torch.tensor([[[[-1.0, 0.0, 1.0]]]])          # key before, same position, key after
-    >>> Relative(None, near).dense(3).tolist()
+    >>> Relative(near).dense(3).tolist()
     [[0.0, 1.0, 1.0], [-1.0, 0.0, 1.0], [-1.0, -1.0, 0.0]]
 
     terms: (B or 1, H or 1, Nq or 1, 2k + 1). Raises ValueError for another number of axes or of distances.
@@ -319,7 +320,7 @@ class Relative(_Placed):
     def placed(self, offset: object) -> Relative:
         """The same terms with query 0 at another position than Nk − Nq: one integer, or one per batch row.
 
-        >>> Relative(None, torch.zeros(1, 1, 1, 3)).placed(4)
+        >>> Relative(torch.zeros(1, 1, 1, 3)).placed(4)
         Relative(<1×1×1×3 torch.float32>, offset=4)
         """
         return replace(self, offset=_offset(offset))
@@ -344,7 +345,7 @@ class T5(nn.Module):
 
     def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
-        self.runs = _bucket_runs(buckets, max_distance, bidirectional)
+        self.runs = _bucket_runs(buckets, max_distance, bidirectional)  # (bucket, how many distances), in order
         self.table = _table(buckets, whole("heads", heads, 1))  # (buckets, H)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
@@ -352,7 +353,7 @@ class T5(nn.Module):
         # Runs of equal rows, not an index tensor: nothing is copied to the device, nothing lost on the meta device.
         rows = self.table.unbind()
         terms = torch.cat([rows[bucket].expand(length, -1) for bucket, length in self.runs])  # (2·max_distance + 1, H)
-        return Relative(None, terms.mT[None, :, None])  # (1, H, 1, 2·max_distance + 1)
+        return Relative(terms.mT[None, :, None])  # (1, H, 1, 2·max_distance + 1)
 
 
 class Shaw(nn.Module):
@@ -388,7 +389,7 @@ class Shaw(nn.Module):
         # Scores are fp32 or wider; autocast would round this product, a part of the scores, to half precision.
         with torch.autocast(q.device.type, enabled=False):
             terms = q.to(dtype) @ self.table.to(dtype).mT * scale  # (B, H, Nq, 2·max_distance + 1)
-        return Relative(None, terms)
+        return Relative(terms)
 
 
 # ------------------------------------------------------------------------------------------------- windows of an image
@@ -418,11 +419,11 @@ class Windowed(Bias):
         height, width = self.window
         term = cell_of(self.table.to(device=device, dtype=dtype).mT[None, :, None])  # (1, H, 1, cells)
 
-        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+        def between(b: Any, h: Any, i: Any, j: Any) -> Any:
             rows, columns = i // width - j // width, i % width - j % width
             return term(b, h, i, (rows + height - 1) * (2 * width - 1) + columns + width - 1)
 
-        return see
+        return between
 
     def __repr__(self) -> str:
         return f"Windowed({self.window[0]}×{self.window[1]} patches, {self.table.shape[1]} heads)"

@@ -58,7 +58,7 @@ def assert_rule(
     >>> assert_rule(exact.float(), exact.float(), exact)
     >>> assert_rule(exact.float() + 1e-3, exact.float(), exact)
     Traceback (most recent call last):
-    AssertionError: output errs by 0.001 at (0,); allowed 5.37e-08 = 2 · (baseline 2.98e-09 + one rounding step 2.38e-08)
+    AssertionError: output errs by 0.001 at (1,); allowed 5.36e-08 = 2 · (baseline 2.98e-09 + one rounding step 2.38e-08)
 
     ours, baseline: in the dtype being judged.  truth: in fp64.  gradient: allow 3 instead of 2.
     scale: what a rounding step is a step of; default the largest entry of truth.

@@ -65,13 +65,20 @@ def test_backend_agrees_with_the_definition_on_a_gpu(backend, dtype, shape, argu
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("arguments", ("plain", "bias", "all together"))
-def test_flex_agrees_with_the_definition_on_a_gpu(mask, arguments):
-    case = Case("several tiles", mask, arguments)
-    for dtype in (torch.bfloat16, torch.float32):
-        reason = refusal("flex", case, dtype, "cuda")
-        assert reason is None, reason
-        conform(partial(regard.attention, backend="flex"), case, dtype, "cuda")
+def test_flex_agrees_with_the_definition_under_every_mask_on_a_gpu(mask):
+    conform_flex_on_gpu(Case("several tiles", mask, "plain"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_flex_agrees_with_the_definition_under_every_argument_on_a_gpu(arguments, dtype):
+    conform_flex_on_gpu(Case("several tiles", "causal and padding", arguments), DTYPES[dtype])
+
+
+def conform_flex_on_gpu(case, dtype):
+    assert refusal("flex", case, dtype, "cuda") is None
+    conform(partial(regard.attention, backend="flex"), case, dtype, "cuda")
 
 
 # ----------------------------------------------------------------------------------------------------- random calls

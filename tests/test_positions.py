@@ -619,11 +619,11 @@ def test_swin_gradients_count_the_readings():
         (lambda: Swin(7, 3), TypeError, r"window must be two integers \(height, width\), got 7"),
         (lambda: Swin((2, 3, 5), 3), TypeError, r"window must be two integers .* got \(2, 3, 5\)"),
         (
-            lambda: Relative(None, torch.zeros(1, 1, 1, 4)),
+            lambda: Relative(torch.zeros(1, 1, 1, 4)),
             ValueError,
             r"odd number of distances; got shape \(1, 1, 1, 4\)",
         ),
-        (lambda: Relative(None, torch.zeros(3, 5)), ValueError, r"terms must be \(B or 1.* got shape \(3, 5\)"),
+        (lambda: Relative(torch.zeros(3, 5)), ValueError, r"terms must be \(B or 1.* got shape \(3, 5\)"),
         (lambda: dense(torch.ones(3, 5).bool()), TypeError, "a bias must be floating point, got torch.bool"),
         (lambda: dense(torch.ones(3)), ValueError, r"a bias must have 2 to 4 axes, got shape \(3,\)"),
         (lambda: as_bias([[1.0]], (1, 1)), TypeError, "bias must be a regard bias.*got list"),

@@ -3,7 +3,7 @@
     >>> import numpy as np
     >>> picture = heatmap(np.eye(3), ["나는", "cat", "sat"])
     >>> [text.get_text() for text in picture.texts][:4]
-    ['looks from ↓', '나는', 'cat', 'sat']
+    ['looks at →', 'looks from ↓', '나는', 'cat']
 
 Figures are built as objects: no pyplot, and no setting of matplotlib changed, so a picture looks the same in every
 program. Places are computed in inches from measured text, so nothing is clipped. Colours change evenly in perceived
@@ -33,7 +33,6 @@ from torch import Tensor
 
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.stages import NAMES, Steps, pick
-from regard.tables import number
 from regard.tables import width as terminal_width
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class _Scale:
 
     def key(self) -> Key:
         """The scale as an entry of the legend."""
-        low, high = (number(value).replace("-", "−") for value in (self.low, self.high))
+        low, high = (f"{value:.3g}".replace("-", "−") for value in (self.low, self.high))
         return self.name, low, self.colours(np.linspace(0.0, 1.0, 60)), high
 
 
@@ -140,7 +139,7 @@ class _Panel:
     signs: Array | None = None  # (R, C) of str
     heading: str = ""
     formula: str = ""
-    across: str = AT
+    across: str = ""  # what the columns are, where they are not keys
 
 
 # ------------------------------------------------------------------------------------------------------------ pictures
@@ -266,7 +265,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
     inches = _panel_inches((nq, nk), len(scales), 1, 9.6)
     panels, before = [], ""
     for name, scale in scales.items():
-        size, names, across = inches, cols, AT
+        size, names, across = inches, cols, ""
         if name == "output":
             size, names, across = (inches[0], min(features * inches[1] / nk, _reach(len(scales)))), None, "feature →"
         # The formula speaks of the stage drawn before, where those between changed nothing.
@@ -481,9 +480,10 @@ def _glyphs() -> frozenset[str]:
 
 
 def _drawable(string: str) -> str:
-    """Hangul composed, and what has no glyph (a newline, an emoji) as its code, never as an empty box."""
+    """Hangul composed, and what has no glyph (a newline, Thai) as its code, never as an empty box."""
     composed = unicodedata.normalize("NFC", string)
-    return "".join(sign if sign in _glyphs() and sign.isprintable() else ascii(sign)[1:-1] for sign in composed)
+    drawn = (sign if sign in _glyphs() and sign.isprintable() else ascii(sign)[1:-1] for sign in composed)
+    return "".join(drawn).replace("\\", "∖")  # Korean fonts draw a Won in the backslash's place
 
 
 def _measure(string: str, size: float, bold: bool = False) -> float:
@@ -532,7 +532,7 @@ def _ticks(labels: Labels, count: int, inches: float, *, side_by_side: bool) -> 
     names, line = labels or tuple(map(str, range(count))), size / 72
     widest = max(_measure(name, size) for name in labels or names[-1:])
     lean = side_by_side and labels is not None and widest + 0.06 > cell
-    pitch = 1.35 * line if lean else widest + 0.1 if side_by_side else 1.15 * line
+    pitch = 1.35 * line if lean else widest + 0.06 if side_by_side else 1.15 * line
     if labels is None and cell < pitch:
         pitch = 0.45  # numbers are read as a ruler
     step = 1 if cell >= pitch else min(s for e in range(7) for m in (1, 2, 5) if (s := m * 10**e) * cell >= pitch)
@@ -655,29 +655,31 @@ def _compose(panels: list[_Panel], columns: int, title: str, keys: list[Key], th
     side = _ticks(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
     tops = [_ticks(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
     xs, end = _across(grid[0], tops, MARGIN + max(side.depth, _measure(FROM, CAPTION)) + 0.1)
-    room = max(end - MARGIN, 4.0)
-    lines, legend = _wrapped(_drawable(title), room), _flow(keys, room)
+    title = _drawable(title)
+    wish = max(_measure(title, TITLE, bold=True), _flow(keys, inf)[0][-1][0] + 1.0)
+    room = max(end - MARGIN, min(wish, 6.0))
+    lines, legend = _wrapped(title, room), _flow(keys, room)
     words = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
-    depth = max(top.depth for top in tops)
-    ys = [MARGIN + 0.28 * len(lines) + words + 0.28 + depth]
+    depth = max(0.32, *(top.depth for top in tops))  # at least the two captions in the corner
+    ys = [MARGIN + 0.28 * len(lines) + words + 0.1 + depth]
     ys += [ys[0] + row * (high + words + GAP) for row in range(1, len(grid))]
     foot = ys[-1] + high + 0.4
     sheet = _Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
 
     for n, line in enumerate(lines):
         sheet.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
-    sheet.write(xs[0] - 0.08, ys[0] - 0.07, FROM, CAPTION, muted=True).set(ha="right")
+    for line, y in ((AT, ys[0] - 0.27), (FROM, ys[0] - 0.11)):
+        sheet.write(xs[0] - 0.08, y, line, CAPTION, muted=True).set(ha="right")
     for y, row in zip(ys, grid, strict=True):
         sheet.labels(xs[0], y, side, side_by_side=False)
-        top = y - 0.08 - (0.22 + depth if row is grid[0] else 0.0)
+        top = y - 0.08 - (0.04 + depth if row is grid[0] else 0.0)
         for x, panel in zip(xs, row, strict=False):
             sheet.write(x, top - 0.17 * bool(panel.formula), panel.heading, HEADING, bold=True)
             sheet.write(x, top, panel.formula, CAPTION, muted=True)
             sheet.panel(x, y, panel)
-    for n, (x, panel, ticks) in enumerate(zip(xs, grid[0], tops, strict=True)):
+    for x, panel, ticks in zip(xs, grid[0], tops, strict=True):
         sheet.labels(x, ys[0], ticks, side_by_side=True)
-        if n == 0 or panel.across != grid[0][n - 1].across:
-            sheet.write(x, ys[0] - depth - 0.12, panel.across, CAPTION, muted=True)
+        sheet.write(x, ys[0] - ticks.depth - 0.14, panel.across, CAPTION, muted=True)
     for n, entries in enumerate(legend):
         for x, key in entries:
             sheet.key(MARGIN + x, foot + 0.24 * n, key)

@@ -1,0 +1,138 @@
+"""Keys and values kept between calls, so that a decoder computes each position once.
+
+    >>> cache = GrowingCache()
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> k, v = cache.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
+    >>> k.shape, len(cache)
+    (torch.Size([1, 2, 4, 4]), 4)
+
+What comes back holds exactly what was put in, in order. The new queries are the last positions, which is what
+`masks.causal()` assumes. It knows nothing of attention or of layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Cache", "FixedCache", "GrowingCache"]
+
+
+class GrowingCache:
+    """Grows by concatenation: any length, differentiable, one copy of everything per step."""
+
+    def __init__(self) -> None:
+        self._k: Tensor | None = None  # (B, Hkv, N, D)
+        self._v: Tensor | None = None  # (B, Hkv, N, Dv)
+
+    def __len__(self) -> int:
+        return 0 if self._k is None else self._k.shape[-2]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep further keys (B, Hkv, n, D) and values (B, Hkv, n, Dv); return all of them, oldest first.
+
+        Raises ValueError where they do not continue what is kept.
+        """
+        _check_pair(k, v)
+        if self._k is not None and self._v is not None:
+            for name, old, new in (("keys", self._k, k), ("values", self._v, v)):
+                _check_continues(name, old, new)
+            k, v = torch.cat([self._k, k], -2), torch.cat([self._v, v], -2)
+        self._k, self._v = k, v
+        return k, v
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._k = self._v = None
+
+    def __repr__(self) -> str:
+        return f"GrowingCache({len(self)} positions)"
+
+
+class FixedCache:
+    """Room for `length` positions taken once: no copying, constant addresses, inference only.
+
+    >>> cache = FixedCache(batch=1, heads=2, length=8, head_dim=4)
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> k.shape, cache.nbytes
+    (torch.Size([1, 2, 3, 4]), 512)
+
+    heads: key/value heads.  value_dim: width of the values, default head_dim.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        length: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        wide = head_dim if value_dim is None else value_dim
+        for name, n in (("batch", batch), ("heads", heads), ("length", length), ("head_dim", head_dim), ("value_dim", wide)):
+            if n < 1:
+                raise ValueError(f"{name} must be at least 1, got {n}")
+        self._k = torch.zeros(batch, heads, length, head_dim, dtype=dtype, device=device)
+        self._v = torch.zeros(batch, heads, length, wide, dtype=dtype, device=device)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def length(self) -> int:
+        """Positions there is room for."""
+        return self._k.shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return self._k.nbytes + self._v.nbytes
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep further keys (B, Hkv, n, D) and values (B, Hkv, n, Dv); return all of them, oldest first, as views.
+
+        Raises ValueError where they do not fit or there is no room left, before anything is written.
+        """
+        _check_pair(k, v)
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise ValueError(
+                "FixedCache writes in place, which autograd cannot follow: use torch.no_grad(), or a GrowingCache"
+            )
+        for name, room, new in (("keys", self._k, k), ("values", self._v, v)):
+            _check_continues(name, room, new)
+        end = self._used + k.shape[-2]
+        if end > self.length:
+            raise ValueError(f"no room: {self._used} of {self.length} positions are used and {k.shape[-2]} more came")
+        self._k[:, :, self._used : end], self._v[:, :, self._used : end] = k, v
+        self._used = end
+        return self._k[:, :, :end], self._v[:, :, :end]
+
+    def clear(self) -> None:
+        """Forget everything and keep the room."""
+        self._used = 0
+
+    def __repr__(self) -> str:
+        return f"FixedCache({self._used} of {self.length} positions, {self.nbytes} bytes)"
+
+
+Cache = GrowingCache | FixedCache
+
+
+def _check_pair(k: Tensor, v: Tensor) -> None:
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            "a cache takes keys (B, Hkv, n, D) and values (B, Hkv, n, Dv) of the same B, Hkv and n; "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+
+
+def _check_continues(name: str, old: Tensor, new: Tensor) -> None:
+    for what, axis in (("batch", 0), ("heads", 1), ("width", 3)):
+        if old.shape[axis] != new.shape[axis]:
+            raise ValueError(f"{name} have {what} {new.shape[axis]}, but the cache has {old.shape[axis]}")
+    if old.dtype != new.dtype or old.device != new.device:
+        raise ValueError(f"{name} are {new.dtype} on {new.device}, but the cache is {old.dtype} on {old.device}")

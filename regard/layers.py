@@ -1,0 +1,222 @@
+"""Layers: multi-head attention with its projections, on the one operation.
+
+d_model is split into heads, each head attends, the heads are put side by side and mixed by W_O:
+
+    x (B, N, d_model) ─ W_Q, W_K, W_V → (B, H, N, D) ─ attention → (B, H, N, D) → (B, N, H·D) ─ W_O → (B, N, d_model)
+
+It does not know which backend runs, nor any model family.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.cache import Cache
+from regard.op import attention
+from regard.positions import Bias, Rotary
+
+__all__ = ["MultiHeadAttention"]
+
+
+@runtime_checkable
+class ScorePosition(Protocol):
+    """A position that acts on the scores: a bias value, or a layer that makes one from the queries."""
+
+    def bias(self, q: Tensor, scale: float) -> Bias:
+        """The term to add to the scores of q (B, H, Nq, D)."""
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention: self or cross, grouped heads, separate or fused projections, cached or not.
+
+    >>> layer = MultiHeadAttention(512, 8)
+    >>> sum(p.numel() for p in layer.parameters())
+    1050624
+    >>> layer(torch.zeros(2, 5, 512)).shape
+    torch.Size([2, 5, 512])
+
+    d_model: width of x and of the result.  heads: query heads; must divide d_model unless head_dim is given.
+    kv_heads: key/value heads (grouped-query attention), default heads.  d_context: width of `context`, default d_model.
+    bias: do the projections have one.  out_bias: does W_O, default as bias.
+    fused: one matrix for [Q|K|V] instead of three; the same numbers, one product.
+    position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None.
+    dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        d_context: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        fused: bool = False,
+        position: Rotary | ScorePosition | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        kv_heads, d_context = heads if kv_heads is None else kv_heads, d_model if d_context is None else d_context
+        _check_sizes(d_model, heads, kv_heads, head_dim, d_context, fused)
+        if not (position is None or isinstance(position, (Rotary, ScorePosition))):
+            raise TypeError(
+                "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
+                f"got {type(position).__name__}"
+            )
+        self.d_model, self.heads, self.kv_heads, self.d_context = d_model, heads, kv_heads, d_context
+        self.head_dim = d_model // heads if head_dim is None else head_dim
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
+        wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
+        if fused:
+            self.w_qkv = nn.Linear(d_model, wide + 2 * narrow, bias)
+        else:
+            self.w_q = nn.Linear(d_model, wide, bias)
+            self.w_k, self.w_v = nn.Linear(d_context, narrow, bias), nn.Linear(d_context, narrow, bias)
+        self.w_o = nn.Linear(wide, d_model, bias if out_bias is None else out_bias)
+        self.fused = fused
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: object = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
+    ) -> Tensor:
+        """x (B, N, d_model) looks at itself, or at context (B, M, d_context); the result is (B, N, d_model).
+
+        mask: as in `regard.attention`.  cache: keys and values of earlier positions, which x continues.
+        positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
+        """
+        if x.ndim == 2:
+            return cast(Tensor, self(x[None], None if context is None else context[None], mask=mask, cache=cache,
+                                     positions=positions, context_positions=context_positions)[0])
+        self._check(x, context, cache)
+        q, k, v = self.project(x, context)
+        if isinstance(self.position, Rotary):
+            start = 0 if cache is None else len(cache)
+            positions = _count(x, start) if positions is None else positions
+            q = self.position.turn(q, positions)
+            if context is None:
+                context_positions = positions
+            elif context_positions is None:
+                context_positions = _count(context, 0)
+            k = self.position.turn(k, context_positions)
+        elif positions is not None or context_positions is not None:
+            raise ValueError("positions are read by Rotary only, and this layer has none")
+        if cache is not None:
+            k, v = cache.append(k, v)
+        term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
+        out = attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=term,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )  # (B, H, N, D)
+        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D) from x; k and v (B, Hkv, M, D) from context, or from x."""
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if not self.fused:
+            source = x if context is None else context
+            q, k, v = self.w_q(x), self.w_k(source), self.w_v(source)
+        elif context is None:
+            q, k, v = self.w_qkv(x).split([wide, narrow, narrow], -1)
+        else:
+            weight, bias = self.w_qkv.weight, self.w_qkv.bias
+            q = linear(x, weight[:wide], None if bias is None else bias[:wide])
+            k, v = linear(context, weight[wide:], None if bias is None else bias[wide:]).split([narrow, narrow], -1)
+        return self._split(q), self._split(k), self._split(v)
+
+    def _split(self, y: Tensor) -> Tensor:
+        """(B, N, h·D) → (B, h, N, D)."""
+        return y.reshape(*y.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def _check(self, x: Tensor, context: Tensor | None, cache: Cache | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
+        if context is None:
+            if self.d_context != self.d_model:
+                raise ValueError(f"this layer looks at a context of width {self.d_context}: pass context=")
+            return
+        if context.ndim != 3 or context.shape[-1] != self.d_context or context.shape[0] != x.shape[0]:
+            raise ValueError(f"context must be ({x.shape[0]}, M, {self.d_context}), got {tuple(context.shape)}")
+        if cache is not None:
+            raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, backend: str = "auto") -> MultiHeadAttention:
+        """The same layer with the weights of a `torch.nn.MultiheadAttention`, copied; always batch first.
+
+        >>> theirs = nn.MultiheadAttention(6, 2, batch_first=True)
+        >>> x = torch.randn(1, 3, 6)
+        >>> torch.allclose(theirs(x, x, x)[0], MultiHeadAttention.from_torch(theirs)(x), atol=1e-6)
+        True
+
+        Raises ValueError for add_bias_kv, add_zero_attn, or kdim ≠ vdim, which this layer does not have.
+        """
+        if module.bias_k is not None or module.add_zero_attn:
+            raise ValueError("a MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+        if module.kdim != module.vdim:
+            raise ValueError(f"keys and values come from one context here, but kdim is {module.kdim}, vdim {module.vdim}")
+        fused = module.in_proj_weight is not None
+        like = module.out_proj.weight
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            d_context=module.kdim,
+            bias=module.in_proj_bias is not None,
+            fused=fused,
+            dropout=module.dropout,
+            backend=backend,
+        ).to(like)
+        names = {"w_o.weight": like, "w_o.bias": module.out_proj.bias}
+        if fused:
+            names |= {"w_qkv.weight": module.in_proj_weight, "w_qkv.bias": module.in_proj_bias}
+        else:
+            rows = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            for name, weight, row in zip("qkv", weights, rows, strict=True):
+                names |= {f"w_{name}.weight": weight, f"w_{name}.bias": row}
+        layer.load_state_dict({name: t.detach() for name, t in names.items() if t is not None})
+        return layer.train(module.training)
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` says of it."""
+        grouped = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
+        return f"{self.d_model}, heads={self.heads}{grouped}, head_dim={self.head_dim}"
+
+
+def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None, d_context: int, fused: bool) -> None:
+    for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("d_context", d_context)):
+        if n < 1:
+            raise ValueError(f"{name} must be at least 1, got {n}")
+    if head_dim is None and d_model % heads:
+        raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
+    if heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads: {heads} heads, {kv_heads} kv_heads")
+    if fused and d_context != d_model:
+        raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
+
+
+def _count(x: Tensor, start: int) -> Tensor:
+    """The positions start, start + 1, … of x (B, N, ·)."""
+    return torch.arange(start, start + x.shape[1], device=x.device)
