@@ -3,7 +3,7 @@
     python benchmarks/attention.py                 # CPU, about a minute
     python benchmarks/attention.py --device cuda   # needs a GPU; several minutes, mostly compilation
 
-Peers run in the same process on the same inputs, alternately; a ratio is peer time ÷ our time, so more is better for us.
+Peers run in the same process on the same inputs, alternately. A ratio is peer time ÷ our time: more is better for us.
 """
 
 from __future__ import annotations

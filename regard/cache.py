@@ -72,7 +72,13 @@ class FixedCache:
         device: torch.device | str = "cpu",
     ) -> None:
         wide = head_dim if value_dim is None else value_dim
-        for name, n in (("batch", batch), ("heads", heads), ("length", length), ("head_dim", head_dim), ("value_dim", wide)):
+        for name, n in (
+            ("batch", batch),
+            ("heads", heads),
+            ("length", length),
+            ("head_dim", head_dim),
+            ("value_dim", wide),
+        ):
             if n < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
         self._k = torch.zeros(batch, heads, length, head_dim, dtype=dtype, device=device)

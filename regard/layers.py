@@ -101,8 +101,17 @@ class MultiHeadAttention(nn.Module):
         positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
         """
         if x.ndim == 2:
-            return cast(Tensor, self(x[None], None if context is None else context[None], mask=mask, cache=cache,
-                                     positions=positions, context_positions=context_positions)[0])
+            return cast(
+                Tensor,
+                self(
+                    x[None],
+                    None if context is None else context[None],
+                    mask=mask,
+                    cache=cache,
+                    positions=positions,
+                    context_positions=context_positions,
+                )[0],
+            )
         self._check(x, context, cache)
         q, k, v = self.project(x, context)
         if isinstance(self.position, Rotary):
@@ -139,11 +148,12 @@ class MultiHeadAttention(nn.Module):
             source = x if context is None else context
             q, k, v = self.w_q(x), self.w_k(source), self.w_v(source)
         elif context is None:
-            q, k, v = self.w_qkv(x).split([wide, narrow, narrow], -1)
+            q, k, v = torch.split(self.w_qkv(x), [wide, narrow, narrow], -1)
         else:
             weight, bias = self.w_qkv.weight, self.w_qkv.bias
             q = linear(x, weight[:wide], None if bias is None else bias[:wide])
-            k, v = linear(context, weight[wide:], None if bias is None else bias[wide:]).split([narrow, narrow], -1)
+            kv = linear(context, weight[wide:], None if bias is None else bias[wide:])
+            k, v = torch.split(kv, [narrow, narrow], -1)
         return self._split(q), self._split(k), self._split(v)
 
     def _split(self, y: Tensor) -> Tensor:
@@ -176,7 +186,9 @@ class MultiHeadAttention(nn.Module):
         if module.bias_k is not None or module.add_zero_attn:
             raise ValueError("a MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
         if module.kdim != module.vdim:
-            raise ValueError(f"keys and values come from one context here, but kdim is {module.kdim}, vdim {module.vdim}")
+            raise ValueError(
+                f"keys and values come from one context here, but kdim is {module.kdim}, vdim {module.vdim}"
+            )
         fused = module.in_proj_weight is not None
         like = module.out_proj.weight
         layer = cls(

@@ -1,8 +1,8 @@
 """Rules over (batch row, head, query index, key index): what masks and biases have in common.
 
-A rule is a value: frozen, comparable, printable, independent of any sequence length until it is bound. `rule.bind(nq, nk,
-device, dtype)` gives a function `f(b, h, i, j)` of integer index tensors that broadcast against each other. That one
-function serves a dense matrix, a single tile and FlexAttention's `mask_mod`, so all backends share one meaning.
+A rule is a value: frozen, comparable, printable, independent of any sequence length until it is bound.
+`rule.bind(nq, nk, device, dtype)` gives a function `f(b, h, i, j)` of integer index tensors that broadcast against each
+other. That one function serves a dense matrix, a single tile and FlexAttention's `mask_mod`: one meaning everywhere.
 
 Axis letters here and everywhere: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,17 +50,23 @@ class Rule(ABC):
         if h not in (1, heads):
             raise ValueError(f"{self!r} is given for {h} heads, but the call has {heads}")
 
-    @property
+    @cached_property
     def form(self) -> tuple[Any, ...]:
         """The rule without its numbers: two rules of one form run through one compiled kernel."""
         return (type(self).__name__, *(_form(value) for value in _values(self)))
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if type(self) is not type(other):
             return False
         return all(_same(a, b) for a, b in zip(_values(self), _values(other), strict=True))
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         # A tensor enters by its shape only: equal rules hash alike, and hashing never reads a device.
         return hash((type(self).__name__, *(tuple(v.shape) if isinstance(v, Tensor) else v for v in _values(self))))
 

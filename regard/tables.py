@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from unicodedata import combining, east_asian_width
+from unicodedata import combining, east_asian_width, normalize
 
 __all__ = ["html", "number", "pad", "text", "width"]
 
@@ -18,7 +18,8 @@ def width(string: str) -> int:
     >>> width("cat"), width("고양이")
     (3, 6)
     """
-    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in string)
+    whole = normalize("NFC", string)  # Hangul typed as separate jamo is drawn as syllables
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in whole)
 
 
 def pad(string: str, cells: int, right: bool = False) -> str:
@@ -33,9 +34,9 @@ def number(value: float) -> str:
     >>> number(0.25), number(0.0), number(1234567.0), number(float("-inf")), number(0.00002)
     ('0.25', '0', '1.23e+06', '-inf', '2e-05')
     """
-    if value == 0 or value != value or abs(value) == float("inf"):
-        return f"{value:.0f}"
-    return f"{value:.3g}" if not 0.001 <= abs(value) < 1000 else f"{value:.4f}".rstrip("0").rstrip(".")
+    if value == 0:
+        return "0"
+    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def text(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -260,9 +260,11 @@ def test_examples_in_docstrings_run(name, capsys):
 
 def python(code: str, *arguments: str) -> str:
     """Run code in a fresh Python that finds this checkout's regard; return what it prints."""
+    # With bytecode, as an installed regard has it: without, each process would compile the package again.
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=ours | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -310,9 +312,14 @@ def test_help_of_the_command_line_comes_within_three_tenths_of_a_second():
 
 
 def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
-    """Alternately, so that a busy moment of the machine hits all three; the best of five, because noise only adds."""
+    """Alternately, so that a busy moment of the machine hits all three; the best of five, because noise only adds.
+
+    Each round runs at another call depth: CPython keeps its frames in chunks of 16 KiB, and a torch import that happens
+    to work across the edge of a chunk maps and unmaps one up to 10,000 times, which takes 0.1 s, whoever imports it.
+    """
     codes = ("import torch", "import regard", "import regard; regard.attention")
-    rounds = [[seconds(code) for code in codes] for _ in range(5)]
+    deep = "def go(n):\n    if n: return go(n - 1)\n    {}\ngo({})"
+    rounds = [[seconds(deep.format(code, depth)) for code in codes] for depth in range(0, 20, 4)]
     torch_alone, package, with_attention = (min(column) for column in zip(*rounds, strict=True))
     assert package <= 1.1 * torch_alone
     assert with_attention <= 1.1 * torch_alone

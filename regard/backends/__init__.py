@@ -17,12 +17,13 @@ A backend chooses how, never what: all agree with `reference` under the numeric 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from regard import tables
-from regard.backends import reference, sdpa, tiled
+from regard.backends import sdpa, tiled
 from regard.backends.call import Call, prepare
 from regard.masks import EMPTY
 
@@ -34,6 +35,7 @@ SMALL = 512 * 512  # cells per head up to which a dense mask costs less than any
 DENSE_FROM = 0.5  # share of tiles visible from which skipping them no longer pays, on the CPU
 
 
+@cache
 def load(name: str) -> ModuleType:
     """The module of a backend by name. Raises ValueError with the valid names."""
     if name not in NAMES:

@@ -83,6 +83,7 @@ def _kernel(
     if sinks is None:
         return result
     out, stats = result
+    assert stats.lse is not None
     # The sink adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink).
     gate = torch.sigmoid(stats.lse - sinks[:, None].to(stats.lse.dtype))
     return (out * gate.unsqueeze(-1)).to(q.dtype)

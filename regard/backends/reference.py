@@ -41,7 +41,7 @@ def define(
     sinks: Any = None,
     keep: Any = None,
 ) -> Stages:
-    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D), v (B, Hkv, Nk, Dv); `keep` is dropout's factor per weight."""
+    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv); `keep` is dropout's factor."""
     xp = array_namespace(q, k, v)
     wide = xp.result_type(q.dtype, xp.float32)  # scores and softmax in fp32 or wider
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1

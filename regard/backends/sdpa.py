@@ -13,12 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.backends.call import Call, cells_of_bias, cells_of_mask
-from regard.masks import causal
+from regard.masks import Causal
 from regard.positions import DenseBias
 
 __all__ = ["how", "is_plain", "refuse", "run"]
-
-FROM_FIRST, FROM_LAST = causal(offset=0), causal()
 
 
 def refuse(call: Call) -> str | None:
@@ -58,30 +56,38 @@ def is_plain(call: Call) -> bool:
 
 def _is_causal(call: Call) -> bool:
     """SDPA's is_causal counts from the first key: ours too when offset is 0, or by default when Nq = Nk."""
-    _, _, nq, nk = call.sizes
-    return call.mask == FROM_FIRST or (nq == nk and call.mask == FROM_LAST)
+    mask = call.mask
+    if not isinstance(mask, Causal) or isinstance(mask.offset, Tensor):
+        return False
+    return (_default_offset(call) if mask.offset is None else mask.offset) == 0
 
 
 def _sees_all(call: Call) -> bool:
     """One query at the last position sees every key: a decoding step."""
-    return call.q.shape[2] == 1 and call.mask == FROM_LAST
+    return isinstance(call.mask, Causal) and call.mask.offset is None and call.q.shape[2] == 1
 
 
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
     call = call.in_torch()
     q, scale = _positive_scale(call.q, call.scale)
-    grouped = call.k.shape[1] != q.shape[1]
+    if call.mask is None and call.bias is None:
+        return _fused(call, q, scale)
     if is_plain(call):
-        return _fused(call, q, scale, None, call.mask is not None and not _sees_all(call), grouped)
+        return _fused(call, q, scale, is_causal=not _sees_all(call))
     cells, seen = _dense_cells(call)
-    out = _fused(call, q, scale, cells, False, grouped)
-    return torch.where(seen, out, 0.0)
+    return torch.where(seen, _fused(call, q, scale, cells), 0.0)
 
 
-def _fused(call: Call, q: Tensor, scale: float, cells: Tensor | None, is_causal: bool, grouped: bool) -> Tensor:
+def _default_offset(call: Call) -> int:
+    nk: int = call.k.shape[2]
+    return nk - int(call.q.shape[2])
+
+
+def _fused(call: Call, q: Tensor, scale: float, cells: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """SDPA, with equal widths on the CPU, whose fused kernel needs Dv = D: zero columns change nothing."""
     k, v, dv = call.k, call.v, call.v.shape[-1]
+    grouped = k.shape[1] != q.shape[1]
     if q.device.type == "cpu" and dv != q.shape[-1]:
         width = max(dv, q.shape[-1])
         q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
@@ -99,13 +105,15 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
 
 
 def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
-    """What SDPA adds or masks with, and which rows see anything. Rows that see nothing are opened, since kernels
-    differ on them and may give NaN; their output is set to 0 afterwards, and so is their gradient.
+    """What SDPA adds or masks with, and which rows see anything (B, H, Nq, 1).
+
+    Rows that see nothing are opened, since kernels differ on them and may give NaN; their output is set to 0 afterwards,
+    and so is their gradient.
     """
     visible, bias = cells_of_mask(call), cells_of_bias(call)
     if bias is None:
         assert visible is not None
-        seen = visible.any(-1, keepdim=True)  # (B, H, Nq, 1)
+        seen = visible.any(-1, keepdim=True)
         return visible | ~seen, seen
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = (cells > -inf).any(-1, keepdim=True)

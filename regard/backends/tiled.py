@@ -1,9 +1,9 @@
 """Attention tile by tile in plain torch, with a running maximum: O(N) memory, forward and backward, on any device.
 
 Forward keeps, per query, the largest score so far, the sum of exponentials and the weighted sum of values, and rescales
-them when the maximum grows (Milakov & Gimelshein 2018; Rabe & Staats 2021). Backward recomputes each tile from the row's
-lse (Dao et al. 2022, algorithm 4). Tiles that the mask hides from every batch row and head are skipped. The tile itself
-is written out with plain operations, so every argument of the operation is supported.
+them when the maximum grows (Milakov & Gimelshein 2018; Rabe & Staats 2021). Backward recomputes each tile from the
+row's lse (Dao et al. 2022, algorithm 4). Tiles that the mask hides from every batch row and head are skipped. A tile is
+written out in plain operations, so every argument of the operation is supported.
 
 It does not know N×N: the largest temporary is a handful of tiles.
 """
@@ -167,7 +167,7 @@ class _Tiled(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors

@@ -5,9 +5,10 @@
     >>> [text.get_text() for text in picture.texts][:4]
     ['looks at →', 'looks from ↓', '나는', 'cat']
 
-Figures are built as objects: no pyplot, and no setting of matplotlib changed, so a picture looks the same in every
-program. Places are computed in inches from measured text, so nothing is clipped. Colours change evenly in perceived
-lightness (OKLab), towards more ink on light paper and more light on dark paper; a hidden cell is bare paper.
+Figures are built as objects: no pyplot, and no setting of matplotlib changed (`save` sets four and puts them back), so
+a picture looks the same in every program. Places are computed in inches from measured text, so nothing is clipped.
+Colours change evenly in perceived lightness (OKLab), towards more ink on light paper and more light on dark paper; a
+hidden cell is bare paper.
 
 This file does not know how weights are computed, nor anything of models. It imports matplotlib only to make a figure.
 """
@@ -246,8 +247,8 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
     >>> import numpy as np
     >>> from regard.op import steps as keep
     >>> picture = steps(keep(np.eye(2), np.eye(2), np.eye(2), labels=["나는", "cat"]))
-    >>> [text.get_text() for text in picture.texts if text.get_text() in NAMES]
-    ['scores', 'scaled', 'weights', 'output']
+    >>> [text.get_text() for text in picture.texts if text.get_text() in ("scores", "scaled", "masked", "weights")]
+    ['scores', 'scaled', 'weights']
 
     steps: what regard.steps returns; at most 256 queries, keys and features.
     batch, head: which one to draw.  dark: for dark paper.
@@ -256,7 +257,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
     Raises ValueError where there is too much to see, IndexError for a batch or head that is not there.
     """
     _ready()
-    nq, nk, features = *steps.scores.shape[-2:], steps.output.shape[-1]
+    (nq, nk), features = steps.scores.shape[-2:], steps.output.shape[-1]
     _check_size("steps", max(nq, features), nk, 256, "draw the weights alone with heatmap")
     stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in NAMES}  # (Nq, Nk), (Nq, Dv)
     rows, cols = _both_labels(steps.labels, steps.key_labels, nq, nk)
@@ -269,7 +270,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
         if name == "output":
             size, names, across = (inches[0], min(features * inches[1] / nk, _reach(len(scales)))), None, "feature →"
         # The formula speaks of the stage drawn before, where those between changed nothing.
-        formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before)
+        formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if before else steps.formulas[name]
         words = (name, _clip(_drawable(formula), 36), across)
         signs = _signs(stage[name], scale, size, None)
         shape = (nq, stage[name].shape[1])
@@ -306,7 +307,12 @@ def save(figure: Figure, path: str | Path) -> Path:
         raise FileNotFoundError(f"cannot write {path.name!r}: there is no folder {str(path.parent)!r}; make it first")
     part = path.with_name(f".{uuid4().hex}.part")
     # These settings exist only as globals of matplotlib; the lock keeps two saves from restoring each other's.
-    settings = {"svg.fonttype": "path", "svg.hashsalt": "regard", "savefig.bbox": None, "pdf.use14corefonts": False}
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "path",
+        "svg.hashsalt": "regard",
+        "savefig.bbox": None,
+        "pdf.use14corefonts": False,
+    }
     paper = figure.get_facecolor()
     try:
         with _SAVING, rc_context(settings), part.open("xb") as file:
@@ -324,6 +330,8 @@ def _weights_shape(weights: Any) -> tuple[int, int, int]:
     """(H, Nq, Nk) of weights that can be drawn."""
     if not isinstance(weights, np.ndarray | Tensor):
         raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
+    if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
+        raise TypeError(f"weights must be real numbers, got {weights.dtype}")
     if weights.ndim not in (2, 3) or 0 in weights.shape:
         hint = "; choose a batch row with weights[b]" if weights.ndim == 4 else ""
         raise ValueError(f"weights must be (Nq, Nk) or (H, Nq, Nk), not empty; got {tuple(weights.shape)}{hint}")
@@ -344,8 +352,6 @@ def _check_size(name: str, nq: int, nk: int, most: int, advice: str) -> None:
 def _pooled(weights: Any, tile: Shape) -> Array:
     """(Nq, Nk) → the largest weight of each tile, (R, C): a lone peak must not vanish between two dots."""
     values = pick(weights, 0, 0)
-    if values.dtype.kind not in "fiub":
-        raise TypeError(f"weights must be real numbers, got {values.dtype}")
     if (values < 0).any():
         raise ValueError(f"weights must not be negative, got {np.nanmin(values):.3g}; scores are drawn by steps")
     (r, c), (nq, nk) = tile, values.shape
@@ -463,7 +469,7 @@ def _font(size: float, bold: bool = False) -> FontProperties:
     """NanumGothic, and DejaVu Sans (part of matplotlib) for the signs it lacks, such as ▁ and Ġ of tokenizers."""
     from matplotlib.font_manager import FontProperties
 
-    plain = {"style": "normal", "variant": "normal", "stretch": "normal"}  # or the program's settings would decide
+    plain: dict[str, Any] = {"style": "normal", "variant": "normal", "stretch": "normal"}  # not as the program has set
     return FontProperties(family=[FAMILY, "DejaVu Sans"], weight=700 if bold else 400, size=size, **plain)
 
 
@@ -549,7 +555,8 @@ class _Sheet:
         from matplotlib.figure import Figure
 
         self.width, self.height, self.theme = width, height, theme
-        self.figure = Figure((width, height), DPI, facecolor=theme.paper, edgecolor=theme.paper, layout="none")
+        self.figure = Figure((width, height), DPI, facecolor=theme.paper, edgecolor=theme.paper)
+        self.figure.set_layout_engine("none")
 
     def letters(self, size: float, colour: str, bold: bool = False) -> dict[str, Any]:
         """How text is drawn: a label is never read as mathematics, whatever dollar signs it holds."""
@@ -573,20 +580,17 @@ class _Sheet:
         else:
             axes.imshow(cells, extent=(0, cols, rows, 0), aspect="auto", interpolation="nearest", origin="upper")
         axes.set(xlim=(0, reach[1]), ylim=(reach[0], 0))
-        line = {"fill": False, "edgecolor": self.theme.line, "linewidth": 0.8, "clip_on": False}
-        axes.add_patch(Rectangle((0, 0), reach[1], reach[0], **line))
+        frame = Rectangle((0, 0), reach[1], reach[0], fill=False, edgecolor=self.theme.line, lw=0.8, clip_on=False)
+        axes.add_patch(frame)
         return axes
 
-    def panel(self, x: float, y: float, panel: _Panel) -> None:
-        """Draw a map and the numbers in its cells."""
+    def panel(self, x: float, y: float, panel: _Panel, size: float) -> None:
+        """Draw a map and the numbers in its cells, these in a size given in points."""
         shape, inches = panel.cells.shape[:2], panel.inches
         reach = (panel.shape[0] / panel.tile[0], panel.shape[1] / panel.tile[1])
         gap = min(1.2, 2.9 * min(inches[0] / shape[0], inches[1] / shape[1]))  # points: 4% of a cell
         axes = self.cells(x, y, inches, panel.cells, reach, gap)
-        if panel.signs is None:
-            return
-        size = _sign_size(set(panel.signs.flat), shape, inches)
-        for (r, c), sign in np.ndenumerate(panel.signs):
+        for (r, c), sign in np.ndenumerate(panel.signs) if panel.signs is not None else ():
             colour = self.theme.muted if sign in HIDDEN_SIGNS else _readable_on(panel.cells[r, c])
             axes.text(c + 0.5, r + 0.5, sign, ha="center", va="center", **self.letters(size, colour))
 
@@ -614,23 +618,27 @@ def _part_width(part: str | Array) -> float:
     return _measure(part, CAPTION) if isinstance(part, str) else 0.14 if len(part) == 1 else 1.1
 
 
+def _key_width(key: Key) -> float:
+    return sum(_part_width(part) + 0.07 for part in key) + 0.2
+
+
 def _flow(keys: list[Key], room: float) -> list[list[tuple[float, Key]]]:
     """Entries of the legend in lines no wider than `room`, each with its distance from the left."""
     lines: list[list[tuple[float, Key]]] = [[]]
     x = 0.0
     for key in keys:
-        width = sum(_part_width(part) + 0.07 for part in key)
-        if lines[-1] and x + width > room:
+        if lines[-1] and x + _key_width(key) > room:
             lines.append([])
             x = 0.0
         lines[-1].append((x, key))
-        x += width + 0.2
+        x += _key_width(key)
     return lines
 
 
 def _wrapped(title: str, room: float) -> list[str]:
     """The title in at most four lines no wider than `room`."""
-    for columns in range(len(title), 7, -1):
+    likely = ceil(len(title) * room / max(_measure(title, TITLE, bold=True), room))
+    for columns in range(min(len(title), likely + 20), 7, -1):
         lines = textwrap.wrap(title, columns, max_lines=4, placeholder=" …")
         if all(_measure(line, TITLE, bold=True) <= room for line in lines):
             return lines
@@ -656,14 +664,15 @@ def _compose(panels: list[_Panel], columns: int, title: str, keys: list[Key], th
     tops = [_ticks(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
     xs, end = _across(grid[0], tops, MARGIN + max(side.depth, _measure(FROM, CAPTION)) + 0.1)
     title = _drawable(title)
-    wish = max(_measure(title, TITLE, bold=True), _flow(keys, inf)[0][-1][0] + 1.0)
-    room = max(end - MARGIN, min(wish, 6.0))
+    room = max(end - MARGIN, min(6.0, max(_measure(title, TITLE, bold=True), sum(map(_key_width, keys)))))
     lines, legend = _wrapped(title, room), _flow(keys, room)
     words = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
     depth = max(0.32, *(top.depth for top in tops))  # at least the two captions in the corner
     ys = [MARGIN + 0.28 * len(lines) + words + 0.1 + depth]
     ys += [ys[0] + row * (high + words + GAP) for row in range(1, len(grid))]
     foot = ys[-1] + high + 0.4
+    printed = [(set(panel.signs.flat), panel.signs.shape, panel.inches) for panel in panels if panel.signs is not None]
+    size = min((_sign_size(*signs) for signs in printed), default=0.0)  # one for all panels
     sheet = _Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
 
     for n, line in enumerate(lines):
@@ -676,7 +685,7 @@ def _compose(panels: list[_Panel], columns: int, title: str, keys: list[Key], th
         for x, panel in zip(xs, row, strict=False):
             sheet.write(x, top - 0.17 * bool(panel.formula), panel.heading, HEADING, bold=True)
             sheet.write(x, top, panel.formula, CAPTION, muted=True)
-            sheet.panel(x, y, panel)
+            sheet.panel(x, y, panel, size)
     for x, panel, ticks in zip(xs, grid[0], tops, strict=True):
         sheet.labels(x, ys[0], ticks, side_by_side=True)
         sheet.write(x, ys[0] - ticks.depth - 0.14, panel.across, CAPTION, muted=True)

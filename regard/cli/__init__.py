@@ -1,0 +1,105 @@
+"""The command line `regard`: steps, mask, cost, backends. It parses, calls and prints; it computes nothing.
+
+    >>> main(["cost", "--n", "3", "--d-model", "4", "--heads", "3"])    # the reason is printed to stderr
+    2
+
+One file per command. typer and rich are imported by `main`, torch and the rest by the command that needs them, so that
+`regard --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from regard.cli.language import Lang, preferred, speaker
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["main"]
+
+INSTALL = "pip install 'regard[cli]'"
+WRONG_INPUT, MISSING_PART, INTERRUPTED = 2, 1, 130
+"""Exit codes. 1 also says that the weights of `regard steps` failed their check."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C.
+
+    >>> main(["--version"])
+    regard 0.1.0
+    0
+
+    arguments: as after `regard`; by default those the process was started with.
+
+    Raises nothing for a wrong input: the reason is one line on stderr.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of cp949 lacks ᵀ: a ? there, not a traceback
+            stream.reconfigure(errors="replace")
+    try:
+        import rich  # noqa: F401
+        import typer.main
+    except ImportError as error:
+        return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART)
+    # typer exports this one child of its usage errors; where their class lives differs between versions.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        command = typer.main.get_command(_app(preferred(given, os.environ)))
+        return int(command.main(args=given, prog_name="regard", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except usage_error as error:
+        return _complain(_usage_message(error), WRONG_INPUT)
+    except ImportError as error:
+        return _complain(str(error), MISSING_PART)
+    except (ValueError, TypeError, IndexError, OSError) as error:
+        return _complain(str(error), WRONG_INPUT)
+
+
+def _app(lang: Lang) -> typer.Typer:
+    """All commands, with help in a language. Plain help: rich's boxes cost 0.1 s and say no more."""
+    import typer
+
+    from regard import __version__
+    from regard.cli import count_cost, draw_mask, list_backends, show_steps
+
+    say = speaker(lang)
+    settings = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
+    )
+
+    def root(
+        context: typer.Context, version: bool = typer.Option(False, "--version", help=say("The version.", "버전."))
+    ) -> None:
+        if version:
+            print(f"regard {__version__}")
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    about = say("Transformer attention in which nothing is hidden.", "모든 단계를 보여 주는 Transformer 어텐션.")
+    app.callback(invoke_without_command=True, help=about)(root)
+    for file in (show_steps, draw_mask, count_cost, list_backends):
+        file.add(app, lang)
+    return app
+
+
+def _usage_message(error: object) -> str:
+    """What typer says of options it cannot read, and where help is."""
+    context = getattr(error, "ctx", None)
+    path = "regard" if context is None else context.command_path
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return f"{message} See: {path} --help"
+
+
+def _complain(message: str, code: int) -> int:
+    """One line on stderr, whatever the message was made of."""
+    print(f"regard: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,113 @@
+"""`regard cost`: the operations and bytes of attention, of a recurrent layer and of a convolution, counted.
+
+It reads options and prints what `regard.costs.cost` counts.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+import json
+from typing import Annotated
+
+import typer
+
+from regard.cli.language import Lang, known, speaker
+from regard.cli.terminal import Terminal
+from regard.tables import width
+
+__all__ = ["add"]
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'cost'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "cost",
+        help=say(
+            "Count the operations and bytes of attention, beside an RNN and a CNN.",
+            "어텐션의 연산량과 메모리를 RNN, CNN과 나란히 셉니다.",
+        ),
+    )
+    def cost(
+        n: Annotated[int, typer.Option("--n", metavar="N", help=say("Positions.", "시퀀스 길이."))],
+        d_model: Annotated[
+            int, typer.Option(metavar="D", help=say("Size of a position's vector.", "위치마다 갖는 벡터의 크기."))
+        ],
+        heads: Annotated[int, typer.Option(metavar="H", help=say("Query heads.", "쿼리 헤드 수."))] = 1,
+        kv_heads: Annotated[
+            int | None, typer.Option(metavar="H", help=say("Key/value heads; as heads.", "키/값 헤드 수. 기본은 H."))
+        ] = None,
+        head_dim: Annotated[
+            int | None, typer.Option(metavar="D", help=say("Head size; d_model/heads.", "헤드 크기. 기본은 d_model/H."))
+        ] = None,
+        kernel: Annotated[int, typer.Option(metavar="K", help=say("Width of the CNN.", "CNN 커널의 너비."))] = 3,
+        batch: Annotated[int, typer.Option(metavar="B", help=say("Sequences.", "배치 크기."))] = 1,
+        layers: Annotated[
+            int, typer.Option(metavar="L", help=say("Layers that keep a cache.", "캐시를 두는 레이어 수."))
+        ] = 1,
+        dtype: Annotated[
+            str,
+            typer.Option(
+                metavar="DTYPE",
+                help=say("float32, float64, bfloat16, float16.", "float32, float64, bfloat16, float16."),
+            ),
+        ] = "float32",
+        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+    ) -> None:
+        from regard import costs
+
+        spoken = known(lang)
+        counted = costs.cost(
+            n,
+            d_model,
+            heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            kernel=kernel,
+            batch=batch,
+            layers=layers,
+            dtype=dtype,
+        )
+        if json_:
+            print(json.dumps(counted.as_dict(), ensure_ascii=False))
+        else:
+            _print(counted.text(spoken), spoken)
+
+
+def _print(text: str, lang: Lang) -> None:
+    say, out = speaker(lang), Terminal()
+    sizes, *table, note = text.split("\n")
+    widest = max(map(width, table))
+    out.print((sizes, "bold"))
+    out.print()
+    narrow = out.room is not None and out.room < widest
+    out.print("\n".join(_without_last_column(table) if narrow else table))
+    out.print()
+    out.print((note, "dim"))
+    if narrow:
+        more = say(
+            f"The formulas need {widest} columns; a pipe and --json have them too.",
+            f"계산식은 화면 너비가 {widest}칸 이상일 때 표시됩니다. 파이프나 --json으로도 볼 수 있습니다.",
+        )
+        out.print((more, "dim"))
+
+
+def _without_last_column(table: list[str]) -> list[str]:
+    """A text table up to its last column; the line under the headers shows where that begins.
+
+    >>> _without_last_column(["몫  why", "──  ───", "1   a b"])
+    ['몫', '──', '1']
+    """
+    start = table[1].rindex("  ")
+    kept = []
+    for line in table:
+        while width(line) > start:
+            line = line[:-1]
+        kept.append(line.rstrip())
+    return kept

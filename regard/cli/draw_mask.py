@@ -1,0 +1,173 @@
+"""`regard mask`: who may look at whom, drawn as text, with how much of it is visible.
+
+It reads options and prints; the masks are those of `regard.masks`, written as `regard.cli.mask_language` says.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli import picture_files
+from regard.cli.language import Lang, Say, known, speaker
+from regard.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.masks import Mask
+
+__all__ = ["add", "visible"]
+
+TILE = 128  # what FlexAttention skips or computes whole
+MOST_SIGNS = 48  # across a drawing
+MOST_TILES = 2**24  # of all batch rows and heads: they are listed, one byte each
+MOST_CELLS = 2**27  # of partial tiles that are looked at one by one: about a second
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'mask'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "mask",
+        help=say(
+            "Draw who may look at whom.\n\n"
+            "SPEC: causal, window(before, after), dilated(before, after, step), prefix(length), padding([lengths]), "
+            "documents([ids]), globals([positions]), blocks, random_blocks, dense; joined by &, | and ~.\n\n"
+            "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
+            "누가 누구를 볼 수 있는지 그립니다.\n\n"
+            "SPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n\n"
+            "padding([길이들]), documents([문서 번호들]), globals([위치들]), blocks,\n\n"
+            "random_blocks, dense. &, |, ~로 조합합니다.\n\n"
+            "예: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
+        ),
+    )
+    def mask(
+        spec: Annotated[str, typer.Argument(metavar="SPEC", help=say("The mask.", "마스크 식."))],
+        queries: Annotated[int, typer.Option(metavar="N", help=say("How many queries.", "쿼리 수."))] = 8,
+        keys: Annotated[
+            int | None, typer.Option(metavar="M", help=say("How many keys; as queries.", "키 수. 기본은 쿼리 수."))
+        ] = None,
+        tiles: Annotated[
+            int | None,
+            typer.Option(
+                metavar="SIZE", help=say("Draw and count tiles of SIZE × SIZE.", "SIZE × SIZE 타일로 그리고 셉니다.")
+            ),
+        ] = None,
+        batch: Annotated[int, typer.Option(metavar="B", help=say("Which batch row to draw.", "그릴 배치 번호."))] = 0,
+        head: Annotated[int, typer.Option(metavar="H", help=say("Which head to draw.", "그릴 헤드 번호."))] = 0,
+        figure: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help=say("Draw it as .png, .svg, .pdf.", "그림 저장: .png, .svg, .pdf.")),
+        ] = None,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+    ) -> None:
+        from regard.cli.mask_language import read_mask
+
+        picture_files.check_place(figure)
+        spoken = speaker(known(lang))
+        value, keys = read_mask(spec), queries if keys is None else keys
+        _check_numbers(value, queries, keys, batch, head, tiles)
+        if figure is not None:
+            from regard.lens import figures
+
+            picture_files.write(figures.mask(value, queries, keys, batch=batch, head=head), figure)
+        _print(value, (queries, keys), (batch, head), tiles, spoken)
+        if figure is not None:
+            Terminal().print(spoken("Figure: ", "그림: "), str(figure))
+
+
+def _check_numbers(mask: "Mask", nq: int, nk: int, batch: int, head: int, tiles: int | None) -> None:
+    size = TILE if tiles is None else tiles
+    for option, number in (("--queries", nq), ("--keys", nk), ("--tiles", size)):
+        if number < 1:
+            raise ValueError(f"{option} must be at least 1, got {number}")
+    for option, index, count in zip(("--batch", "--head"), (batch, head), mask.leading, strict=True):
+        if not 0 <= index < count:
+            raise ValueError(f"{option} {index} is out of range: {mask!r} has {count}, counted from 0")
+    count = mask.leading[0] * mask.leading[1] * -(-nq // size) * -(-nk // size)
+    if count > MOST_TILES or max(nq, nk) > MOST_TILES:
+        raise ValueError(
+            f"{nq:,} × {nk:,} positions make {count:,} tiles of {size} × {size}; at most {MOST_TILES:,} are drawn and "
+            "counted: give fewer positions or larger --tiles"
+        )
+
+
+def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tuple[int, int]:
+    """How many cells are visible, at least and at most: the same number, unless partial tiles are too many to look at.
+
+    >>> from regard.masks import causal
+    >>> visible(causal(), 3, 5)
+    (12, 12)
+
+    Hidden and full tiles of 128 × 128 are counted without a look; N×N is never built.
+    """
+    import torch
+
+    from regard.masks import CPU, FULL, PARTIAL
+
+    kinds = mask.tiles(nq, nk, TILE)[batch, head]  # (Tq, Tk)
+    rows, cols = (torch.arange(n) for n in (nq, nk))
+    sizes = torch.outer(*(torch.bincount(index // TILE) for index in (rows, cols)))  # (Tq, Tk)
+    full, partial = (int(sizes[kinds == kind].sum()) for kind in (FULL, PARTIAL))
+    if partial > MOST_CELLS:
+        return full, full + partial
+    see = mask.bind(nq, nk, CPU, torch.float32)
+    b, h = torch.tensor(batch), torch.tensor(head)
+    for own, kind in zip(rows.split(TILE), kinds, strict=True):
+        some = cols[(kind == PARTIAL)[cols // TILE]]  # the keys of this row's partial tiles
+        full += int(torch.as_tensor(see(b, h, own.view(-1, 1), some)).expand(len(own), len(some)).sum())
+    return full, full
+
+
+def _print(mask: "Mask", sizes: tuple[int, int], which: tuple[int, int], tiles: int | None, say: Say) -> None:
+    (nq, nk), out = sizes, Terminal()
+    out.print((repr(mask), "bold"), say(f"   {nq:,} queries × {nk:,} keys", f"   쿼리 {nq:,}개 × 키 {nk:,}개"))
+    if mask.leading != (1, 1):
+        shown = f"{which[0]}, {which[1]}"
+        out.print(say(f"shown: batch, head {shown} of {mask.leading}", f"{mask.leading} 가운데 배치, 헤드 {shown}"))
+    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - 8) // 2))
+    size = max(tiles or 1, -(-max(nq, nk) // signs))
+    out.print()
+    _print_drawing(mask.tiles(nq, nk, size)[which].tolist(), size, out)
+    one = "" if size == 1 else say(f"   one sign: {size} × {size} positions", f"   기호 하나: {size} × {size} 위치")
+    partly = "" if size == 1 else say("   ▒ partly", "   ▒ 일부")
+    out.print((say("\n■ may look", "\n■ 볼 수 있음") + partly + say("   · hidden", "   · 가려짐") + one, "dim"))
+    least, most = visible(mask, nq, nk, *which)
+    counted = f"{least:,}" if least == most else f"{least:,} – {most:,}"
+    share = " – ".join(f"{100 * n / (nq * nk):.1f}%" for n in dict.fromkeys((least, most)))
+    out.print(
+        say(f"visible: {counted} of {nq * nk:,} cells ({share})", f"보이는 칸: {nq * nk:,} 중 {counted} ({share})")
+    )
+    empty, partial, full = _tile_counts(mask.tiles(nq, nk, tiles or TILE)[which])
+    out.print(
+        say(
+            f"tiles of {tiles or TILE} × {tiles or TILE}: {empty:,} empty, {partial:,} partial, {full:,} full",
+            f"{tiles or TILE} × {tiles or TILE} 타일: 빈 것 {empty:,}, 일부 {partial:,}, 모두 보이는 것 {full:,}",
+        )
+    )
+
+
+def _tile_counts(kinds: "Tensor") -> list[int]:
+    """How many are empty, partial, full."""
+    counts: list[int] = kinds.flatten().long().bincount(minlength=3).tolist()
+    return counts
+
+
+def _print_drawing(kinds: list[list[int]], size: int, out: Terminal) -> None:
+    """Signs with a ruler of positions: above for the keys, at the side for the queries."""
+    step = 1 if max(len(kinds), len(kinds[0])) <= 10 and size == 1 else 5
+    side = len(str((len(kinds) - 1) * size))
+    ruler = "".join(f"{column * size:<{2 * step}}" for column in range(0, len(kinds[0]), step))
+    out.print((f"{'':{side}}  {ruler}".rstrip(), "dim"))
+    for number, row in enumerate(kinds):
+        label = str(number * size) if number % step == 0 else ""
+        out.print((f"{label:>{side}}  ", "dim"), " ".join("·▒■"[kind] for kind in row))

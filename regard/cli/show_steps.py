@@ -1,0 +1,330 @@
+"""`regard steps`: attention in the four numbered steps of the textbooks, with every number.
+
+It reads options and prints. What it prints is computed by `regard.op.steps`, checked by `regard.lens.checking`, drawn
+by `regard.lens.figures`.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+import json
+from math import inf, isfinite, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard import tables
+from regard.cli import picture_files
+from regard.cli.language import Lang, Say, known, speaker
+from regard.cli.terminal import Part, Terminal
+
+if TYPE_CHECKING:
+    from regard.lens.checking import Report
+    from regard.stages import Steps
+
+__all__ = ["add"]
+
+DEMO = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]]
+DEMO_WORDS = "The cat sat"
+MOST_SHOWN = 12  # rows and columns of a matrix
+MOST_BYTES = 2**30  # of all intermediates together; steps are for small inputs
+INDENT = "   "
+HEADINGS = {
+    "scores": ("1", "Scores", "점수"),
+    "scaled": ("2", "Divide by √d_k", "√d_k로 나누기"),
+    "capped": ("·", "Softcap", "softcap"),
+    "masked": ("·", "Mask", "마스크"),
+    "weights": ("3", "Softmax", "softmax"),
+    "output": ("4", "Weighted sum of V", "V의 가중합"),
+}
+# Paper to ink in equal steps of lightness, as regard.lens.figures draws weights; black or white reads on each.
+HEAT = ("black on #c6f2f1", "black on #9adae1", "black on #6ec1d4", "black on #46a6cc", "white on #246bae")
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'steps'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "steps",
+        help=say(
+            "Attention step by step, with every number.\n\n"
+            "Without --input it is the worked example 'The cat sat': x (3, 4), and q = k = v = x.",
+            "어텐션을 단계별로, 모든 숫자와 함께 보여 줍니다.\n\n"
+            "--input이 없으면 예제 'The cat sat'을 씁니다.\n\n"
+            "x는 (3, 4)이고 q = k = v = x입니다.",
+        ),
+    )
+    def steps(
+        demo: Annotated[bool, typer.Option("--demo", help=say("The worked example.", "예제를 실행합니다."))] = False,
+        input_: Annotated[
+            Path | None,
+            typer.Option(
+                "--input",
+                metavar="FILE",
+                help=say(
+                    ".npz or .safetensors with q, k, v or x, w_q, w_k, w_v; .npy: one array as q, k and v.",
+                    "q, k, v 또는 x, w_q, w_k, w_v가 든 .npz,\n.safetensors. .npy는 배열 하나를 q, k, v로 씁니다.",
+                ),
+            ),
+        ] = None,
+        words: Annotated[
+            str | None,
+            typer.Option(
+                metavar="TEXT",
+                help=say("A word per query, between spaces.", "쿼리마다 단어 하나, 공백으로 구분합니다."),
+            ),
+        ] = None,
+        heads: Annotated[
+            int,
+            typer.Option(metavar="H", help=say("Heads in w_q, w_k and w_v.", "w_q, w_k, w_v에 든 헤드 수.")),
+        ] = 1,
+        mask: Annotated[
+            str | None,
+            typer.Option(metavar="SPEC", help=say("As in 'regard mask'.", "'regard mask'의 SPEC과 같습니다.")),
+        ] = None,
+        scale: Annotated[
+            float | None, typer.Option(metavar="NUMBER", help=say("Instead of 1/√D.", "1/√D 대신 쓸 값."))
+        ] = None,
+        softcap: Annotated[
+            float | None,
+            typer.Option(metavar="CAP", help=say("Scores become CAP·tanh(score/CAP).", "점수를 CAP·tanh(점수/CAP)로.")),
+        ] = None,
+        batch: Annotated[
+            int, typer.Option(metavar="B", help=say("Which batch row to show.", "보여 줄 배치 번호."))
+        ] = 0,
+        head: Annotated[int, typer.Option(metavar="H", help=say("Which head to show.", "보여 줄 헤드 번호."))] = 0,
+        figure: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help=say("Draw the steps: .png, .svg, .pdf.", "그림 저장: .png, .svg, .pdf.")),
+        ] = None,
+        json_: Annotated[
+            bool,
+            typer.Option("--json", help=say("Shapes and values as JSON.", "모양과 값을 JSON으로 출력합니다.")),
+        ] = False,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+    ) -> None:
+        if demo and input_ is not None:
+            raise ValueError("--demo and --input exclude each other: the demo brings its own numbers")
+        if json_ and (batch or head) and figure is None:
+            raise ValueError(
+                "--batch and --head choose what is printed or drawn; --json holds every batch row and head"
+            )
+        picture_files.check_place(figure)
+        spoken = speaker(known(lang))
+        arrays, origin = _arrays(input_, spoken)
+        if input_ is None and words is None:
+            words = DEMO_WORDS
+        made = _computed(arrays, heads, mask, scale, softcap, words)
+        report = _finished(made, figure, batch, head)
+        if json_:
+            print(_as_json(made, report, figure))
+        else:
+            _print(made, origin, report, figure, (batch, head), known(lang))
+        if not report:
+            raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------------------------------------------------- computing
+
+
+def _arrays(path: Path | None, say: Say) -> tuple[dict[str, Any], str]:
+    """The arrays, and a line on where they come from."""
+    if path is None:
+        import numpy as np
+
+        x, same = np.array(DEMO), np.eye(4)
+        line = say(
+            "x has shape (3, 4); W_Q = W_K = W_V = the identity, so q = k = v = x",
+            "x의 모양은 (3, 4), W_Q = W_K = W_V = 단위행렬이므로 q = k = v = x",
+        )
+        return {"x": x, "w_q": same, "w_k": same, "w_v": same}, line
+    from regard.cli.array_files import read_arrays
+
+    arrays = read_arrays(path)
+    if path.suffix.lower() == ".npy":
+        return arrays, f"q = k = v = {path.name}"
+    return arrays, f"{path.name}: " + ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items())
+
+
+def _computed(
+    arrays: dict[str, Any], heads: int, mask: str | None, scale: float | None, softcap: float | None, words: str | None
+) -> "Steps":
+    from regard.cli.mask_language import read_mask
+    from regard.op import steps
+
+    q, k = (arrays["q"], arrays["k"]) if "q" in arrays else (arrays["x"], arrays["x"])
+    needed = 7 * 8 * prod(q.shape[:-1]) * prod(k.shape[-2:-1]) * max(1, heads)  # seven stages, in float64
+    if needed > MOST_BYTES:
+        raise ValueError(
+            f"keeping every step of {tuple(q.shape[-2:-1])[0]} × {tuple(k.shape[-2:-1])[0]} positions takes about "
+            f"{needed / 2**30:.1f} GiB; steps are for small inputs, at most 1 GiB: give fewer positions or heads"
+        )
+    return steps(
+        **arrays,
+        heads=heads,
+        mask=None if mask is None else read_mask(mask),
+        scale=scale,
+        softcap=softcap,
+        labels=None if words is None else words.split(),
+    )
+
+
+def _finished(steps: "Steps", figure: Path | None, batch: int, head: int) -> "Report":
+    """The check of the weights; the figure, where one is asked for, is written."""
+    from regard.lens import figures
+    from regard.lens.checking import check
+    from regard.stages import pick
+
+    pick(steps.weights, batch, head)  # an index that is not there is told before anything is printed
+    if figure is not None:
+        picture_files.write(figures.steps(steps, batch=batch, head=head), figure)
+    return check(steps.weights)
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def _print(
+    steps: "Steps", origin: str, report: "Report", figure: Path | None, which: tuple[int, int], lang: Lang
+) -> None:
+    say, out = speaker(lang), Terminal()
+    nq, nk = steps.scores.shape[-2:]
+    out.print(
+        (
+            say(
+                f"Attention step by step: {nq} queries, {nk} keys, head size {steps.q.shape[-1]}",
+                f"어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {steps.q.shape[-1]}",
+            ),
+            "bold",
+        )
+    )
+    out.print(origin)
+    lead = tuple(steps.scores.shape[:-2])
+    if prod(lead) > 1:
+        batch, head = which
+        out.print(say(f"shown: batch {batch}, head {head} of {lead}", f"{lead} 가운데 배치 {batch}, 헤드 {head}"))
+    if steps.x is not None:
+        out.print(("\nx", "bold"))
+        _print_matrix(steps, "x", (which[0], 0) if steps.x.ndim > 2 else (0, 0), say, out)
+    _print_stages(steps, which, lang, out)
+    _print_check(report, say, out)
+    if figure is not None:
+        out.print(say("Figure: ", "그림: "), str(figure))
+
+
+def _print_stages(steps: "Steps", which: tuple[int, int], lang: Lang, out: Terminal) -> None:
+    from regard.stages import MEANING, NAMES
+
+    say, before = speaker(lang), "scores"
+    for name, (number, english, korean) in HEADINGS.items():
+        if name in steps.unchanged:
+            continue
+        # The formula speaks of the stage printed before, where those between changed nothing.
+        formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if name != "scores" else "q·kᵀ"
+        title = say(english, korean)
+        if name == "scaled" and "√" not in formula:
+            title = say("Scale", "스케일 조정")
+        meaning = MEANING[lang][name]
+        out.print(f"\n{number}  ", (f"{title}: ", "bold"), formula, (f"   {meaning}", "dim"))
+        _print_matrix(steps, name, which, say, out)
+        before = name
+
+
+def _print_matrix(steps: "Steps", name: str, which: tuple[int, int], say: Say, out: Terminal) -> None:
+    """One matrix with its labels, as many columns of it as there is room for."""
+    from regard.stages import pick
+
+    values = pick(getattr(steps, name), *which).tolist()
+    keys = None if name in ("x", "output") else steps.key_labels
+    rows, columns = min(len(values), MOST_SHOWN), min(len(values[0]), MOST_SHOWN)
+    labels = list(steps.labels or map(str, range(rows)))[:rows]
+    headers = list(keys or map(str, range(columns)))[:columns]
+    cells = _aligned([row[:columns] for row in values[:rows]])
+    widths = [max(tables.width(text) for text in column) for column in zip(headers, *cells, strict=True)]
+    side = max(map(tables.width, labels))
+    if out.room is not None:
+        while columns > 1 and len(INDENT) + side + sum(2 + w for w in widths[:columns]) > out.room:
+            columns -= 1
+    out.print(INDENT + " " * side, *((f"  {tables.pad(h, w, True)}", "dim") for h, w in zip(headers[:columns], widths)))
+    largest = max((w for row in values for w in row if isfinite(w)), default=0.0)
+    for label, row, line in zip(labels, values, cells, strict=False):
+        parts: list[Part] = [INDENT + tables.pad(label, side)]
+        for value, text, wide in zip(row[:columns], line, widths, strict=False):
+            parts.append((f"  {tables.pad(text, wide, True)}", _heat(value / largest) if name == "weights" else ""))
+        out.print(*parts)
+    if (rows, columns) != (len(values), len(values[0])):
+        whole = f"{len(values)} × {len(values[0])}"
+        cut = say(f"{rows} × {columns} of {whole} shown; --json has all", f"{whole} 가운데 {rows} × {columns}만 표시")
+        out.print((f"{INDENT}… {cut}", "dim"))
+
+
+def _print_check(report: "Report", say: Say, out: Terminal) -> None:
+    if not report:
+        out.print(f"\n{report}")
+        return
+    empty = report.empty_rows
+    none = say(f"; {empty} see nothing and are 0", f", 볼 것이 없어 0인 행 {empty}개") if empty else ""
+    rows, within = f"{report.rows:,}", f"{report.tolerance:.2g}"
+    out.print(
+        say(
+            f"\nCheck: the rows of weights sum to 1 ({rows} rows, within {within}{none})",
+            f"\n확인: 가중치의 각 행의 합은 1입니다 ({rows}행, 허용 오차 {within}{none})",
+        )
+    )
+
+
+def _aligned(rows: list[list[float]]) -> list[list[str]]:
+    """Numbers in few signs, with as many decimals as the one that needs most: the points stand below each other.
+
+    >>> _aligned([[0.5, 0.0], [1.25, -inf]])
+    [['0.50', '0.00'], ['1.25', '−∞']]
+    """
+    short = [tables.number(value) for row in rows for value in row if isfinite(value)]
+    if any("e" in text for text in short):
+        decimals = None  # numbers far apart: each in its own form
+    else:
+        decimals = max((len(text.partition(".")[2]) for text in short), default=0)
+
+    def written(value: float) -> str:
+        if not isfinite(value):
+            return {inf: "∞", -inf: "−∞"}.get(value, "NaN")
+        return tables.number(value) if decimals is None else f"{value:.{decimals}f}"
+
+    return [[written(value) for value in row] for row in rows]
+
+
+def _heat(share: float) -> str:
+    """The style of a weight, given as a share of the largest; 0 and NaN are bare."""
+    return HEAT[min(int(share * len(HEAT)), len(HEAT) - 1)] if share > 0 else ""
+
+
+def _as_json(steps: "Steps", report: "Report", figure: Path | None) -> str:
+    """Shapes, formulas and values; what JSON has no number for is the text "-inf", "inf" or "nan"."""
+    from regard.stages import NAMES
+
+    names = [*(() if steps.x is None else ("x",)), "q", "k", "v", *NAMES]
+    return json.dumps(
+        {
+            "labels": steps.labels,
+            "key_labels": steps.key_labels,
+            "shapes": {name: list(getattr(steps, name).shape) for name in names},
+            "formulas": steps.formulas,
+            "values": {name: _finite(getattr(steps, name).tolist()) for name in names},
+            "check": {"ok": report.ok, "rows": report.rows, "empty_rows": report.empty_rows, "report": str(report)},
+            "figure": None if figure is None else str(figure),
+        },
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    return values if isfinite(values) else str(values)

@@ -1,0 +1,51 @@
+"""Masks as values: who may look at whom.  True = may look.
+
+    >>> print(causal().draw(3, 5))          # 3 queries are the last 3 of 5 positions
+    ■ ■ ■ · ·
+    ■ ■ ■ ■ ·
+    ■ ■ ■ ■ ■
+    >>> print(causal().draw(5, 3))          # the first two rows see nothing
+    · · ·
+    · · ·
+    ■ · ·
+    ■ ■ ·
+    ■ ■ ■
+    >>> print((window(1, 0) | globals([0])).draw(5))
+    ■ ■ ■ ■ ■
+    ■ ■ · · ·
+    ■ ■ ■ · ·
+    ■ · ■ ■ ·
+    ■ · · ■ ■
+
+Positions: key j stands at position j; query i at position i + offset. Unless an offset is given it is Nk − Nq: the
+queries are the last Nq positions (lower-right). Masks combine with `&`, `|` and `~`; numbers may differ per batch row
+(B,) or per row and head (B or 1, H or 1). A mask never builds N×N unless `.dense()` is asked for: `tiles` classifies
+tiles from bounds, in O(N + number of tiles).
+
+Read `mask.py` for what every mask is, then `placed.py` (causal, window, dilated, prefix), `marked.py` (padding,
+documents, globals) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
+"""
+
+from regard.masks.cells import as_mask, blocks, dense, random_blocks
+from regard.masks.marked import documents, globals, padding
+from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask
+from regard.masks.placed import Causal, causal, dilated, prefix, window
+
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "PARTIAL",
+    "Causal",
+    "Mask",
+    "as_mask",
+    "blocks",
+    "causal",
+    "dense",
+    "dilated",
+    "documents",
+    "globals",
+    "padding",
+    "prefix",
+    "random_blocks",
+    "window",
+]

@@ -1,0 +1,247 @@
+"""Masks from a value per position: padding, documents, globals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.masks.mask import Bounds, Grid, Mask
+from regard.masks.placed import Placed, batch_of, call_text, read_offset, spread, text
+from regard.rules import IndexRule, at, number, row_of, size_or_one
+
+__all__ = ["documents", "globals", "padding"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Lengths(Mask):
+    lengths: Tensor  # (B, 1)
+    side: Literal["right", "left"]
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        super().fit(batch, heads, nq, nk)
+        if int(self.lengths.max()) > nk:
+            raise ValueError(f"padding has a length of {int(self.lengths.max())}, but there are {nk} keys")
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        length = at(self.lengths, device)
+        if self.side == "right":
+            return lambda b, h, i, j: j < length(b, h)
+        return lambda b, h, i, j: j >= nk - length(b, h)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        (j0, j1), length = grid.cols(grid.j), spread(self.lengths, grid.device)
+        if self.side == "right":
+            return j0 < length, j1 < length
+        return j1 >= grid.nk - length, j0 >= grid.nk - length
+
+    def __repr__(self) -> str:
+        return call_text("padding", text(self.lengths), "" if self.side == "right" else "side='left'")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Tokens(Mask):
+    tokens: Tensor  # (B, Nk), True = a token
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        return self.tokens.shape[0], 1
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        super().fit(batch, heads, nq, nk)
+        fit_length("padding", self.tokens.shape[1], nk)
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        token = row_of(self.tokens.to(device))
+        return lambda b, h, i, j: token(b, j)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        low, high = grid.cols(self.tokens.to(grid.device).unsqueeze(1))
+        return high, low
+
+    def __repr__(self) -> str:
+        return f"padding({booleans(self.tokens)})"
+
+
+def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
+    """Hide padded keys. `real` is one length per batch row (B,), or booleans (B, Nk) with True = a real token.
+
+    >>> print(padding([2, 3]).draw(1, 4, batch=1))
+    ■ ■ ■ ·
+    >>> padding([[True, False], [True, True]])
+    padding(<2×2 booleans, 3 True>)
+
+    side: where the padding stands when lengths are given; "right" (after the tokens) or "left".
+    """
+    values = torch.as_tensor(real).detach().clone()
+    if values.dtype == torch.bool:
+        if values.ndim != 2:
+            raise ValueError(f"padding booleans must be (B, Nk), got shape {tuple(values.shape)}")
+        if side != "right":
+            raise ValueError("side= goes with lengths; booleans say already where the padding is")
+        return _Tokens(values)
+    if side not in ("right", "left"):
+        raise ValueError(f"side must be 'right' or 'left', got {side!r}")
+    if values.ndim != 1 or values.dtype.is_floating_point:
+        raise ValueError(
+            "padding takes integer lengths (B,) or booleans (B, Nk) with True = a real token; "
+            f"got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    lengths = number("lengths", values, 0)
+    assert isinstance(lengths, Tensor)
+    return _Lengths(lengths, side)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Documents(Placed):
+    ids: Tensor  # (B, Nk)
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        return size_or_one("batch", [self.ids.shape[0], batch_of(self.offset)]), 1
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        super().fit(batch, heads, nq, nk)
+        fit_length("documents", self.ids.shape[1], nk)
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        offset, document = self.place(nq, nk, device), row_of(self.ids.to(device))
+
+        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+            position = i + offset(b, h)
+            mine = document(b, position.clamp(0, nk - 1))
+            return (mine == document(b, j)) & (mine >= 0) & (position >= 0) & (position < nk)
+
+        return see
+
+    def bounds(self, grid: Grid) -> Bounds:
+        ids = self.ids.to(grid.device)
+        mine = at_positions(ids, grid.positions(self.offset), outside=-1)  # (B, 1, Nq)
+        (q0, q1), (k0, k1) = grid.rows(mine), grid.cols(ids.unsqueeze(1))
+        some = (q0 <= k1) & (k0 <= q1) & (q1 >= 0) & (k1 >= 0)
+        return some, (q0 == q1) & (k0 == k1) & (q0 == k0) & (q0 >= 0)
+
+    def __repr__(self) -> str:
+        b, n = self.ids.shape
+        counts = sorted({len(row.unique()) for row in self.ids})
+        return call_text("documents", f"<{b}×{n} ids, {'–'.join(map(str, counts))} documents>", self._offset_text())
+
+
+def documents(ids: object = None, *, lengths: object = None, offset: object = None) -> Mask:
+    """Packed sequences: a query sees only its own document. Ids per position (N,) or (B, N), or the documents' lengths.
+
+    >>> print(documents([0, 0, 1, 1, 1]).draw(5))
+    ■ ■ · · ·
+    ■ ■ · · ·
+    · · ■ ■ ■
+    · · ■ ■ ■
+    · · ■ ■ ■
+    >>> documents([0, 0, 1]) == documents(lengths=[2, 1])
+    True
+
+    A negative id belongs to no document: it sees nothing and nobody sees it.
+    """
+    if (ids is None) == (lengths is None):
+        raise ValueError("documents takes ids per position, or lengths=…; exactly one of them")
+    if lengths is not None:
+        sizes = number("lengths", lengths, 0)
+        if isinstance(sizes, int) or sizes.shape[1] != 1:
+            raise ValueError("documents' lengths must be one list of integers; give ids (B, N) for several batch rows")
+        values = torch.repeat_interleave(torch.arange(len(sizes)), sizes[:, 0].cpu())
+    else:
+        values = torch.as_tensor(ids).detach().clone()
+    if values.ndim not in (1, 2) or values.dtype.is_floating_point or values.dtype == torch.bool:
+        raise ValueError(
+            f"document ids must be integers (N,) or (B, N), got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    return _Documents(read_offset(offset), values.long().reshape(-1, values.shape[-1]))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Globals(Placed):
+    positions: tuple[int, ...] | Tensor  # or (B, Nk) booleans
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        own = self.positions.shape[0] if isinstance(self.positions, Tensor) else 1
+        return size_or_one("batch", [own, batch_of(self.offset)]), 1
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        super().fit(batch, heads, nq, nk)
+        if isinstance(self.positions, Tensor):
+            fit_length("globals", self.positions.shape[1], nk)
+        elif self.positions and max(self.positions) >= nk:
+            raise ValueError(f"global position {max(self.positions)} is out of range: there are {nk} keys")
+
+    def chosen(self, nk: int, device: torch.device) -> Tensor:
+        """(B or 1, Nk) booleans."""
+        if isinstance(self.positions, Tensor):
+            return self.positions.to(device)
+        chosen = torch.zeros(1, nk, dtype=torch.bool, device=device)
+        chosen[:, list(self.positions)] = True
+        return chosen
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        offset, chosen = self.place(nq, nk, device), row_of(self.chosen(nk, device))
+
+        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+            position = i + offset(b, h)
+            inside = (position >= 0) & (position < nk)
+            return chosen(b, j) | (chosen(b, position.clamp(0, nk - 1)) & inside)
+
+        return see
+
+    def bounds(self, grid: Grid) -> Bounds:
+        chosen = self.chosen(grid.nk, grid.device)
+        mine = at_positions(chosen, grid.positions(self.offset), outside=False)
+        (q_all, q_any), (k_all, k_any) = grid.rows(mine), grid.cols(chosen.unsqueeze(1))
+        return q_any | k_any, q_all | k_all
+
+    def __repr__(self) -> str:
+        which = booleans(self.positions) if isinstance(self.positions, Tensor) else str(list(self.positions))
+        return call_text("globals", which, self._offset_text())
+
+
+def globals(positions: object, *, offset: object = None) -> Mask:
+    """Chosen positions see all and are seen by all. A list of positions, or booleans (B, N).
+
+    >>> print(globals([1]).draw(3))
+    · ■ ·
+    ■ ■ ■
+    · ■ ·
+    """
+    values = torch.as_tensor(positions).detach().clone()
+    if values.dtype == torch.bool and values.ndim == 2:
+        return _Globals(read_offset(offset), values)
+    if values.ndim != 1 or (values.numel() and (values.dtype.is_floating_point or values.dtype == torch.bool)):
+        raise ValueError(
+            f"globals takes positions [p, …] or booleans (B, N); got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    chosen = tuple(sorted({int(p) for p in values}))
+    if chosen and chosen[0] < 0:
+        raise ValueError(f"global positions must be at least 0, got {chosen[0]}")
+    return _Globals(read_offset(offset), chosen)
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def at_positions(table: Tensor, positions: Tensor, outside: int) -> Tensor:
+    """table (B or 1, Nk) read at positions (Nq,) or (B, H, Nq) → (B or 1, H or 1, Nq)."""
+    nk = table.shape[1]
+    positions = positions.expand(1, 1, -1) if positions.ndim == 1 else positions
+    rows = torch.arange(table.shape[0], device=table.device).view(-1, 1, 1)
+    found = table[rows, positions.clamp(0, nk - 1)]
+    return torch.where((positions >= 0) & (positions < nk), found, torch.full_like(found, outside))
+
+
+def fit_length(name: str, have: int, nk: int) -> None:
+    if have != nk:
+        raise ValueError(f"{name} is given for {have} positions, but there are {nk} keys")
+
+
+def booleans(value: Tensor) -> str:
+    shape = "×".join(str(n) for n in value.shape if n != 1) or "1"
+    return f"<{shape} booleans, {int(value.sum())} True>"

@@ -1,0 +1,204 @@
+"""What every mask is: a value with a rule, bounds per tile, `&`, `|`, `~`, and a drawing.
+
+It does not know any particular mask.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.rules import IndexRule, Number, Rule, indices, size_or_one
+
+__all__ = ["EMPTY", "FULL", "PARTIAL", "Bounds", "Grid", "Mask"]
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+"""What `Mask.tiles` says of a tile."""
+
+CPU = torch.device("cpu")
+Bounds = tuple[Tensor, Tensor]
+
+
+class Grid:
+    """The tiles of one call: turns a value per query or per key into its smallest and largest value per tile."""
+
+    def __init__(self, nq: int, nk: int, size: tuple[int, int], device: torch.device) -> None:
+        self.nq, self.nk, self.size, self.device = nq, nk, size, device
+        self.i = torch.arange(nq, device=device)  # (Nq,)
+        self.j = torch.arange(nk, device=device)  # (Nk,)
+
+    def rows(self, values: Tensor) -> Bounds:
+        """(…, Nq) → smallest and largest per tile, (…, Tq, 1)."""
+        low, high = extremes(values, self.size[0])
+        return low.unsqueeze(-1), high.unsqueeze(-1)
+
+    def cols(self, values: Tensor) -> Bounds:
+        """(…, Nk) → smallest and largest per tile, (…, 1, Tk)."""
+        low, high = extremes(values, self.size[1])
+        return low.unsqueeze(-2), high.unsqueeze(-2)
+
+    def positions(self, offset: Number | None) -> Tensor:
+        """The positions of the queries: (Nq,), or (B, H, Nq) where offsets differ."""
+        if offset is None or isinstance(offset, int):
+            return self.i + (self.nk - self.nq if offset is None else offset)
+        return self.i + offset.to(self.device).unsqueeze(-1)
+
+
+class Mask(Rule):
+    """Who may look at whom: a frozen value. Make one with the functions of this module."""
+
+    @abstractmethod
+    def bounds(self, grid: Grid) -> Bounds:
+        """For each tile: may some cell be visible, and is every cell visible for certain."""
+
+    @cached_property
+    def leading(self) -> tuple[int, int]:
+        """(B, H) over which the mask varies; 1 where it is the same for all."""
+        shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor) and v.ndim == 2]
+        return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])
+
+    def __and__(self, other: Mask) -> Mask:
+        return _And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask) -> Mask:
+        return _Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> Mask:
+        return self.inner if isinstance(self, _Not) else _Not(self)
+
+    def dense(self, nq: int, nk: int | None = None, device: torch.device = CPU) -> Tensor:
+        """The whole matrix: (Nq, Nk), or (B or 1, H or 1, Nq, Nk) where it differs by batch row or head.
+
+        >>> from regard.masks import causal
+        >>> causal().dense(2).tolist()
+        [[True, False], [True, True]]
+        """
+        nk = nq if nk is None else nk
+        batch, heads = self.leading
+        self.fit(batch, heads, nq, nk)
+        see = self.bind(nq, nk, device, torch.float32)
+        cells = see(*indices(batch, heads, torch.arange(nq, device=device), torch.arange(nk, device=device), device))
+        whole = torch.as_tensor(cells, device=device).expand(batch, heads, nq, nk)
+        return whole if batch * heads > 1 else whole[0, 0]
+
+    def tiles(
+        self, nq: int, nk: int | None = None, size: int | tuple[int, int] = 128, device: torch.device = CPU
+    ) -> Tensor:
+        """EMPTY, PARTIAL or FULL for each tile, (B or 1, H or 1, Tq, Tk), without building N×N.
+
+        EMPTY and FULL are certain. A combination (`&`, `|`) may call PARTIAL what a cell-by-cell look would settle.
+
+        >>> from regard.masks import causal
+        >>> causal().tiles(4, size=2)[0, 0].tolist()
+        [[1, 0], [2, 1]]
+        """
+        nk = nq if nk is None else nk
+        size = (size, size) if isinstance(size, int) else size
+        if min(size) < 1:
+            raise ValueError(f"tile size must be at least 1, got {size}")
+        batch, heads = self.leading
+        self.fit(batch, heads, nq, nk)
+        if nq == 0 or nk == 0:
+            return torch.zeros(batch, heads, -(-nq // size[0]), -(-nk // size[1]), dtype=torch.int8, device=device)
+        some, every = self.bounds(Grid(nq, nk, size, device))
+        kinds = some.to(torch.int8) + (some & every).to(torch.int8)
+        return kinds.expand(batch, heads, -(-nq // size[0]), -(-nk // size[1]))
+
+    def draw(self, nq: int, nk: int | None = None, *, batch: int = 0, head: int = 0, limit: int = 48) -> str:
+        """The mask as text: ■ visible, · hidden; beyond `limit` positions a sign is a tile and ▒ means partly.
+
+        >>> from regard.masks import window
+        >>> print(window(1, 1).draw(4))
+        ■ ■ · ·
+        ■ ■ ■ ·
+        · ■ ■ ■
+        · · ■ ■
+        """
+        nk = nq if nk is None else nk
+        size = -(-max(nq, nk, 1) // limit)
+        kinds = self.tiles(nq, nk, size)
+        for name, index, count in (("batch", batch, kinds.shape[0]), ("head", head, kinds.shape[1])):
+            if not -count <= index < count:
+                raise IndexError(f"{name} {index} is out of range: this mask has {count}")
+        return "\n".join(" ".join("·▒■"[kind] for kind in row) for row in kinds[batch, head].tolist())
+
+
+# --------------------------------------------------------------------------------------------------------- combinations
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Pair(Mask):
+    left: Mask
+    right: Mask
+
+    @cached_property
+    def leading(self) -> tuple[int, int]:
+        (b1, h1), (b2, h2) = self.left.leading, self.right.leading
+        return size_or_one("batch", [b1, b2]), size_or_one("heads", [h1, h2])
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        self.left.fit(batch, heads, nq, nk)
+        self.right.fit(batch, heads, nq, nk)
+
+
+class _And(_Pair):
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
+        return lambda b, h, i, j: left(b, h, i, j) & right(b, h, i, j)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        (some1, every1), (some2, every2) = self.left.bounds(grid), self.right.bounds(grid)
+        return some1 & some2, every1 & every2
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({m!r})" if isinstance(m, _Or) else repr(m) for m in (self.left, self.right))
+
+
+class _Or(_Pair):
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
+        return lambda b, h, i, j: left(b, h, i, j) | right(b, h, i, j)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        (some1, every1), (some2, every2) = self.left.bounds(grid), self.right.bounds(grid)
+        return some1 | some2, every1 | every2
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {self.right!r}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Not(Mask):
+    inner: Mask
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        return self.inner.leading
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        self.inner.fit(batch, heads, nq, nk)
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        inner = self.inner.bind(nq, nk, device, dtype)
+        return lambda b, h, i, j: ~inner(b, h, i, j)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        some, every = self.inner.bounds(grid)
+        return ~every, ~some
+
+    def __repr__(self) -> str:
+        return f"~({self.inner!r})" if isinstance(self.inner, _Pair) else f"~{self.inner!r}"
+
+
+def extremes(values: Tensor, size: int) -> Bounds:
+    """(…, N) → smallest and largest of each run of `size`, (…, T); the last run may be short."""
+    short = -values.shape[-1] % size
+    values = torch.cat([values, values[..., -1:].expand(*values.shape[:-1], short)], -1)
+    runs = values.reshape(*values.shape[:-1], -1, size)  # (…, T, size)
+    if values.dtype == torch.bool:
+        return runs.all(-1), runs.any(-1)
+    return runs.amin(-1), runs.amax(-1)

@@ -1,0 +1,206 @@
+"""Masks that compare positions: causal, window, dilated, prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.masks.mask import Bounds, Grid, Mask
+from regard.rules import IndexRule, Number, at, number
+
+__all__ = ["Causal", "Placed", "causal", "dilated", "prefix", "window"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Placed(Mask):
+    """A mask that compares positions: key j at j, query i at i + offset."""
+
+    offset: Number | None
+
+    def place(self, nq: int, nk: int, device: torch.device) -> Any:
+        """The offset as a function of (b, h)."""
+        return at(nk - nq if self.offset is None else self.offset, device)
+
+    def _offset_text(self) -> str:
+        return "" if self.offset is None else f"offset={text(self.offset)}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Causal(Placed):
+    """What `causal()` makes; named, because fused kernels know this mask."""
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j) of this mask."""
+        offset = self.place(nq, nk, device)
+        return lambda b, h, i, j: j <= i + offset(b, h)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        """Exact: a tile's lower left corner decides whether it is empty, its upper right whether it is full."""
+        (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
+        return j0 <= p1, j1 <= p0
+
+    def __repr__(self) -> str:
+        return f"causal({self._offset_text()})"
+
+
+def causal(offset: object = None) -> Mask:
+    """Each query sees its own position and all before it.
+
+    >>> print(causal().draw(3))
+    ■ · ·
+    ■ ■ ·
+    ■ ■ ■
+    >>> print(causal(offset=0).draw(2, 4))      # the queries are the first positions, not the last
+    ■ · · ·
+    ■ ■ · ·
+
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    """
+    return Causal(read_offset(offset))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Window(Placed):
+    before: Number
+    after: Number
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        offset = self.place(nq, nk, device)
+        before, after = at(self.before, device), at(self.after, device)
+
+        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+            distance = j - i - offset(b, h)
+            return (distance >= -before(b, h)) & (distance <= after(b, h))
+
+        return see
+
+    def bounds(self, grid: Grid) -> Bounds:
+        near, far = distances(grid, self.offset)
+        before, after = spread(self.before, grid.device), spread(self.after, grid.device)
+        return (far >= -before) & (near <= after), (near >= -before) & (far <= after)
+
+    def __repr__(self) -> str:
+        return call_text("window", text(self.before), text(self.after), self._offset_text())
+
+
+def window(before: object, after: object, *, offset: object = None) -> Mask:
+    """Each query sees `before` positions before it, itself, and `after` positions after it.
+
+    >>> print(window(2, 0).draw(4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+
+    before, after: integers ≥ 0, or one per batch row, or per row and head. Raises ValueError if negative.
+    """
+    return _Window(read_offset(offset), number("before", before, 0), number("after", after, 0))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Dilated(Placed):
+    before: Number
+    after: Number
+    dilation: Number
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        offset = self.place(nq, nk, device)
+        before, after, dilation = at(self.before, device), at(self.after, device), at(self.dilation, device)
+
+        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+            distance, step = j - i - offset(b, h), dilation(b, h)
+            inside = (distance >= -before(b, h) * step) & (distance <= after(b, h) * step)
+            return inside & (distance % step == 0)
+
+        return see
+
+    def bounds(self, grid: Grid) -> Bounds:
+        near, far = distances(grid, self.offset)
+        step = spread(self.dilation, grid.device)
+        low = torch.maximum(near, -spread(self.before, grid.device) * step)
+        high = torch.minimum(far, spread(self.after, grid.device) * step)
+        some = (low <= high) & (high - high % step >= low)  # a multiple of the step lies in [low, high]
+        every = (low == near) & (high == far) & ((step == 1) | ((near == far) & (near % step == 0)))
+        return some, every
+
+    def __repr__(self) -> str:
+        return call_text("dilated", text(self.before), text(self.after), text(self.dilation), self._offset_text())
+
+
+def dilated(before: object, after: object, dilation: object, *, offset: object = None) -> Mask:
+    """A window with gaps: each query sees every `dilation`-th position, `before` of them back and `after` ahead.
+
+    >>> print(dilated(2, 0, 2).draw(5))
+    ■ · · · ·
+    · ■ · · ·
+    ■ · ■ · ·
+    · ■ · ■ ·
+    ■ · ■ · ■
+    """
+    return _Dilated(
+        read_offset(offset), number("before", before, 0), number("after", after, 0), number("dilation", dilation, 1)
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Prefix(Placed):
+    length: Number
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        offset, length = self.place(nq, nk, device), at(self.length, device)
+        return lambda b, h, i, j: (j < length(b, h)) | (j <= i + offset(b, h))
+
+    def bounds(self, grid: Grid) -> Bounds:
+        (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
+        length = spread(self.length, grid.device)
+        return (j0 < length) | (j0 <= p1), (j1 < length) | (j1 <= p0)
+
+    def __repr__(self) -> str:
+        return call_text("prefix", text(self.length), self._offset_text())
+
+
+def prefix(length: object, *, offset: object = None) -> Mask:
+    """The first `length` keys are seen by all, the rest causally (a prefix language model).
+
+    >>> print(prefix(2).draw(4))
+    ■ ■ · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    ■ ■ ■ ■
+    """
+    return _Prefix(read_offset(offset), number("length", length, 0))
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def read_offset(value: object) -> Number | None:
+    return None if value is None else number("offset", value)
+
+
+def batch_of(value: Number | None) -> int:
+    return value.shape[0] if isinstance(value, Tensor) else 1
+
+
+def spread(value: Number, device: torch.device) -> Tensor:
+    """A number shaped to broadcast against tiles (B, H, Tq, Tk)."""
+    return torch.as_tensor(value, device=device) if isinstance(value, int) else value.to(device)[..., None, None]
+
+
+def distances(grid: Grid, offset: Number | None) -> Bounds:
+    """Smallest and largest key position minus query position, per tile; all integers between occur."""
+    (p0, p1), (j0, j1) = grid.rows(grid.positions(offset)), grid.cols(grid.j)
+    return j0 - p1, j1 - p0
+
+
+def text(value: Number) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return str(value[:, 0].tolist() if value.shape[1] == 1 else value.tolist())
+
+
+def call_text(name: str, *arguments: str) -> str:
+    return f"{name}({', '.join(a for a in arguments if a)})"

@@ -1,0 +1,862 @@
+"""`regard.attention` as its users meet it: beside torch's own attention, in every layout, and with wrong arguments.
+
+Agreement of the backends with the definition is in test_conformance.py.
+"""
+
+import re
+import subprocess
+import sys
+import threading
+from statistics import median
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard import masks, positions
+from regard.testing import assert_rule
+
+BACKENDS = ("reference", "tiled", "sdpa", "flex")
+B, H, NQ, NK, D, DV = 2, 3, 5, 11, 7, 13
+
+
+def tensors(q=(B, H, NQ, D), k=(B, H, NK, D), v=(B, H, NK, DV), dtype=torch.float32, seed=0):
+    """q, k and v, random but always the same."""
+    random = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=random).to(dtype) for shape in (q, k, v))
+
+
+def arrays(*shapes, dtype=np.float64):
+    return tuple(x.double().numpy().astype(dtype) for x in tensors(*shapes))
+
+
+def backends_for(q, k, v, **extra):
+    return [name for name, can, _ in regard.backends.explain(q, k, v, **extra).rows if can]
+
+
+def assert_agrees(theirs, q, k, v, **extra):
+    """Every backend that can obeys the numeric rule, with `theirs` as the truth in fp64 and as the baseline."""
+    truth, baseline = theirs(q.double(), k.double(), v.double()), theirs(q, k, v)
+    for name in backends_for(q, k, v, **extra):
+        assert_rule(regard.attention(q, k, v, **extra, backend=name), baseline, truth, what=name)
+
+
+def assert_defined(out, q, k, v, **extra):
+    """`out`, NumPy or torch, obeys the numeric rule for this call of torch tensors or arrays."""
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x for x in (q, k, v))
+    truth = regard.attention(q.double(), k.double(), v.double(), **extra, backend="reference")
+    baseline = regard.attention(q, k, v, **extra, backend="reference")
+    assert_rule(torch.as_tensor(out), baseline, truth)
+
+
+# ------------------------------------------------------------------------------------------------- beside torch's SDPA
+
+
+def test_full_attention_is_sdpa():
+    assert_agrees(sdpa, *tensors())
+
+
+def test_square_causal_is_sdpas_is_causal():
+    sizes = (B, H, NK, D)
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, is_causal=True), *tensors(sizes, sizes, sizes), mask=masks.causal())
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(NQ, NK), (NK, NQ)])
+def test_causal_from_the_first_key_is_sdpas_is_causal(nq, nk):
+    q, k, v = tensors((B, H, nq, D), (B, H, nk, D), (B, H, nk, DV))
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, is_causal=True), q, k, v, mask=masks.causal(offset=0))
+
+
+def test_causal_by_default_is_torchs_causal_lower_right():
+    # More queries than keys are left out: there causal_lower_right's rows without keys are NaN.
+    q, k, v = tensors(v=(B, H, NK, D))
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, attn_mask=causal_lower_right(NQ, NK)), q, k, v, mask=masks.causal())
+
+
+def test_boolean_mask_is_sdpas_boolean_attn_mask():
+    mask = torch.rand(B, 1, NQ, NK) < 0.6
+    mask[..., 0] = True
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, attn_mask=mask), *tensors(), mask=mask)
+
+
+def test_bias_is_sdpas_float_attn_mask():
+    bias = torch.randn(H, NQ, NK)
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, attn_mask=bias.to(q.dtype)), *tensors(), bias=bias)
+
+
+def test_scale_is_sdpas_scale():
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, scale=0.7), *tensors(), scale=0.7)
+
+
+def test_grouped_heads_are_sdpas_enable_gqa():
+    q, k, v = tensors((B, 6, NQ, D), (B, 2, NK, D), (B, 2, NK, DV))
+    assert_agrees(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), q, k, v)
+
+
+# ---------------------------------------------------------------------------------------------- beside FlexAttention
+
+IDS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3])
+SLOPES = torch.tensor([0.5, 0.25, 0.125])
+TABLE = torch.linspace(-1, 1, H * 7).reshape(H, 7)
+
+MASK_MODS = {
+    "causal": (lambda b, h, i, j: j <= i, masks.causal(offset=0)),
+    "sliding window": (lambda b, h, i, j: (j <= i) & (j >= i - 3), masks.window(3, 0, offset=0)),
+    "documents": (lambda b, h, i, j: IDS[i] == IDS[j], masks.documents(IDS, offset=0)),
+    "causal documents": (
+        lambda b, h, i, j: (IDS[i] == IDS[j]) & (j <= i),
+        masks.documents(IDS, offset=0) & masks.causal(offset=0),
+    ),
+    "prefix": (lambda b, h, i, j: (j < 4) | (j <= i), masks.prefix(4, offset=0)),
+    "the last queries": (lambda b, h, i, j: j <= i + NK - NQ, masks.causal()),
+    "rows without keys": (lambda b, h, i, j: j < i - 2, masks.causal(offset=-3)),
+}
+SCORE_MODS = {
+    "softcap": (lambda s, b, h, i, j: 1.5 * torch.tanh(s / 1.5), {"softcap": 1.5}),
+    "ALiBi": (
+        lambda s, b, h, i, j: s - SLOPES.to(s.dtype)[h] * (i - j).abs(),
+        {"bias": positions.alibi(H, slopes=SLOPES, offset=0)},
+    ),
+    "relative": (
+        lambda s, b, h, i, j: s + TABLE.to(s.dtype)[h, (j - i).clamp(-3, 3) + 3],
+        {"bias": positions.Relative(TABLE[None, :, None], offset=0)},
+    ),
+    "softcap, then ALiBi": (
+        lambda s, b, h, i, j: 2 * torch.tanh(s / 2) - SLOPES.to(s.dtype)[h] * (i - j).abs(),
+        {"softcap": 2.0, "bias": positions.alibi(H, slopes=SLOPES, offset=0)},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("name", MASK_MODS)
+def test_mask_is_the_mask_mod_one_would_write(name):
+    mod, mask = MASK_MODS[name]
+    blocks = create_block_mask(mod, None, None, NQ, NK, device="cpu")
+    assert_agrees(lambda q, k, v: flex_attention(q, k, v, block_mask=blocks), *tensors(), mask=mask)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("name", SCORE_MODS)
+def test_bias_and_softcap_are_the_score_mod_one_would_write(name):
+    mod, extra = SCORE_MODS[name]
+    assert_agrees(lambda q, k, v: flex_attention(q, k, v, score_mod=mod), *tensors(), **extra)
+
+
+# -------------------------------------------------------------------------------------------------------------- NumPy
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numpy_in_gives_numpy_of_the_same_dtype_out(dtype, backend):
+    q, k, v = arrays(dtype=dtype)
+    out = regard.attention(q, k, v, mask=masks.causal(), backend=backend)
+    assert type(out) is np.ndarray
+    assert out.dtype == dtype
+    assert out.shape == (B, H, NQ, DV)
+    ours = [torch.from_numpy(x) for x in (q, k, v)]
+    if dtype == "float64":  # where truth and baseline would be one computation
+        np.testing.assert_array_max_ulp(out, regard.attention(*ours, mask=masks.causal()).numpy(), maxulp=64)
+    else:
+        assert_defined(out, *ours, mask=masks.causal())
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is double on this machine")
+def test_longdouble_is_computed_in_longdouble_by_the_reference():
+    q, k, v = arrays(dtype=np.longdouble)
+    assert regard.backends.explain(q, k, v).chosen == "reference"
+    out = regard.attention(q, k, v)
+    assert out.dtype == np.longdouble
+    scores = q @ k.swapaxes(-1, -2) * (np.longdouble(1) / np.sqrt(np.longdouble(D)))
+    weights = np.exp(scores)
+    expected = weights / weights.sum(-1, keepdims=True) @ v
+    # The default scale is a double, 1e-16 off: what is left is far under a double's rounding of the result.
+    assert np.abs(out - expected).max() < 1e-15
+    assert np.abs(out - out.astype(np.float64)).max() > 0
+
+
+AWKWARD = {
+    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "reversed": lambda x: np.ascontiguousarray(x[::-1, :, ::-1, ::-1])[::-1, :, ::-1, ::-1],
+    "every other": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
+    "big-endian": lambda x: x.astype(x.dtype.newbyteorder(">")),
+    "unaligned": lambda x: np.frombuffer(b"-" + x.tobytes(), x.dtype, offset=1).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", AWKWARD)
+def test_awkward_arrays_give_what_plain_ones_give(form, backend):
+    plain = arrays(dtype=np.float32)
+    awkward = [AWKWARD[form](x) for x in plain]
+    assert all(np.array_equal(a, x) for a, x in zip(awkward, plain, strict=True))
+    out = regard.attention(*awkward, mask=masks.causal(), backend=backend)
+    assert out.dtype == np.float32  # in native byte order, as NumPy's own arithmetic answers
+    assert_defined(out, *plain, mask=masks.causal())
+
+
+@pytest.mark.parametrize("form", ["reversed", "read-only", "big-endian"])
+@pytest.mark.parametrize("name", ["mask", "bias", "sinks"])
+def test_awkward_masks_biases_and_sinks_give_what_plain_ones_give(name, form):
+    q, k, v = arrays(dtype=np.float32)
+    random = np.random.default_rng(0)
+    plain = random.standard_normal(H if name == "sinks" else (B, H, NQ, NK)).astype(np.float32)
+    plain = plain > 0 if name == "mask" else plain
+    awkward = plain[::-1].copy()[::-1] if name == "sinks" and form == "reversed" else AWKWARD[form](plain)
+    out, expected = (regard.attention(q, k, v, **{name: x}, backend="tiled") for x in (awkward, plain))
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_mapped_arrays_work(tmp_path, backend):
+    q, k, v = arrays(dtype=np.float32)
+    mapped = []
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        np.save(tmp_path / f"{name}.npy", x)
+        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    assert_defined(regard.attention(*mapped, backend=backend), q, k, v)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numpy_bias_of_another_precision_works(backend):
+    q, k, v = arrays(dtype=np.float32)
+    bias = np.random.default_rng(0).standard_normal((NQ, NK))  # float64, as NumPy makes them
+    assert_defined(regard.attention(q, k, v, bias=bias, backend=backend), q, k, v, bias=bias)
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+def test_numpy_call_with_a_trained_bias_works(backend):
+    q, k, v = arrays(dtype=np.float32)
+    bias = torch.randn(NQ, NK, requires_grad=True)
+    out = regard.attention(q, k, v, bias=bias, backend=backend)
+    assert_defined(out, q, k, v, bias=bias.detach())
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_are_never_modified(backend, numpy):
+    given = dict(zip("qkv", tensors(), strict=True)) | {"mask": torch.rand(NQ, NK) < 0.5, "bias": torch.randn(NQ, NK)}
+    if backend != "sdpa":
+        given["sinks"] = torch.randn(H)
+    before = {n: x.clone() for n, x in given.items()}
+    regard.attention(
+        **({n: x.numpy() for n, x in given.items()} if numpy else given),
+        softcap=None if backend == "sdpa" else 2.0,
+        backend=backend,
+    )
+    assert all(torch.equal(given[n], x) for n, x in before.items())
+
+
+# ------------------------------------------------------------------------------------------------------------ layouts
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+@pytest.mark.parametrize("lead", [(), (3,), (3, 2), (3, 5, 2)])
+def test_every_layout_gives_what_four_axes_give(lead, numpy):
+    q, k, v = tensors((*lead, NQ, D), (*lead, NK, D), (*lead, NK, DV))
+    four = {0: (1, 1), 1: (3, 1), 2: (3, 2), 3: (15, 2)}[len(lead)]
+    expected = regard.attention(*(x.reshape(*four, *x.shape[-2:]) for x in (q, k, v)), mask=masks.causal())
+    out = regard.attention(*(x.numpy() if numpy else x for x in (q, k, v)), mask=masks.causal())
+    assert tuple(out.shape) == (*lead, NQ, DV)
+    assert torch.equal(torch.as_tensor(out), expected.reshape(*lead, NQ, DV))
+
+
+FITTING = [
+    ((), (NQ, NK)),
+    ((), (1, NK)),
+    ((3,), (NQ, NK)),
+    ((3,), (3, NQ, NK)),
+    ((3,), (3, 1, NK)),
+    ((3, 2), (NQ, NK)),
+    ((3, 2), (2, NQ, NK)),
+    ((3, 2), (2, NQ, 1)),
+    ((3, 2), (3, 1, NQ, NK)),
+    ((3, 2), (3, 2, NQ, NK)),
+    ((3, 5, 2), (NQ, NK)),
+    ((3, 5, 2), (2, NQ, NK)),
+    ((3, 5, 2), (5, 1, NQ, NK)),
+    ((3, 5, 2), (3, 5, 1, NQ, NK)),
+    ((3, 5, 2), (3, 1, 2, 1, NK)),
+]
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize(("lead", "shape"), FITTING)
+def test_masks_and_biases_broadcast_to_the_weights(lead, shape, name, backend):
+    q, k, v = tensors((*lead, NQ, D), (*lead, NK, D), (*lead, NK, DV))
+    cells = torch.randn(shape)
+    cells = cells > -0.5 if name == "mask" else cells
+    whole = cells.expand(*lead, NQ, NK)
+    out = regard.attention(q, k, v, **{name: cells}, backend=backend)
+    scores = q.double() @ k.double().mT / D**0.5
+    scores = scores.masked_fill(~whole, -torch.inf) if name == "mask" else scores + whole
+    truth = torch.softmax(scores, -1).nan_to_num(0.0) @ v.double()  # a row that sees nothing is 0/0 here
+    baseline = regard.attention(q, k, v, **{name: whole}, backend="reference")
+    assert_rule(out, baseline, truth)
+
+
+def test_numpy_masks_and_biases_broadcast_like_tensors():
+    q, k, v = arrays((B, H, NQ, D), (B, H, NK, D), (B, H, NK, DV))
+    mask, bias = np.random.default_rng(0).random((B, 1, NQ, NK)) < 0.5, np.ones((H, 1, NK))
+    out = regard.attention(q, k, v, mask=mask, bias=bias)
+    ours = [torch.from_numpy(x) for x in (q, k, v, mask, bias)]
+    assert np.array_equal(out, regard.attention(*ours[:3], mask=ours[3], bias=ours[4]).numpy())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_query_head_reads_its_groups_key_head(kv_heads, backend):
+    q, k, v = tensors((B, 6, NQ, D), (B, kv_heads, NK, D), (B, kv_heads, NK, DV))
+    out = regard.attention(q, k, v, backend=backend)
+    for h in range(6):
+        group = h // (6 // kv_heads)
+        assert_defined(out[:, h], q[:, h], k[:, group], v[:, group])
+
+
+# ------------------------------------------------------------------------------------------------------------ dropout
+
+DROPPING = ("reference", "tiled", "sdpa")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 2 × 3, so that these small calls cross several."""
+    monkeypatch.setattr(regard.backends.tiled, "tile_size", lambda batch, heads, nq, nk: (min(2, nq), min(3, nk)))
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_mean_over_many_draws_is_the_result_without_dropout(backend, small_tiles):
+    draws, p = 4001, 0.3
+    q, k, v = (x.expand(draws, *x.shape[1:]) for x in tensors((1, 2, NQ, D), (1, 2, NK, D), (1, 2, NK, DV)))
+    weights = regard.steps(q[0].double(), k[0].double(), v[0].double()).weights  # (2, Nq, Nk)
+    mean = regard.attention(q, k, v, dropout=p, backend=backend).double().mean(0)
+    # Each weight is multiplied by 0 or 1/(1 − p), of variance p/(1 − p); five standard errors fail once in a million.
+    error = (p / (1 - p) * (weights.square() @ v[0].double().square()) / draws).sqrt()
+    assert ((mean - weights @ v[0].double()).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_dropout_zeroes_weights_and_grows_the_others(backend, small_tiles):
+    q, k, _ = tensors((B, H, 61, D), (B, H, 67, D))
+    eye = torch.eye(67).expand(B, H, 67, 67)  # with these values the output is the weights
+    truth = regard.attention(q.double(), k.double(), eye.double()) / 0.75
+    baseline = regard.attention(q, k, eye, backend="reference") / 0.75
+    out = regard.attention(q, k, eye, dropout=0.25, backend=backend)
+    dropped = out == 0
+    assert_rule(torch.where(dropped, truth, out.double()).float(), baseline, truth)
+    n = dropped.numel()
+    assert abs(int(dropped.sum()) - 0.25 * n) < 5 * (0.25 * 0.75 * n) ** 0.5
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_dropout_draws_anew_for_each_batch_row_head_query_and_tile(backend, small_tiles):
+    q, k, _ = tensors((B, H, 59, D), (B, H, 60, D))
+    out = regard.attention(q, k, torch.eye(60).expand(B, H, 60, 60), dropout=0.5, backend=backend)
+    dropped = (out == 0).reshape(B * H * 59, 60)
+    assert len(dropped.unique(dim=0)) == len(dropped)
+    tiles = (out == 0)[:, :, :58].unflatten(-1, (20, 3)).unflatten(2, (29, 2)).movedim(-2, 2)  # (B, H, 20, 29, 2, 3)
+    # 36 cells over the batch and heads of one tile, the same cells in each: two tiles alike are one in 10¹¹.
+    patterns = tiles.movedim((2, 3), (0, 1)).reshape(580, -1)
+    assert len(patterns.unique(dim=0)) == 580
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_the_same_seed_drops_the_same_weights(backend):
+    q, k, v = tensors()
+    torch.manual_seed(3)
+    first, second = (regard.attention(q, k, v, dropout=0.4, backend=backend) for _ in range(2))
+    torch.manual_seed(3)
+    again = regard.attention(q, k, v, dropout=0.4, backend=backend)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_dropout_applies_to_numpy_and_without_gradient(backend):
+    q, k, v = arrays()
+    with torch.no_grad():
+        out = regard.attention(q, k, v, dropout=0.5, backend=backend)
+    assert not np.allclose(out, regard.attention(q, k, v))
+
+
+# ---------------------------------------------------------------------------------------------------------- gradients
+
+LEAVES = {"q": (2, 4, 3, 2), "k": (2, 2, 5, 2), "v": (2, 2, 5, 3)}
+
+
+def leaves(**shapes):
+    random = torch.Generator().manual_seed(1)
+    return {n: torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for n, s in shapes.items()}
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled"))
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"softcap": 1.3}, {"mask": masks.causal(offset=0)}, {"mask": masks.causal(offset=-1)}, {"scale": -0.4}],
+    ids=str,
+)
+def test_gradient_is_the_slope(extra, backend, small_tiles):
+    given = leaves(**LEAVES)
+    assert torch.autograd.gradcheck(
+        lambda *x: regard.attention(*x, **extra, backend=backend), tuple(given.values()), atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled"))
+@pytest.mark.parametrize("shape", [(4, 3, 5), (2, 1, 3, 1), (1, 5)])
+def test_gradient_of_everything_together_is_the_slope(shape, backend, small_tiles):
+    given = leaves(**LEAVES, bias=shape, sinks=(4,))
+
+    def together(*x):
+        return regard.attention(
+            **dict(zip(given, x, strict=True)), softcap=2.0, mask=masks.causal(offset=0), backend=backend
+        )
+
+    assert torch.autograd.gradcheck(together, tuple(given.values()), atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", DROPPING)
+def test_gradient_with_dropout_is_the_slope_for_the_weights_kept(backend, small_tiles):
+    given = leaves(**LEAVES)
+
+    def dropping(*x):
+        torch.manual_seed(5)
+        return regard.attention(*x, dropout=0.4, backend=backend)
+
+    assert torch.autograd.gradcheck(dropping, tuple(given.values()), atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled"))
+def test_sink_of_minus_infinity_is_no_sink(backend):
+    q, k, v = tensors()
+    sinks = torch.full((H,), -torch.inf, requires_grad=True)
+    mask = masks.causal(offset=-2)  # the first two queries see nothing
+    out = regard.attention(q, k, v, mask=mask, sinks=sinks, backend=backend)
+    assert_defined(out.detach(), q, k, v, mask=mask)
+    assert torch.equal(torch.autograd.grad(out.sum(), sinks)[0], torch.zeros(H))
+
+
+def test_sink_of_minus_infinity_is_no_sink_in_flex():
+    q, k, v = tensors()
+    out = regard.attention(q, k, v, mask=masks.causal(offset=-2), sinks=torch.full((H,), -torch.inf), backend="flex")
+    assert_defined(out, q, k, v, mask=masks.causal(offset=-2))
+
+
+def test_reference_has_a_second_derivative():
+    given = leaves(**LEAVES)
+    assert torch.autograd.gradgradcheck(
+        lambda *x: regard.attention(*x, backend="reference"), tuple(given.values()), atol=1e-8
+    )
+
+
+def test_tiled_refuses_a_second_derivative_instead_of_leaving_it_out():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    out = regard.attention(q, k, v, backend="tiled")
+    with pytest.raises(RuntimeError, match=r"twice|second"):
+        slope = torch.autograd.grad(out.sum(), q, create_graph=True)[0]
+        torch.autograd.grad(slope.square().sum() + q.sum(), q)
+
+
+# -------------------------------------------------------------------------------------------------------- wrong input
+
+Q, K, V = tensors()
+HALF = {n: x.half() for n, x in (("q", Q), ("k", K), ("v", V))}
+META = torch.device("meta")
+
+WRONG = {
+    "head sizes": ({"k": K[..., :3]}, ValueError, "head size differs: q has 7, k has 3 (axis -1)"),
+    "head size 0": ({"q": Q[..., :0], "k": K[..., :0]}, ValueError, "q and k have head size 0 (axis -1)"),
+    "keys of k and v": ({"k": K[:, :, :4]}, ValueError, "number of keys differs: k has 4, v has 11 (axis -2)"),
+    "batch": ({"k": K[:1], "v": V[:1]}, ValueError, "batch differs: q has 2, k has 1 (axis 0)"),
+    "batch of v": ({"v": V[:1]}, ValueError, "batch differs: k has 2, v has 1 (axis 0)"),
+    "heads of v": ({"v": V[:, :1]}, ValueError, "heads differs: k has 3, v has 1 (axis 1)"),
+    "heads that do not divide": (
+        {"k": K[:, :2], "v": V[:, :2]},
+        ValueError,
+        "q has 3 heads and k has 2 (axis -3): the heads of q must be a multiple of the heads of k",
+    ),
+    "fewer query heads than key heads": ({"q": Q[:, :1]}, ValueError, "q has 1 heads and k has 3 (axis -3)"),
+    "no key heads": ({"k": K[:, :0], "v": V[:, :0]}, ValueError, "q has 3 heads and k has 0 (axis -3)"),
+    "three axes, other batch": (
+        {"q": Q[0], "k": K[0, :2], "v": V[0, :2]},
+        ValueError,
+        "batch differs: q has 3, k has 2 (axis 0)",
+    ),
+    "number of axes": (
+        {"q": Q[0]},
+        ValueError,
+        "q, k and v must have the same number of axes: (N, D), (B, N, D) or (…, H, N, D); got (3, 5, 7), (2, 3, 11, 7)",
+    ),
+    "one axis": ({"q": Q[0, 0, 0], "k": K[0, 0, 0], "v": V[0, 0, 0]}, ValueError, "(N, D), (B, N, D) or (…, H, N, D)"),
+    "float as mask": (
+        {"mask": torch.zeros(NQ, NK)},
+        TypeError,
+        "mask must be boolean (True = may look), got torch.float32. "
+        "Numbers that are added to the scores are a bias: pass bias=… instead",
+    ),
+    "integer mask": ({"mask": torch.ones(NQ, NK, dtype=torch.int64)}, TypeError, "if they are 0 and 1"),
+    "list as mask": ({"mask": [[True]]}, TypeError, "mask must be a regard mask, booleans (True = may look) or None"),
+    "mask like padding": (
+        {"mask": torch.ones(B, NK, dtype=torch.bool)},
+        ValueError,
+        "It looks like one row of keys per batch row: use regard.masks.padding(mask)",
+    ),
+    "mask that does not broadcast": (
+        {"mask": torch.ones(4, NK, dtype=torch.bool)},
+        ValueError,
+        "mask of shape (4, 11) does not broadcast to the weights' shape (2, 3, 5, 11)",
+    ),
+    "mask with too many axes": (
+        {"mask": torch.ones(1, 1, 1, 1, 1, dtype=torch.bool)},
+        ValueError,
+        "mask of shape (1, 1, 1, 1, 1) does not broadcast",
+    ),
+    "mask for another batch": (
+        {"mask": masks.padding([1, 2, 3])},
+        ValueError,
+        "padding([1, 2, 3]) is given for 3 batch rows, but the call has 2",
+    ),
+    "mask for other heads": (
+        {"mask": masks.window([[1, 2]], 0)},
+        ValueError,
+        "window([[1, 2]], 0) is given for 2 heads, but the call has 3",
+    ),
+    "mask for other lengths": (
+        {"mask": masks.dense(torch.ones(4, 4) > 0)},
+        ValueError,
+        "does not fit 5 queries × 11 keys",
+    ),
+    "bias that does not broadcast": (
+        {"bias": torch.ones(4, NK)},
+        ValueError,
+        "bias of shape (4, 11) does not broadcast to the weights' shape (2, 3, 5, 11)",
+    ),
+    "bias for other heads": ({"bias": positions.alibi(2)}, ValueError, "is given for 2 heads, but the call has 3"),
+    "boolean bias": (
+        {"bias": torch.ones(NQ, NK, dtype=torch.bool)},
+        TypeError,
+        "bias must be floating point, got torch.bool; booleans are a mask: pass mask=…",
+    ),
+    "list as bias": (
+        {"bias": [[0.0]]},
+        TypeError,
+        "bias must be a regard bias, floating-point numbers or None; got list",
+    ),
+    "integers": ({"q": Q.long()}, TypeError, "q holds torch.int64; attention needs floating point"),
+    "integer array": (
+        {n: np.ones((NQ, D), dtype=np.int32) for n in "qkv"},
+        TypeError,
+        "q holds int32; attention needs floating point: float16, bfloat16, float32 or float64. "
+        "Convert it first: q.astype(np.float32)",
+    ),
+    "complex": ({n: Q + 0j for n in "qkv"}, TypeError, "q holds torch.complex64; attention needs floating point"),
+    "complex array": ({n: np.ones((3, 2), complex) for n in "qkv"}, TypeError, "q holds complex128"),
+    "mixed dtypes": (
+        {"k": K.half()},
+        TypeError,
+        "q, k and v must have one dtype, but q is torch.float32, k is torch.float16, v is torch.float32",
+    ),
+    "mixed devices": (
+        {"k": K.to(META)},
+        ValueError,
+        "q, k and v must be on one device, but q is on cpu, k on meta, v on cpu",
+    ),
+    "NumPy with torch": (
+        {"k": K.numpy()},
+        TypeError,
+        "q, k and v must all be NumPy arrays or all torch tensors, "
+        "but q is a torch tensor, k is a NumPy array, v is a torch tensor",
+    ),
+    "lists": ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0]]}, TypeError, "q is builtins.list, k is builtins.list"),
+    "NaN scale": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    "infinite scale": ({"scale": float("inf")}, ValueError, "scale must be finite, got inf"),
+    "text scale": ({"scale": "0.1"}, TypeError, "scale must be a number, got str: '0.1'"),
+    "boolean scale": ({"scale": True}, TypeError, "scale must be a number, got bool: True"),
+    "tensor scale": ({"scale": torch.tensor(2.0)}, TypeError, "scale must be a number, got Tensor"),
+    "softcap 0": ({"softcap": 0}, ValueError, "softcap must be above 0, got 0; None means no cap"),
+    "negative softcap": ({"softcap": -2.0}, ValueError, "softcap must be above 0, got -2.0"),
+    "NaN softcap": ({"softcap": float("nan")}, ValueError, "softcap must be finite, got nan"),
+    "boolean softcap": ({"softcap": True}, TypeError, "softcap must be a number, got bool: True"),
+    "dropout −0.1": ({"dropout": -0.1}, ValueError, "dropout must be in [0, 1), got -0.1"),
+    "dropout 1": ({"dropout": 1.0}, ValueError, "dropout must be in [0, 1), got 1.0"),
+    "dropout 1.5": ({"dropout": 1.5}, ValueError, "dropout must be in [0, 1), got 1.5"),
+    "NaN dropout": ({"dropout": float("nan")}, ValueError, "dropout must be finite, got nan"),
+    "boolean dropout": ({"dropout": True}, TypeError, "dropout must be a number, got bool: True"),
+    "no dropout at all": ({"dropout": None}, TypeError, "dropout must be a number, got NoneType: None"),
+    "sinks of another shape": (
+        {"sinks": torch.zeros(2)},
+        ValueError,
+        "sinks must be one number per query head, (3,), got shape (2,)",
+    ),
+    "sinks with two axes": ({"sinks": torch.zeros(B, H)}, ValueError, "got shape (2, 3)"),
+    "sinks of another kind": (
+        {"sinks": np.zeros(3)},
+        TypeError,
+        "sinks must be a torch tensor like q, got a NumPy array",
+    ),
+    "sinks as a list": ({"sinks": [0.0] * 3}, TypeError, "sinks must be a torch tensor like q, got builtins.list"),
+    "integer sinks": (
+        {"sinks": torch.zeros(3, dtype=torch.int32)},
+        TypeError,
+        "sinks must be floating point, got torch.int32",
+    ),
+    "sinks elsewhere": (
+        {"sinks": torch.zeros(3, device=META)},
+        ValueError,
+        "sinks must be on q's device: sinks are on meta, q is on cpu",
+    ),
+    "unknown backend": (
+        {"backend": "fast"},
+        ValueError,
+        "unknown backend 'fast'; the backends are reference, tiled, sdpa, flex, or 'auto' to choose",
+    ),
+    "backend that cannot": (
+        {"backend": "sdpa", "softcap": 2.0},
+        ValueError,
+        "backend 'sdpa' cannot do this call: torch's SDPA has no softcap. backend='auto' would take 'tiled'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_refused_by_name(name):
+    wrong, error, message = WRONG[name]
+    with pytest.raises(error, match=re.escape(message)):
+        regard.attention(**({"q": Q, "k": K, "v": V} | wrong))
+
+
+def test_hint_for_an_integer_mask_is_what_a_tensor_understands():
+    with pytest.raises(TypeError) as caught:
+        regard.attention(Q, K, V, mask=torch.ones(NQ, NK, dtype=torch.int64))
+    hints = re.findall(r"mask\.(\w+)\(", str(caught.value))
+    assert hints
+    assert all(hasattr(torch.Tensor, hint) for hint in hints)
+
+
+def test_sinks_follow_the_kind_of_q_in_numpy():
+    q, k, v = arrays()
+    with pytest.raises(TypeError, match="sinks must be a NumPy array like q, got a torch tensor"):
+        regard.attention(q, k, v, sinks=torch.zeros(H))
+
+
+def test_masked_arrays_are_refused_or_their_mask_obeyed():
+    q, k, v = arrays()
+    hidden = np.zeros(k.shape, bool)
+    hidden[:, :, -2:] = True
+    try:
+        out = regard.attention(q, np.ma.masked_array(k, hidden), v)
+    except TypeError:
+        return
+    assert_defined(np.asarray(out, np.float32), *(x.astype(np.float32)[:, :, :NK] for x in (q, k, v)))
+
+
+# ------------------------------------------------------------------------------------------------------ empty sequences
+
+EMPTY = {
+    "no queries": ((B, H, 0, D), (B, H, NK, D), (B, H, NK, DV)),
+    "no keys": ((B, H, NQ, D), (B, H, 0, D), (B, H, 0, DV)),
+    "no keys, grouped": ((B, 6, NQ, D), (B, 2, 0, D), (B, 2, 0, DV)),
+    "no queries, grouped": ((B, 6, 0, D), (B, 2, NK, D), (B, 2, NK, DV)),
+    "neither": ((B, H, 0, D), (B, H, 0, D), (B, H, 0, DV)),
+    "no batch rows": ((0, H, NQ, D), (0, H, NK, D), (0, H, NK, DV)),
+    "no heads": ((B, 0, NQ, D), (B, 0, NK, D), (B, 0, NK, DV)),
+    "no queries, two axes": ((0, D), (NK, D), (NK, DV)),
+    "no keys, three axes": ((B, NQ, D), (B, 0, D), (B, 0, DV)),
+    "no batch rows, five axes": ((2, 0, H, NQ, D), (2, 0, H, NK, D), (2, 0, H, NK, DV)),
+}
+
+
+def mask_for(kind, lead, nq, nk):
+    whole = torch.ones((*lead, nq, nk), dtype=torch.bool)
+    return {"none": None, "causal": masks.causal(), "booleans": whole[(0,) * len(lead)], "all axes": whole}[kind]
+
+
+@pytest.mark.parametrize("backend", ("auto", *BACKENDS))
+@pytest.mark.parametrize("name", EMPTY)
+def test_nothing_to_see_gives_zeros_and_nothing_to_ask_gives_nothing(name, backend):
+    q, k, v = tensors(*EMPTY[name])
+    for given in ((q, k, v), tuple(x.numpy() for x in (q, k, v))):
+        out = regard.attention(*given, mask=masks.causal(), backend=backend)
+        assert type(out) is type(given[0])
+        assert tuple(out.shape) == (*q.shape[:-1], DV)
+        assert out.dtype == given[0].dtype
+        assert not out.any()
+
+
+@pytest.mark.parametrize("name", [n for n in EMPTY if 0 not in EMPTY[n][0][:-2]])
+@pytest.mark.parametrize("kind", ["none", "causal", "booleans", "all axes"])
+def test_empty_sequences_take_any_mask_and_bias(name, kind):
+    q, k, v = tensors(*EMPTY[name])
+    mask = mask_for(kind, q.shape[:-2], q.shape[-2], k.shape[-2])
+    bias = None if mask is None or kind == "causal" else mask.float()
+    out = regard.attention(q, k, v, mask=mask, bias=bias)
+    assert out.shape == (*q.shape[:-1], DV)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("name", ["no queries", "no keys", "no keys, grouped", "no batch rows"])
+def test_empty_sequences_have_zero_gradients(name):
+    given = [x.requires_grad_() for x in tensors(*EMPTY[name])]
+    sinks = torch.zeros(given[0].shape[1], requires_grad=True)
+    bias = torch.zeros(1, 1, requires_grad=True)
+    out = regard.attention(*given, bias=bias, sinks=sinks)
+    grads = torch.autograd.grad(out.sum(), (*given, bias, sinks))
+    assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(grads, (*given, bias, sinks), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_of_no_width_give_a_result_of_no_width(backend):
+    q, k, v = tensors()
+    assert regard.attention(q, k, v[..., :0], backend=backend).shape == (B, H, NQ, 0)
+
+
+# --------------------------------------------------------------------------------------------------- torch's own modes
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"mask": masks.causal()}, {"mask": masks.causal(offset=0)}, {"mask": masks.window(2, 1)}, {"softcap": 2.0}],
+    ids=str,
+)
+def test_compiles_into_one_graph(extra):
+    def function(q, k, v):
+        return regard.attention(2 * q, k, v, **extra) + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(Q, K, V), function(Q, K, V))
+
+
+def test_compiles_a_mask_made_inside():
+    def function(q, k, v):
+        return regard.attention(q, k, v, mask=masks.causal())
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    for nq in (NQ, 3):
+        assert torch.equal(compiled(Q[:, :, :nq], K, V), function(Q[:, :, :nq], K, V))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_layers_feed_attention_and_it_keeps_its_precision(backend):
+    torch.manual_seed(2)
+    linear = torch.nn.Linear(D, D)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        q, k = linear(Q), linear(K)
+        assert q.dtype == torch.bfloat16
+        out = regard.attention(q, k, k, mask=masks.window(3, 0), backend=backend)
+    assert out.dtype == torch.bfloat16
+    # The scores stay in fp32: autocast is for the products that a user writes, not for the inside of the operation.
+    assert torch.equal(out, regard.attention(q, k, k, mask=masks.window(3, 0), backend=backend))
+
+
+@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+def test_gradients_through_autocast_obey_the_rule(backend):
+    def slopes(dtype, name, autocast=False):
+        given = [x.bfloat16().to(dtype).requires_grad_() for x in (Q, K, V)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = regard.attention(*given, backend=name)
+        return torch.autograd.grad(out.sum(), given)
+
+    truth, baseline = slopes(torch.float64, "reference"), slopes(torch.bfloat16, "reference")
+    scale = max(float(x.abs().max()) for x in truth)
+    for ours, base, true in zip(slopes(torch.bfloat16, backend, True), baseline, truth, strict=True):
+        assert_rule(ours, base, true, gradient=True, scale=scale)
+
+
+def test_backends_agree_on_the_dtype_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        dtypes = {name: regard.attention(Q, K, V, backend=name).dtype for name in BACKENDS}
+    assert len(set(dtypes.values())) == 1, dtypes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("extra", [{}, {"mask": masks.window(2, 1)}, {"bias": positions.alibi(H)}], ids=str)
+def test_inference_mode_gives_the_same(extra, backend):
+    expected = regard.attention(Q, K, V, **extra, backend=backend)
+    with torch.inference_mode():
+        assert torch.equal(regard.attention(Q, K, V, **extra, backend=backend), expected)
+
+
+def test_threads_do_not_disturb_each_other():
+    given = [masks.causal(), masks.window(2, 1), masks.prefix(3), masks.padding([4, 9])]
+    jobs = [(mask, backend) for mask in given for backend in ("reference", "tiled", "sdpa", "auto")]
+    expected = [regard.attention(Q, K, V, mask=m, backend=b) for m, b in jobs]
+    start, wrong = threading.Barrier(4), []
+
+    def work(first):
+        start.wait()
+        for n in range(200):
+            mask, backend = jobs[turn := (first * 4 + n) % len(jobs)]
+            try:
+                if not torch.equal(regard.attention(Q, K, V, mask=mask, backend=backend), expected[turn]):
+                    wrong.append((mask, backend))
+            except Exception as error:
+                wrong.append((mask, backend, error))
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+# ------------------------------------------------------------------------------------------------------ memory and time
+
+MEASURE = """
+import torch, regard
+
+def peak():
+    # Not ru_maxrss: it starts at the size of the process that launched this one.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))  # KiB
+
+torch.set_num_threads(2)
+q, k, v = (torch.randn(1, 1, 32768, 64, requires_grad=GRADIENT) for _ in range(3))
+few = [x[:, :, :1024] for x in (q, k, v)]
+regard.attention(*few, mask=regard.masks.MASK, backend="tiled").sum()  # libraries load before the count begins
+before = peak()
+out = regard.attention(q, k, v, mask=regard.masks.MASK, backend="tiled")
+if GRADIENT:
+    out.sum().backward()
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
+@pytest.mark.parametrize(
+    ("mask", "gradient"), [("causal()", False), ("window(256, 0)", False), ("window(256, 0)", True)]
+)
+def test_tiled_takes_little_memory_at_32768_positions(mask, gradient):
+    code = MEASURE.replace("MASK", mask).replace("GRADIENT", str(gradient))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 8_192 < int(done.stdout) < 200_000  # the output alone is 8 MiB; N×N would be 4 GiB
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_adds_little_to_the_call_of_sdpa(causal):
+    q, mask = torch.randn(1, 1, 3, 8), masks.causal() if causal else None
+
+    def time(function):
+        spent = []
+        for _ in range(200):
+            start = perf_counter_ns()
+            function()
+            spent.append(perf_counter_ns() - start)
+        return median(spent)
+
+    rounds = []
+    for _ in range(10):  # a loaded machine slows some rounds, and never makes one faster than it is
+        theirs = time(lambda: sdpa(q, q, q, is_causal=causal))
+        ours = time(lambda: regard.attention(q, q, q, mask=mask))
+        rounds.append((ours - theirs) / theirs)
+    # SDPA's own call is about 5 µs: four times that is 20 µs, whatever the machine.
+    assert min(rounds) < 4
