@@ -159,7 +159,7 @@ def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
         return cells[None, None]
     if len(shape) == 3:
         return cells[:, None]
-    lead = torch.broadcast_shapes(cells.shape[:-3], shape[:-3]) if len(shape) > 4 else cells.shape[:-3]
+    lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
     return cells.expand(*lead, *cells.shape[-3:]).reshape(-1, *cells.shape[-3:])
 
 

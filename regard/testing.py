@@ -56,7 +56,7 @@ def assert_rule(
 ) -> None:
     """Raise AssertionError unless `ours` obeys the numeric rule; the message has the three errors and the worst index.
 
-    >>> exact = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    >>> exact = torch.tensor([0.2, 0.1], dtype=torch.float64)
     >>> assert_rule(exact.float(), exact.float(), exact)
     >>> assert_rule(exact.float() + 1, exact.float(), exact)
     Traceback (most recent call last):

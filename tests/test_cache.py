@@ -217,7 +217,9 @@ def test_another_dtype_is_refused(make):
     k, v = keys_and_values(1)
     with pytest.raises(ValueError, match=r"^keys are torch\.float64 on cpu, but the cache is torch\.float32 on cpu$"):
         cache.append(k.double(), v)
-    with pytest.raises(ValueError, match=r"^values are torch\.bfloat16 on cpu, but the cache is torch\.float32 on cpu$"):
+    with pytest.raises(
+        ValueError, match=r"^values are torch\.bfloat16 on cpu, but the cache is torch\.float32 on cpu$"
+    ):
         cache.append(k, v.bfloat16())
     assert len(cache) == 2
 

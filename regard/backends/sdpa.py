@@ -107,8 +107,8 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
 def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
     """What SDPA adds or masks with, and which rows see anything (B, H, Nq, 1).
 
-    Rows that see nothing are opened, since kernels differ on them and may give NaN; their output is set to 0 afterwards,
-    and so is their gradient.
+    Rows that see nothing are opened, since kernels differ on them and may give NaN; their output, and with it their
+    gradient, is set to 0 afterwards.
     """
     visible, bias = cells_of_mask(call), cells_of_bias(call)
     if bias is None:

@@ -13,12 +13,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from regard.cli.language import Lang, preferred, speaker
-
-if TYPE_CHECKING:
-    import typer
+from regard.cli.language import preferred
 
 __all__ = ["main"]
 
@@ -45,12 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import rich  # noqa: F401
         import typer.main
+
+        from regard.cli.commands import app_in
     except ImportError as error:
         return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART)
     # typer exports this one child of its usage errors; where their class lives differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        command = typer.main.get_command(_app(preferred(given, os.environ)))
+        command = typer.main.get_command(app_in(preferred(given, os.environ)))
         return int(command.main(args=given, prog_name="regard", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -60,35 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), MISSING_PART)
     except (ValueError, TypeError, IndexError, OSError) as error:
         return _complain(str(error), WRONG_INPUT)
-
-
-def _app(lang: Lang) -> typer.Typer:
-    """All commands, with help in a language. Plain help: rich's boxes cost 0.1 s and say no more."""
-    import typer
-
-    from regard import __version__
-    from regard.cli import count_cost, draw_mask, list_backends, show_steps
-
-    say = speaker(lang)
-    settings = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings
-    )
-
-    def root(
-        context: typer.Context, version: bool = typer.Option(False, "--version", help=say("The version.", "버전."))
-    ) -> None:
-        if version:
-            print(f"regard {__version__}")
-            raise typer.Exit
-        if context.invoked_subcommand is None:
-            print(context.get_help())
-
-    about = say("Transformer attention in which nothing is hidden.", "모든 단계를 보여 주는 Transformer 어텐션.")
-    app.callback(invoke_without_command=True, help=about)(root)
-    for file in (show_steps, draw_mask, count_cost, list_backends):
-        file.add(app, lang)
-    return app
 
 
 def _usage_message(error: object) -> str:

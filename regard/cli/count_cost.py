@@ -52,10 +52,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = 1,
         dtype: Annotated[
             str,
-            typer.Option(
-                metavar="DTYPE",
-                help=say("float32, float64, bfloat16, float16.", "float32, float64, bfloat16, float16."),
-            ),
+            typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16."),
         ] = "float32",
         json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
         lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,

@@ -112,7 +112,7 @@ def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tu
     """
     import torch
 
-    from regard.masks import CPU, FULL, PARTIAL
+    from regard.masks import FULL, PARTIAL
 
     kinds = mask.tiles(nq, nk, TILE)[batch, head]  # (Tq, Tk)
     rows, cols = (torch.arange(n) for n in (nq, nk))
@@ -120,9 +120,10 @@ def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tu
     full, partial = (int(sizes[kinds == kind].sum()) for kind in (FULL, PARTIAL))
     if partial > MOST_CELLS:
         return full, full + partial
-    see = mask.bind(nq, nk, CPU, torch.float32)
+    see = mask.bind(nq, nk, torch.device("cpu"), torch.float32)
     b, h = torch.tensor(batch), torch.tensor(head)
-    for own, kind in zip(rows.split(TILE), kinds, strict=True):
+    for start, kind in zip(range(0, nq, TILE), kinds, strict=True):
+        own = rows[start : start + TILE]
         some = cols[(kind == PARTIAL)[cols // TILE]]  # the keys of this row's partial tiles
         full += int(torch.as_tensor(see(b, h, own.view(-1, 1), some)).expand(len(own), len(some)).sum())
     return full, full
@@ -144,9 +145,7 @@ def _print(mask: "Mask", sizes: tuple[int, int], which: tuple[int, int], tiles: 
     least, most = visible(mask, nq, nk, *which)
     counted = f"{least:,}" if least == most else f"{least:,} – {most:,}"
     share = " – ".join(f"{100 * n / (nq * nk):.1f}%" for n in dict.fromkeys((least, most)))
-    out.print(
-        say(f"visible: {counted} of {nq * nk:,} cells ({share})", f"보이는 칸: {nq * nk:,} 중 {counted} ({share})")
-    )
+    out.print(say(f"visible: {counted} of {nq * nk:,} cells", f"보이는 칸: {nq * nk:,} 중 {counted}") + f" ({share})")
     empty, partial, full = _tile_counts(mask.tiles(nq, nk, tiles or TILE)[which])
     out.print(
         say(

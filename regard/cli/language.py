@@ -5,6 +5,7 @@ sentence, and errors are in English only, as the library's are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, get_args
 
 __all__ = ["Lang", "Say", "known", "preferred", "speaker"]
@@ -45,7 +46,7 @@ def preferred(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
 
     arguments: as typed.  environment: LC_ALL, LC_MESSAGES and LANG are read, in this order, as gettext does.
     """
-    asked = [value for option, value in zip(arguments, arguments[1:], strict=False) if option == "--lang"]
+    asked = [value for option, value in pairwise(arguments) if option == "--lang"]
     asked += [argument.removeprefix("--lang=") for argument in arguments if argument.startswith("--lang=")]
     locale = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
     choice = asked[-1] if asked else locale[:2].lower()

@@ -63,10 +63,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         dropout: Annotated[float, typer.Option(metavar="P", help=say("Of the weights.", "가중치의 드롭아웃."))] = 0.0,
         dtype: Annotated[
             str,
-            typer.Option(
-                metavar="DTYPE",
-                help=say("float32, float64, bfloat16, float16.", "float32, float64, bfloat16, float16."),
-            ),
+            typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16."),
         ] = "float32",
         device: Annotated[
             str, typer.Option(metavar="DEVICE", help=say("cpu, cuda, cuda:1, …", "cpu, cuda, cuda:1 등."))
@@ -128,10 +125,8 @@ def _print(
     out.print((f"q {q}, k {k}, v {k}, {dtype}, {device}", "bold"))
     out.print()
     mark = {said.chosen: "  ← auto"}
-    rows = [
-        [name, say("yes", "가능") if can else say("no", "불가"), why + mark.get(name, "")]
-        for name, can, why in said.rows
-    ]
+    yes, no = say("yes", "가능"), say("no", "불가")
+    rows = [[name, yes if can else no, why + mark.get(name, "")] for name, can, why in said.rows]
     headers = [say("backend", "백엔드"), say("can", "가능"), say("how, or why not", "방법 또는 안 되는 이유")]
     out.print(tables.text(headers, rows if out.room is None else _folded(rows, out.room)))
     out.print()

@@ -112,9 +112,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         if demo and input_ is not None:
             raise ValueError("--demo and --input exclude each other: the demo brings its own numbers")
         if json_ and (batch or head) and figure is None:
-            raise ValueError(
-                "--batch and --head choose what is printed or drawn; --json holds every batch row and head"
-            )
+            raise ValueError("--batch and --head choose what is printed or drawn; --json holds all of them")
         picture_files.check_place(figure)
         spoken = speaker(known(lang))
         arrays, origin = _arrays(input_, spoken)
@@ -159,10 +157,11 @@ def _computed(
     from regard.op import steps
 
     q, k = (arrays["q"], arrays["k"]) if "q" in arrays else (arrays["x"], arrays["x"])
-    needed = 7 * 8 * prod(q.shape[:-1]) * prod(k.shape[-2:-1]) * max(1, heads)  # seven stages, in float64
+    nq, nk = prod(q.shape[-2:-1]), prod(k.shape[-2:-1])
+    needed = 7 * 8 * prod(q.shape[:-1]) * nk * max(1, heads)  # seven stages, in float64
     if needed > MOST_BYTES:
         raise ValueError(
-            f"keeping every step of {tuple(q.shape[-2:-1])[0]} × {tuple(k.shape[-2:-1])[0]} positions takes about "
+            f"keeping every step of {nq:,} × {nk:,} positions takes about "
             f"{needed / 2**30:.1f} GiB; steps are for small inputs, at most 1 GiB: give fewer positions or heads"
         )
     return steps(
@@ -251,7 +250,10 @@ def _print_matrix(steps: "Steps", name: str, which: tuple[int, int], say: Say, o
     if out.room is not None:
         while columns > 1 and len(INDENT) + side + sum(2 + w for w in widths[:columns]) > out.room:
             columns -= 1
-    out.print(INDENT + " " * side, *((f"  {tables.pad(h, w, True)}", "dim") for h, w in zip(headers[:columns], widths)))
+    out.print(
+        INDENT + " " * side,
+        *((f"  {tables.pad(h, w, True)}", "dim") for h, w in zip(headers[:columns], widths, strict=False)),
+    )
     largest = max((w for row in values for w in row if isfinite(w)), default=0.0)
     for label, row, line in zip(labels, values, cells, strict=False):
         parts: list[Part] = [INDENT + tables.pad(label, side)]
