@@ -20,7 +20,7 @@ def fixed(length=13, dtype=torch.float32):
 CACHES = pytest.mark.parametrize("make", [GrowingCache, fixed])
 
 
-# ------------------------------------------------------------------------------------------------------------- storage
+# -------------------------------------------------------------------------------------------------------------- storage
 
 
 @CACHES
@@ -97,7 +97,7 @@ def test_a_cleared_fixed_cache_has_its_whole_room_at_the_same_address():
     assert (len(cache), cache.length) == (5, 5)
 
 
-# --------------------------------------------------------------------------------------------------------- fixed: room
+# ---------------------------------------------------------------------------------------------------------- fixed: room
 
 
 def test_fixed_cache_returns_views_of_one_place():
@@ -115,7 +115,7 @@ def test_no_room_is_an_error_that_leaves_the_cache_as_it_was():
     cache = fixed(length=6)
     k, v = keys_and_values(4)
     cache.append(k, v)
-    with pytest.raises(ValueError, match="^no room: 4 of 6 positions are used and 3 more came$"):
+    with pytest.raises(ValueError, match=r"^no room: 4 of 6 positions are used and 3 more came$"):
         cache.append(*keys_and_values(3))
     assert len(cache) == 4
     more_k, more_v = keys_and_values(2)

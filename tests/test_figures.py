@@ -258,6 +258,7 @@ PICTURES = {
     "one": lambda: heatmap(weights(1, 1), title="a title that is much wider than the one cell of this map, in lines"),
     "korean": lambda: heatmap(np.tril(weights(4, 4)), KOREAN, title=" ".join(KOREAN), dark=True),
     "long labels": lambda: heatmap(weights(3, 4), ["자연어처리에서의" * 3, "a", "b"], ["Ġlonglonglong" * 3, *"cde"]),
+    "long last label": lambda: heatmap(weights(5, 11), None, [*"abcdefghij", "자연어처리에서의" * 3]),
     "heads": lambda: heatmap(weights(6, 5, 7), ["a", "어텐션", "c", "d", "e"], [f"key{j}고양이" for j in range(7)]),
     "numbered": lambda: heatmap(weights(127, 251)),
     "strip": lambda: heatmap(weights(1, 503)),

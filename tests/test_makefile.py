@@ -37,6 +37,7 @@ import os, signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp("make", ["make", "demo"])
 """
+DEMO = "regard steps --demo --figure out/cat_sat.png"
 HANG = "touch .venv/half-unpacked pip-started; exec sleep 60"
 
 
@@ -67,9 +68,13 @@ class Checkout:
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run make to its end."""
-        command = ["make", *arguments]
+        return self.run("make", *arguments)
+
+    def run(self, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in the checkout unless said otherwise."""
+        where = cwd or self.folder
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=30, check=False
+            command, cwd=where, env=self.environment, capture_output=True, text=True, timeout=30, check=False
         )
 
     def calls(self) -> list[str]:
@@ -229,12 +234,7 @@ def test_first_demo_makes_the_environment_with_torch_first_and_then_runs(checkou
     assert result.returncode == 0, result.stderr
     steps = [line[:3] for line in result.stdout.splitlines() if line[1:3] == "/3"]
     assert steps == ["1/3", "2/3", "3/3"]
-    assert checkout.calls() == [
-        "venv",
-        "pip torch==2.13.0",
-        "pip -e .[dev]",
-        "regard steps --demo --figure out/cat_sat.png",
-    ]
+    assert checkout.calls() == ["venv", "pip torch==2.13.0", "pip -e .[dev]", DEMO]
 
 
 def test_second_demo_runs_at_once(made):
@@ -243,8 +243,8 @@ def test_second_demo_runs_at_once(made):
         start = time.perf_counter()
         result = made.make("demo")
         times.append(time.perf_counter() - start)
-        assert result.stdout.splitlines() == [".venv/bin/regard steps --demo --figure out/cat_sat.png"]
-        assert made.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+        assert result.stdout.splitlines() == [f".venv/bin/{DEMO}"]
+        assert made.calls() == [DEMO]
     assert min(times) < 0.5
 
 
@@ -252,9 +252,9 @@ def test_changed_pyproject_updates_the_environment_without_making_it_anew(made):
     os.utime(made.ready, (1, 1))
     result = made.make("demo")
     assert "pyproject.toml has changed: updating .venv" in result.stdout
-    assert made.calls() == ["pip -e .[dev]", "regard steps --demo --figure out/cat_sat.png"]
+    assert made.calls() == ["pip -e .[dev]", DEMO]
     assert made.make("demo").returncode == 0
-    assert made.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+    assert made.calls() == [DEMO]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_moved_checkout_makes_its_environment_anew(made):
     assert made.make("demo").returncode == 0
     assert made.calls()[0] == "venv"
     assert made.make("demo").returncode == 0
-    assert made.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+    assert made.calls() == [DEMO]
 
 
 def test_environment_whose_python_is_gone_is_made_anew(made):
@@ -340,7 +340,7 @@ def test_another_torch_makes_the_environment_anew_and_then_stays(made):
     assert made.calls()[:2] == ["venv", "pip torch==2.11.0"]
     for arguments in (["TORCH=torch==2.11.0"], []):
         assert made.make("demo", *arguments).returncode == 0
-        assert made.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+        assert made.calls() == [DEMO]
 
 
 def test_update_remembers_what_the_environment_was_made_with(checkout):
@@ -349,7 +349,7 @@ def test_update_remembers_what_the_environment_was_made_with(checkout):
     assert checkout.make("demo").returncode == 0
     checkout.calls()
     assert checkout.make("demo", "TORCH=torch==2.11.0").returncode == 0
-    assert checkout.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+    assert checkout.calls() == [DEMO]
 
 
 def test_torch_may_carry_options_of_pip(checkout):
@@ -360,7 +360,7 @@ def test_torch_may_carry_options_of_pip(checkout):
 def test_another_python_that_cannot_serve_leaves_the_environment_as_it_was(made):
     assert made.make("demo", "PYTHON=/nonexistent/python3").returncode != 0
     assert made.make("demo").returncode == 0
-    assert made.calls() == ["regard steps --demo --figure out/cat_sat.png"]
+    assert made.calls() == [DEMO]
 
 
 # ------------------------------------------------------------------------------------------------------------- the jobs
@@ -389,19 +389,13 @@ def test_failing_job_fails_make(checkout):
 
 
 def test_ci_runs_lint_then_test_from_anywhere(made, tmp_path):
-    script = [str(made.folder / ".ci" / "run")]
-    result = subprocess.run(script, cwd=tmp_path, env=made.environment, capture_output=True, timeout=30, check=False)
-    assert result.returncode == 0
+    assert made.run(str(made.folder / ".ci" / "run"), cwd=tmp_path).returncode == 0
     assert made.calls() == ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest"]
 
 
 def test_ci_stops_at_the_first_failure(checkout, tmp_path):
     checkout.provide(job="exit 1")
-    script = [str(checkout.folder / ".ci" / "run")]
-    result = subprocess.run(
-        script, cwd=tmp_path, env=checkout.environment, capture_output=True, timeout=30, check=False
-    )
-    assert result.returncode != 0
+    assert checkout.run(str(checkout.folder / ".ci" / "run"), cwd=tmp_path).returncode != 0
     assert checkout.calls()[3:] == ["-m ruff check ."]
 
 

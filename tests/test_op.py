@@ -35,15 +35,12 @@ def arrays(*shapes, dtype=np.float64):
     return tuple(x.double().numpy().astype(dtype) for x in tensors(*shapes))
 
 
-def backends_for(q, k, v, **extra):
-    return [name for name, can, _ in regard.backends.explain(q, k, v, **extra).rows if can]
-
-
 def assert_agrees(theirs, q, k, v, **extra):
     """Every backend that can obeys the numeric rule, with `theirs` as the truth in fp64 and as the baseline."""
     truth, baseline = theirs(q.double(), k.double(), v.double()), theirs(q, k, v)
-    for name in backends_for(q, k, v, **extra):
-        assert_rule(regard.attention(q, k, v, **extra, backend=name), baseline, truth, what=name)
+    for name, can, _ in regard.backends.explain(q, k, v, **extra).rows:
+        if can and name != "flex":  # which is slow to compile, and judged in test_conformance.py
+            assert_rule(regard.attention(q, k, v, **extra, backend=name), baseline, truth, what=name)
 
 
 def assert_defined(out, q, k, v, **extra):
@@ -159,11 +156,14 @@ def test_numpy_in_gives_numpy_of_the_same_dtype_out(dtype, backend):
     assert type(out) is np.ndarray
     assert out.dtype == dtype
     assert out.shape == (B, H, NQ, DV)
-    ours = [torch.from_numpy(x) for x in (q, k, v)]
-    if dtype == "float64":  # where truth and baseline would be one computation
-        np.testing.assert_array_max_ulp(out, regard.attention(*ours, mask=masks.causal()).numpy(), maxulp=64)
+    tensor = [torch.from_numpy(x) for x in (q, k, v)]
+    if backend != "reference":  # the same computation, to the bit
+        assert torch.equal(torch.from_numpy(out), regard.attention(*tensor, mask=masks.causal(), backend=backend))
+    elif dtype == "float64":  # where the definition is both truth and baseline: let SDPA be the baseline
+        theirs = [regard.attention(*tensor, mask=masks.causal(), backend=b) for b in ("sdpa", "reference")]
+        assert_rule(torch.from_numpy(out), *theirs)
     else:
-        assert_defined(out, *ours, mask=masks.causal())
+        assert_defined(out, *tensor, mask=masks.causal())
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is double on this machine")
@@ -201,6 +201,15 @@ def test_awkward_arrays_give_what_plain_ones_give(form, backend):
     assert_defined(out, *plain, mask=masks.causal())
 
 
+@pytest.fixture
+def every_warning():
+    """torch warns of some things once per process only, which would leave all but one test blind."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
 @pytest.mark.parametrize("form", ["reversed", "read-only", "big-endian"])
 @pytest.mark.parametrize("name", ["mask", "bias", "sinks"])
 def test_awkward_masks_biases_and_sinks_give_what_plain_ones_give(name, form):
@@ -230,7 +239,7 @@ def test_numpy_bias_of_another_precision_works(backend):
     assert_defined(regard.attention(q, k, v, bias=bias, backend=backend), q, k, v, bias=bias)
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 def test_numpy_call_with_a_trained_bias_works(backend):
     q, k, v = arrays(dtype=np.float32)
     bias = torch.randn(NQ, NK, requires_grad=True)
@@ -286,7 +295,7 @@ FITTING = [
 ]
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 @pytest.mark.parametrize("name", ["mask", "bias"])
 @pytest.mark.parametrize(("lead", "shape"), FITTING)
 def test_masks_and_biases_broadcast_to_the_weights(lead, shape, name, backend):
@@ -396,7 +405,7 @@ def leaves(**shapes):
     return {n: torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for n, s in shapes.items()}
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled"))
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
 @pytest.mark.parametrize(
     "extra",
     [{}, {"softcap": 1.3}, {"mask": masks.causal(offset=0)}, {"mask": masks.causal(offset=-1)}, {"scale": -0.4}],
@@ -405,11 +414,11 @@ def leaves(**shapes):
 def test_gradient_is_the_slope(extra, backend, small_tiles):
     given = leaves(**LEAVES)
     assert torch.autograd.gradcheck(
-        lambda *x: regard.attention(*x, **extra, backend=backend), tuple(given.values()), atol=1e-8
+        lambda *x: regard.attention(*x, **extra, backend=backend), tuple(given.values()), fast_mode=True
     )
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled"))
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
 @pytest.mark.parametrize("shape", [(4, 3, 5), (2, 1, 3, 1), (1, 5)])
 def test_gradient_of_everything_together_is_the_slope(shape, backend, small_tiles):
     given = leaves(**LEAVES, bias=shape, sinks=(4,))
@@ -419,7 +428,7 @@ def test_gradient_of_everything_together_is_the_slope(shape, backend, small_tile
             **dict(zip(given, x, strict=True)), softcap=2.0, mask=masks.causal(offset=0), backend=backend
         )
 
-    assert torch.autograd.gradcheck(together, tuple(given.values()), atol=1e-8)
+    assert torch.autograd.gradcheck(together, tuple(given.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("backend", DROPPING)
@@ -430,10 +439,10 @@ def test_gradient_with_dropout_is_the_slope_for_the_weights_kept(backend, small_
         torch.manual_seed(5)
         return regard.attention(*x, dropout=0.4, backend=backend)
 
-    assert torch.autograd.gradcheck(dropping, tuple(given.values()), atol=1e-8)
+    assert torch.autograd.gradcheck(dropping, tuple(given.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled"))
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
 def test_sink_of_minus_infinity_is_no_sink(backend):
     q, k, v = tensors()
     sinks = torch.full((H,), -torch.inf, requires_grad=True)
@@ -452,22 +461,25 @@ def test_sink_of_minus_infinity_is_no_sink_in_flex():
 def test_reference_has_a_second_derivative():
     given = leaves(**LEAVES)
     assert torch.autograd.gradgradcheck(
-        lambda *x: regard.attention(*x, backend="reference"), tuple(given.values()), atol=1e-8
+        lambda *x: regard.attention(*x, backend="reference"), tuple(given.values()), fast_mode=True
     )
 
 
 def test_tiled_refuses_a_second_derivative_instead_of_leaving_it_out():
     q, k, v = (x.requires_grad_() for x in tensors())
     out = regard.attention(q, k, v, backend="tiled")
-    with pytest.raises(RuntimeError, match=r"twice|second"):
+
+    def penalised():
         slope = torch.autograd.grad(out.sum(), q, create_graph=True)[0]
-        torch.autograd.grad(slope.square().sum() + q.sum(), q)
+        return torch.autograd.grad(slope.square().sum() + q.sum(), q)
+
+    with pytest.raises(RuntimeError, match=r"twice|second"):
+        penalised()
 
 
 # -------------------------------------------------------------------------------------------------------- wrong input
 
 Q, K, V = tensors()
-HALF = {n: x.half() for n, x in (("q", Q), ("k", K), ("v", V))}
 META = torch.device("meta")
 
 WRONG = {
@@ -551,13 +563,13 @@ WRONG = {
     ),
     "integers": ({"q": Q.long()}, TypeError, "q holds torch.int64; attention needs floating point"),
     "integer array": (
-        {n: np.ones((NQ, D), dtype=np.int32) for n in "qkv"},
+        dict.fromkeys("qkv", np.ones((NQ, D), np.int32)),
         TypeError,
         "q holds int32; attention needs floating point: float16, bfloat16, float32 or float64. "
         "Convert it first: q.astype(np.float32)",
     ),
-    "complex": ({n: Q + 0j for n in "qkv"}, TypeError, "q holds torch.complex64; attention needs floating point"),
-    "complex array": ({n: np.ones((3, 2), complex) for n in "qkv"}, TypeError, "q holds complex128"),
+    "complex": (dict.fromkeys("qkv", Q + 0j), TypeError, "q holds torch.complex64; attention needs floating point"),
+    "complex array": (dict.fromkeys("qkv", np.ones((3, 2), complex)), TypeError, "q holds complex128"),
     "mixed dtypes": (
         {"k": K.half()},
         TypeError,
@@ -646,15 +658,10 @@ def test_sinks_follow_the_kind_of_q_in_numpy():
         regard.attention(q, k, v, sinks=torch.zeros(H))
 
 
-def test_masked_arrays_are_refused_or_their_mask_obeyed():
+def test_masked_arrays_are_refused_rather_than_read_without_their_mask():
     q, k, v = arrays()
-    hidden = np.zeros(k.shape, bool)
-    hidden[:, :, -2:] = True
-    try:
-        out = regard.attention(q, np.ma.masked_array(k, hidden), v)
-    except TypeError:
-        return
-    assert_defined(np.asarray(out, np.float32), *(x.astype(np.float32)[:, :, :NK] for x in (q, k, v)))
+    with pytest.raises(TypeError, match="mask"):
+        regard.attention(q, np.ma.masked_array(k, np.zeros(k.shape, bool)), v)
 
 
 # ------------------------------------------------------------------------------------------------------ empty sequences
@@ -678,7 +685,7 @@ def mask_for(kind, lead, nq, nk):
     return {"none": None, "causal": masks.causal(), "booleans": whole[(0,) * len(lead)], "all axes": whole}[kind]
 
 
-@pytest.mark.parametrize("backend", ("auto", *BACKENDS))
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("name", EMPTY)
 def test_nothing_to_see_gives_zeros_and_nothing_to_ask_gives_nothing(name, backend):
     q, k, v = tensors(*EMPTY[name])
@@ -757,7 +764,7 @@ def test_autocast_layers_feed_attention_and_it_keeps_its_precision(backend):
     assert torch.equal(out, regard.attention(q, k, k, mask=masks.window(3, 0), backend=backend))
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 def test_gradients_through_autocast_obey_the_rule(backend):
     def slopes(dtype, name, autocast=False):
         given = [x.bfloat16().to(dtype).requires_grad_() for x in (Q, K, V)]
@@ -813,32 +820,37 @@ def test_threads_do_not_disturb_each_other():
 
 MEASURE = """
 import torch, regard
+from regard import masks
 
-def peak():
-    # Not ru_maxrss: it starts at the size of the process that launched this one.
+def memory(which):
+    # Not ru_maxrss, which starts at the size of the process that launched this one.
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))  # KiB
+        return next(int(line.split()[1]) for line in status if line.startswith(which))  # KiB
 
-torch.set_num_threads(2)
-q, k, v = (torch.randn(1, 1, 32768, 64, requires_grad=GRADIENT) for _ in range(3))
-few = [x[:, :, :1024] for x in (q, k, v)]
-regard.attention(*few, mask=regard.masks.MASK, backend="tiled").sum()  # libraries load before the count begins
-before = peak()
-out = regard.attention(q, k, v, mask=regard.masks.MASK, backend="tiled")
-if GRADIENT:
-    out.sum().backward()
-print(peak() - before)
+def growth(q, k, v, mask, gradient):
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")  # the peak so far is forgotten
+    before = memory("VmRSS")
+    out = regard.attention(q, k, v, mask=mask, backend="tiled")
+    if gradient:
+        out.sum().backward()
+    return memory("VmHWM") - before
+
+torch.set_num_threads(1)
+q, k, v = (torch.randn(1, 1, 32768, 64, requires_grad=True) for _ in range(3))
+growth(*(x[:, :, :1024] for x in (q, k, v)), masks.window(256, 0), True)  # libraries load before the count begins
+mask = masks.window(256, 0)  # causal() grows no more and takes ten times as long
+print(growth(q.detach(), k.detach(), v.detach(), mask, False), growth(q, k, v, mask, True))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
-@pytest.mark.parametrize(
-    ("mask", "gradient"), [("causal()", False), ("window(256, 0)", False), ("window(256, 0)", True)]
-)
-def test_tiled_takes_little_memory_at_32768_positions(mask, gradient):
-    code = MEASURE.replace("MASK", mask).replace("GRADIENT", str(gradient))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 8_192 < int(done.stdout) < 200_000  # the output alone is 8 MiB; N×N would be 4 GiB
+def test_tiled_takes_little_memory_at_32768_positions():
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    forward, with_gradient = map(int, done.stdout.split())
+    # In KiB. The output alone is 8 MiB and the three gradients 24; one N×N matrix would be 4 GiB.
+    assert 4_096 < forward < 200_000
+    assert 16_384 < with_gradient < 200_000
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,5 +1,9 @@
 """Rules: reading numbers, indexing tables, what fits what, equality and form."""
 
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +18,7 @@ from regard.rules import Rule, at, cell_of, fit_cells, indices, number, row_of, 
 CPU = torch.device("cpu")
 
 
-# ---------------------------------------------------------------------------------------------------------------- number
+# --------------------------------------------------------------------------------------------------------------- number
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -60,7 +64,7 @@ def test_least_is_allowed_and_less_is_not():
     assert number("before", 0, 0) == 0
     assert number("before", [2, 0], 0).tolist() == [[2], [0]]
     assert number("offset", -5) == -5
-    with pytest.raises(ValueError, match="^before must be at least 0, got -1$"):
+    with pytest.raises(ValueError, match=r"^before must be at least 0, got -1$"):
         number("before", -1, 0)
     with pytest.raises(ValueError, match=r"^dilation must be at least 1, got \[\[3, 0\]\]$"):
         number("dilation", [[3, 0]], 1)
@@ -98,7 +102,7 @@ def test_number_refuses_an_empty_list_for_being_empty():
         number("offset", [])
 
 
-# ---------------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def test_one_integer_is_the_same_at_every_batch_row_and_head():
@@ -154,7 +158,7 @@ def test_size_or_one_is_the_size_that_is_not_one():
         size_or_one("heads", [3, 1, 2])
 
 
-# ------------------------------------------------------------------------------------------------------------- fit_cells
+# ------------------------------------------------------------------------------------------------------------ fit_cells
 
 
 def with_four_axes(x):
@@ -238,7 +242,7 @@ def test_rule_for_all_or_for_each_batch_row_and_head_fits(rule):
     assert rule.fit(3, 5, 7, 11) is None
 
 
-# -------------------------------------------------------------------------------------------------------- equality, form
+# ------------------------------------------------------------------------------------------------------- equality, form
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,6 +304,16 @@ def test_rule_differs_from_another_kind_and_from_what_is_no_rule():
 def test_hashing_does_not_read_the_numbers_of_a_tensor():
     there = Held(torch.zeros(2, 3, device="meta"))  # a tensor without numbers: reading it raises
     assert hash(there) == hash(Held(torch.ones(2, 3)))
+
+
+def test_rule_from_another_process_hashes_like_an_equal_one_made_here():
+    # Python hashes strings differently in each process, so a hash must not travel with the value.
+    code = "import pickle; from regard.masks import causal; m = causal(); hash(m); print(pickle.dumps(m).hex())"
+    environment = {**os.environ, "PYTHONHASHSEED": "5"}
+    sent = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    received = pickle.loads(bytes.fromhex(sent.stdout))
+    assert received == masks.causal()
+    assert hash(received) == hash(masks.causal())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,17 @@
 """The command line `regard`: steps, mask, cost, backends. It parses, calls and prints; it computes nothing.
 
-    >>> main(["cost", "--n", "3", "--d-model", "4", "--heads", "3"])    # the reason is printed to stderr
-    2
+    >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
+    window(1, 0)   3 queries × 3 keys
+    <BLANKLINE>
+       0 1 2
+    0  ■ · ·
+    1  ■ ■ ·
+    2  · ■ ■
+    <BLANKLINE>
+    ■ may look   · hidden
+    visible: 5 of 9 cells (55.6%)
+    tiles of 128 × 128: 0 empty, 1 partial, 0 full
+    0
 
 One file per command. typer and rich are imported by `main`, torch and the rest by the command that needs them, so that
 `regard --help` answers at once.
@@ -65,7 +75,7 @@ def _usage_message(error: object) -> str:
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]
-    return f"{message} See: {path} --help"
+    return f"{message.rstrip('.')}; see '{path} --help'"
 
 
 def _complain(message: str, code: int) -> int:

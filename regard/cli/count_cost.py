@@ -5,13 +5,16 @@ It reads options and prints what `regard.costs.cost` counts.
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.language import Lang, known, speaker
 from regard.cli.terminal import Terminal
 from regard.tables import width
+
+if TYPE_CHECKING:
+    from regard.costs import Cost
 
 __all__ = ["add"]
 
@@ -74,17 +77,24 @@ def add(app: typer.Typer, lang: Lang) -> None:
         if json_:
             print(json.dumps(counted.as_dict(), ensure_ascii=False))
         else:
-            _print(counted.text(spoken), spoken)
+            _print(counted, spoken)
 
 
-def _print(text: str, lang: Lang) -> None:
+def _print(counted: "Cost", lang: Lang) -> None:
+    """The table of `Cost.text`, without its formulas where they do not fit."""
     say, out = speaker(lang), Terminal()
-    sizes, *table, note = text.split("\n")
+    sizes, *table, note = counted.text(lang).split("\n")
     widest = max(map(width, table))
+    narrow = out.room is not None and out.room < widest
     out.print((sizes, "bold"))
     out.print()
-    narrow = out.room is not None and out.room < widest
-    out.print("\n".join(_without_last_column(table) if narrow else table))
+    if narrow:
+        attention, rnn, cnn = counted.attention.order, counted.rnn.order, counted.cnn.order
+        out.print(
+            say("order of time", "시간 복잡도") + f": {say('attention', '어텐션')} {attention}, RNN {rnn}, CNN {cnn}"
+        )
+        out.print()
+    out.print("\n".join(_numbers_only(table) if narrow else table))
     out.print()
     out.print((note, "dim"))
     if narrow:
@@ -95,16 +105,17 @@ def _print(text: str, lang: Lang) -> None:
         out.print((more, "dim"))
 
 
-def _without_last_column(table: list[str]) -> list[str]:
-    """A text table up to its last column; the line under the headers shows where that begins.
+def _numbers_only(table: list[str]) -> list[str]:
+    """A text table without its last column, the formulas, and without the rows that hold nothing but a formula.
 
-    >>> _without_last_column(["몫  why", "──  ───", "1   a b"])
-    ['몫', '──', '1']
+    >>> _numbers_only(["몫  of  n  how", "──  ──  ─  ───", "a   x      b·c", "d   x   1  e·f"])
+    ['몫  of  n', '──  ──  ─', 'd   x   1']
     """
-    start = table[1].rindex("  ")
+    rule = table[1]  # the line under the headers shows where the columns stand
+    numbers, formulas = rule.index("─", rule.index(" ─", rule.index(" ─") + 2)), rule.rindex("  ")
     kept = []
     for line in table:
-        while width(line) > start:
+        while width(line) > formulas:
             line = line[:-1]
         kept.append(line.rstrip())
-    return kept
+    return [line for line in kept if width(line) > numbers]

@@ -23,7 +23,7 @@ __all__ = ["add", "visible"]
 TILE = 128  # what FlexAttention skips or computes whole
 MOST_SIGNS = 48  # across a drawing
 MOST_TILES = 2**24  # of all batch rows and heads: they are listed, one byte each
-MOST_CELLS = 2**27  # of partial tiles that are looked at one by one: about a second
+MOST_CELLS = 2**24  # of partial tiles that are looked at one by one: about a second
 
 
 def add(app: typer.Typer, lang: Lang) -> None:
@@ -40,13 +40,14 @@ def add(app: typer.Typer, lang: Lang) -> None:
         "mask",
         help=say(
             "Draw who may look at whom.\n\n"
-            "SPEC: causal, window(before, after), dilated(before, after, step), prefix(length), padding([lengths]), "
-            "documents([ids]), globals([positions]), blocks, random_blocks, dense; joined by &, | and ~.\n\n"
+            "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
+            "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
+            "blocks, random_blocks, dense; joined by &, | and ~.\n\n"
             "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
             "누가 누구를 볼 수 있는지 그립니다.\n\n"
-            "SPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n\n"
-            "padding([길이들]), documents([문서 번호들]), globals([위치들]), blocks,\n\n"
-            "random_blocks, dense. &, |, ~로 조합합니다.\n\n"
+            "\b\nSPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n"
+            "padding([길이들]), documents([문서 번호들]), globals([위치들]),\n"
+            "blocks, random_blocks, dense. &, |, ~로 조합합니다.\n\n"
             "예: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
         ),
     )
@@ -135,7 +136,8 @@ def _print(mask: "Mask", sizes: tuple[int, int], which: tuple[int, int], tiles: 
     if mask.leading != (1, 1):
         shown = f"{which[0]}, {which[1]}"
         out.print(say(f"shown: batch, head {shown} of {mask.leading}", f"{mask.leading} 가운데 배치, 헤드 {shown}"))
-    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - 8) // 2))
+    side = len(str(nq)) + 2  # the ruler of the queries
+    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - side + 1) // 2))
     size = max(tiles or 1, -(-max(nq, nk) // signs))
     out.print()
     _print_drawing(mask.tiles(nq, nk, size)[which].tolist(), size, out)
@@ -163,10 +165,12 @@ def _tile_counts(kinds: "Tensor") -> list[int]:
 
 def _print_drawing(kinds: list[list[int]], size: int, out: Terminal) -> None:
     """Signs with a ruler of positions: above for the keys, at the side for the queries."""
-    step = 1 if max(len(kinds), len(kinds[0])) <= 10 and size == 1 else 5
-    side = len(str((len(kinds) - 1) * size))
-    ruler = "".join(f"{column * size:<{2 * step}}" for column in range(0, len(kinds[0]), step))
-    out.print((f"{'':{side}}  {ruler}".rstrip(), "dim"))
+    across = max(len(kinds), len(kinds[0]))
+    step = 1 if (across - 1) * size < 10 else 2 if across <= 10 and across * size < 1000 else 5
+    side = len(str((len(kinds) - 1) // step * step * size))
+    places = range(0, len(kinds[0]), step)
+    ruler = "".join(f"{place * size:<{2 * step}}" for place in places if (across - place) * 2 > len(str(place * size)))
+    out.print((f"{'':{side}}  {ruler}", "dim"))
     for number, row in enumerate(kinds):
-        label = str(number * size) if number % step == 0 else ""
+        label = "" if number % step else str(number * size)
         out.print((f"{label:>{side}}  ", "dim"), " ".join("·▒■"[kind] for kind in row))

@@ -39,7 +39,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         "backends",
         help=say(
             "Which backends can do a call, how, or why not, and which one 'auto' takes.",
-            "호출을 어느 백엔드가 어떻게 처리하는지, 못 하면 왜인지,\n\n'auto'는 무엇을 고르는지 보여 줍니다.",
+            "각 백엔드가 호출을 처리할 수 있는지와 'auto'의 선택을 보여 줍니다.",
         ),
     )
     def backends(

@@ -38,12 +38,15 @@ def write(figure: Figure, path: Path) -> None:
     ...     Path(folder, "new", "eye.svg").exists()
     True
 
-    Raises OSError that names the path.
+    Raises OSError that names the path, or the folder that cannot be made.
     """
     from regard.lens import figures
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the folder {str(path.parent)!r}: {error.strerror or error}") from None
+    try:
         figures.save(figure, path)
     except OSError as error:
         raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from None

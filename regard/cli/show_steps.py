@@ -6,16 +6,17 @@ by `regard.lens.figures`.
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
-from math import inf, isfinite, prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard import tables
 from regard.cli import picture_files
 from regard.cli.language import Lang, Say, known, speaker
-from regard.cli.terminal import Part, Terminal
+from regard.cli.matrices import INDENT, print_matrix
+from regard.cli.terminal import Terminal
+from regard.tables import width
 
 if TYPE_CHECKING:
     from regard.lens.checking import Report
@@ -25,19 +26,15 @@ __all__ = ["add"]
 
 DEMO = [[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]]
 DEMO_WORDS = "The cat sat"
-MOST_SHOWN = 12  # rows and columns of a matrix
 MOST_BYTES = 2**30  # of all intermediates together; steps are for small inputs
-INDENT = "   "
 HEADINGS = {
     "scores": ("1", "Scores", "점수"),
     "scaled": ("2", "Divide by √d_k", "√d_k로 나누기"),
-    "capped": ("·", "Softcap", "softcap"),
+    "capped": ("·", "Softcap", "소프트캡"),
     "masked": ("·", "Mask", "마스크"),
-    "weights": ("3", "Softmax", "softmax"),
+    "weights": ("3", "Softmax", "소프트맥스"),
     "output": ("4", "Weighted sum of V", "V의 가중합"),
 }
-# Paper to ink in equal steps of lightness, as regard.lens.figures draws weights; black or white reads on each.
-HEAT = ("black on #c6f2f1", "black on #9adae1", "black on #6ec1d4", "black on #46a6cc", "white on #246bae")
 
 
 def add(app: typer.Typer, lang: Lang) -> None:
@@ -54,10 +51,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
         "steps",
         help=say(
             "Attention step by step, with every number.\n\n"
-            "Without --input it is the worked example 'The cat sat': x (3, 4), and q = k = v = x.",
+            "Without --input it is the worked example 'The cat sat'. An .npy file is one array: q, k and v at once.",
             "어텐션을 단계별로, 모든 숫자와 함께 보여 줍니다.\n\n"
             "--input이 없으면 예제 'The cat sat'을 씁니다.\n\n"
-            "x는 (3, 4)이고 q = k = v = x입니다.",
+            ".npy는 배열 하나를 q, k, v로 함께 씁니다.",
         ),
     )
     def steps(
@@ -68,8 +65,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 "--input",
                 metavar="FILE",
                 help=say(
-                    ".npz or .safetensors with q, k, v or x, w_q, w_k, w_v; .npy: one array as q, k and v.",
-                    "q, k, v 또는 x, w_q, w_k, w_v가 든 .npz,\n.safetensors. .npy는 배열 하나를 q, k, v로 씁니다.",
+                    "q, k, v or x, w_q, w_k, w_v: .npz, .safetensors, .npy.",
+                    "q, k, v 또는 x, w_q, w_k, w_v: .npz, .safetensors, .npy.",
                 ),
             ),
         ] = None,
@@ -115,7 +112,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             raise ValueError("--batch and --head choose what is printed or drawn; --json holds all of them")
         picture_files.check_place(figure)
         spoken = speaker(known(lang))
-        arrays, origin = _arrays(input_, spoken)
+        arrays, origin = _arrays(input_, heads, spoken)
         if input_ is None and words is None:
             words = DEMO_WORDS
         made = _computed(arrays, heads, mask, scale, softcap, words)
@@ -131,7 +128,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
 # ---------------------------------------------------------------------------------------------------------- computing
 
 
-def _arrays(path: Path | None, say: Say) -> tuple[dict[str, Any], str]:
+def _arrays(path: Path | None, heads: int, say: Say) -> tuple[dict[str, Any], str]:
     """The arrays, and a line on where they come from."""
     if path is None:
         import numpy as np
@@ -141,7 +138,8 @@ def _arrays(path: Path | None, say: Say) -> tuple[dict[str, Any], str]:
             "x has shape (3, 4); W_Q = W_K = W_V = the identity, so q = k = v = x",
             "x의 모양은 (3, 4), W_Q = W_K = W_V = 단위행렬이므로 q = k = v = x",
         )
-        return {"x": x, "w_q": same, "w_k": same, "w_v": same}, line
+        split = say(f", split into {heads} heads", f", 헤드 {heads}개로 나눔") if heads > 1 else ""
+        return {"x": x, "w_q": same, "w_k": same, "w_v": same}, line + split
     from regard.cli.array_files import read_arrays
 
     arrays = read_arrays(path)
@@ -193,117 +191,76 @@ def _print(
     steps: "Steps", origin: str, report: "Report", figure: Path | None, which: tuple[int, int], lang: Lang
 ) -> None:
     say, out = speaker(lang), Terminal()
-    nq, nk = steps.scores.shape[-2:]
-    out.print(
-        (
-            say(
-                f"Attention step by step: {nq} queries, {nk} keys, head size {steps.q.shape[-1]}",
-                f"어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {steps.q.shape[-1]}",
-            ),
-            "bold",
-        )
+    (nq, nk), size = steps.scores.shape[-2:], steps.q.shape[-1]
+    title = say(
+        f"Attention step by step: {nq} queries, {nk} keys, head size {size}",
+        f"어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {size}",
     )
+    out.print((title, "bold"))
     out.print(origin)
     lead = tuple(steps.scores.shape[:-2])
     if prod(lead) > 1:
         batch, head = which
         out.print(say(f"shown: batch {batch}, head {head} of {lead}", f"{lead} 가운데 배치 {batch}, 헤드 {head}"))
-    if steps.x is not None:
-        out.print(("\nx", "bold"))
-        _print_matrix(steps, "x", (which[0], 0) if steps.x.ndim > 2 else (0, 0), say, out)
     _print_stages(steps, which, lang, out)
-    _print_check(report, say, out)
+    out.print()
+    out.print(_check_line(report, say))
     if figure is not None:
         out.print(say("Figure: ", "그림: "), str(figure))
 
 
 def _print_stages(steps: "Steps", which: tuple[int, int], lang: Lang, out: Terminal) -> None:
-    from regard.stages import MEANING, NAMES
+    from regard.stages import NAMES, pick
 
     say, before = speaker(lang), "scores"
+    if steps.x is not None:
+        _print_heading("", say("Input", "입력"), "x", "x", lang, out)
+        print_matrix(_of_x(steps, which).tolist(), steps.labels, None, heat=False, say=say, out=out)
     for name, (number, english, korean) in HEADINGS.items():
         if name in steps.unchanged:
             continue
         # The formula speaks of the stage printed before, where those between changed nothing.
         formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if name != "scores" else "q·kᵀ"
-        title = say(english, korean)
-        if name == "scaled" and "√" not in formula:
-            title = say("Scale", "스케일 조정")
-        meaning = MEANING[lang][name]
-        out.print(f"\n{number}  ", (f"{title}: ", "bold"), formula, (f"   {meaning}", "dim"))
-        _print_matrix(steps, name, which, say, out)
+        usual = name != "scaled" or "√" in formula
+        title = say(english, korean) if usual else say("Scale", "스케일 조정")
+        _print_heading(number, title, name, f"{name} = {formula}", lang, out)
+        keys = None if name == "output" else steps.key_labels
+        values = pick(getattr(steps, name), *which).tolist()
+        print_matrix(values, steps.labels, keys, heat=name == "weights", say=say, out=out)
         before = name
 
 
-def _print_matrix(steps: "Steps", name: str, which: tuple[int, int], say: Say, out: Terminal) -> None:
-    """One matrix with its labels, as many columns of it as there is room for."""
+def _of_x(steps: "Steps", which: tuple[int, int]) -> Any:
+    """The rows of x behind what is shown. Where heads were split off, x has none, and all before N is batch."""
     from regard.stages import pick
 
-    values = pick(getattr(steps, name), *which).tolist()
-    keys = None if name in ("x", "output") else steps.key_labels
-    rows, columns = min(len(values), MOST_SHOWN), min(len(values[0]), MOST_SHOWN)
-    labels = list(steps.labels or map(str, range(rows)))[:rows]
-    headers = list(keys or map(str, range(columns)))[:columns]
-    cells = _aligned([row[:columns] for row in values[:rows]])
-    widths = [max(tables.width(text) for text in column) for column in zip(headers, *cells, strict=True)]
-    side = max(map(tables.width, labels))
-    if out.room is not None:
-        while columns > 1 and len(INDENT) + side + sum(2 + w for w in widths[:columns]) > out.room:
-            columns -= 1
-    out.print(
-        INDENT + " " * side,
-        *((f"  {tables.pad(h, w, True)}", "dim") for h, w in zip(headers[:columns], widths, strict=False)),
-    )
-    largest = max((w for row in values for w in row if isfinite(w)), default=0.0)
-    for label, row, line in zip(labels, values, cells, strict=False):
-        parts: list[Part] = [INDENT + tables.pad(label, side)]
-        for value, text, wide in zip(row[:columns], line, widths, strict=False):
-            parts.append((f"  {tables.pad(text, wide, True)}", _heat(value / largest) if name == "weights" else ""))
-        out.print(*parts)
-    if (rows, columns) != (len(values), len(values[0])):
-        whole = f"{len(values)} × {len(values[0])}"
-        cut = say(f"{rows} × {columns} of {whole} shown; --json has all", f"{whole} 가운데 {rows} × {columns}만 표시")
-        out.print((f"{INDENT}… {cut}", "dim"))
+    if steps.x.shape[:-2] == steps.scores.shape[:-2]:
+        return pick(steps.x, *which)
+    return pick(steps.x.reshape(-1, *steps.x.shape[-2:]), which[0], 0)
 
 
-def _print_check(report: "Report", say: Say, out: Terminal) -> None:
+def _print_heading(number: str, title: str, name: str, formula: str, lang: Lang, out: Terminal) -> None:
+    """What is done, the formula, and what it means: on one line where there is room."""
+    from regard.stages import MEANING
+
+    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", MEANING[lang][name]
+    crowded = out.room is not None and width(first + second + meaning) > out.room
+    out.print()
+    out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))
+    if crowded:
+        out.print((INDENT + meaning, "dim"))
+
+
+def _check_line(report: "Report", say: Say) -> str:
     if not report:
-        out.print(f"\n{report}")
-        return
+        return str(report)
     empty = report.empty_rows
     none = say(f"; {empty} see nothing and are 0", f", 볼 것이 없어 0인 행 {empty}개") if empty else ""
     rows, within = f"{report.rows:,}", f"{report.tolerance:.2g}"
-    out.print(
-        say(
-            f"\nCheck: the rows of weights sum to 1 ({rows} rows, within {within}{none})",
-            f"\n확인: 가중치의 각 행의 합은 1입니다 ({rows}행, 허용 오차 {within}{none})",
-        )
+    return say(
+        f"Check: the rows of weights sum to 1 ({rows} rows, within {within}{none})",
+        f"확인: 가중치의 각 행의 합은 1입니다 ({rows}행, 허용 오차 {within}{none})",
     )
-
-
-def _aligned(rows: list[list[float]]) -> list[list[str]]:
-    """Numbers in few signs, with as many decimals as the one that needs most: the points stand below each other.
-
-    >>> _aligned([[0.5, 0.0], [1.25, -inf]])
-    [['0.50', '0.00'], ['1.25', '−∞']]
-    """
-    short = [tables.number(value) for row in rows for value in row if isfinite(value)]
-    if any("e" in text for text in short):
-        decimals = None  # numbers far apart: each in its own form
-    else:
-        decimals = max((len(text.partition(".")[2]) for text in short), default=0)
-
-    def written(value: float) -> str:
-        if not isfinite(value):
-            return {inf: "∞", -inf: "−∞"}.get(value, "NaN")
-        return tables.number(value) if decimals is None else f"{value:.{decimals}f}"
-
-    return [[written(value) for value in row] for row in rows]
-
-
-def _heat(share: float) -> str:
-    """The style of a weight, given as a share of the largest; 0 and NaN are bare."""
-    return HEAT[min(int(share * len(HEAT)), len(HEAT) - 1)] if share > 0 else ""
 
 
 def _as_json(steps: "Steps", report: "Report", figure: Path | None) -> str:

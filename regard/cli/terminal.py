@@ -31,4 +31,7 @@ class Terminal:
 
     def print(self, *parts: Part) -> None:
         """Print a line; on a terminal, what is longer than the room goes on below, broken between words."""
-        self._console.print(Text.assemble(*parts), soft_wrap=self.room is None)
+        line = Text.assemble(*parts)
+        if self.room is None:
+            line.rstrip()
+        self._console.print(line, soft_wrap=self.room is None)

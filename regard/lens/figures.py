@@ -316,7 +316,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     paper = figure.get_facecolor()
     try:
         with _SAVING, rc_context(settings), part.open("xb") as file:
-            figure.savefig(file, format=kind, dpi="figure", facecolor=paper, transparent=False, metadata=METADATA[kind])
+            figure.savefig(file, format=kind, dpi="figure", facecolor=paper, metadata=METADATA[kind])
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -1,0 +1,44 @@
+"""All commands in one typer app, with help in a language. It knows no command's options."""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+from typing import Annotated
+
+import typer
+
+from regard import __version__
+from regard.cli import count_cost, draw_mask, list_backends, show_steps
+from regard.cli.language import Lang, speaker
+
+__all__ = ["app_in"]
+
+
+def app_in(lang: Lang) -> typer.Typer:
+    """The app; its help is in the language.
+
+    >>> [command.name for command in app_in("en").registered_commands]
+    ['steps', 'mask', 'cost', 'backends']
+    """
+    say = speaker(lang)
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,  # plain help: rich's boxes take 0.1 s and say no more
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help=say("Transformer attention in which nothing is hidden.", "모든 단계를 볼 수 있는 Transformer 어텐션."),
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        context: typer.Context,
+        version: Annotated[
+            bool, typer.Option("--version", help=say("Print the version.", "버전을 출력합니다."))
+        ] = False,
+    ) -> None:
+        if version:
+            print(f"regard {__version__}")
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    for command in (show_steps, draw_mask, count_cost, list_backends):
+        command.add(app, lang)
+    return app

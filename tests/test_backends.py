@@ -1,0 +1,368 @@
+"""The choice between backends: what `explain` says, what "auto" takes, and why a backend refuses.
+
+That the backends compute the same is in test_conformance.py.
+"""
+
+import re
+from inspect import signature
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import backends, masks, positions
+from regard.backends import reference, tiled
+from regard.backends.call import Call, prepare
+from regard.testing import assert_rule
+
+NAMES = ("reference", "tiled", "sdpa", "flex")
+B, H, NQ, NK, D, DV = 2, 3, 5, 11, 7, 13
+
+
+def tensors(batch=B, heads=H, nq=NQ, nk=NK, d=D, dv=DV, dtype=torch.float32):
+    random = torch.Generator().manual_seed(0)
+    shapes = (batch, heads, nq, d), (batch, heads, nk, d), (batch, heads, nk, dv)
+    return tuple(torch.randn(shape, generator=random).to(dtype) for shape in shapes)
+
+
+def long(nq=4096):
+    return tensors(1, 1, nq, 4096, 8, 8)
+
+
+def reason(name, *qkv, **extra):
+    """Why a backend cannot do the call, or None, as `explain` says it."""
+    (row,) = [row for row in backends.explain(*qkv, **extra).rows if row[0] == name]
+    return None if row[1] else row[2]
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The names of the backends that ran, in order; nothing is computed."""
+    names = []
+
+    def spy(name):
+        def run(call):
+            names.append(name)
+            return torch.zeros(*call.q.shape[:-1], call.v.shape[-1])
+
+        return run
+
+    for name in NAMES:
+        monkeypatch.setattr(backends.load(name), "run", spy(name))
+    return names
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Every call says that it is on a GPU: enough to ask what would be chosen there."""
+    monkeypatch.setattr(Call, "device", torch.device("cuda"))
+
+
+# ------------------------------------------------------------------------------------------------------------ explain
+
+
+def test_explain_prints_what_each_backend_says():
+    expected = """\
+backend    can  how, or why not
+─────────  ───  ────────────────────────────────────────────────────────────────────
+tiled      yes  plain torch, tiles of 5×11; O(N) memory, skips hidden tiles  ← auto
+flex       yes  FlexAttention, unfused on the CPU: builds N×N
+reference  yes  the definition, in torch; builds N×N
+sdpa       no   torch's SDPA has no sinks"""
+    said = backends.explain(*tensors(), mask=masks.causal(), sinks=torch.zeros(H))
+    lines, wanted = str(said).splitlines(), expected.splitlines()
+    assert [line.split() for line in lines if "─" not in line] == [line.split() for line in wanted if "─" not in line]
+    assert repr(said) == str(said)
+
+
+def test_explain_is_a_table_in_a_notebook():
+    html = backends.explain(*tensors(), softcap=2.0)._repr_html_()
+    assert html.startswith("<table>")
+    assert html.count("<tr>") == 1 + len(NAMES)
+    assert html.count("← auto") == 1
+    assert "torch&#x27;s SDPA has no softcap" in html
+
+
+CALLS = {
+    "full": (tensors, {}, "sdpa"),
+    "causal": (tensors, {"mask": masks.causal()}, "sdpa"),
+    "one query": (lambda: tensors(nq=1), {"mask": masks.causal()}, "sdpa"),
+    "small window": (tensors, {"mask": masks.window(2, 1)}, "sdpa"),
+    "long window": (long, {"mask": masks.window(64, 0)}, "tiled"),
+    "long causal": (long, {"mask": masks.causal()}, "sdpa"),
+    "most of a long call visible": (long, {"mask": masks.causal(offset=100)}, "sdpa"),
+    "long call with a bias": (long, {"bias": positions.alibi(1)}, "tiled"),
+    "bias": (tensors, {"bias": positions.alibi(H)}, "sdpa"),
+    "softcap": (tensors, {"softcap": 2.0}, "tiled"),
+    "sinks": (tensors, {"sinks": torch.zeros(H)}, "tiled"),
+    "dropout": (tensors, {"dropout": 0.5}, "sdpa"),
+    "long call with dropout": (lambda: long(1024), {"dropout": 0.5}, "tiled"),
+    "half precision": (lambda: tensors(dtype=torch.bfloat16), {"mask": masks.prefix(2)}, "sdpa"),
+    "with gradient": (lambda: [x.requires_grad_() for x in tensors()], {"softcap": 2.0}, "tiled"),
+    "NumPy": (lambda: [x.numpy() for x in tensors()], {"mask": masks.causal()}, "sdpa"),
+    "long double": (lambda: [x.numpy().astype(np.longdouble) for x in tensors()], {}, "reference"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_auto_runs_what_explain_says(name, ran):
+    make, extra, expected = CALLS[name]
+    if name == "long double" and np.dtype(np.longdouble).itemsize == 8:
+        pytest.skip("long double is double on this machine")
+    qkv = make()
+    said = backends.explain(*qkv, **extra)
+    regard.attention(*qkv, **extra)
+    assert ran == [said.chosen] == [expected]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_explain_lists_every_backend_once_and_the_able_first(name):
+    make, extra, _ = CALLS[name]
+    said = backends.explain(*make(), **extra)
+    assert sorted(row[0] for row in said.rows) == sorted(NAMES)
+    able = [can for _, can, _ in said.rows]
+    assert able == sorted(able, reverse=True)
+    assert said.chosen == said.rows[0][0]
+    assert str(said).count("← auto") == 1
+    (line,) = [line for line in str(said).splitlines() if "← auto" in line]
+    assert line.split()[:2] == [said.chosen, "yes"]
+
+
+def test_explain_takes_the_arguments_of_attention():
+    ours = dict(signature(regard.attention).parameters)
+    assert ours.pop("backend").default == "auto"
+    assert ours == dict(signature(backends.explain).parameters)
+
+
+def test_explain_refuses_what_attention_refuses():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="head size differs: q has 7, k has 3"):
+        backends.explain(q, k[..., :3], v)
+
+
+def test_explain_computes_nothing(ran):
+    backends.explain(*tensors(), mask=masks.causal())
+    assert ran == []
+
+
+# ---------------------------------------------------------------------------------------------------- a named backend
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_backend_is_the_one_that_runs(name, ran):
+    regard.attention(*tensors(), mask=masks.causal(), backend=name)
+    assert ran == [name]
+
+
+REFUSED = {
+    "sdpa softcap": ("sdpa", {"softcap": 2.0}, "torch's SDPA has no softcap"),
+    "sdpa sinks": ("sdpa", {"sinks": torch.zeros(H)}, "torch's SDPA has no sinks"),
+    "flex dropout": ("flex", {"dropout": 0.1}, "FlexAttention has no dropout"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_named_backend_that_cannot_says_why_and_nothing_runs(case, ran):
+    name, extra, why = REFUSED[case]
+    assert reason(name, *tensors(), **extra) == why
+    chosen = backends.explain(*tensors(), **extra).chosen
+    message = f"backend '{name}' cannot do this call: {why}. backend='auto' would take '{chosen}'"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        regard.attention(*tensors(), **extra, backend=name)
+    assert ran == []
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is double on this machine")
+@pytest.mark.parametrize("name", NAMES)
+def test_long_double_exists_in_numpy_only(name):
+    qkv = [x.numpy().astype(np.longdouble) for x in tensors()]
+    expected = None if name == "reference" else f"{np.dtype(np.longdouble)} exists in NumPy only"
+    assert reason(name, *qkv) == expected
+
+
+@pytest.mark.parametrize("source", ["q", "sinks", "bias"])
+def test_flex_refuses_a_gradient_on_the_cpu_wherever_it_comes_from(source):
+    given = dict(zip("qkv", tensors(), strict=True)) | {"sinks": torch.zeros(H), "bias": torch.zeros(NQ, NK)}
+    given[source].requires_grad_()
+    assert reason("flex", **given) == "FlexAttention has no backward on the CPU"
+    with torch.no_grad():
+        assert reason("flex", **given) is None
+
+
+@pytest.mark.parametrize("name", ["fast", "", None, 3])
+def test_unknown_backend_is_an_error_that_lists_the_names(name):
+    message = f"unknown backend {name!r}; the backends are reference, tiled, sdpa, flex, or 'auto' to choose"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        backends.load(name)
+
+
+def test_names_are_the_modules_and_each_has_the_three_functions():
+    assert backends.NAMES == NAMES
+    for name in NAMES:
+        module = backends.load(name)
+        assert module.__name__ == f"regard.backends.{name}"
+        assert all(callable(getattr(module, function)) for function in ("refuse", "how", "run"))
+
+
+# --------------------------------------------------------------------------------------------------- the order of speed
+
+
+def order(*qkv, **extra):
+    return backends.ranked(prepare(*qkv, **extra))
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("extra", "first"),
+    [
+        ({}, "sdpa"),
+        ({"mask": masks.causal(offset=0)}, "sdpa"),
+        ({"mask": masks.causal()}, "flex"),
+        ({"mask": masks.window(2, 1)}, "flex"),
+        ({"bias": torch.zeros(NQ, NK)}, "flex"),
+        ({"mask": masks.window(2, 1), "dropout": 0.5}, "sdpa"),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first):
+    assert order(*tensors(), **extra)[0] == first
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize("name", CALLS)
+def test_auto_is_the_fastest_that_can_and_slowest_is_the_definition(name, device, monkeypatch):
+    monkeypatch.setattr(Call, "device", torch.device(device))
+    make, extra, _ = CALLS[name]
+    call = prepare(*make(), **extra)
+    ranked = backends.ranked(call)
+    assert sorted(ranked) == sorted(NAMES)
+    assert ranked[-1] == "reference"
+    able = [n for n in ranked if backends.load(n).refuse(call) is None]
+    assert backends.choose(call) is backends.load(able[0])
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_flex_on_a_gpu_refuses_what_its_kernel_lacks():
+    assert reason("flex", *tensors(d=16, dv=16)) is None
+    assert reason("flex", *tensors(d=16, dv=16, dtype=torch.float64)) == "FlexAttention's kernel has no float64"
+    for sizes in ({"d": 15, "dv": 16}, {"d": 16, "dv": 15}):
+        assert reason("flex", *tensors(**sizes)) == "FlexAttention's kernel needs a head size of at least 16, got 15"
+
+
+def test_flex_refuses_other_devices(monkeypatch):
+    monkeypatch.setattr(Call, "device", torch.device("mps"))
+    assert reason("flex", *tensors(d=16, dv=16)) == "FlexAttention is compiled for CUDA here, not for mps"
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
+    half, bias = tensors(dtype=torch.bfloat16), torch.zeros(NQ, NK)
+    assert reason("sdpa", *half, bias=bias) == "torch's SDPA on cuda would round the bias to torch.bfloat16"
+    assert reason("sdpa", *half, bias=positions.alibi(H)) is not None
+    assert reason("sdpa", *half, bias=bias.bfloat16()) is None
+    assert reason("sdpa", *tensors(), bias=bias) is None
+
+
+def test_sdpa_on_the_cpu_keeps_the_precision_of_a_bias():
+    assert reason("sdpa", *tensors(dtype=torch.bfloat16), bias=torch.zeros(NQ, NK)) is None
+
+
+# ------------------------------------------------------------------------------------------------------ how it is done
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({}, "torch's fused kernel"),
+        ({"mask": masks.causal(offset=0)}, "torch's fused kernel, is_causal"),
+        ({"mask": masks.causal()}, "torch's kernel with a dense N×N mask"),
+        ({"dropout": 0.5}, "torch's unfused path (dropout on the CPU); builds N×N"),
+    ],
+    ids=str,
+)
+def test_sdpa_says_whether_it_builds_the_square(extra, said):
+    assert backends.load("sdpa").how(prepare(*tensors(), **extra)) == said
+
+
+@pytest.mark.parametrize("extra", [{}, {"mask": masks.causal(offset=0)}, {"mask": masks.causal()}], ids=str)
+def test_sdpa_builds_a_dense_mask_only_where_it_says_so(extra, monkeypatch):
+    module, given = backends.load("sdpa"), SimpleNamespace()
+
+    def spy(q, k, v, attn_mask, is_causal, **rest):
+        given.mask, given.is_causal = attn_mask, is_causal
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+
+    monkeypatch.setattr(module, "scaled_dot_product_attention", spy)
+    call = prepare(*tensors(), **extra)
+    module.run(call)
+    assert (given.mask is not None) == ("dense" in module.how(call))
+    assert given.is_causal == ("is_causal" in module.how(call))
+
+
+def test_tiled_visits_only_tiles_that_somebody_sees(monkeypatch):
+    visited = []
+
+    def spy(plan, tile, *rest):
+        visited.append((tile.rows.start // 8, tile.cols.start // 8, tile.masked))
+        return scores(plan, tile, *rest)
+
+    scores = tiled._Plan.scores
+    monkeypatch.setattr(tiled, "tile_size", lambda batch, heads, nq, nk: (8, 8))
+    monkeypatch.setattr(tiled._Plan, "scores", spy)
+    regard.attention(*tensors(nq=40, nk=40), mask=masks.window(16, 0), backend="tiled")
+    # Tile row r sees the tiles r − 2, r − 1 and r: the diagonal and the far edge need their cells masked.
+    expected = [(r, c, c != r - 1) for r in range(5) for c in range(max(0, r - 2), r + 1)]
+    assert visited == expected
+
+
+@pytest.mark.parametrize("batch_and_heads", [(1, 1), (1, 8), (64, 16), (128, 32)])
+def test_tile_of_all_batch_rows_and_heads_stays_small(batch_and_heads):
+    rows, cols = tiled.tile_size(*batch_and_heads, 4096, 8192)
+    assert batch_and_heads[0] * batch_and_heads[1] * rows * cols <= tiled.TILE_CELLS
+
+
+@pytest.mark.parametrize("extra", [{}, {"mask": masks.causal(offset=-2)}, {"sinks": torch.ones(H)}], ids=str)
+def test_tiled_returns_each_rows_lse(extra, monkeypatch):
+    monkeypatch.setattr(tiled, "tile_size", lambda batch, heads, nq, nk: (2, 3))
+    q, k, v = tensors()
+    out, lse = tiled.forward_with_lse(prepare(q, k, v, **extra))
+    truth, base = (
+        reference.stages(prepare(*given, **extra)).lse for given in ([x.double() for x in (q, k, v)], (q, k, v))
+    )
+    nothing = truth == -torch.inf
+    assert torch.equal(lse == -torch.inf, nothing)
+    assert nothing.any() == ("mask" in extra)
+    assert_rule(*(x.masked_fill(nothing, 0) for x in (lse, base, truth)), what="lse")
+    assert torch.equal(out, regard.attention(q, k, v, **extra, backend="tiled"))
+
+
+def test_tiled_lse_carries_no_gradient():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    out, lse = tiled.forward_with_lse(prepare(q, k, v))
+    assert out.requires_grad
+    assert not lse.requires_grad
+
+
+@pytest.mark.parametrize("what", ["d", "heads", "batch", "nk"])
+def test_flex_works_for_more_shapes_than_torch_compiles_of_one_function(what):
+    torch._dynamo.reset()
+    backends.load("flex")._compiled.cache_clear()
+    limit = torch._dynamo.config.recompile_limit
+    for n in range(2, limit + 4):
+        q, k, v = tensors(**({"nq": 2, "nk": 3, "dv": n if what == "d" else D} | {what: n}))
+        out = regard.attention(q, k, v, mask=masks.causal(), backend="flex")
+        truth = regard.attention(*(x.double() for x in (q, k, v)), mask=masks.causal(), backend="reference")
+        assert_rule(out, regard.attention(q, k, v, mask=masks.causal(), backend="reference"), truth)
+
+
+@pytest.mark.gpu
+def test_flex_trains_after_the_same_mask_served_inference():
+    qkv = [x.cuda() for x in tensors(d=16, dv=16)]
+    mask = masks.window(2, 1)
+    with torch.inference_mode():
+        expected = regard.attention(*qkv, mask=mask, backend="flex")
+    out = regard.attention(*(x.requires_grad_() for x in qkv), mask=mask, backend="flex")
+    torch.autograd.grad(out.sum(), qkv)
+    assert torch.equal(out.detach(), expected)
