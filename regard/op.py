@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from regard.backends import choose, reference
 from regard.backends.call import Call, prepare
 from regard.stages import Steps, project
@@ -47,7 +49,7 @@ def attention(
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(call, backend)
     out = _nothing(call) if 0 in call.sizes else chosen.run(call)
-    if call.numpy and not isinstance(out, type(q)):
+    if call.numpy and isinstance(out, Tensor):
         out = out.numpy()
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
 

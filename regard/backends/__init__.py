@@ -49,8 +49,8 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
     Raises ValueError if the name is unknown, or if the named backend cannot do the call (with its reason).
     """
     if name == "auto":
-        # The common call first, without looking at the others: this is on the path of every small attention.
-        if call.mask is None and call.bias is None and not call.dropout and sdpa.refuse(call) is None:
+        # The common call first, without ranking the others: this is on the path of every small attention.
+        if not call.dropout and sdpa.plain(call) is not None and sdpa.refuse(call) is None:
             return sdpa
         return next(m for m in map(load, ranked(call)) if m.refuse(call) is None)
     module = load(name)
@@ -63,7 +63,7 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
 def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
     if call.device.type == "cuda":
-        plain = sdpa.is_plain(call) or call.dropout
+        plain = sdpa.plain(call) is not None or call.dropout
         return ("sdpa", "flex", "tiled", "reference") if plain else ("flex", "sdpa", "tiled", "reference")
     return ("sdpa", "tiled", "flex", "reference") if _dense_pays(call) else ("tiled", "sdpa", "flex", "reference")
 
@@ -71,7 +71,7 @@ def ranked(call: Call) -> tuple[str, ...]:
 def _dense_pays(call: Call) -> bool:
     """On the CPU: is torch's fused kernel with a dense N×N mask faster than skipping hidden tiles?"""
     _, _, nq, nk = call.sizes
-    if sdpa.is_plain(call):
+    if sdpa.plain(call) is not None:
         return not call.dropout or nq * nk <= SMALL
     if nq * nk <= SMALL:
         return True

@@ -37,11 +37,7 @@ class Call:
     sinks: Any  # (H,) or None
     dropout: float
     numpy: bool
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """B, H, Nq, Nk."""
-        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+    sizes: tuple[int, int, int, int]  # B, H, Nq, Nk
 
     @property
     def device(self) -> torch.device:
@@ -99,19 +95,17 @@ def prepare(
     if dropout and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     weights = (*q.shape[:-1], k.shape[-2])
-    if mask is not None:
-        mask = as_mask(mask, weights)
-    if bias is not None:
-        bias = as_bias(bias, weights)
+    mask, bias = as_mask(mask, weights), as_bias(bias, weights)
     if sinks is not None:
         sinks = _check_sinks(sinks, q, numpy)
     if q.ndim != 4:
         q, k, v = (_four_axes(x) for x in (q, k, v))
-    call = Call(q, k, v, mask, bias, scale, softcap, sinks, dropout, numpy)
-    for rule in (call.mask, call.bias):
-        if rule is not None:
-            rule.fit(*call.sizes)
-    return call
+    sizes = (*q.shape[:3], k.shape[2])
+    if mask is not None:
+        mask.fit(*sizes)
+    if bias is not None:
+        bias.fit(*sizes)
+    return Call(q, k, v, mask, bias, scale, softcap, sinks, dropout, numpy, sizes)
 
 
 def cells_of_mask(call: Call) -> Tensor | None:

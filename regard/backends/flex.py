@@ -9,8 +9,10 @@ It does not know dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -20,11 +22,13 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.backends.call import Call
 from regard.masks import FULL, PARTIAL, Mask
+from regard.positions import Bias
 from regard.rules import IndexRule
 
 __all__ = ["how", "refuse", "run"]
 
 BLOCK = 128
+OWN_KERNELS = 4
 LEAST_HEAD_SIZE = 16  # what the Triton product of two tiles needs
 
 
@@ -57,19 +61,24 @@ def how(call: Call) -> str:
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
     call = call.in_torch()
-    _, _, nq, nk = call.sizes
-    form = (
-        None if call.mask is None else call.mask.form,
-        None if call.bias is None else call.bias.form,
-        call.softcap is None,
-        call.sinks is None,
-    )
-    kernel = _compiled(form, call.device.type)
-    blocks = None if call.mask is None else _block_mask(call.mask, nq, nk, call.device)
+    kernel = _kernel_for(call)
+    blocks = None if call.mask is None else _block_mask(call.mask, *call.sizes[2:], call.device)
     grouped = call.k.shape[1] != call.q.shape[1]
-    out = kernel(call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
+    with _quiet(call.bias):
+        out = kernel(call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
     assert isinstance(out, Tensor)
     return out
+
+
+@contextmanager
+def _quiet(bias: Bias | None) -> Iterator[None]:
+    """Hush torch.compile, which warns that it reads .grad of a bias that was itself computed."""
+    if bias is None or not any(t.requires_grad and not t.is_leaf for t in bias.tensors):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
+        yield
 
 
 def _kernel(
@@ -89,17 +98,37 @@ def _kernel(
     return (out * gate.unsqueeze(-1)).to(q.dtype)
 
 
-@lru_cache(maxsize=256)
-def _compiled(form: object, device: str) -> Callable[..., Any]:
-    """A compiled kernel per form of call, each from its own code object.
+def _kernel_for(call: Call) -> Callable[..., Any]:
+    """The first few sizes of a form get a kernel each, the fastest; further ones share one for all sizes."""
+    form = (
+        call.device.type,
+        call.mask and call.mask.form,
+        call.bias and call.bias.form,
+        call.softcap is None,
+        call.sinks is None,
+    )
+    sizes = (call.q.shape, call.k.shape, call.v.shape, call.q.dtype)
+    known = _SIZES.setdefault(form, set())
+    if sizes not in known and len(known) >= OWN_KERNELS:
+        return _compiled(form, None)
+    known.add(sizes)
+    return _compiled(form, sizes)
+
+
+_SIZES: dict[object, set[object]] = {}
+
+
+@cache
+def _compiled(form: tuple[Any, ...], sizes: object) -> Callable[..., Any]:
+    """A compiled kernel, made from its own code object.
 
     torch.compile counts recompilations per code object and beyond eight runs the unfused path instead, in silence; a
-    code object for each form keeps one form's recompilations (new lengths, new head sizes) from using up another's, and
-    fullgraph makes the limit an error.
+    code object each keeps one form's recompilations from using up another's, and fullgraph makes the limit an error.
     """
-    code = _kernel.__code__.replace(co_name=f"_kernel_{abs(hash((form, device)))}")
+    code = _kernel.__code__.replace(co_name=f"_kernel_{abs(hash((form, sizes)))}")
     fresh = FunctionType(code, _kernel.__globals__, code.co_name)
-    return torch.compile(fresh, fullgraph=True, backend="inductor" if device == "cuda" else "eager")
+    backend = "inductor" if form[0] == "cuda" else "eager"
+    return torch.compile(fresh, fullgraph=True, backend=backend, dynamic=None if sizes is None else False)
 
 
 def _score_mod(call: Call) -> Callable[..., Any] | None:

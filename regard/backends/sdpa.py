@@ -7,6 +7,7 @@ does not know softcap or sinks.
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from regard.backends.call import Call, cells_of_bias, cells_of_mask
 from regard.masks import Causal
 from regard.positions import DenseBias
 
-__all__ = ["how", "is_plain", "refuse", "run"]
+__all__ = ["how", "plain", "refuse", "run"]
 
 
 def refuse(call: Call) -> str | None:
@@ -41,47 +42,42 @@ def _keeps_bias(call: Call) -> bool:
 
 def how(call: Call) -> str:
     """How it does the call, in a few words."""
-    plain = is_plain(call)
     if call.dropout and call.device.type == "cpu":
         return "torch's unfused path (dropout on the CPU); builds N×N"
-    if not plain:
-        return "torch's kernel with a dense N×N mask"
-    return "torch's fused kernel" + (", is_causal" if _is_causal(call) else "")
+    return {
+        "full": "torch's fused kernel",
+        "causal": "torch's fused kernel, is_causal",
+        None: "torch's kernel with a dense N×N mask",
+    }[plain(call)]
 
 
-def is_plain(call: Call) -> bool:
-    """Does the kernel take this call without a dense N×N tensor?"""
-    return call.bias is None and (call.mask is None or _is_causal(call) or _sees_all(call))
+def plain(call: Call) -> Literal["full", "causal"] | None:
+    """What the kernel does without a dense N×N tensor, or None where it needs one.
 
-
-def _is_causal(call: Call) -> bool:
-    """SDPA's is_causal counts from the first key: ours too when offset is 0, or by default when Nq = Nk."""
+    SDPA's is_causal counts from the first key, as ours does when the offset is 0, by default when Nq = Nk. One query at
+    the last position (a decoding step) sees every key.
+    """
     mask = call.mask
+    if call.bias is not None:
+        return None
+    if mask is None:
+        return "full"
     if not isinstance(mask, Causal) or isinstance(mask.offset, Tensor):
-        return False
-    return (_default_offset(call) if mask.offset is None else mask.offset) == 0
-
-
-def _sees_all(call: Call) -> bool:
-    """One query at the last position sees every key: a decoding step."""
-    return isinstance(call.mask, Causal) and call.mask.offset is None and call.q.shape[2] == 1
+        return None
+    _, _, nq, nk = call.sizes
+    offset = nk - nq if mask.offset is None else mask.offset
+    return "causal" if offset == 0 else "full" if nq == 1 and offset == nk - 1 else None
 
 
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
     call = call.in_torch()
     q, scale = _positive_scale(call.q, call.scale)
-    if call.mask is None and call.bias is None:
-        return _fused(call, q, scale)
-    if is_plain(call):
-        return _fused(call, q, scale, is_causal=not _sees_all(call))
+    shape = plain(call)
+    if shape is not None:
+        return _fused(call, q, scale, is_causal=shape == "causal")
     cells, seen = _dense_cells(call)
     return torch.where(seen, _fused(call, q, scale, cells), 0.0)
-
-
-def _default_offset(call: Call) -> int:
-    nk: int = call.k.shape[2]
-    return nk - int(call.q.shape[2])
 
 
 def _fused(call: Call, q: Tensor, scale: float, cells: Tensor | None = None, is_causal: bool = False) -> Tensor:
