@@ -60,7 +60,7 @@ def on_cuda(monkeypatch):
     monkeypatch.setattr(Call, "device", torch.device("cuda"))
 
 
-# ------------------------------------------------------------------------------------------------------------ explain
+# -------------------------------------------------------------------------------------------------------------- explain
 
 
 def test_explain_prints_what_each_backend_says():
@@ -146,7 +146,7 @@ def test_explain_computes_nothing(ran):
     assert ran == []
 
 
-# ---------------------------------------------------------------------------------------------------- a named backend
+# ------------------------------------------------------------------------------------------------------ a named backend
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -268,7 +268,7 @@ def test_sdpa_on_the_cpu_keeps_the_precision_of_a_bias():
     assert reason("sdpa", *tensors(dtype=torch.bfloat16), bias=torch.zeros(NQ, NK)) is None
 
 
-# ------------------------------------------------------------------------------------------------------ how it is done
+# ------------------------------------------------------------------------------------------------------- how it is done
 
 
 @pytest.mark.parametrize(

@@ -335,8 +335,8 @@ def blocks(path: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
-def test_python_blocks_of_the_readme_run_in_order(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/conventions.md"])
+def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / name)
     assert found, f"{name} has no ```python block"

@@ -227,11 +227,13 @@ def test_dense_shares_axes_of_size_one():
     assert dense(column).dense(2, 3).tolist() == [[True, True, True], [False, False, False]]
 
 
-@pytest.mark.parametrize("mask", [causal(), window(1, 0), prefix(1), padding([0]), dilated(1, 0, 2), documents([0])])
+@pytest.mark.parametrize(
+    "mask", [causal(), window(1, 0), prefix(1), padding([2]), dilated(1, 0, 2), documents([0, 0, 1])]
+)
 def test_square_unless_the_number_of_keys_is_given(mask):
-    assert torch.equal(mask.dense(1), mask.dense(1, 1))
-    assert torch.equal(mask.tiles(1), mask.tiles(1, 1))
-    assert mask.draw(1) == mask.draw(1, 1)
+    assert torch.equal(mask.dense(3), mask.dense(3, 3))
+    assert torch.equal(mask.tiles(3, size=2), mask.tiles(3, 3, size=2))
+    assert mask.draw(3) == mask.draw(3, 3)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,7 @@ def test_square_unless_the_number_of_keys_is_given(mask):
         lambda: globals_([]),
         lambda: documents(lengths=[0]),
     ],
+    ids=["causal", "window", "prefix", "dilated", "padding", "globals", "documents"],
 )
 def test_no_keys_is_an_empty_matrix(make):
     assert make().dense(3, 0).shape[-2:] == (3, 0)

@@ -51,7 +51,7 @@ def assert_defined(out, q, k, v, **extra):
     assert_rule(torch.as_tensor(out), baseline, truth)
 
 
-# ------------------------------------------------------------------------------------------------- beside torch's SDPA
+# -------------------------------------------------------------------------------------------------- beside torch's SDPA
 
 
 def test_full_attention_is_sdpa():
@@ -95,7 +95,7 @@ def test_grouped_heads_are_sdpas_enable_gqa():
     assert_agrees(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), q, k, v)
 
 
-# ---------------------------------------------------------------------------------------------- beside FlexAttention
+# ------------------------------------------------------------------------------------------------- beside FlexAttention
 
 IDS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3])
 SLOPES = torch.tensor([0.5, 0.25, 0.125])
@@ -145,7 +145,7 @@ def test_bias_and_softcap_are_the_score_mod_one_would_write(name):
     assert_agrees(lambda q, k, v: flex_attention(q, k, v, score_mod=mod), *tensors(), **extra)
 
 
-# -------------------------------------------------------------------------------------------------------------- NumPy
+# ---------------------------------------------------------------------------------------------------------------- NumPy
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -262,7 +262,7 @@ def test_inputs_are_never_modified(backend, numpy):
     assert all(torch.equal(given[n], x) for n, x in before.items())
 
 
-# ------------------------------------------------------------------------------------------------------------ layouts
+# -------------------------------------------------------------------------------------------------------------- layouts
 
 
 @pytest.mark.parametrize("numpy", [True, False])
@@ -329,7 +329,7 @@ def test_query_head_reads_its_groups_key_head(kv_heads, backend):
         assert_defined(out[:, h], q[:, h], k[:, group], v[:, group])
 
 
-# ------------------------------------------------------------------------------------------------------------ dropout
+# -------------------------------------------------------------------------------------------------------------- dropout
 
 DROPPING = ("reference", "tiled", "sdpa")
 
@@ -395,7 +395,7 @@ def test_dropout_applies_to_numpy_and_without_gradient(backend):
     assert not np.allclose(out, regard.attention(q, k, v))
 
 
-# ---------------------------------------------------------------------------------------------------------- gradients
+# ------------------------------------------------------------------------------------------------------------ gradients
 
 LEAVES = {"q": (2, 4, 3, 2), "k": (2, 2, 5, 2), "v": (2, 2, 5, 3)}
 
@@ -477,7 +477,7 @@ def test_tiled_refuses_a_second_derivative_instead_of_leaving_it_out():
         penalised()
 
 
-# -------------------------------------------------------------------------------------------------------- wrong input
+# ---------------------------------------------------------------------------------------------------------- wrong input
 
 Q, K, V = tensors()
 META = torch.device("meta")
@@ -724,7 +724,7 @@ def test_values_of_no_width_give_a_result_of_no_width(backend):
     assert regard.attention(q, k, v[..., :0], backend=backend).shape == (B, H, NQ, 0)
 
 
-# --------------------------------------------------------------------------------------------------- torch's own modes
+# ---------------------------------------------------------------------------------------------------- torch's own modes
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_values_may_have_another_width():
     assert regard.steps(x=X, **w, heads=2).output.shape == (1, 2, 3, 5)
 
 
-# ------------------------------------------------------------------------------------------------------- NumPy and torch
+# ------------------------------------------------------------------------------------------------------ NumPy and torch
 
 
 def test_torch_in_gives_torch_out_connected_for_autograd():
@@ -181,7 +181,7 @@ def test_steps_from_x_in_torch():
     close(ours.output.numpy(), numpy.output)
 
 
-# ----------------------------------------------------------------------------------------------------------- the printing
+# --------------------------------------------------------------------------------------------------------- the printing
 
 
 def test_text_in_english():
@@ -243,11 +243,11 @@ def test_rows_are_said_to_sum_to_1_only_where_they_do():
     claim = stages.MEANING["en"]["weights"]
     assert claim in regard.steps(X, X, X).text()
     sunk = regard.steps(X, X, X, sinks=np.zeros(1))
-    assert sunk.weights.sum(-1).max() < 0.9
+    assert sunk.weights.sum(-1).max() < 0.94
     assert claim not in sunk.text()
 
 
-# ------------------------------------------------------------------------------------------------------------- labels
+# --------------------------------------------------------------------------------------------------------------- labels
 
 
 def test_labels_name_keys_too_where_there_are_as_many():
@@ -283,7 +283,7 @@ def test_html_escapes_labels_and_formulas():
     assert html.count("<b>") == html.count("</b>") == len(NAMES) - len(s.unchanged)  # the names of the matrices
 
 
-# -------------------------------------------------------------------------------------------- several matrices, large ones
+# ----------------------------------------------------------------------------------------- several matrices, large ones
 
 
 def test_one_head_of_one_batch_row_is_printed_and_named():
@@ -292,9 +292,7 @@ def test_one_head_of_one_batch_row_is_printed_and_named():
     alone = regard.steps(q[1, 2], k[1, 2], v[1, 2])
     text = s.text(batch=1, head=2)
     assert "\n\nweights = softmax(masked)   (shown: batch 1, head 2 of (2, 3))\n\n" in text
-    assert "weights = softmax(masked)   (2, 3) 가운데 배치 1, 헤드 2" in s.text("ko", batch=1, head=2).replace(
-        "((", "("
-    )
+    assert "\n\nweights = softmax(masked)   ((2, 3) 가운데 배치 1, 헤드 2)\n\n" in s.text("ko", batch=1, head=2)
     matrix = alone.text()[alone.text().index("weights = ") :].split("\n\n")[1]
     assert matrix in text
     assert matrix not in s.text()
@@ -332,7 +330,7 @@ def test_batch_or_head_out_of_range_is_an_error(which, message):
 def test_more_than_twelve_rows_and_columns_are_cut_and_said_to_be():
     q, k, v = arrays(nq=17, nk=19)
     text = regard.steps(q, k, v).text()
-    weights = text[text.index("weights = ") : text.index("output = ")].splitlines()
+    weights = text[text.index("weights = ") : text.index("\n\noutput = ")].splitlines()
     assert weights[2].split() == [str(n) for n in range(12)]
     assert [line.split()[0] for line in weights[4:]] == [*(str(n) for n in range(12)), "…"]
     assert weights[-1] == "… the first 12 shown"
@@ -355,7 +353,7 @@ def test_steps_never_change_the_input():
     assert all(np.array_equal(given[name], a) for name, a in before.items())
 
 
-# -------------------------------------------------------------------------------------------------------- wrong calls
+# ---------------------------------------------------------------------------------------------------------- wrong calls
 
 QKV = dict(zip("qkv", arrays(), strict=True))
 FROM_X = {"x": X, **projections()}
@@ -395,7 +393,7 @@ WRONG = {
     "too many key labels": (QKV | {"key_labels": ["a"] * 12}, ValueError, "key_labels has 12 words for 11 keys"),
     "no queries": (QKV | {"q": QKV["q"][:0]}, ValueError, "nothing to show: 0 queries, 11 keys"),
     "no keys": (QKV | {"k": QKV["k"][:0], "v": QKV["v"][:0]}, ValueError, "nothing to show: 5 queries, 0 keys"),
-    "no batch rows": ({n: a[None][:0] for n, a in QKV.items()}, ValueError, "nothing to show: 0 batch rows"),
+    "no batch rows": ({n: a[None][:0] for n, a in QKV.items()}, ValueError, "0 batch rows"),
     "a wrong mask": (QKV | {"mask": np.ones((NQ, NK))}, TypeError, "mask must be boolean"),
     "a wrong scale": (QKV | {"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
 }

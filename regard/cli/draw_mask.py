@@ -94,6 +94,7 @@ def _check_numbers(mask: "Mask", nq: int, nk: int, batch: int, head: int, tiles:
     for option, index, count in zip(("--batch", "--head"), (batch, head), mask.leading, strict=True):
         if not 0 <= index < count:
             raise ValueError(f"{option} {index} is out of range: {mask!r} has {count}, counted from 0")
+    mask.fit(*mask.leading, nq, nk)
     count = mask.leading[0] * mask.leading[1] * -(-nq // size) * -(-nk // size)
     if count > MOST_TILES or max(nq, nk) > MOST_TILES:
         raise ValueError(

@@ -75,8 +75,8 @@ def _fitting(widths: list[int], room: int) -> int:
 def _aligned(rows: Sequence[Sequence[float]]) -> list[list[str]]:
     """Numbers with as many decimals as the one that needs most, up to four: the points stand below each other.
 
-    >>> _aligned([[0.5, 0.0, 0.00002], [1.25, -inf, 0.61803]])
-    [['0.5000', '0', '2e-05'], ['1.2500', '−∞', '0.6180']]
+    >>> _aligned([[0.5, 0.0, 0.00002], [1.25, -inf, 0.61838]])
+    [['0.5000', '0', '2e-05'], ['1.2500', '−∞', '0.6184']]
 
     Exactly 0 is 0, and nothing else looks like it.
     """

@@ -1,0 +1,839 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import regard
+from regard import masks
+from regard.cli import array_files, draw_mask, main, mask_language
+from regard.cli.language import preferred
+from regard.cli.mask_language import read_mask
+from regard.tables import width
+
+ROOT = Path(__file__).resolve().parent.parent
+X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
+COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
+COMMANDS = ["steps", "mask", "cost", "backends"]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch, tmp_path):
+    """English, no terminal, and a folder of its own."""
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command line; give back what it printed after asserting that it went well."""
+
+    def run(*arguments: str) -> str:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys):
+    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
+
+    def fail(*arguments: str, code: int = 2) -> str:
+        assert main(arguments) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1
+        return err
+
+    return fail
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Make standard output a terminal of so many columns."""
+
+    def terminal(columns: int) -> None:
+        for name, value in {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm-256color"}.items():
+            monkeypatch.setenv(name, value)
+
+    return terminal
+
+
+def bare(text: str) -> str:
+    """A text without colour codes."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def widest(text: str) -> int:
+    return max(map(width, bare(text).splitlines()))
+
+
+def process(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """The command line in a process of its own."""
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def matrices(text: str) -> dict[str, tuple[list[str], list[str], list[list[str]]]]:
+    """What `regard steps` printed: by name of the stage, the headers, the labels and the numbers as text."""
+    found = {}
+    for block in text.split("\n\n"):
+        heading, *lines = block.splitlines()
+        match = re.search(r"   (\w+) = |   (x)   ", heading)
+        if match and lines:
+            while not lines[0].startswith("    "):  # the meaning, where it found no room beside the formula
+                lines.pop(0)
+            cells = [line.split() for line in lines if "…" not in line]
+            found[match[1] or match[2]] = (cells[0], [row[0] for row in cells[1:]], [row[1:] for row in cells[1:]])
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- help
+
+
+def test_help_lists_the_four_commands(run):
+    assert re.findall(r"^  (\w+)  ", run("--help").split("Commands:")[1], re.MULTILINE) == COMMANDS
+
+
+def test_no_arguments_print_the_help(run):
+    assert run() == run("--help")
+
+
+def test_version_is_the_package_version(run):
+    assert run("--version") == f"regard {regard.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_speaks_korean_where_the_locale_does(run, monkeypatch, command):
+    english = run(command, "-h")
+    monkeypatch.setenv("LANG", "ko_KR.UTF-8")
+    korean = run(command, "--help")
+    assert not re.search("[가-힣]", english)
+    options = [re.findall(r"^  (-.*?)  +(.+)", text.split("Options:")[1], re.MULTILINE) for text in (english, korean)]
+    assert [name for name, _ in options[0]] == [name for name, _ in options[1]] != []
+    untranslated = [name for name, said in options[1] if not re.search("[가-힣]", said)]
+    assert set(untranslated) <= {"-h, --help", "--dtype DTYPE"}  # typer's own sentence, and a list of names
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_fits_eighty_columns(run, command, lang, monkeypatch):
+    monkeypatch.setenv("LC_ALL", lang)
+    assert widest(run(*command, "--help")) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "lang"),
+    [
+        ([], {}, "en"),
+        ([], {"LANG": "ko"}, "ko"),
+        ([], {"LANG": "ko_KR.UTF-8", "LC_MESSAGES": "en_US.UTF-8"}, "en"),
+        ([], {"LC_MESSAGES": "ko_KR", "LANG": "en_US"}, "ko"),
+        ([], {"LC_ALL": "C", "LC_MESSAGES": "ko_KR", "LANG": "ko_KR"}, "en"),
+        ([], {"LC_ALL": "", "LANG": "ko_KR"}, "ko"),
+        (["steps", "--lang", "ko"], {}, "ko"),
+        (["steps", "--lang=en", "--help"], {"LANG": "ko_KR"}, "en"),
+        (["steps", "--lang"], {"LANG": "ko_KR"}, "ko"),
+    ],
+)
+def test_language_is_that_of_the_option_and_then_of_the_locale(arguments, environment, lang):
+    assert preferred(arguments, environment) == lang
+
+
+def test_help_imports_neither_torch_nor_numpy_nor_matplotlib():
+    code = (
+        "import sys\nfrom regard.cli import main\n"
+        f"for command in {COMMANDS}: assert main([command, '--help']) == 0\n"
+        "assert main([]) == 0\n"
+        "print(sorted({'torch', 'numpy', 'matplotlib', 'safetensors', 'typer'} & sys.modules.keys()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == "['typer']"
+
+
+@pytest.mark.parametrize("library", ["typer", "rich"])
+def test_missing_library_is_named_with_the_command_that_installs_it(fail, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert re.search(rf"import of {library} .*: pip install 'regard\[cli\]'$", fail("--help", code=1).rstrip())
+
+
+def test_missing_matplotlib_is_named_with_the_command_that_installs_it(fail, monkeypatch):
+    for name in ("matplotlib", "matplotlib.font_manager"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "pip install 'regard[figures]'" in fail("steps", "--figure", "cat.png", code=1)
+
+
+# ---------------------------------------------------------------------------------------------------- errors and exits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["attend"], "No such command 'attend'; see 'regard --help'"),
+        (["--quiet"], "No such option: --quiet; see 'regard --help'"),
+        (["cost", "--n", "3"], "Missing option '--d-model'; see 'regard cost --help'"),
+        (["mask"], "Missing argument 'SPEC'; see 'regard mask --help'"),
+        (["cost", "--n", "few", "--d-model", "4"], "'--n'"),
+        (["cost", "--n", "7", "--d-model", "5", "--heads", "3"], "d_model must divide by heads, got d_model=5"),
+        (["cost", "--n", "0", "--d-model", "5"], "n must be at least 1, got 0"),
+        (["cost", "--n", "7", "--d-model", "5", "--dtype", "int8"], "dtype must be one of"),
+        *(([*words, "--lang", "fr"], "--lang must be en or ko, got 'fr'") for words in (["steps"], COST, ["backends"])),
+        (["mask", "causal", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["mask", "causal", "--queries", "0"], "--queries must be at least 1, got 0"),
+        (["mask", "causal", "--keys", "-3"], "--keys must be at least 1, got -3"),
+        (["mask", "causal", "--tiles", "0"], "--tiles must be at least 1, got 0"),
+        (["mask", "causal", "--head", "1"], r"--head 1 is out of range: causal() has 1, counted from 0"),
+        (["mask", "padding([3, 5])", "--batch", "2"], "--batch 2 is out of range: padding([3, 5]) has 2"),
+        (["mask", "padding([3, 5])", "--batch", "-1"], "--batch -1 is out of range"),
+        (["mask", "causal", "--queries", "1000000"], "1,000,000 × 1,000,000 positions make 61,042,969 tiles"),
+        (["mask", "documents([0, 0, 1])"], "documents is given for 3 positions, but there are 8 keys"),
+        (["mask", "causal", "--figure", "m.gif"], "--figure 'm.gif' must end in .png, .svg, .pdf"),
+        (["backends", "--shape", "1,8,64"], "--shape must be four numbers B,H,N,D such as 1,8,1024,64; got '1,8,64'"),
+        (["backends", "--shape", "1,-8,64,3"], "--shape must be four numbers"),
+        (["backends", "--shape", "1,8,64,0"], "D must be from 1 to 1,048,576, got 0"),
+        (["backends", "--keys", "0"], "--keys must be from 1 to 1,048,576, got 0"),
+        (["backends", "--kv-heads", "3"], "the heads of q must be a multiple of the heads of k"),
+        (["backends", "--shape", ",".join(["1048576"] * 4)], "is more than a tensor can hold"),
+        (["backends", "--dtype", "int8"], "--dtype must be one of float64, float32, bfloat16, float16; got 'int8'"),
+        (["backends", "--device", "abacus"], "--device 'abacus' cannot be used here: "),
+        (["backends", "--softcap", "-1"], "softcap must be above 0, got -1"),
+        (["backends", "--dropout", "1"], "dropout must be in [0, 1), got 1"),
+        (["backends", "--mask", "padding([3, 5])"], "padding([3, 5]) is given for 2 batch rows, but the call has 1"),
+        (["steps", "--mask", "sideways"], "'sideways' is not understood"),
+        (["steps", "--words", "The cat"], "labels has 2 words for 3 queries"),
+        (["steps", "--heads", "3"], "w_q has 4 columns, which 3 heads do not divide"),
+        (["steps", "--head", "1"], "head 1 is out of range: there are 1"),
+        (["steps", "--batch", "-1"], "batch -1 is out of range: there are 1"),
+        (["steps", "--scale", "inf"], "scale must be finite, got inf"),
+        (["steps", "--json", "--head", "1", "--heads", "2"], "--json holds all of them"),
+        (["steps", "--demo", "--input", "x.npy"], "--demo and --input exclude each other"),
+        (["steps", "--input", "x.npz"], "cannot read 'x.npz': No such file or directory"),
+        (["steps", "--input", "x.safetensors"], "cannot read 'x.safetensors': No such file or directory"),
+        (["steps", "--input", "x.pt"], "cannot read 'x.pt': the name must end in .npz, .npy, .safetensors"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(fail, arguments, message):
+    assert message in fail(*arguments)
+
+
+def test_interrupt_ends_quietly(monkeypatch, capsys):
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.costs.cost", interrupted)
+    assert main(COST) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_reader_that_has_left_is_no_error():
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, *COST]
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+
+
+def test_exit_code_reaches_the_shell():
+    result = process("cost", "--n", "0", "--d-model", "8")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr == b"regard: n must be at least 1, got 0\n"
+
+
+def test_narrow_encoding_prints_question_marks_instead_of_failing():
+    result = process(*COST, "--lang", "ko", env={"PYTHONIOENCODING": "cp949"})
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert "· 점수 QK?" in result.stdout.decode("cp949")
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+
+@pytest.mark.parametrize("options", [[], ["--demo"], ["--mask", "causal", "--softcap", "2", "--scale", "0.3"]])
+def test_steps_print_the_numbers_of_regard_steps(run, options):
+    given = {"mask": masks.causal(), "softcap": 2.0, "scale": 0.3} if "--mask" in options else {}
+    truth = regard.steps(X, X, X, **given)
+    found = matrices(run("steps", *options))
+    between = ["capped", "masked"] if given else []
+    assert list(found) == ["x", "scores", "scaled", *between, "weights", "output"]
+    for name, (headers, labels, numbers) in found.items():
+        values = X if name == "x" else getattr(truth, name)
+        assert labels == ["The", "cat", "sat"]
+        assert headers == (["0", "1", "2", "3"] if name in ("x", "output") else labels)
+        for row, texts in zip(values, numbers, strict=True):
+            for value, text in zip(row, texts, strict=True):
+                decimals = len(text.partition(".")[2])
+                assert text == ("−∞" if np.isinf(value) else f"{value:.{decimals}f}")
+                assert decimals == 4 or round(value, decimals) == pytest.approx(value, abs=1e-12) or np.isinf(value)
+
+
+def test_demo_numbers_its_four_steps(run):
+    headings = [line for line in run("steps").splitlines() if re.match(r"\d  ", line)]
+    assert [line.split("   ")[:2] for line in headings] == [
+        ["1  Scores", "scores = q·kᵀ"],
+        ["2  Divide by √d_k", "scaled = scores / √4"],
+        ["3  Softmax", "weights = softmax(scaled)"],
+        ["4  Weighted sum of V", "output = weights·v"],
+    ]
+
+
+def test_demo_says_where_its_numbers_come_from_and_that_rows_sum_to_one(run):
+    lines = run("steps").splitlines()
+    assert lines[1] == "x has shape (3, 4); W_Q = W_K = W_V = the identity, so q = k = v = x"
+    assert lines[-1] == "Check: the rows of weights sum to 1 (3 rows, within 8.9e-16)"
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_demo_fits_one_screen(capsys, terminal, lang):
+    terminal(80)
+    assert main(["steps", "--lang", lang]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") <= 45
+    assert widest(out) <= 80
+
+
+def test_demo_speaks_korean(run):
+    out = run("steps", "--lang", "ko")
+    assert re.findall(r"^(\d  .+?)   ", out, re.MULTILINE) == [
+        "1  점수",
+        "2  √d_k로 나누기",
+        "3  소프트맥스",
+        "4  V의 가중합",
+    ]
+    assert out.splitlines()[-1] == "확인: 가중치의 각 행의 합은 1입니다 (3행, 허용 오차 8.9e-16)"
+
+
+def test_words_label_rows_and_columns_and_line_up_in_hangul(run):
+    out = run("steps", "--words", "나는 고양이를 봤다")
+    headers, labels, _ = matrices(out)["weights"]
+    assert headers == labels == ["나는", "고양이를", "봤다"]
+    lines = out.split("3  Softmax")[1].splitlines()[1:5]
+    assert len({width(line) for line in lines}) == 1
+
+
+def test_scale_of_ones_own_is_not_called_division_by_the_root(run):
+    assert "2  Scale   scaled = scores · 0.3   " in run("steps", "--scale", "0.3")
+
+
+def test_heads_split_the_demo_and_one_is_shown(run):
+    out = run("steps", "--heads", "2", "--head", "1")
+    truth = regard.steps(x=X, w_q=np.eye(4), w_k=np.eye(4), w_v=np.eye(4), heads=2).weights[0, 1]
+    assert "shown: batch 0, head 1 of (1, 2)\n" in out
+    assert "so q = k = v = x, split into 2 heads\n" in out
+    np.testing.assert_allclose(np.array(matrices(out)["weights"][2], float), truth, atol=5.1e-5)
+
+
+def test_row_that_sees_nothing_is_counted(run):
+    out = run("steps", "--mask", "~prefix(3)")
+    assert (
+        out.splitlines()[-1] == "Check: the rows of weights sum to 1 (3 rows, within 8.9e-16; 3 see nothing and are 0)"
+    )
+    assert matrices(out)["weights"][2] == [["0", "0", "0"]] * 3
+
+
+def test_weights_are_a_heat_map_on_a_terminal(capsys, terminal):
+    terminal(120)
+    main(["steps", "--mask", "causal"])
+    rows = capsys.readouterr().out.split("softmax(masked)")[1].splitlines()[2:5]
+    shades = [re.findall(r"\x1b\[[0-9;]*48;[0-9;]*m (\S+) ", row) for row in rows]
+    assert shades == [["1.0000"], ["0.3729", "0.6271"], ["0.1152", "0.2668", "0.6180"]]
+
+
+def test_columns_that_find_no_room_are_told(capsys, terminal, run):
+    np.save("x.npy", np.random.default_rng(0).normal(size=(13, 17)))
+    wide = run("steps", "--input", "x.npy")
+    assert "   … 12 × 12 of 13 × 13; --json has all\n" in wide
+    assert len(matrices(wide)["scores"][0]) == 12
+    terminal(40)
+    main(["steps", "--input", "x.npy"])
+    narrow = bare(capsys.readouterr().out)
+    assert widest(narrow) <= 40
+    assert len(matrices(narrow)["weights"][0]) == 4
+    assert "   … 12 × 4 of 13 × 13; --json has all" in narrow
+
+
+# ------------------------------------------------------------------------------------------------------------- --input
+
+
+def values_of(run, *arguments: str) -> dict[str, np.ndarray]:
+    said = json.loads(run("steps", *arguments, "--json"), parse_constant=pytest.fail)
+    arrays = {name: np.array(value, float) for name, value in said["values"].items()}
+    assert {name: list(array.shape) for name, array in arrays.items()} == said["shapes"]
+    return arrays
+
+
+def qkv() -> dict[str, np.ndarray]:
+    """B 2, H 4, Hkv 2, Nq 3, Nk 7, D 5, Dv 11."""
+    random = np.random.default_rng(0)
+    return {
+        "q": random.normal(size=(2, 4, 3, 5)),
+        "k": random.normal(size=(2, 2, 7, 5)),
+        "v": random.normal(size=(2, 2, 7, 11)),
+    }
+
+
+def test_npz_with_q_k_v_gives_their_steps(run):
+    np.savez("a.npz", **qkv())
+    found, truth = values_of(run, "--input", "a.npz", "--mask", "causal"), regard.steps(**qkv(), mask=masks.causal())
+    for name in ("q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "output"):
+        np.testing.assert_array_equal(found[name], getattr(truth, name))
+    assert "a.npz: q (2, 4, 3, 5), k (2, 2, 7, 5), v (2, 2, 7, 11)\n" in run("steps", "--input", "a.npz")
+
+
+def test_chosen_batch_row_and_head_are_printed(run):
+    np.savez("a.npz", **qkv())
+    found = matrices(run("steps", "--input", "a.npz", "--batch", "1", "--head", "3"))
+    truth = regard.steps(**qkv()).output[1, 3]
+    np.testing.assert_allclose(np.array(found["output"][2], float), truth, atol=5.1e-5)
+
+
+def test_compressed_npz_with_x_and_matrices_gives_their_steps(run):
+    random = np.random.default_rng(0)
+    arrays = {
+        "x": random.normal(size=(2, 3, 5)),
+        **{name: random.normal(size=(5, 14)) for name in ("w_q", "w_k", "w_v")},
+    }
+    np.savez_compressed("a.npz", **arrays)
+    truth = regard.steps(**arrays, heads=2)
+    np.testing.assert_array_equal(values_of(run, "--input", "a.npz", "--heads", "2")["output"], truth.output)
+    found = matrices(run("steps", "--input", "a.npz", "--heads", "2", "--batch", "1", "--head", "1"))
+    np.testing.assert_allclose(np.array(found["x"][2], float), arrays["x"][1], atol=5.1e-5)
+    np.testing.assert_allclose(np.array(found["weights"][2], float), truth.weights[1, 1], atol=5.1e-5)
+
+
+def test_npy_is_q_k_and_v_at_once(run):
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    np.save("a.npy", np.asfortranarray(x))
+    np.testing.assert_array_equal(values_of(run, "--input", "a.npy")["output"], regard.steps(x, x, x).output)
+    assert "\nq = k = v = a.npy\n" in run("steps", "--input", "a.npy")
+
+
+def test_safetensors_in_bfloat16_give_their_steps(run):
+    arrays = {name: torch.from_numpy(array).bfloat16() for name, array in qkv().items()}
+    save_file(arrays, "a.safetensors")
+    truth = regard.steps(**arrays)
+    np.testing.assert_array_equal(values_of(run, "--input", "a.safetensors")["output"], truth.output.double())
+
+
+@pytest.mark.parametrize("kind", [".npz", ".npy", ".safetensors"])
+def test_folder_is_not_read(fail, kind):
+    Path(f"a{kind}").mkdir()
+    assert f"cannot read 'a{kind}': " in fail("steps", "--input", f"a{kind}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(".npz", "is not a whole .npz file"), (".npy", "cannot read"), (".safetensors", "is not a safetensors file")],
+)
+@pytest.mark.parametrize("content", [b"", b"hello, this is no array", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
+def test_file_that_is_no_array_is_refused(fail, kind, message, content):
+    Path(f"a{kind}").write_bytes(content)
+    said = fail("steps", "--input", f"a{kind}")
+    assert message in said
+    assert f"'a{kind}'" in said
+
+
+def test_npy_that_claims_more_than_it_holds_is_refused(fail):
+    np.save("a.npy", np.zeros((100, 7)))
+    Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:500])
+    assert "cannot read 'a.npy': mmap length is greater than file size" in fail("steps", "--input", "a.npy")
+
+
+@pytest.mark.parametrize("kind", [".npz", ".npy"])
+def test_pickled_objects_are_never_loaded(fail, kind):
+    class Trap:
+        def __reduce__(self):
+            return Path("sprung").touch, ()
+
+    array = np.array([Trap()], dtype=object)
+    if kind == ".npz":
+        np.savez("a.npz", q=array, k=array, v=array)
+    else:
+        np.save("a.npy", array)
+    assert f"cannot read 'a{kind}': " in fail("steps", "--input", f"a{kind}")
+    assert not Path("sprung").exists()
+
+
+@pytest.mark.parametrize(("names", "held"), [("qk", "'q', 'k'"), ("qkvx", "'q', 'k', 'v', 'x'"), ("", "nothing")])
+def test_names_that_are_unknown_or_missing_are_listed(fail, names, held):
+    np.savez("a.npz", **dict.fromkeys(names, X))
+    assert f"'a.npz' holds {held}; expected q, k, v, or x, w_q, w_k, w_v" in fail("steps", "--input", "a.npz")
+
+
+def test_large_file_is_refused_before_it_is_read(fail, monkeypatch):
+    np.save("a.npy", np.zeros((100, 7)))
+    monkeypatch.setattr(array_files, "LARGEST", 5000)
+    assert "'a.npy' holds 5,728 bytes; steps are for small inputs, at most 5,000" in fail("steps", "--input", "a.npy")
+
+
+def test_npz_that_unpacks_to_too_much_is_refused(fail, monkeypatch):
+    np.savez_compressed("a.npz", **dict.fromkeys("qkv", np.zeros((100, 7))))
+    monkeypatch.setattr(array_files, "LARGEST", 5000)
+    assert Path("a.npz").stat().st_size < 5000
+    assert "'a.npz' holds 17,184 bytes; steps are for small inputs" in fail("steps", "--input", "a.npz")
+
+
+def test_steps_that_would_fill_the_memory_are_refused(fail):
+    np.save("a.npy", np.zeros((5003, 2)))
+    assert "keeping every step of 5,003 × 5,003 positions takes about 1.3 GiB" in fail("steps", "--input", "a.npy")
+
+
+def test_integers_are_refused_by_the_operation(fail):
+    np.save("a.npy", np.eye(3, dtype=int))
+    assert "q holds int64; attention needs floating point" in fail("steps", "--input", "a.npy")
+
+
+def test_weights_that_fail_their_check_end_with_code_1(capsys):
+    np.save("a.npy", np.full((2, 3), np.nan))
+    assert main(["steps", "--input", "a.npy"]) == 1
+    out, err = capsys.readouterr()
+    assert "2 of 2 rows are not attention weights" in out
+    assert err == ""
+    assert main(["steps", "--input", "a.npy", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert said["check"]["ok"] is False
+    assert said["values"]["weights"] == [["nan", "nan"], ["nan", "nan"]]
+
+
+def test_json_of_the_demo_holds_labels_shapes_values_and_the_check(run):
+    said = json.loads(run("steps", "--mask", "causal", "--json"), parse_constant=pytest.fail)
+    assert said["labels"] == said["key_labels"] == ["The", "cat", "sat"]
+    assert said["shapes"]["output"] == [3, 4]
+    assert said["values"]["masked"][0][1:] == ["-inf", "-inf"]
+    assert said["values"]["weights"] == regard.steps(X, X, X, mask=masks.causal()).weights.tolist()
+    assert said["formulas"]["scaled"] == "scores / √4"
+    assert (said["check"]["ok"], said["check"]["rows"], said["check"]["empty_rows"]) == (True, 3, 0)
+    assert said["figure"] is None
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize("command", [["steps"], ["mask", "causal"]])
+def test_figure_is_written_into_folders_that_are_made(run, command):
+    out = run(*command, "--figure", "new/folder/a.png")
+    assert out.splitlines()[-1] == "Figure: new/folder/a.png"
+    assert Path("new/folder/a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figure_of_json_is_named_in_it(run):
+    said = json.loads(run("steps", "--json", "--heads", "2", "--head", "1", "--figure", "a.svg"))
+    assert said["figure"] == "a.svg"
+    assert Path("a.svg").read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize("command", [["steps"], ["mask", "causal"]])
+def test_figure_that_cannot_be_written_is_told(fail, command):
+    Path("folder.png").mkdir()
+    Path("file").touch()
+    said = fail(*command, "--figure", "folder.png")
+    assert "--figure 'folder.png' is a folder; name a file in it that ends in .png, .svg, .pdf" in said
+    assert "cannot make the folder 'file': File exists" in fail(*command, "--figure", "file/a.png")
+    assert "cannot write '/proc/a.png': " in fail(*command, "--figure", "/proc/a.png")
+
+
+def test_wrong_suffix_makes_no_folder(fail):
+    assert "--figure 'new/a.gif' must end in .png, .svg, .pdf" in fail("steps", "--figure", "new/a.gif")
+    assert not Path("new").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------- mask
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("causal", masks.causal()),
+        (" causal() ", masks.causal()),
+        ("causal(offset=2)", masks.causal(offset=2)),
+        ("causal(offset=-2)", masks.causal(offset=-2)),
+        ("window(2,1)", masks.window(2, 1)),
+        ("window(before=2, after=[1, 3])", masks.window(2, [1, 3])),
+        ("dilated(2,0,2)", masks.dilated(2, 0, 2)),
+        ("~prefix(3)", ~masks.prefix(3)),
+        ("padding([3,5])", masks.padding([3, 5])),
+        ("padding((3,5), side='left')", masks.padding([3, 5], side="left")),
+        ("padding([[True, False]])", masks.padding([[True, False]])),
+        ("documents([0,0,1])", masks.documents([0, 0, 1])),
+        ("documents(lengths=[2,1], offset=None)", masks.documents(lengths=[2, 1])),
+        ("globals([0])", masks.globals([0])),
+        ("blocks([[True, False], [True, True]], size=2)", masks.blocks([[True, False], [True, True]], 2)),
+        ("random_blocks(8, 2, count=1, seed=3)", masks.random_blocks(8, 2, count=1, seed=3)),
+        ("dense([[True, False]])", masks.dense([[True, False]])),
+        ("causal & padding([3,5])", masks.causal() & masks.padding([3, 5])),
+        ("window(2,0) | globals([0])", masks.window(2, 0) | masks.globals([0])),
+        ("causal & ~window(1,0) | globals([0])", (masks.causal() & ~masks.window(1, 0)) | masks.globals([0])),
+        ("causal & (window(1,0) | globals([0]))", masks.causal() & (masks.window(1, 0) | masks.globals([0]))),
+        (" & ".join(["causal"] * 30), None),
+    ],
+)
+def test_mask_language_reads(text, mask):
+    assert mask is None or read_mask(text) == mask
+    assert read_mask(text).leading
+
+
+def test_mask_language_knows_every_mask_of_the_module():
+    makers = {name for name in masks.__all__ if name.islower() and name != "as_mask"}
+    assert set(mask_language.KNOWN) == makers
+    assert all(getattr(masks, name) is make for name, make in mask_language.KNOWN.items())
+
+
+KNOWN = "the masks are causal, window, dilated, prefix, padding, documents, globals, blocks, random_blocks, dense"
+LITERALS = "arguments are numbers, True, False, None, 'text' or lists of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sideways", f"mask: 'sideways' is not understood; {KNOWN}"),
+        ("sideways(1) & causal", f"mask: 'sideways' in 'sideways(1) & causal' is not understood; {KNOWN}"),
+        ('__import__("os")', f"mask: '__import__' in '__import__(\"os\")' is not understood; {KNOWN}"),
+        ('__import__("os").system("touch sprung")', "is not understood"),
+        ("causal.__class__", "mask: 'causal.__class__' is not understood"),
+        ("causal().dense(3)", "mask: 'causal().dense' in 'causal().dense(3)' is not understood"),
+        ("as_mask(3)", "mask: 'as_mask' in 'as_mask(3)' is not understood"),
+        ("(lambda: 1)()", "is not understood"),
+        ("[causal for _ in [1]]", "is not understood"),
+        ("causal if True else causal", "is not understood"),
+        ("causal ^ causal", "mask: 'causal ^ causal' is not understood"),
+        ("causal + causal", "mask: 'causal + causal' is not understood"),
+        ("causal and window(1, 0)", "&, | and ~ combine masks, not and, or and not"),
+        ("not causal", "&, | and ~ combine masks, not and, or and not"),
+        ("-causal", "mask: '-causal' is not understood"),
+        ("3", "mask: '3' is not understood"),
+        ("'고양이' & causal", "mask: \"'고양이'\" in \"'고양이' & causal\" is not understood"),
+        ("window(1 + 1, 0)", f"mask: '1 + 1' in 'window(1 + 1, 0)' is not understood; {LITERALS}"),
+        ("window(causal, 0)", f"mask: 'causal' in 'window(causal, 0)' is not understood; {LITERALS}"),
+        ("window(*[1, 2])", f"mask: '*[1, 2]' in 'window(*[1, 2])' is not understood; {LITERALS}"),
+        ("window(**{'before': 1})", "arguments are written out, not unpacked by **"),
+        ("window(b'1', 0)", LITERALS),
+        ("window(-True, 0)", "only a number has a minus"),
+        ("padding([-'a'])", "only a number has a minus"),
+        ("window(2147483648, 0)", "mask '2147483648': a number is at most 2,147,483,647"),
+        ("window(1e999, 0)", "mask '1e999': a number is at most 2,147,483,647"),
+        ("window(-1,0)", "mask 'window(-1,0)': before must be at least 0, got -1"),
+        ("window(1)", "missing 1 required positional argument: 'after'; write window(before, after, *, offset=None)"),
+        ("window", "mask 'window': window() missing 2 required positional arguments"),
+        ("causal(later=3)", "unexpected keyword argument 'later'; write causal(offset=None)"),
+        ("padding([[1], [1, 2]])", "mask 'padding([[1], [1, 2]])': "),
+        ("padding(None)", "mask 'padding(None)': "),
+        ("padding([3, 5]) & padding([3, 5, 7])", "parts of one mask or bias disagree on batch: [2, 3]"),
+        ("", "cannot read the mask '': "),
+        ("causal &", "cannot read the mask 'causal &': invalid syntax; for example: causal & window(2, 1)"),
+        ("causal; causal", "cannot read the mask 'causal; causal': "),
+        ("causal\0", "cannot read the mask 'causal\\x00': "),
+        ("~" * 40 + "causal", "is nested deeper than 32 levels"),
+        (" & ".join(["causal"] * 40), "is nested deeper than 32 levels"),
+        ("~" * 19_000 + "causal", "cannot read the mask '~~~~"),
+        ("(" * 300 + "causal" + ")" * 300, "cannot read the mask '((((("),
+        ("[" * 9_000, "cannot read the mask '[[[["),
+        ("causal" + " " * 20_000, "mask of 20,006 signs: at most 20,000 are read"),
+    ],
+)
+def test_mask_language_refuses_and_shows_the_part(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_mask(text)
+    assert "\n" not in str(caught.value)
+    assert not Path("sprung").exists()
+
+
+def test_deep_lists_inside_an_argument_do_not_overflow():
+    with pytest.raises(ValueError, match="mask"):
+        read_mask("padding(" + "[" * 150 + "1" + "]" * 150 + ")")
+
+
+def test_mask_is_drawn_with_its_counts(run):
+    assert run("mask", "window(2, 0) | globals([1])", "--queries", "3", "--keys", "5") == (
+        "window(2, 0) | globals([1])   3 queries × 5 keys\n"
+        "\n"
+        "   0 1 2 3 4\n"
+        "0  ■ ■ ■ · ·\n"
+        "1  · ■ ■ ■ ·\n"
+        "2  · ■ ■ ■ ■\n"
+        "\n"
+        "■ may look   · hidden\n"
+        "visible: 10 of 15 cells (66.7%)\n"
+        "tiles of 128 × 128: 0 empty, 1 partial, 0 full\n"
+    )
+
+
+def test_mask_of_one_batch_row_is_drawn(run):
+    out = run("mask", "padding([3, 5])", "--batch", "1", "--queries", "1", "--keys", "7")
+    assert "0  ■ ■ ■ ■ ■ · ·\n" in out
+    assert "shown: batch, head 1, 0 of (2, 1)\n" in out
+    assert "visible: 5 of 7 cells (71.4%)\n" in out
+
+
+def test_tiles_are_drawn_and_counted(run):
+    out = run("mask", "causal", "--queries", "11", "--tiles", "4")
+    assert "   0 4 8\n0  ▒ · ·\n4  ■ ▒ ·\n8  ■ ■ ▒\n" in out
+    assert "■ may look   ▒ partly   · hidden   one sign: 4 × 4 positions\n" in out
+    assert "visible: 66 of 121 cells (54.5%)\n" in out
+    assert out.endswith("tiles of 4 × 4: 3 empty, 3 partial, 3 full\n")
+
+
+def test_mask_speaks_korean(run):
+    out = run("mask", "causal", "--queries", "3", "--lang", "ko", "--figure", "a.svg")
+    assert "쿼리 3개 × 키 3개\n" in out
+    assert "보이는 칸: 9 중 6 (66.7%)\n128 × 128 타일: 빈 것 0, 일부 1, 모두 보이는 것 0\n그림: a.svg\n" in out
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(37, 37), (131, 7), (5, 20011), (1009, 1013)])
+@pytest.mark.parametrize("columns", [30, 80, 120])
+def test_large_mask_is_drawn_within_the_terminal(capsys, terminal, queries, keys, columns):
+    terminal(columns)
+    assert main(["mask", "causal", "--queries", str(queries), "--keys", str(keys)]) == 0
+    out = bare(capsys.readouterr().out)
+    assert widest(out) <= columns
+    drawn = [line for line in out.splitlines() if re.fullmatch(r" *\d*  [■▒·]( [■▒·])*", line)]
+    size = int(found[1]) if (found := re.search(r"one sign:\s+(\d+)", out)) else 1
+    assert len(drawn) == -(-queries // size)
+    assert {line.count("■") + line.count("▒") + line.count("·") for line in drawn} == {-(-keys // size)}
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal(),
+        ~masks.window(40, 3),
+        masks.dilated(5, 2, 3),
+        masks.window([2, 150], 0) & masks.padding([100, 131]),
+        masks.dense(torch.rand(3, 131, 263) > 0.5),
+        masks.causal() & ~masks.causal(),
+    ],
+)
+def test_visible_cells_are_those_of_the_dense_mask(mask):
+    dense = mask.dense(131, 263).expand(*mask.leading, 131, 263)
+    for batch, head in np.ndindex(*mask.leading):
+        count = int(dense[batch, head].sum())
+        assert draw_mask.visible(mask, 131, 263, batch, head) == (count, count)
+
+
+def test_visible_cells_are_bounded_where_they_are_too_many_to_look_at(run, monkeypatch):
+    monkeypatch.setattr(draw_mask, "MOST_CELLS", 128 * 128)
+    assert draw_mask.visible(masks.causal(), 256, 256) == (128 * 128, 3 * 128 * 128)
+    assert "visible: 16,384 – 49,152 of 65,536 cells (25.0% – 75.0%)\n" in run("mask", "causal", "--queries", "256")
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_cost_in_a_pipe_is_the_whole_table(run, monkeypatch, lang):
+    monkeypatch.setenv("COLUMNS", "20")
+    sizes, *table, note = regard.cost(1000, 512, 8).text(lang).split("\n")
+    assert run(*COST, "--lang", lang) == "\n".join([sizes, "", *table, "", note, ""])
+
+
+def test_cost_takes_every_size(run):
+    sizes = {"kv_heads": 2, "head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
+    options = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    assert json.loads(run(*COST, *options, "--json")) == regard.cost(1000, 512, 8, **sizes).as_dict()
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_cost_leaves_out_the_formulas_where_they_do_not_fit(capsys, terminal, lang):
+    text = regard.cost(1000, 512, 8).text(lang)
+    terminal(80)
+    main([*COST, "--lang", lang])
+    narrow = bare(capsys.readouterr().out)
+    assert widest(narrow) <= 80
+    assert "O(n²·d), RNN O(n·d²), CNN O(k·n·d²)\n" in narrow
+    assert "4·B·n·d²" not in narrow
+    assert [number for number in re.findall(r"[\d,.]+ (?:FLOP|GFLOP|B|MiB)", text) if number not in narrow] == []
+    terminal(120)
+    main([*COST, "--lang", lang])
+    wide = bare(capsys.readouterr().out)
+    assert widest(wide) <= 120
+    assert [line for line in text.split("\n")[1:-1] if line not in wide.split("\n")] == []
+
+
+# ------------------------------------------------------------------------------------------------------------ backends
+
+
+def rows_of(out: str) -> list[list[str]]:
+    return [re.split("  +", line, maxsplit=2) for line in out.split("─\n")[1].split("\n\n")[0].splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], {}),
+        (["--softcap", "30"], {"softcap": 30.0}),
+        (["--mask", "window(5, 0)"], {"mask": masks.window(5, 0)}),
+        (["--dropout", "0.1"], {"dropout": 0.1}),
+        (["--gradient"], {}),
+    ],
+)
+def test_backends_say_what_explain_says(run, options, given):
+    q = torch.zeros(2, 6, 31, 8, requires_grad="--gradient" in options)
+    k = torch.zeros(2, 3, 53, 8)
+    said = regard.backends.explain(q, k, k, **given)
+    out = run("backends", "--shape", "2,6,31,8", "--kv-heads", "3", "--keys", "53", *options)
+    expected = [
+        [n, "yes" if can else "no", why + ("  ← auto" if n == said.chosen else "")] for n, can, why in said.rows
+    ]
+    assert rows_of(out) == expected
+    assert out.startswith("q (2, 6, 31, 8), k (2, 3, 53, 8), v (2, 3, 53, 8), float32, cpu\n")
+
+
+def test_backends_name_the_versions(run):
+    last = run("backends").splitlines()[-1]
+    assert last.startswith(f"python {'.'.join(map(str, sys.version_info[:3]))}, torch {torch.__version__}, cpu (")
+
+
+def test_backends_take_no_memory_for_a_huge_call(run):
+    out = run("backends", "--shape", "64,64,1048576,1024", "--dtype", "bfloat16")
+    assert "sdpa       yes  torch's fused kernel  ← auto" in out
+
+
+def test_backends_speak_korean_and_fold_long_reasons(capsys, terminal):
+    terminal(50)
+    main(["backends", "--mask", "window(128, 0)", "--softcap", "30", "--lang", "ko"])
+    out = bare(capsys.readouterr().out)
+    assert widest(out) <= 50
+    assert re.search(r"^백엔드 +가능  방법 또는 안 되는 이유$", out, re.MULTILINE)
+    assert re.search(r"^sdpa +불가  torch's SDPA has no softcap$", out, re.MULTILINE)
+
+
+# ------------------------------------------------------------------------------------------------------------ terminal
+
+
+@pytest.mark.parametrize("arguments", [["steps"], ["mask", "causal"], COST, ["backends"]])
+def test_pipe_gets_neither_colours_nor_trailing_spaces(run, arguments):
+    out = run(*arguments)
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("arguments", [["steps"], ["mask", "causal"], COST, ["backends"]])
+def test_terminal_gets_a_bold_title(capsys, terminal, arguments):
+    terminal(80)
+    main(arguments)
+    assert capsys.readouterr().out.startswith("\x1b[1m")
