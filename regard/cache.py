@@ -37,13 +37,20 @@ class GrowingCache:
         if self._k is not None and self._v is not None:
             for name, old, new in (("keys", self._k, k), ("values", self._v, v)):
                 _check_continues(name, old, new)
-            k, v = torch.cat([self._k, k], -2), torch.cat([self._v, v], -2)
-        self._k, self._v = k, v
-        return k, v
+            self._k, self._v = torch.cat([self._k, k], -2), torch.cat([self._v, v], -2)
+        else:
+            self._k, self._v = k.clone(), v.clone()  # ours: what the caller does to k later does not reach us
+        return self._k, self._v
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        _check_crop(length, len(self))
+        if self._k is not None and self._v is not None:
+            self._k, self._v = (self._k[:, :, :length], self._v[:, :, :length]) if length else (None, None)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._k = self._v = None
+        self.crop(0)
 
     def __repr__(self) -> str:
         return f"GrowingCache({len(self)} positions)"
@@ -117,9 +124,14 @@ class FixedCache:
         self._used = end
         return self._k[:, :, :end], self._v[:, :, :end]
 
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` positions, and keep the room."""
+        _check_crop(length, self._used)
+        self._used = length
+
     def clear(self) -> None:
         """Forget everything and keep the room."""
-        self._used = 0
+        self.crop(0)
 
     def __repr__(self) -> str:
         return f"FixedCache({self._used} of {self.length} positions, {self.nbytes} bytes)"
@@ -134,6 +146,11 @@ def _check_pair(k: Tensor, v: Tensor) -> None:
             "a cache takes keys (B, Hkv, n, D) and values (B, Hkv, n, Dv) of the same B, Hkv and n; "
             f"got {tuple(k.shape)} and {tuple(v.shape)}"
         )
+
+
+def _check_crop(length: int, used: int) -> None:
+    if not 0 <= length <= used:
+        raise ValueError(f"cannot keep the first {length} positions: the cache holds {used}")
 
 
 def _check_continues(name: str, old: Tensor, new: Tensor) -> None:

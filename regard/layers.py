@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.cache import Cache
+from regard.backends import load
+from regard.cache import Cache, FixedCache, GrowingCache
 from regard.op import attention
 from regard.positions import Bias, Rotary
 
@@ -43,7 +44,9 @@ class MultiHeadAttention(nn.Module):
     kv_heads: key/value heads (grouped-query attention), default heads.  d_context: width of `context`, default d_model.
     bias: do the projections have one.  out_bias: does W_O, default as bias.
     fused: one matrix for [Q|K|V] instead of three; the same numbers, one product.
-    position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None.
+    position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None. Rotary
+      with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass, as they do in
+      the models that use it.
     dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
     """
 
@@ -67,11 +70,15 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         kv_heads, d_context = heads if kv_heads is None else kv_heads, d_model if d_context is None else d_context
         _check_sizes(d_model, heads, kv_heads, head_dim, d_context, fused)
-        if not (position is None or isinstance(position, (Rotary, ScorePosition))):
+        if not (position is None or isinstance(position, Rotary) or _makes_bias(position)):
             raise TypeError(
                 "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
                 f"got {type(position).__name__}"
             )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if backend != "auto":
+            load(backend)  # an unknown name is an error here, not in the first call
         self.d_model, self.heads, self.kv_heads, self.d_context = d_model, heads, kv_heads, d_context
         self.head_dim = d_model // heads if head_dim is None else head_dim
         self.scale = self.head_dim**-0.5 if scale is None else scale
@@ -101,44 +108,48 @@ class MultiHeadAttention(nn.Module):
         positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
         """
         if x.ndim == 2:
-            return cast(
-                Tensor,
-                self(
-                    x[None],
-                    None if context is None else context[None],
-                    mask=mask,
-                    cache=cache,
-                    positions=positions,
-                    context_positions=context_positions,
-                )[0],
-            )
-        self._check(x, context, cache)
+            context = None if context is None else context[None]
+            return self._attend(x[None], context, mask, cache, positions, context_positions)[0]
+        return self._attend(x, context, mask, cache, positions, context_positions)
+
+    def _attend(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: object,
+        cache: Cache | None,
+        positions: Tensor | None,
+        context_positions: Tensor | None,
+    ) -> Tensor:
+        self._check(x, context, cache, positions, context_positions)
         q, k, v = self.project(x, context)
+        before = 0 if cache is None else len(cache)
         if isinstance(self.position, Rotary):
-            start = 0 if cache is None else len(cache)
-            positions = _count(x, start) if positions is None else positions
-            q = self.position.turn(q, positions)
+            positions = _count(x, before) if positions is None else positions
             if context is None:
                 context_positions = positions
             elif context_positions is None:
                 context_positions = _count(context, 0)
-            k = self.position.turn(k, context_positions)
-        elif positions is not None or context_positions is not None:
-            raise ValueError("positions are read by Rotary only, and this layer has none")
+            q, k = self.position.turn(q, positions), self.position.turn(k, context_positions)
+        term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
             k, v = cache.append(k, v)
-        term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
-        out = attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            bias=term,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )  # (B, H, N, D)
+        try:
+            out = attention(
+                q,
+                k,
+                v,
+                mask=mask,
+                bias=term,
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            )  # (B, H, N, D)
+        except (TypeError, ValueError):
+            if cache is not None:  # a call that is refused leaves the cache as it was
+                cache.crop(before)
+            raise
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,15 +165,28 @@ class MultiHeadAttention(nn.Module):
             q = linear(x, weight[:wide], None if bias is None else bias[:wide])
             kv = linear(context, weight[wide:], None if bias is None else bias[wide:])
             k, v = torch.split(kv, [narrow, narrow], -1)
-        return self._split(q), self._split(k), self._split(v)
+        return self._split(q, self.heads), self._split(k, self.kv_heads), self._split(v, self.kv_heads)
 
-    def _split(self, y: Tensor) -> Tensor:
+    def _split(self, y: Tensor, heads: int) -> Tensor:
         """(B, N, h·D) → (B, h, N, D)."""
-        return y.reshape(*y.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        return y.reshape(*y.shape[:-1], heads, self.head_dim).transpose(1, 2)
 
-    def _check(self, x: Tensor, context: Tensor | None, cache: Cache | None) -> None:
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        cache: Cache | None,
+        positions: Tensor | None,
+        context_positions: Tensor | None,
+    ) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
+        if cache is not None and not isinstance(cache, (GrowingCache, FixedCache)):
+            raise TypeError(f"cache must be a GrowingCache or a FixedCache, got {type(cache).__name__}")
+        if not isinstance(self.position, Rotary) and (positions is not None or context_positions is not None):
+            raise ValueError("positions are read by Rotary only, and this layer has none")
+        if context is None and context_positions is not None:
+            raise ValueError("context_positions= goes with context=; x's own are positions=")
         if context is None:
             if self.d_context != self.d_model:
                 raise ValueError(f"this layer looks at a context of width {self.d_context}: pass context=")
@@ -183,6 +207,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises ValueError for add_bias_kv, add_zero_attn, or kdim ≠ vdim, which this layer does not have.
         """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}")
         if module.bias_k is not None or module.add_zero_attn:
             raise ValueError("a MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
         if module.kdim != module.vdim:
@@ -213,14 +239,29 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(layer)` says of it."""
-        grouped = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
-        return f"{self.d_model}, heads={self.heads}{grouped}, head_dim={self.head_dim}"
+        usual = {
+            "kv_heads": self.heads,
+            "dropout": 0.0,
+            "scale": self.head_dim**-0.5,
+            "softcap": None,
+            "backend": "auto",
+        }
+        said = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        if self.position is not None and not isinstance(self.position, nn.Module):
+            said.append(f"position={self.position!r}")
+        return ", ".join([str(self.d_model), f"heads={self.heads}", f"head_dim={self.head_dim}", *said])
+
+
+def _makes_bias(position: object) -> bool:
+    return not isinstance(position, type) and callable(getattr(position, "bias", None))
 
 
 def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None, d_context: int, fused: bool) -> None:
     for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("d_context", d_context)):
         if n < 1:
             raise ValueError(f"{name} must be at least 1, got {n}")
+    if head_dim is not None and head_dim < 1:
+        raise ValueError(f"head_dim must be at least 1, got {head_dim}")
     if head_dim is None and d_model % heads:
         raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
     if heads % kv_heads:

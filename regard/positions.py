@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
-from regard.rules import IndexRule, Number, Rule, at, cell_of, fit_cells, indices, number, size_or_one
+from regard.rules import IndexRule, Number, Rule, at, cell_of, fit_cells, indices, number, numbers, size_or_one
 
 __all__ = [
     "T5",
@@ -195,7 +195,7 @@ def dense(cells: object) -> Bias:
     >>> dense(torch.zeros(3, 5))
     dense(<3×5 torch.float32>)
     """
-    values = torch.as_tensor(cells)
+    values = cells if isinstance(cells, Tensor) else numbers("bias", cells)
     if not values.dtype.is_floating_point:
         raise TypeError(f"a bias must be floating point, got {values.dtype}; booleans are a mask: pass mask=…")
     if not 2 <= values.ndim <= 4:
@@ -209,7 +209,7 @@ def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
         return bias
     if not isinstance(bias, (np.ndarray, Tensor)):
         raise TypeError(f"bias must be a regard bias, floating-point numbers or None; got {type(bias).__name__}")
-    cells = torch.as_tensor(bias)
+    cells = bias if isinstance(bias, Tensor) else numbers("bias", bias)
     if not cells.dtype.is_floating_point:
         raise TypeError(f"bias must be floating point, got {cells.dtype}; booleans are a mask: pass mask=…")
     return DenseBias(fit_cells("bias", cells, shape))

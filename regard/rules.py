@@ -21,7 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["IndexRule", "Number", "Rule", "at", "cell_of", "fit_cells", "indices", "number", "row_of", "size_or_one"]
+__all__ = [
+    "IndexRule",
+    "Number",
+    "Rule",
+    "at",
+    "cell_of",
+    "fit_cells",
+    "indices",
+    "number",
+    "numbers",
+    "row_of",
+    "size_or_one",
+]
 
 IndexRule = Callable[[Any, Any, Any, Any], Any]
 """A bound rule: f(b, h, i, j) on broadcasting integer index tensors."""
@@ -65,6 +77,10 @@ class Rule(ABC):
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is cached stays behind: a hash holds in one process only.
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
     @cached_property
     def _hash(self) -> int:
         # A tensor enters by its shape only: equal rules hash alike, and hashing never reads a device.
@@ -89,6 +105,22 @@ def _form(value: object) -> object:
     return value if isinstance(value, str) else type(value).__name__
 
 
+def numbers(name: str, value: object) -> Tensor:
+    """Read numbers or booleans from a list, a NumPy array or a tensor: a tensor of our own, which nobody else changes.
+
+    >>> numbers("lengths", np.array([3, 2, 1])[::-1]).tolist()
+    [1, 2, 3]
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
+        raise TypeError(f"{name} must be a list, a NumPy array or a tensor, got {type(value).__name__}: {value!r}")
+    try:
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as problem:  # ragged lists, lists of tensors or of words
+        raise TypeError(f"{name} must hold numbers or booleans in a regular shape: {problem}") from None
+
+
 def number(name: str, value: object, least: int | None = None) -> Number:
     """Read an integer argument: one for all, one per batch row (B,), or one per row and head (B or 1, H or 1).
 
@@ -100,14 +132,14 @@ def number(name: str, value: object, least: int | None = None) -> Number:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         result: Number = int(value)
     elif isinstance(value, (Sequence, np.ndarray, Tensor)) and not isinstance(value, str):
-        result = torch.as_tensor(value).detach().clone()
-        if result.dtype.is_floating_point or result.dtype.is_complex or result.dtype == torch.bool:
-            raise TypeError(f"{name} must hold integers, got {result.dtype}")
+        result = numbers(name, value)
         if result.ndim not in (1, 2) or result.numel() == 0:
             raise ValueError(
                 f"{name} must be one integer, one per batch row (B,), or one per row and head (B or 1, H or 1); "
                 f"got shape {tuple(result.shape)}"
             )
+        if result.dtype.is_floating_point or result.dtype.is_complex or result.dtype == torch.bool:
+            raise TypeError(f"{name} must hold integers, got {result.dtype}")
         result = result.long().reshape(result.shape[0], -1)  # (B, 1) or (B, H)
     else:
         raise TypeError(f"{name} must be an integer or integers, got {type(value).__name__}: {value!r}")

@@ -40,7 +40,7 @@ def largest_error(ours: Tensor, truth: Tensor) -> tuple[float, tuple[int, ...]]:
     """
     if truth.numel() == 0:
         return 0.0, ()
-    gap = (ours.double() - truth.double()).abs().nan_to_num(nan=inf)
+    gap = (ours.detach().double() - truth.detach().double()).abs().nan_to_num(nan=inf)
     worst = int(gap.argmax())
     return float(gap.reshape(-1)[worst]), tuple(int(n) for n in torch.unravel_index(torch.tensor(worst), gap.shape))
 
@@ -81,7 +81,7 @@ def assert_rule(
 
 
 def _largest(x: Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0
+    return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the suite

@@ -58,7 +58,7 @@ def test_backend_agrees_with_the_definition_under_every_mask(backend, dtype, sha
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", ("tiled", "sdpa"))
+@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
 def test_backend_agrees_with_the_definition_on_a_gpu(backend, dtype, shape, arguments):
     conform_over_masks(backend, DTYPES[dtype], shape, arguments, "cuda")
 
@@ -70,7 +70,7 @@ def test_flex_agrees_with_the_definition_under_every_mask_on_a_gpu(mask):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_flex_agrees_with_the_definition_under_every_argument_on_a_gpu(arguments, dtype):
     conform_flex_on_gpu(Case("several tiles", "causal and padding", arguments), DTYPES[dtype])
@@ -191,7 +191,7 @@ def test_hidden_keys_cannot_influence_the_result(dtype):
         assert torch.autograd.grad(out.sum(), q)[0].isfinite().all(), backend
 
 
-@pytest.mark.parametrize("backend", ("reference", "tiled", "sdpa"))
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 def test_result_is_the_same_however_the_queries_are_split(backend, small_tiles):
     q, k, v, _ = Case("several tiles", "none", "plain").build(torch.float32)
     mask = masks.causal() & masks.window(40, 0)

@@ -727,6 +727,15 @@ def test_values_of_no_width_give_a_result_of_no_width(backend):
 # ---------------------------------------------------------------------------------------------------- torch's own modes
 
 
+@pytest.fixture
+def fresh_compiler():
+    """No function compiled yet, and none of this test's left to count against another's limit."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     "extra",
     [{}, {"mask": masks.causal()}, {"mask": masks.causal(offset=0)}, {"mask": masks.window(2, 1)}, {"softcap": 2.0}],
@@ -736,16 +745,15 @@ def test_compiles_into_one_graph(extra):
     def function(q, k, v):
         return regard.attention(2 * q, k, v, **extra) + 1
 
-    torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert torch.equal(compiled(Q, K, V), function(Q, K, V))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_a_mask_made_inside():
     def function(q, k, v):
         return regard.attention(q, k, v, mask=masks.causal())
 
-    torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     for nq in (NQ, 3):
         assert torch.equal(compiled(Q[:, :, :nq], K, V), function(Q[:, :, :nq], K, V))

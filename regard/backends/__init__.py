@@ -17,30 +17,28 @@ A backend chooses how, never what: all agree with `reference` under the numeric 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from regard import tables
-from regard.backends import sdpa, tiled
+from regard.backends import flex, reference, sdpa, tiled
 from regard.backends.call import Call, prepare
 from regard.masks import EMPTY
 
-__all__ = ["NAMES", "Explanation", "choose", "explain", "load"]
+__all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
 
-NAMES = ("reference", "tiled", "sdpa", "flex")
+MODULES: dict[str, ModuleType] = {"reference": reference, "tiled": tiled, "sdpa": sdpa, "flex": flex}
+NAMES = tuple(MODULES)
 
 SMALL = 512 * 512  # cells per head up to which a dense mask costs less than anything clever
 DENSE_FROM = 0.5  # share of tiles visible from which skipping them no longer pays, on the CPU
 
 
-@cache
 def load(name: str) -> ModuleType:
     """The module of a backend by name. Raises ValueError with the valid names."""
-    if name not in NAMES:
+    if name not in MODULES:
         raise ValueError(f"unknown backend {name!r}; the backends are {', '.join(NAMES)}, or 'auto' to choose")
-    return import_module(f"regard.backends.{name}")
+    return MODULES[name]
 
 
 def choose(call: Call, name: str = "auto") -> ModuleType:

@@ -61,8 +61,10 @@ def how(call: Call) -> str:
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
     call = call.in_torch()
-    kernel = _kernel_for(call)
-    blocks = None if call.mask is None else _block_mask(call.mask, *call.sizes[2:], call.device)
+    traced = torch.compiler.is_compiling()  # somebody compiles around us: no compilation or cache of our own
+    kernel = _kernel if traced else _kernel_for(call)
+    make = _block_mask.__wrapped__ if traced else _block_mask
+    blocks = None if call.mask is None else make(call.mask, *call.sizes[2:], call.device)
     grouped = call.k.shape[1] != call.q.shape[1]
     with _quiet(call.bias):
         out = kernel(call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)

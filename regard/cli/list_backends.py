@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from regard.backends import Explanation
+    from regard.masks import Mask
 
 __all__ = ["add"]
 
-LARGEST = 2**20  # each size of a call; a mask's tiles are listed, which takes time and memory beyond
+LARGEST = 2**20  # each size of a call
+MOST_TILES = 2**25  # of a mask: they are listed, at some ten bytes each
 MOST_NUMBERS = 2**62  # of q: what torch can count
 
 
@@ -83,6 +85,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
         # One number seen from everywhere: the shapes of a call, whatever its size, in four bytes.
         q, k = one.expand(batch, heads, nq, size), one.expand(batch, groups, nk, size)
         rule = None if mask is None else read_mask(mask)
+        if rule is not None:
+            _check_tiles(rule, batch, heads, nq, nk)
         said = explain(q, k, k, mask=rule, softcap=softcap, dropout=dropout)
         _print(said, tuple(q.shape), tuple(k.shape), dtype, one.device, spoken)
 
@@ -100,6 +104,19 @@ def _sizes(shape: str, kv_heads: int | None, keys: int | None) -> tuple[int, ...
     if batch * max(sizes[1], sizes[4]) * max(n, sizes[5]) * size > MOST_NUMBERS:
         raise ValueError(f"--shape {shape} with {sizes[5]:,} keys is more than a tensor can hold")
     return sizes
+
+
+def _check_tiles(mask: "Mask", batch: int, heads: int, nq: int, nk: int) -> None:
+    """Refuse a mask whose tiles, which `explain` counts, are too many to list."""
+    from regard.backends.tiled import tile_size
+
+    rows, cols = tile_size(batch, heads, nq, nk)
+    tiles = mask.leading[0] * mask.leading[1] * -(-nq // rows) * -(-nk // cols)
+    if tiles > MOST_TILES:
+        raise ValueError(
+            f"{mask!r} has {tiles:,} tiles of {rows} × {cols} in this call; at most {MOST_TILES:,} are looked at: "
+            "give fewer positions, heads or batch rows"
+        )
 
 
 def _one_number(dtype: str, device: str) -> "torch.Tensor":
@@ -154,4 +171,4 @@ def _device_name(device: "torch.device") -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({platform.machine()}, threads: {torch.get_num_threads()})"

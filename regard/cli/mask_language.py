@@ -39,7 +39,7 @@ KNOWN: dict[str, Callable[..., Mask]] = {
 
 LONGEST = 20_000  # signs; Python's own parser needs memory in proportion
 DEEPEST = 32  # levels; a mask is evaluated and printed by recursion, and every & or | is a level
-LARGEST = 2**31 - 1  # the product of two such numbers still fits the 64 bits of an index
+LARGEST = 2**24  # more positions than are ever drawn; a document that long still fits the memory
 _PAIRS = {ast.BitAnd: and_, ast.BitOr: or_}
 
 

@@ -220,7 +220,11 @@ def _print_stages(steps: "Steps", which: tuple[int, int], lang: Lang, out: Termi
         if name in steps.unchanged:
             continue
         # The formula speaks of the stage printed before, where those between changed nothing.
-        formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if name != "scores" else "q·kᵀ"
+        formula = (
+            steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before)
+            if name != "scores"
+            else steps.formulas[name]
+        )
         usual = name != "scaled" or "√" in formula
         title = say(english, korean) if usual else say("Scale", "스케일 조정")
         _print_heading(number, title, name, f"{name} = {formula}", lang, out)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.masks.marked import booleans
 from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.placed import Placed, batch_of, call_text, read_offset
-from regard.rules import IndexRule, cell_of, fit_cells, number, size_or_one
+from regard.masks.placed import Placed, call_text, leading_of, read_offset
+from regard.rules import IndexRule, cell_of, fit_cells, number, numbers, size_or_one
 
 __all__ = ["as_mask", "blocks", "dense", "random_blocks"]
 
@@ -24,8 +24,11 @@ class _Blocks(Placed):
 
     @property
     def leading(self) -> tuple[int, int]:
-        batch = size_or_one("batch", [self.layout.shape[0], batch_of(self.offset)])
-        return batch, self.layout.shape[1]
+        batch, heads = leading_of(self.offset)
+        return (
+            size_or_one("batch", [self.layout.shape[0], batch]),
+            size_or_one("heads", [self.layout.shape[1], heads]),
+        )
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
@@ -83,8 +86,10 @@ def random_blocks(positions: int, size: int, *, count: int, seed: int, heads: in
     >>> random_blocks(8, 2, count=1, seed=0) == random_blocks(8, 2, count=1, seed=0)
     True
     """
-    for name, value in (("positions", positions), ("size", size), ("count", count), ("heads", heads)):
-        number(name, value, 0 if name == "count" else 1)
+    for name, value in (("positions", positions), ("size", size), ("count", count), ("heads", heads), ("seed", seed)):
+        if not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
+        number(name, value, 0 if name in ("count", "seed") else 1)
     across = -(-positions // size)
     if count > across:
         raise ValueError(f"cannot draw {count} different blocks: {positions} positions make {across} of size {size}")
@@ -134,12 +139,13 @@ def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
         return mask
     if not isinstance(mask, (np.ndarray, Tensor)):
         raise TypeError(f"mask must be a regard mask, booleans (True = may look) or None; got {type(mask).__name__}")
-    cells = torch.as_tensor(mask)
+    cells = numbers("mask", mask)
     if cells.dtype != torch.bool:
+        convert = "mask.bool()" if isinstance(mask, Tensor) else "mask.astype(bool)"
         raise TypeError(
             f"mask must be boolean (True = may look), got {cells.dtype}. "
             "Numbers that are added to the scores are a bias: pass bias=… instead"
-            + ("" if cells.dtype.is_floating_point else ", or mask.astype(bool) if they are 0 and 1")
+            + ("" if cells.dtype.is_floating_point else f", or {convert} if they are 0 and 1")
         )
     return dense(fit_cells("mask", cells, shape))
 
@@ -158,7 +164,7 @@ def per_tile(cells: Tensor, size: tuple[int, int], reduce: Literal["all", "any"]
 
 
 def _cells(name: str, value: object) -> Tensor:
-    cells = torch.as_tensor(value).detach().clone()
+    cells = numbers(name, value)
     if cells.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean (True = may look), got {cells.dtype}")
     if not 2 <= cells.ndim <= 4:

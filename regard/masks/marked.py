@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.placed import Placed, batch_of, call_text, read_offset, spread, text
-from regard.rules import IndexRule, at, number, row_of, size_or_one
+from regard.masks.placed import Placed, call_text, leading_of, read_offset, spread, text
+from regard.rules import IndexRule, at, number, numbers, row_of, size_or_one
 
 __all__ = ["documents", "globals", "padding"]
 
@@ -75,7 +75,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
 
     side: where the padding stands when lengths are given; "right" (after the tokens) or "left".
     """
-    values = torch.as_tensor(real).detach().clone()
+    values = numbers("padding", real)
     if values.dtype == torch.bool:
         if values.ndim != 2:
             raise ValueError(f"padding booleans must be (B, Nk), got shape {tuple(values.shape)}")
@@ -84,7 +84,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
         return _Tokens(values)
     if side not in ("right", "left"):
         raise ValueError(f"side must be 'right' or 'left', got {side!r}")
-    if values.ndim != 1 or values.dtype.is_floating_point:
+    if values.ndim != 1 or not _whole(values):
         raise ValueError(
             "padding takes integer lengths (B,) or booleans (B, Nk) with True = a real token; "
             f"got {values.dtype} of shape {tuple(values.shape)}"
@@ -100,7 +100,8 @@ class _Documents(Placed):
 
     @property
     def leading(self) -> tuple[int, int]:
-        return size_or_one("batch", [self.ids.shape[0], batch_of(self.offset)]), 1
+        batch, heads = leading_of(self.offset)
+        return size_or_one("batch", [self.ids.shape[0], batch]), heads
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
@@ -125,8 +126,9 @@ class _Documents(Placed):
 
     def __repr__(self) -> str:
         b, n = self.ids.shape
-        counts = sorted({len(row.unique()) for row in self.ids})
-        return call_text("documents", f"<{b}×{n} ids, {'–'.join(map(str, counts))} documents>", self._offset_text())
+        counts = {len(row[row >= 0].unique()) for row in self.ids}
+        many = str(*counts) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        return call_text("documents", f"<{b}×{n} ids, {many} documents>", self._offset_text())
 
 
 def documents(ids: object = None, *, lengths: object = None, offset: object = None) -> Mask:
@@ -151,12 +153,12 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
             raise ValueError("documents' lengths must be one list of integers; give ids (B, N) for several batch rows")
         values = torch.repeat_interleave(torch.arange(len(sizes)), sizes[:, 0].cpu())
     else:
-        values = torch.as_tensor(ids).detach().clone()
-    if values.ndim not in (1, 2) or values.dtype.is_floating_point or values.dtype == torch.bool:
+        values = numbers("documents' ids", ids)
+    if values.ndim not in (1, 2) or not _whole(values):
         raise ValueError(
             f"document ids must be integers (N,) or (B, N), got {values.dtype} of shape {tuple(values.shape)}"
         )
-    return _Documents(read_offset(offset), values.long().reshape(-1, values.shape[-1]))
+    return _Documents(read_offset(offset), values.long().reshape(-1 if values.numel() else 1, values.shape[-1]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,7 +168,8 @@ class _Globals(Placed):
     @property
     def leading(self) -> tuple[int, int]:
         own = self.positions.shape[0] if isinstance(self.positions, Tensor) else 1
-        return size_or_one("batch", [own, batch_of(self.offset)]), 1
+        batch, heads = leading_of(self.offset)
+        return size_or_one("batch", [own, batch]), heads
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
@@ -212,10 +215,10 @@ def globals(positions: object, *, offset: object = None) -> Mask:
     ■ ■ ■
     · ■ ·
     """
-    values = torch.as_tensor(positions).detach().clone()
+    values = numbers("global positions", positions)
     if values.dtype == torch.bool and values.ndim == 2:
         return _Globals(read_offset(offset), values)
-    if values.ndim != 1 or (values.numel() and (values.dtype.is_floating_point or values.dtype == torch.bool)):
+    if values.ndim != 1 or (values.numel() and not _whole(values)):
         raise ValueError(
             f"globals takes positions [p, …] or booleans (B, N); got {values.dtype} of shape {tuple(values.shape)}"
         )
@@ -235,6 +238,11 @@ def at_positions(table: Tensor, positions: Tensor, outside: int) -> Tensor:
     rows = torch.arange(table.shape[0], device=table.device).view(-1, 1, 1)
     found = table[rows, positions.clamp(0, nk - 1)]
     return torch.where((positions >= 0) & (positions < nk), found, torch.full_like(found, outside))
+
+
+def _whole(values: Tensor) -> bool:
+    """Are these integers?"""
+    return not (values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool)
 
 
 def fit_length(name: str, have: int, nk: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class Mask(Rule):
     def bounds(self, grid: Grid) -> Bounds:
         """For each tile: may some cell be visible, and is every cell visible for certain."""
 
-    @cached_property
+    @property
     def leading(self) -> tuple[int, int]:
         """(B, H) over which the mask varies; 1 where it is the same for all."""
         shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor) and v.ndim == 2]
@@ -80,6 +79,8 @@ class Mask(Rule):
         nk = nq if nk is None else nk
         batch, heads = self.leading
         self.fit(batch, heads, nq, nk)
+        if nq == 0 or nk == 0:
+            return torch.zeros(*((batch, heads) if batch * heads > 1 else ()), nq, nk, dtype=torch.bool, device=device)
         see = self.bind(nq, nk, device, torch.float32)
         cells = see(*indices(batch, heads, torch.arange(nq, device=device), torch.arange(nk, device=device), device))
         whole = torch.as_tensor(cells, device=device).expand(batch, heads, nq, nk)
@@ -98,8 +99,8 @@ class Mask(Rule):
         """
         nk = nq if nk is None else nk
         size = (size, size) if isinstance(size, int) else size
-        if min(size) < 1:
-            raise ValueError(f"tile size must be at least 1, got {size}")
+        if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)):
+            raise ValueError(f"tile size must be an integer ≥ 1, or (rows, columns) of them; got {size!r}")
         batch, heads = self.leading
         self.fit(batch, heads, nq, nk)
         if nq == 0 or nk == 0:
@@ -119,6 +120,8 @@ class Mask(Rule):
         · · ■ ■
         """
         nk = nq if nk is None else nk
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
         size = -(-max(nq, nk, 1) // limit)
         kinds = self.tiles(nq, nk, size)
         for name, index, count in (("batch", batch, kinds.shape[0]), ("head", head, kinds.shape[1])):
@@ -135,7 +138,7 @@ class _Pair(Mask):
     left: Mask
     right: Mask
 
-    @cached_property
+    @property
     def leading(self) -> tuple[int, int]:
         (b1, h1), (b2, h2) = self.left.leading, self.right.leading
         return size_or_one("batch", [b1, b2]), size_or_one("heads", [h1, h2])
@@ -145,6 +148,7 @@ class _Pair(Mask):
         self.right.fit(batch, heads, nq, nk)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _And(_Pair):
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
@@ -155,9 +159,11 @@ class _And(_Pair):
         return some1 & some2, every1 & every2
 
     def __repr__(self) -> str:
-        return " & ".join(f"({m!r})" if isinstance(m, _Or) else repr(m) for m in (self.left, self.right))
+        left = f"({self.left!r})" if isinstance(self.left, _Or) else repr(self.left)
+        return f"{left} & {_in_brackets(self.right)}"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _Or(_Pair):
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
@@ -168,7 +174,8 @@ class _Or(_Pair):
         return some1 | some2, every1 | every2
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {self.right!r}"
+        right = repr(self.right) if isinstance(self.right, _And) else _in_brackets(self.right)
+        return f"{self.left!r} | {right}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,7 +198,11 @@ class _Not(Mask):
         return ~every, ~some
 
     def __repr__(self) -> str:
-        return f"~({self.inner!r})" if isinstance(self.inner, _Pair) else f"~{self.inner!r}"
+        return f"~{_in_brackets(self.inner)}"
+
+
+def _in_brackets(mask: Mask) -> str:
+    return f"({mask!r})" if isinstance(mask, _Pair) else repr(mask)
 
 
 def extremes(values: Tensor, size: int) -> Bounds:

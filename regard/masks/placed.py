@@ -181,8 +181,9 @@ def read_offset(value: object) -> Number | None:
     return None if value is None else number("offset", value)
 
 
-def batch_of(value: Number | None) -> int:
-    return value.shape[0] if isinstance(value, Tensor) else 1
+def leading_of(value: Number | None) -> tuple[int, int]:
+    """(B, H) over which an offset varies."""
+    return (value.shape[0], value.shape[1]) if isinstance(value, Tensor) else (1, 1)
 
 
 def spread(value: Number, device: torch.device) -> Tensor:
