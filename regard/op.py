@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.backends import choose, reference
@@ -48,17 +49,33 @@ def attention(
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(call, backend)
-    out = _nothing(call) if 0 in call.sizes else chosen.run(call)
+    out = _nothing(call) if 0 in call.sizes or 0 in v.shape else _as_given(chosen.run, call)
     if call.numpy and isinstance(out, Tensor):
-        out = out.numpy()
+        out = out.detach().numpy()
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
+
+
+def _as_given(run: Callable[[Call], Any], call: Call) -> Any:
+    """Run in the dtype that came in: autocast would take the scores down to half precision inside."""
+    kind = call.device.type
+    if call.numpy or not torch.is_autocast_enabled(kind):
+        return run(call)
+    with torch.autocast(kind, enabled=False):
+        return run(call)
 
 
 def _nothing(call: Call) -> Any:
     """No queries: an empty result. No keys: zeros, still connected to the inputs for autograd."""
     group = call.q.shape[1] // max(1, call.k.shape[1])
     k, v = ((x.repeat(group, 1) if call.numpy else x.repeat_interleave(group, 1)) for x in (call.k, call.v))
-    return (call.q @ k.swapaxes(-1, -2)) @ v
+    out = (call.q @ k.swapaxes(-1, -2)) @ v
+    if call.wants_gradient:
+        for extra in (
+            *(() if call.sinks is None else (call.sinks,)),
+            *(() if call.bias is None else call.bias.tensors),
+        ):
+            out = out + extra.reshape(-1)[:0].sum()
+    return out
 
 
 def steps(
@@ -106,6 +123,6 @@ def steps(
         raise ValueError("heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if 0 in call.sizes:
-        raise ValueError(f"nothing to show: {call.sizes[2]} queries, {call.sizes[3]} keys")
+        raise ValueError("nothing to show: {} batch rows, {} heads, {} queries, {} keys".format(*call.sizes))
     made = reference.stages(call)
     return Steps.of(call, made, q.shape[:-2], x=x, q=q, k=k, v=v, labels=labels, key_labels=key_labels)

@@ -183,7 +183,8 @@ class DenseBias(Bias):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) that reads one cell."""
-        return cell_of(self.cells.to(device))
+        cell = cell_of(self.cells.to(device))
+        return lambda b, h, i, j: cell(b, h, i, j).to(dtype)
 
     def __repr__(self) -> str:
         return f"dense(<{'×'.join(str(n) for n in self.cells.shape if n != 1) or '1'} {self.cells.dtype}>)"

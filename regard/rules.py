@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,17 @@ class Rule(ABC):
             raise ValueError(f"{self!r} is given for {h} heads, but the call has {heads}")
 
     @cached_property
-    def form(self) -> tuple[Any, ...]:
-        """The rule without its numbers: two rules of one form run through one compiled kernel."""
-        return (type(self).__name__, *(_form(value) for value in _values(self)))
+    def form(self) -> str:
+        """The rule without its numbers: two rules of one form can run through one compiled kernel."""
+        return f"{type(self).__name__}({', '.join(_form(value) for value in _values(self))})"
+
+    @cached_property
+    def constants(self) -> tuple[int | float, ...]:
+        """The numbers that are not in tensors: a compiled kernel may hold them fixed."""
+        found: list[int | float] = []
+        for value in _values(self):
+            found += value.constants if isinstance(value, Rule) else [value] if isinstance(value, (int, float)) else []
+        return tuple(found)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -97,11 +106,11 @@ def _same(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _form(value: object) -> object:
+def _form(value: object) -> str:
     if isinstance(value, Rule):
         return value.form
-    if isinstance(value, Tensor):
-        return (tuple(n == 1 for n in value.shape), value.dtype)
+    if isinstance(value, Tensor):  # which axes are shared decides how it is indexed
+        return f"{value.dtype}{[n == 1 for n in value.shape]}"
     return value if isinstance(value, str) else type(value).__name__
 
 
@@ -116,7 +125,8 @@ def numbers(name: str, value: object) -> Tensor:
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
         raise TypeError(f"{name} must be a list, a NumPy array or a tensor, got {type(value).__name__}: {value!r}")
     try:
-        return torch.from_numpy(np.array(value))
+        array = np.array(value)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as problem:  # ragged lists, lists of tensors or of words
         raise TypeError(f"{name} must hold numbers or booleans in a regular shape: {problem}") from None
 
@@ -192,7 +202,7 @@ def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 3:
         return cells[:, None]
     lead = shape[:-3] if len(shape) > 4 else cells.shape[:-3]  # several batch axes become one
-    return cells.expand(*lead, *cells.shape[-3:]).reshape(-1, *cells.shape[-3:])
+    return cells.expand(*lead, *cells.shape[-3:]).reshape(prod(lead), *cells.shape[-3:])
 
 
 def size_or_one(name: str, sizes: Sequence[int]) -> int:

@@ -60,6 +60,7 @@ WORDS: dict[Lang, dict[str, str]] = {
         "masked": "no mask",
         "one_of": "shown: batch {batch}, head {head} of {shape}",
         "cut": "the first {n} shown",
+        "sink": "each row a share of attention; the sink takes the rest",
     },
     "ko": {
         "title": "어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {d}",
@@ -70,6 +71,7 @@ WORDS: dict[Lang, dict[str, str]] = {
         "masked": "마스크 없음",
         "one_of": "{shape} 가운데 배치 {batch}, 헤드 {head}",
         "cut": "앞의 {n}개만 표시",
+        "sink": "행마다 어텐션의 몫, 나머지는 sink가 가져감",
     },
 }
 
@@ -96,6 +98,7 @@ class Steps:
     key_labels: tuple[str, ...] | None
     formulas: dict[str, str]
     unchanged: frozenset[str]
+    has_sinks: bool
 
     @classmethod
     def of(
@@ -128,6 +131,7 @@ class Steps:
             unchanged=frozenset(
                 n for n, a in (("capped", call.softcap), ("biased", call.bias), ("masked", call.mask)) if a is None
             ),
+            has_sinks=call.sinks is not None,
         )
 
     def __repr__(self) -> str:
@@ -165,6 +169,8 @@ class Steps:
         words, meaning, rows = WORDS[lang], MEANING[lang], []
         for name in (*(() if self.x is None else ("x", "q", "k", "v")), *NAMES):
             why = words["unchanged"].format(why=words[name]) if name in self.unchanged else meaning[name]
+            if name == "weights" and self.has_sinks:
+                why = words["sink"]
             rows.append([name, self.formulas[name], str(tuple(getattr(self, name).shape)), why])
         return words["headers"].split("|"), rows
 
@@ -210,8 +216,15 @@ def project(x: Any, w_q: Any, w_k: Any, w_v: Any, heads: int) -> tuple[Any, Any,
     [(1, 2, 3, 3), (1, 2, 3, 3), (1, 2, 3, 3)]
     """
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-    if len({isinstance(a, Tensor) for a in arrays.values()}) > 1:
+    kinds = {type(a) if not isinstance(a, Tensor) else Tensor for a in arrays.values()}
+    if kinds not in ({Tensor}, {np.ndarray}):
         raise TypeError("x, w_q, w_k and w_v must all be NumPy arrays or all torch tensors")
+    dtypes = {name: str(a.dtype) for name, a in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        said = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"x, w_q, w_k and w_v must have one dtype, but {said}")
+    if not isinstance(heads, int):
+        raise TypeError(f"heads must be an integer, got {type(heads).__name__}: {heads!r}")
     if x.ndim < 2:
         raise ValueError(f"x must be (…, N, d_model), got shape {tuple(x.shape)}")
     if heads < 1:
@@ -226,15 +239,18 @@ def project(x: Any, w_q: Any, w_k: Any, w_v: Any, heads: int) -> tuple[Any, Any,
 
 
 def _split(y: Any, heads: int) -> Any:
-    """(…, N, H·D) → (B, H, N, D); one head keeps its shape."""
+    """(…, N, H·D) → (…, H, N, D), with a batch of 1 where there is none; one head keeps its shape."""
     if heads == 1:
         return y
-    return y.reshape(-1, y.shape[-2], heads, y.shape[-1] // heads).swapaxes(1, 2)
+    split = y.reshape(*y.shape[:-1], heads, y.shape[-1] // heads).swapaxes(-3, -2)
+    return split[None] if split.ndim == 3 else split
 
 
 def _words(name: str, labels: Sequence[str] | None, count: int, what: str) -> tuple[str, ...] | None:
     if labels is None:
         return None
+    if isinstance(labels, str):
+        raise TypeError(f"{name} must be a list of words, got one string: {labels!r}")
     if len(labels) != count:
         raise ValueError(f"{name} has {len(labels)} words for {count} {what}")
     return tuple(str(word) for word in labels)

@@ -104,7 +104,7 @@ SHAPES: dict[str, Shape] = {
     "square": Shape(2, 3, 3, 7, 7, 5, 5),
     "fewer queries, grouped, narrow v": Shape(3, 4, 2, 5, 11, 7, 3),
     "more queries than keys, wide v": Shape(2, 6, 2, 13, 5, 3, 11),
-    "one query": Shape(2, 3, 1, 1, 17, 8, 8),
+    "one query": Shape(7, 3, 1, 1, 17, 8, 8),
     "several tiles": Shape(1, 2, 1, 139, 271, 24, 17),
 }
 

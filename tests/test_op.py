@@ -566,7 +566,7 @@ WRONG = {
         dict.fromkeys("qkv", np.ones((NQ, D), np.int32)),
         TypeError,
         "q holds int32; attention needs floating point: float16, bfloat16, float32 or float64. "
-        "Convert it first: q.astype(np.float32)",
+        "Convert it first, for example q.astype(np.float32)",
     ),
     "complex": (dict.fromkeys("qkv", Q + 0j), TypeError, "q holds torch.complex64; attention needs floating point"),
     "complex array": (dict.fromkeys("qkv", np.ones((3, 2), complex)), TypeError, "q holds complex128"),
@@ -735,6 +735,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     "extra",

@@ -61,7 +61,7 @@ class Call:
 
     def native(self, cells: Tensor | None) -> Any:
         """A dense tensor as the call's own kind of array."""
-        return cells.numpy() if self.numpy and cells is not None else cells
+        return cells.detach().numpy() if self.numpy and cells is not None else cells
 
     def in_torch(self) -> Call:
         """The same call on torch tensors; NumPy arrays are shared, not copied, where torch can."""
@@ -92,7 +92,7 @@ def prepare(
     scale = head_size**-0.5 if scale is None else _number("scale", scale)
     if softcap is not None and not _number("softcap", softcap) > 0:
         raise ValueError(f"softcap must be above 0, got {softcap}; None means no cap")
-    if dropout and not 0 <= _number("dropout", dropout) < 1:
+    if dropout != 0.0 and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     weights = (*q.shape[:-1], k.shape[-2])
     mask, bias = as_mask(mask, weights), as_bias(bias, weights)
@@ -100,6 +100,8 @@ def prepare(
         sinks = _check_sinks(sinks, q, numpy)
     if q.ndim != 4:
         q, k, v = (_four_axes(x) for x in (q, k, v))
+    if numpy and not q.dtype.isnative:
+        q, k, v = (x.astype(x.dtype.newbyteorder("=")) for x in (q, k, v))
     sizes = (*q.shape[:3], k.shape[2])
     if mask is not None:
         mask.fit(*sizes)
@@ -140,6 +142,8 @@ def _check_kind(*arrays: Any) -> bool:
     if all(isinstance(x, Tensor) for x in arrays):
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
+        if any(isinstance(x, np.ma.MaskedArray) for x in arrays):
+            raise TypeError("a masked array's own mask would be ignored: pass plain arrays, and mask=… for attention")
         return True
     kinds = ", ".join(f"{n} is {_kind(x)}" for n, x in zip("qkv", arrays, strict=False))
     raise TypeError(f"q, k and v must all be NumPy arrays or all torch tensors, but {kinds}")
@@ -156,7 +160,7 @@ def _check_dtype(q: Any, k: Any, v: Any, numpy: bool) -> None:
     if not (dtype.kind == "f" if numpy else dtype in FLOATS):
         raise TypeError(
             f"q holds {dtype}; attention needs floating point: float16, bfloat16, float32 or float64. "
-            f"Convert it first: {'q.astype(np.float32)' if numpy else 'q.float()'}"
+            f"Convert it first, for example {'q.astype(np.float32)' if numpy else 'q.float()'}"
         )
     if k.dtype != dtype or v.dtype != dtype:
         raise TypeError(f"q, k and v must have one dtype, but q is {dtype}, k is {k.dtype}, v is {v.dtype}")
@@ -212,7 +216,9 @@ def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
         raise ValueError(f"sinks must be one number per query head, ({heads},), got shape {tuple(sinks.shape)}")
     if not numpy and sinks.device != q.device:
         raise ValueError(f"sinks must be on q's device: sinks are on {sinks.device}, q is on {q.device}")
-    return sinks.reshape(-1) if sinks.shape else sinks.reshape(1).repeat(heads)
+    if numpy and not sinks.dtype.isnative:
+        sinks = sinks.astype(sinks.dtype.newbyteorder("="))
+    return sinks if sinks.shape else sinks.reshape(1).repeat(heads)
 
 
 def _four_axes(x: Any) -> Any:
@@ -225,6 +231,5 @@ def _four_axes(x: Any) -> Any:
 
 
 def _from_numpy(x: np.ndarray[Any, Any]) -> Tensor:
-    native = x.astype(x.dtype.newbyteorder("="), copy=False)
-    strides_fit = all(s > 0 and s % x.itemsize == 0 for s in native.strides)
-    return torch.from_numpy(native if strides_fit and native.flags.writeable else native.copy())
+    strides_fit = all(s > 0 and s % x.itemsize == 0 for s in x.strides)
+    return torch.from_numpy(x if strides_fit and x.flags.writeable else x.copy())

@@ -10,9 +10,9 @@ It does not know dropout.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, lru_cache
+from math import inf
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.backends.call import Call
 from regard.masks import FULL, PARTIAL, Mask
-from regard.positions import Bias
 from regard.rules import IndexRule
 
 __all__ = ["how", "refuse", "run"]
@@ -66,21 +65,22 @@ def run(call: Call) -> Tensor:
     make = _block_mask.__wrapped__ if traced else _block_mask
     blocks = None if call.mask is None else make(call.mask, *call.sizes[2:], call.device)
     grouped = call.k.shape[1] != call.q.shape[1]
-    with _quiet(call.bias):
-        out = kernel(call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
+    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
+    out = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
     assert isinstance(out, Tensor)
     return out
 
 
-@contextmanager
-def _quiet(bias: Bias | None) -> Iterator[None]:
-    """Hush torch.compile, which warns that it reads .grad of a bias that was itself computed."""
-    if bias is None or not any(t.requires_grad and not t.is_leaf for t in bias.tensors):
-        yield
-        return
+def _warns(call: Call) -> bool:
+    """Would torch.compile warn that it reads .grad of a sink or a bias that was itself computed?"""
+    extra = (*(() if call.sinks is None else (call.sinks,)), *(() if call.bias is None else call.bias.tensors))
+    return any(t.requires_grad and not t.is_leaf for t in extra)
+
+
+def _quietly(kernel: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
-        yield
+        return kernel(*arguments)
 
 
 def _kernel(
@@ -97,27 +97,34 @@ def _kernel(
     assert stats.lse is not None
     # The sink adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink).
     gate = torch.sigmoid(stats.lse - sinks[:, None].to(stats.lse.dtype))
+    gate = torch.where(stats.lse == -inf, 0.0, gate)  # a sink of −∞ before a row that sees nothing
     return (out * gate.unsqueeze(-1)).to(q.dtype)
 
 
 def _kernel_for(call: Call) -> Callable[..., Any]:
-    """The first few sizes of a form get a kernel each, the fastest; further ones share one for all sizes."""
+    """The first few sizes and numbers of a form get a kernel each, the fastest; further ones share one for all."""
+    mask, bias = call.mask, call.bias
     form = (
         call.device.type,
-        call.mask and call.mask.form,
-        call.bias and call.bias.form,
-        call.softcap is None,
+        None if mask is None else mask.form,
+        None if bias is None else bias.form,
+        call.softcap,
+        call.scale,
         call.sinks is None,
+        call.q.dtype,
+        call.q.shape[1::2],  # heads and head size, which FlexAttention holds fixed
+        call.v.shape[1::2],
     )
-    sizes = (call.q.shape, call.k.shape, call.v.shape, call.q.dtype)
-    known = _SIZES.setdefault(form, set())
+    numbers = (() if mask is None else mask.constants) + (() if bias is None else bias.constants)
+    sizes = (call.sizes, numbers)
+    known = _KNOWN.setdefault(form, set())
     if sizes not in known and len(known) >= OWN_KERNELS:
         return _compiled(form, None)
     known.add(sizes)
     return _compiled(form, sizes)
 
 
-_SIZES: dict[object, set[object]] = {}
+_KNOWN: dict[object, set[object]] = {}
 
 
 @cache
@@ -129,8 +136,23 @@ def _compiled(form: tuple[Any, ...], sizes: object) -> Callable[..., Any]:
     """
     code = _kernel.__code__.replace(co_name=f"_kernel_{abs(hash((form, sizes)))}")
     fresh = FunctionType(code, _kernel.__globals__, code.co_name)
-    backend = "inductor" if form[0] == "cuda" else "eager"
-    return torch.compile(fresh, fullgraph=True, backend=backend, dynamic=None if sizes is None else False)
+    on_gpu = form[0] == "cuda"
+    return torch.compile(
+        fresh,
+        fullgraph=True,
+        backend="inductor" if on_gpu else "eager",
+        dynamic=None if sizes is None else False,
+        options={"guard_filter_fn": _needed} if on_gpu else None,
+    )
+
+
+def _needed(guards: Any) -> list[bool]:
+    """Which guards torch.compile must check in each call: not those on the functions themselves, which `form` pins.
+
+    Rules are closures in closures; checking each of them costs more than the kernel of a short sequence.
+    """
+    pinned = {"BUILTIN_MATCH", "CLOSURE_MATCH", "DICT_CONTAINS", "FUNCTION_MATCH", "MODULE_MATCH"}
+    return [guard.guard_type not in pinned for guard in guards]
 
 
 def _score_mod(call: Call) -> Callable[..., Any] | None:
@@ -158,9 +180,10 @@ def _bend_and_add(cap: float, term: IndexRule) -> Callable[..., Any]:
 @lru_cache(maxsize=32)
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
     """FlexAttention's block mask from our tile classes: (N / 128)² numbers, never N×N."""
-    kinds = mask.tiles(nq, nk, BLOCK, device)  # (B, H, Tq, Tk)
-    partial, full = _listed(kinds == PARTIAL), _listed(kinds == FULL)
-    see = mask.bind(nq, nk, device, torch.float32)
+    with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+        kinds = mask.tiles(nq, nk, BLOCK, device)  # (B, H, Tq, Tk)
+        partial, full = _listed(kinds == PARTIAL), _listed(kinds == FULL)
+        see = mask.bind(nq, nk, device, torch.float32)
     return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=see, seq_lengths=(nq, nk))
 
 

@@ -65,7 +65,7 @@ def tile_size(batch: int, heads: int, nq: int, nk: int) -> tuple[int, int]:
     cols = 512
     while cols > 32 and together * cols * cols > 2 * TILE_CELLS:
         cols //= 2
-    rows = min(512, max(32, TILE_CELLS // (together * cols)))
+    rows = min(512, TILE_CELLS // (together * cols))
     return max(1, min(rows, nq)), max(1, min(cols, nk))
 
 
@@ -167,8 +167,9 @@ class _Tiled(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
+            raise RuntimeError("the tiled backend has no second derivative; use backend='reference' for it")
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
         back = _Backward(plan, q, k, v, out, lse, grad, tensors, ctx.needs_input_grad[5:])
@@ -176,8 +177,8 @@ class _Tiled(torch.autograd.Function):
             back.walk_row(rows)
         d_sinks = None
         if sinks is not None:
-            share = torch.exp(sinks.to(plan.wide)[:, None] - lse)  # (B, H, Nq): what the sink took
-            d_sinks = -(share * back.delta.squeeze(-1)).sum((0, 2)).to(sinks.dtype)
+            share = torch.exp(sinks.to(plan.wide)[:, None, None] - back.lse)  # (B, H, Nq, 1): what the sink took
+            d_sinks = -(share * back.delta).sum((0, 2, 3)).to(sinks.dtype)
         d_q, d_k, d_v = (g.to(x.dtype) for g, x in ((back.d_q, q), (back.d_k, k), (back.d_v, v)))
         d_tensors = (None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True))
         return (None, d_q, d_k, d_v, d_sinks, *d_tensors)
