@@ -216,8 +216,8 @@ def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
         raise ValueError(f"sinks must be one number per query head, ({heads},), got shape {tuple(sinks.shape)}")
     if not numpy and sinks.device != q.device:
         raise ValueError(f"sinks must be on q's device: sinks are on {sinks.device}, q is on {q.device}")
-    if numpy and not sinks.dtype.isnative:
-        sinks = sinks.astype(sinks.dtype.newbyteorder("="))
+    if numpy and not dtype.isnative:
+        sinks = np.asarray(sinks, dtype.newbyteorder("="))
     return sinks if sinks.shape else sinks.reshape(1).repeat(heads)
 
 
