@@ -4,7 +4,8 @@ Three kinds, by where they act:
 - added to the input x: `sinusoidal`, `sinusoidal_2d`, `Learned`;
 - turning q and k: `Rotary`, written in `regard/rotary.py`;
 - added to the scores: biases, which are values evaluated on tiles, never an N×N tensor unless you bring one:
-  `alibi`, `dense`, and the learned `T5`, `Shaw`, `Swin`, modules that make a bias from their table.
+  `alibi`, `dense`, and the learned `T5`, `Shaw`, `Swin`, modules that make a bias from their table. What every bias is
+  stands in `regard/biases.py`.
 
 Attention layers need two methods: `Rotary.turn(x, positions)`, and `bias(q, scale)`, which T5, Shaw, Swin and every
 bias have.
@@ -17,17 +18,17 @@ This file does not know about masks, backends or layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.biases import Bias, Placed, as_bias, dense
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
-from regard.rules import IndexRule, Number, Rule, at, cell_of, fit_cells, indices, number, numbers, size_or_one
+from regard.rules import IndexRule, Number, cell_of, number
 
 __all__ = [
     "T5",
@@ -122,124 +123,11 @@ class Learned(nn.Module):
         return x + self.table[start:end]
 
 
-# -------------------------------------------------------------------------------------------------- added to the scores
-
-
-class Bias(Rule):
-    """A term added to each score, evaluated on tiles: a frozen value. Make one with the functions of this module."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The floating-point tensors the term is computed from: what gradients flow to."""
-        return tuple(t for t in (getattr(self, name) for name in self._float_fields()))
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Bias:
-        """The same bias computed from other tensors of the same shapes."""
-        return replace(self, **dict(zip(self._float_fields(), tensors, strict=True)))  # type: ignore[type-var]
-
-    def _float_fields(self) -> list[str]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return [n for n, v in values.items() if isinstance(v, Tensor) and v.dtype.is_floating_point]
-
-    def bias(self, q: Tensor, scale: float) -> Bias:
-        """Itself: so that a layer can hold a bias where it could hold T5, Shaw or Swin. Only Shaw reads q and scale."""
-        return self
-
-    def dense(
-        self, nq: int, nk: int | None = None, device: torch.device = CPU, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
-        """The whole matrix: (Nq, Nk), or (B or 1, H or 1, Nq, Nk) where it differs by batch row or head.
-
-        >>> alibi(1, slopes=[1.0]).dense(2, 3).tolist()      # the 2 queries are the last 2 of 3 positions
-        [[-1.0, -0.0, -1.0], [-2.0, -1.0, -0.0]]
-
-        Raises ValueError if the bias does not fit these lengths.
-        """
-        nk = nq if nk is None else nk
-        batch, heads = self.leading
-        self.fit(batch, heads, nq, nk)
-        term = self.bind(nq, nk, device, dtype)
-        cells = term(*indices(batch, heads, torch.arange(nq, device=device), torch.arange(nk, device=device), device))
-        full = torch.as_tensor(cells).expand(batch, heads, nq, nk)
-        return full if batch * heads > 1 else full[0, 0]
+# ------------------------------------------------------------------------------- added to the scores: terms by distance
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DenseBias(Bias):
-    """A bias that the user brought as a tensor: (B or 1, H or 1, Nq or 1, Nk or 1)."""
-
-    cells: Tensor
-
-    @property
-    def leading(self) -> tuple[int, int]:
-        """(B, H) over which the bias varies; 1 where it is the same for all."""
-        return self.cells.shape[0], self.cells.shape[1]
-
-    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
-        """Raise ValueError if the cells do not broadcast to (B, H, Nq, Nk)."""
-        super().fit(batch, heads, nq, nk)
-        if self.cells.shape[2] not in (1, nq) or self.cells.shape[3] not in (1, nk):
-            raise ValueError(f"{self!r} does not fit {nq} queries × {nk} keys")
-
-    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        """The function f(b, h, i, j) that reads one cell."""
-        cell = cell_of(self.cells.to(device))
-        return lambda b, h, i, j: cell(b, h, i, j).to(dtype)
-
-    def __repr__(self) -> str:
-        return f"dense(<{'×'.join(str(n) for n in self.cells.shape if n != 1) or '1'} {self.cells.dtype}>)"
-
-
-def dense(cells: object) -> Bias:
-    """A bias you bring as numbers: (Nq, Nk), (H, Nq, Nk) or (B or 1, H or 1, Nq, Nk). Indices, not positions.
-
-    >>> dense(torch.zeros(3, 5))
-    dense(<3×5 torch.float32>)
-    """
-    values = cells if isinstance(cells, Tensor) else numbers("bias", cells)
-    if not values.dtype.is_floating_point:
-        raise TypeError(f"a bias must be floating point, got {values.dtype}; booleans are a mask: pass mask=…")
-    if not 2 <= values.ndim <= 4:
-        raise ValueError(f"a bias must have 2 to 4 axes, got shape {tuple(values.shape)}")
-    return DenseBias(values[(None,) * (4 - values.ndim)])
-
-
-def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
-    """Read the `bias=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Bias, or numbers."""
-    if bias is None or isinstance(bias, Bias):
-        return bias
-    if not isinstance(bias, (np.ndarray, Tensor)):
-        raise TypeError(f"bias must be a regard bias, floating-point numbers or None; got {type(bias).__name__}")
-    cells = bias if isinstance(bias, Tensor) else numbers("bias", bias)
-    if not cells.dtype.is_floating_point:
-        raise TypeError(f"bias must be floating point, got {cells.dtype}; booleans are a mask: pass mask=…")
-    return DenseBias(fit_cells("bias", cells, shape))
-
-
-# ------------------------------------------------------------------------------------------------- terms by distance
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Placed(Bias):
-    """A bias that compares positions: key j at j, query i at i + offset."""
-
-    offset: Number | None = field(default=None, kw_only=True)
-
-    def place(self, nq: int, nk: int, device: torch.device) -> Callable[[Any, Any], Any]:
-        """The offset as a function of (b, h)."""
-        return at(nk - nq if self.offset is None else self.offset, device)
-
-    def _shared_with_offset(self, batch: int, heads: int) -> tuple[int, int]:
-        b, h = self.offset.shape if isinstance(self.offset, Tensor) else (1, 1)
-        return size_or_one("batch", [batch, b]), size_or_one("heads", [heads, h])
-
-    def _offset_text(self) -> str:
-        offset = self.offset.tolist() if isinstance(self.offset, Tensor) else self.offset
-        return "" if offset is None else f", offset={offset}"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Alibi(_Placed):
+class Alibi(Placed):
     """−slope·distance, one slope per head (H,). Make one with `alibi`."""
 
     slopes: Tensor
@@ -247,7 +135,7 @@ class Alibi(_Placed):
     @property
     def leading(self) -> tuple[int, int]:
         """(B, H) over which the bias varies; 1 where it is the same for all."""
-        return self._shared_with_offset(1, self.slopes.shape[0])
+        return self.shared_with_offset(1, self.slopes.shape[0])
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) = −slope·|i + offset − j|."""
@@ -256,7 +144,7 @@ class Alibi(_Placed):
         return lambda b, h, i, j: -slope(b, h, i, j) * (i + offset(b, h) - j).abs()
 
     def __repr__(self) -> str:
-        return f"alibi(<{self.slopes.shape[0]} slopes>{self._offset_text()})"
+        return f"alibi(<{self.slopes.shape[0]} slopes>{self.offset_text()})"
 
 
 def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
@@ -282,7 +170,7 @@ def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relative(_Placed):
+class Relative(Placed):
     """A term for each distance from −k to k, shared by all farther ones: what `T5` and `Shaw` make.
 
     >>> near = torch.tensor([[[[-1.0, 0.0, 1.0]]]])          # key before, same position, key after
@@ -304,7 +192,7 @@ class Relative(_Placed):
     @property
     def leading(self) -> tuple[int, int]:
         """(B, H) over which the bias varies; 1 where it is the same for all."""
-        return self._shared_with_offset(self.terms.shape[0], self.terms.shape[1])
+        return self.shared_with_offset(self.terms.shape[0], self.terms.shape[1])
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         """Raise ValueError if the terms are for other batch rows, heads or queries."""
@@ -328,7 +216,7 @@ class Relative(_Placed):
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.terms.shape))
-        return f"Relative(<{shape} {self.terms.dtype}>{self._offset_text()})"
+        return f"Relative(<{shape} {self.terms.dtype}>{self.offset_text()})"
 
 
 class T5(nn.Module):
@@ -393,7 +281,7 @@ class Shaw(nn.Module):
         return Relative(terms)
 
 
-# ------------------------------------------------------------------------------------------------- windows of an image
+# ----------------------------------------------------------------------------- added to the scores: windows of an image
 
 
 @dataclass(frozen=True, eq=False, repr=False)

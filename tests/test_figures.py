@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.transforms import Bbox
 
-from regard.lens import figures
-from regard.lens.figures import DARK, LIGHT, heatmap, mask, save, steps
+from regard.lens import letters
+from regard.lens.colours import DARK, LIGHT
+from regard.lens.figures import heatmap, mask, save, steps
 from regard.masks import causal, dense, padding, window
 from regard.masks import globals as seen_by_all
 from regard.op import steps as keep
@@ -328,7 +329,7 @@ def test_every_glyph_is_found_when_drawing(tmp_path, kind):
 
 def test_a_missing_glyph_would_have_been_noticed(tmp_path):
     figure = heatmap(np.eye(2))
-    figure.text(0.5, 0.5, "ไทย", fontproperties=figures._font(9))
+    figure.text(0.5, 0.5, "ไทย", fontproperties=letters.font(9))
     with pytest.warns(UserWarning, match="missing from font"):
         save(figure, tmp_path / "thai.png")
 
@@ -605,7 +606,7 @@ def test_settings_and_fonts_of_the_program_are_left_alone(tmp_path):
     assert dict(matplotlib.rcParams) == before
     assert findfont(FontProperties()) == default
     ours = [entry for entry in fontManager.ttflist if "koreanize" in entry.fname]
-    assert [(entry.name, entry.weight) for entry in ours] == [(figures.FAMILY, 400), (figures.FAMILY, 700)]
+    assert [(entry.name, entry.weight) for entry in ours] == [(letters.FAMILY, 400), (letters.FAMILY, 700)]
 
 
 def test_figures_are_drawn_in_several_threads_at_once(tmp_path):
@@ -658,7 +659,7 @@ def test_missing_matplotlib_names_what_to_install(monkeypatch):
 
 
 def test_missing_font_package_names_what_to_install(monkeypatch):
-    monkeypatch.setattr(figures, "find_spec", lambda name: None)
+    monkeypatch.setattr(letters, "find_spec", lambda name: None)
     with pytest.raises(
         ImportError, match=r"font NanumGothic.ttf of koreanize-matplotlib: pip install 'regard\[figures"
     ):
@@ -670,7 +671,7 @@ def test_missing_font_file_is_named(monkeypatch, tmp_path):
     (tmp_path / "fonts" / "NanumGothic.ttf").symlink_to(files_of(heatmap(np.eye(2)).texts[0])[0])
     before = list(fontManager.ttflist)
     monkeypatch.setattr(fontManager, "ttflist", before)
-    monkeypatch.setattr(figures, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    monkeypatch.setattr(letters, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     with pytest.raises(ImportError, match=r"figures need the font NanumGothicBold.ttf"):
         heatmap(np.eye(2))
 

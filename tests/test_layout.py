@@ -26,7 +26,7 @@ PACKAGE = ROOT / "regard"
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
     {"rules", "tables"},
-    {"masks", "positions", "rotary", "stages"},
+    {"biases", "masks", "positions", "rotary", "stages"},
     {"backends"},
     {"op", "cache", "costs"},
     {"layers", "testing"},
@@ -35,7 +35,7 @@ LEVELS = [
     {"cli"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
-ALSO = {("positions", "rotary")}  # positions.py is where users find Rotary
+ALSO = {("positions", "biases"), ("positions", "rotary")}  # positions.py is where users find them
 ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
 SHARED_BY_BACKENDS = {"call"}
 
@@ -140,6 +140,7 @@ def test_imports_go_downwards():
         ("masks.py", "from .op import attention", "op is not below masks"),
         ("masks.py", "import importlib\nimportlib.import_module('regard.op')", "op is not below masks"),
         ("masks.py", "from regard.positions import alibi", "positions is not below masks"),
+        ("biases.py", "from regard.positions import alibi", "positions is not below biases"),
         ("masks.py", "from regard import attention", "the package's own names are for users"),
         ("masks.py", "import regard", "the package's own names are for users"),
         ("novelty.py", "from regard.rules import Rule", "novelty has no place in LEVELS"),
@@ -164,7 +165,7 @@ def test_import_that_breaks_the_layering_is_found(tmp_path, file, source, why):
     ("file", "source"),
     [
         ("op.py", "import torch\nfrom regard.masks import causal\nfrom regard.backends import choose"),
-        ("positions.py", "from regard.rotary import Rotary"),
+        ("positions.py", "from regard.biases import Bias\nfrom regard.rotary import Rotary"),
         ("costs.py", "from regard import tables"),
         ("backends/__init__.py", "from regard.backends import flex, sdpa"),
         ("backends/flex.py", "from regard.backends.call import Call\nfrom regard.backends import call"),

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.biases import Bias, as_bias
 from regard.masks import Mask, as_mask
-from regard.positions import Bias, as_bias
 from regard.rules import indices
 
 __all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]

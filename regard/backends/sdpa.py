@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.backends.call import Call, cells_of_bias, cells_of_mask
+from regard.biases import DenseBias
 from regard.masks import Causal
-from regard.positions import DenseBias
 
 __all__ = ["how", "plain", "refuse", "run"]
 

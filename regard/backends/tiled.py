@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
+from regard.biases import Bias, DenseBias
 from regard.masks import EMPTY, FULL, PARTIAL
-from regard.positions import Bias, DenseBias
 from regard.rules import IndexRule, indices
 
 __all__ = ["forward_with_lse", "how", "refuse", "run", "tile_size"]
