@@ -1,4 +1,4 @@
-"""What every test gets: a seed, two threads, a Hypothesis profile, the shared data, and a skip where a GPU is missing.
+"""What every test gets: a seed, one thread, a Hypothesis profile, the shared data, and a skip where a GPU is missing.
 
 It does not know any test or any part of regard.
 """
@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Sums split over more threads round differently, so a test near its bound would depend on the machine's cores.
+# Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
+# most tensors here are so small that a second thread only costs.
 torch.set_num_threads(1)
 
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=False, print_blob=True)

@@ -22,6 +22,13 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(regard.backends.tiled, "tile_size", lambda batch, heads, nq, nk: (32, 48))
 
 
+@pytest.fixture
+def uncompiled_flex(monkeypatch):
+    """FlexAttention's own debugging path: the same mask_mod and score_mod, without 4,000 compilations."""
+    monkeypatch.setattr(regard.backends.flex, "_kernel_for", lambda call: regard.backends.flex._kernel)
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
 def refusal(backend, case, dtype, device):
     """explain's reason why the backend cannot, or None."""
     if backend == "auto":
@@ -50,8 +57,17 @@ def conform_over_masks(backend, dtype, shape, arguments, device):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backend_agrees_with_the_definition_under_every_mask(backend, dtype, shape, arguments, small_tiles):
+def test_backend_agrees_with_the_definition_under_every_mask(
+    backend, dtype, shape, arguments, small_tiles, uncompiled_flex
+):
     conform_over_masks(backend, DTYPES[dtype], shape, arguments, "cpu")
+
+
+@pytest.mark.parametrize("mask", ["none", "causal and padding", "window per head", "rows without keys"])
+@pytest.mark.parametrize("arguments", ["plain", "all together"])
+def test_compiled_flex_agrees_with_the_definition(mask, arguments):
+    for shape in ("square", "fewer queries, grouped, narrow v"):
+        conform(partial(regard.attention, backend="flex"), Case(shape, mask, arguments), gradient=False)
 
 
 @pytest.mark.gpu
