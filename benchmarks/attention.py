@@ -131,11 +131,11 @@ def row_of_times(theirs: Callable[[], object], ours: Callable[[], object]) -> li
 def cuda_time(call: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for _ in range(20):  # enough that the first launch's latency does not count
+    for _ in range(50):  # enough that the first launch's latency does not count
         call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 20e3
+    return start.elapsed_time(end) / 50e3
 
 
 def peak_memory(call: Callable[[], object]) -> float:
@@ -226,9 +226,9 @@ def alternate(
     for call in (a, b, a, b):
         call()
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        times[0].append(clock(a))
-        times[1].append(clock(b))
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):  # neither is always the one that comes after the other
+            times[which].append(clock((a, b)[which]))
     return pick(times[0]), pick(times[1])
 
 

@@ -69,12 +69,14 @@ class Rule(ABC):
         return f"{type(self).__name__}({', '.join(_form(value) for value in _values(self))})"
 
     @cached_property
+    def token(self) -> object:
+        """What caches know the rule by: its value, or, where comparing would read tensors, this one object alone."""
+        return object() if any(isinstance(v, Tensor) for v in _leaves(self)) else self
+
+    @cached_property
     def constants(self) -> tuple[int | float, ...]:
         """The numbers that are not in tensors: a compiled kernel may hold them fixed."""
-        found: list[int | float] = []
-        for value in _values(self):
-            found += value.constants if isinstance(value, Rule) else [value] if isinstance(value, (int, float)) else []
-        return tuple(found)
+        return tuple(v for v in _leaves(self) if isinstance(v, (int, float)))
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -88,7 +90,9 @@ class Rule(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is cached stays behind: a hash holds in one process only.
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {
+            name: value for name, value in vars(self).items() if name not in ("_hash", "token", "form", "constants")
+        }
 
     @cached_property
     def _hash(self) -> int:
@@ -98,6 +102,11 @@ class Rule(ABC):
 
 def _values(rule: object) -> list[Any]:
     return [getattr(rule, f.name) for f in fields(rule)]  # type: ignore[arg-type]
+
+
+def _leaves(rule: Rule) -> list[Any]:
+    """The fields of a rule and of the rules inside it."""
+    return [leaf for v in _values(rule) for leaf in (_leaves(v) if isinstance(v, Rule) else [v])]
 
 
 def _same(a: object, b: object) -> bool:

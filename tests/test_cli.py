@@ -223,7 +223,7 @@ def test_missing_matplotlib_is_named_with_the_command_that_installs_it(fail, mon
         (["backends", "--device", "abacus"], "--device 'abacus' cannot be used here: "),
         (["backends", "--softcap", "-1"], "softcap must be above 0, got -1"),
         (["backends", "--dropout", "1"], "dropout must be in [0, 1), got 1"),
-        (["backends", "--shape", "64,64,1048576,8", "--mask", "causal"], "causal() has 1,073,741,824 tiles of 32 × 32"),
+        (["backends", "--shape", "64,64,1048576,8", "--mask", "causal"], "causal() has 4,294,967,296 tiles of 8 × 32"),
         (["backends", "--mask", "padding([3, 5])"], "padding([3, 5]) is given for 2 batch rows, but the call has 1"),
         (["steps", "--mask", "sideways"], "'sideways' is not understood"),
         (["steps", "--words", "The cat"], "labels has 2 words for 3 queries"),

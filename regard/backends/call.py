@@ -139,7 +139,7 @@ def keep_mask(call: Call) -> Tensor:
 
 def _check_kind(*arrays: Any) -> bool:
     """True for NumPy arrays, False for torch tensors; anything else, or both at once, is an error."""
-    if all(isinstance(x, Tensor) for x in arrays):
+    if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
         if any(isinstance(x, np.ma.MaskedArray) for x in arrays):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from math import inf
 from types import FunctionType
 from typing import Any
@@ -28,6 +28,7 @@ __all__ = ["how", "refuse", "run"]
 
 BLOCK = 128
 OWN_KERNELS = 4
+MOST_BLOCK_MASKS = 32
 LEAST_HEAD_SIZE = 16  # what the Triton product of two tiles needs
 
 
@@ -62,9 +63,12 @@ def run(call: Call) -> Tensor:
     call = call.in_torch()
     traced = torch.compiler.is_compiling()  # somebody compiles around us: no compilation or cache of our own
     kernel = _kernel if traced else _kernel_for(call)
-    make = _block_mask.__wrapped__ if traced else _block_mask
-    blocks = None if call.mask is None else make(call.mask, *call.sizes[2:], call.device)
-    grouped = call.k.shape[1] != call.q.shape[1]
+    mask, (_, _, nq, nk), device = call.mask, call.sizes, call.q.device
+    if mask is None:
+        blocks = None
+    else:
+        blocks = _block_mask(mask, nq, nk, device) if traced else _kept_block_mask(mask, nq, nk, device)
+    grouped = call.k.shape[1] != call.sizes[1]
     arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
     out = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
     assert isinstance(out, Tensor)
@@ -73,6 +77,8 @@ def run(call: Call) -> Tensor:
 
 def _warns(call: Call) -> bool:
     """Would torch.compile warn that it reads .grad of a sink or a bias that was itself computed?"""
+    if call.sinks is None and call.bias is None:
+        return False
     extra = (*(() if call.sinks is None else (call.sinks,)), *(() if call.bias is None else call.bias.tensors))
     return any(t.requires_grad and not t.is_leaf for t in extra)
 
@@ -177,7 +183,20 @@ def _bend_and_add(cap: float, term: IndexRule) -> Callable[..., Any]:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap) + term(b, h, i, j)
 
 
-@lru_cache(maxsize=32)
+def _kept_block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
+    """The block mask of an earlier call with the same mask, or a new one; the oldest of many is forgotten."""
+    key = (mask.token, nq, nk, device)
+    found = _BLOCKS.get(key)
+    if found is None:
+        while len(_BLOCKS) >= MOST_BLOCK_MASKS:
+            _BLOCKS.pop(next(iter(_BLOCKS)), None)
+        found = _BLOCKS[key] = _block_mask(mask, nq, nk, device)
+    return found
+
+
+_BLOCKS: dict[object, BlockMask] = {}
+
+
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
     """FlexAttention's block mask from our tile classes: (N / 128)² numbers, never N×N."""
     with torch.inference_mode(False):  # a later call may differentiate with what is kept here

@@ -22,8 +22,7 @@ class _Blocks(Placed):
     layout: Tensor  # (B or 1, H or 1, R, C)
     size: int
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         batch, heads = leading_of(self.offset)
         return (
             size_or_one("batch", [self.layout.shape[0], batch]),
@@ -42,6 +41,8 @@ class _Blocks(Placed):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         offset, layout, size = self.place(nq, nk, device), cell_of(self.layout.to(device)), self.size
+        if self.on_keys(nq, nk):
+            return lambda b, h, i, j: layout(b, h, (i + offset(b, h)) // size, j // size)
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
             position = i + offset(b, h)
@@ -103,8 +104,7 @@ def random_blocks(positions: int, size: int, *, count: int, seed: int, heads: in
 class _Dense(Mask):
     cells: Tensor  # (B or 1, H or 1, Nq or 1, Nk or 1)
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         return self.cells.shape[0], self.cells.shape[1]
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:

@@ -45,8 +45,7 @@ class _Lengths(Mask):
 class _Tokens(Mask):
     tokens: Tensor  # (B, Nk), True = a token
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         return self.tokens.shape[0], 1
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
@@ -98,8 +97,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
 class _Documents(Placed):
     ids: Tensor  # (B, Nk)
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         batch, heads = leading_of(self.offset)
         return size_or_one("batch", [self.ids.shape[0], batch]), heads
 
@@ -108,12 +106,16 @@ class _Documents(Placed):
         fit_length("documents", self.ids.shape[1], nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, document = self.place(nq, nk, device), row_of(self.ids.to(device))
+        offset, ids = self.place(nq, nk, device), self.ids.to(device)
+        # Who belongs to no document gets one number as a query and another as a key, so that the two never meet.
+        mine, theirs = row_of(torch.where(ids < 0, -1, ids)), row_of(torch.where(ids < 0, -2, ids))
+        if self.on_keys(nq, nk):
+            return lambda b, h, i, j: mine(b, i + offset(b, h)) == theirs(b, j)
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
             position = i + offset(b, h)
-            mine = document(b, position.clamp(0, nk - 1))
-            return (mine == document(b, j)) & (mine >= 0) & (position >= 0) & (position < nk)
+            same = mine(b, position.clamp(0, nk - 1)) == theirs(b, j)
+            return same & (position >= 0) & (position < nk)
 
         return see
 
@@ -165,8 +167,7 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
 class _Globals(Placed):
     positions: tuple[int, ...] | Tensor  # or (B, Nk) booleans
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         own = self.positions.shape[0] if isinstance(self.positions, Tensor) else 1
         batch, heads = leading_of(self.offset)
         return size_or_one("batch", [own, batch]), heads
@@ -188,6 +189,8 @@ class _Globals(Placed):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         offset, chosen = self.place(nq, nk, device), row_of(self.chosen(nk, device))
+        if self.on_keys(nq, nk):
+            return lambda b, h, i, j: chosen(b, j) | chosen(b, i + offset(b, h))
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
             position = i + offset(b, h)

@@ -54,9 +54,18 @@ class Mask(Rule):
     def bounds(self, grid: Grid) -> Bounds:
         """For each tile: may some cell be visible, and is every cell visible for certain."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_leading", self.varies())  # asked for in every call
+
     @property
     def leading(self) -> tuple[int, int]:
         """(B, H) over which the mask varies; 1 where it is the same for all."""
+        return self._leading
+
+    _leading: tuple[int, int]
+
+    def varies(self) -> tuple[int, int]:
+        """What `leading` is, found out once."""
         shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor) and v.ndim == 2]
         return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])
 
@@ -138,8 +147,7 @@ class _Pair(Mask):
     left: Mask
     right: Mask
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         (b1, h1), (b2, h2) = self.left.leading, self.right.leading
         return size_or_one("batch", [b1, b2]), size_or_one("heads", [h1, h2])
 
@@ -182,8 +190,7 @@ class _Or(_Pair):
 class _Not(Mask):
     inner: Mask
 
-    @property
-    def leading(self) -> tuple[int, int]:
+    def varies(self) -> tuple[int, int]:
         return self.inner.leading
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:

@@ -24,6 +24,12 @@ class Placed(Mask):
         """The offset as a function of (b, h)."""
         return at(nk - nq if self.offset is None else self.offset, device)
 
+    def on_keys(self, nq: int, nk: int) -> bool:
+        """Is it certain that every query stands at the position of a key? Then a rule need not check, on every cell."""
+        if isinstance(self.offset, Tensor):
+            return False
+        return 0 <= (nk - nq if self.offset is None else self.offset) <= nk - nq
+
     def _offset_text(self) -> str:
         return "" if self.offset is None else f"offset={text(self.offset)}"
 
