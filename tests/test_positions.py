@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+from transformers.models.bloom import modeling_bloom
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
@@ -450,10 +450,18 @@ def test_numbers_are_read_as_a_dense_bias():
 # ---------------------------------------------------------------------------------------------------------------- ALiBi
 
 
+def bloom_slopes(heads):
+    """What transformers computes for BLOOM; its name there is private and not in every release."""
+    slopes = getattr(modeling_bloom, "_get_alibi_slopes", None)
+    if slopes is None:
+        pytest.skip("this transformers has no _get_alibi_slopes to compare with")
+    return slopes(heads, CPU)
+
+
 @pytest.mark.parametrize("heads", [*range(1, 18), 31, 32, 40, 112])
 def test_slopes_are_those_of_bloom_in_transformers(heads):
     slopes = -alibi(heads).dense(1, 2)[..., 0, 0]  # the distance is 1
-    torch.testing.assert_close(slopes.reshape(-1), _get_alibi_slopes(heads, CPU), rtol=16 * EPS, atol=0)
+    torch.testing.assert_close(slopes.reshape(-1), bloom_slopes(heads), rtol=16 * EPS, atol=0)
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(5, 11), (11, 5), (7, 7)])
@@ -467,7 +475,7 @@ def test_alibi_is_minus_slope_times_distance(nq, nk, offset):
 
 def test_alibi_is_blooms_up_to_a_number_per_row_where_a_causal_mask_shows_it():
     ours = alibi(4, offset=0).dense(7)[0]
-    bloom = _get_alibi_slopes(4, CPU)[:, None, None] * torch.arange(7)  # grows with the key: (H, 1, N)
+    bloom = bloom_slopes(4)[:, None, None] * torch.arange(7)  # grows with the key: (H, 1, N)
     for i in range(7):
         assert torch.equal((ours - bloom)[:, i, : i + 1], (ours - bloom)[:, i, :1].expand(-1, i + 1))
 

@@ -17,6 +17,7 @@ A backend chooses how, never what: all agree with `reference` under the numeric 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +32,8 @@ MODULES: dict[str, ModuleType] = {"reference": reference, "tiled": tiled, "sdpa"
 NAMES = tuple(MODULES)
 
 SMALL = 512 * 512  # cells per head up to which a dense mask costs less than anything clever
-DENSE_FROM = 0.5  # share of tiles visible from which skipping them no longer pays, on the CPU
+DENSE_FROM = 0.6  # share of tiles visible from which skipping them no longer pays, on the CPU
+MOST_DENSE = 1 << 28  # cells of a dense mask that are worth its memory
 
 
 def load(name: str) -> ModuleType:
@@ -73,7 +75,7 @@ def _dense_pays(call: Call) -> bool:
         return not call.dropout or nq * nk <= SMALL
     if nq * nk <= SMALL:
         return True
-    if call.mask is None or call.dropout:
+    if call.mask is None or call.dropout or nq * nk * prod(call.mask.leading) > MOST_DENSE:
         return False
     kinds = call.mask.tiles(nq, nk, tiled.tile_size(*call.sizes))
     return float((kinds != EMPTY).float().mean()) > DENSE_FROM

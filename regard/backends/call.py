@@ -111,12 +111,12 @@ def prepare(
 
 
 def cells_of_mask(call: Call) -> Tensor | None:
-    """The mask as a dense tensor (B or 1, H or 1, Nq, Nk): O(N²) memory."""
+    """The mask as a tensor (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) memory where both Nq and Nk matter."""
     return None if call.mask is None else _dense(call, call.mask)
 
 
 def cells_of_bias(call: Call) -> Tensor | None:
-    """The bias as a dense tensor (B or 1, H or 1, Nq, Nk) in the scores' dtype: O(N²) memory."""
+    """The bias likewise, in the scores' dtype."""
     return None if call.bias is None else _dense(call, call.bias).to(call.wide)
 
 
@@ -124,8 +124,8 @@ def _dense(call: Call, rule: Mask | Bias) -> Tensor:
     _, _, nq, nk = call.sizes
     batch, heads = rule.leading
     i, j = (torch.arange(n, device=call.device) for n in (nq, nk))
-    cells = rule.bind(nq, nk, call.device, call.wide)(*indices(batch, heads, i, j, call.device))
-    return torch.as_tensor(cells, device=call.device).expand(batch, heads, nq, nk)
+    cells: Tensor = rule.bind(nq, nk, call.device, call.wide)(*indices(batch, heads, i, j, call.device))
+    return cells[(None,) * (4 - cells.ndim)]
 
 
 def keep_mask(call: Call) -> Tensor:

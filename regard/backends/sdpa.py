@@ -77,6 +77,7 @@ def run(call: Call) -> Tensor:
     if shape is not None:
         return _fused(call, q, scale, is_causal=shape == "causal")
     cells, seen = _dense_cells(call)
+    cells = cells.expand(*cells.shape[:2], *call.sizes[2:])  # a view: a mask of keys alone stays as small as it is
     return torch.where(seen, _fused(call, q, scale, cells), 0.0)
 
 
