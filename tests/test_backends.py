@@ -13,7 +13,7 @@ import torch
 
 import regard
 from regard import backends, masks, positions
-from regard.backends import reference, tiled
+from regard.backends import flex, reference, tiled
 from regard.backends.call import Call, prepare
 from regard.testing import assert_rule
 
@@ -371,3 +371,29 @@ def test_flex_trains_after_the_same_mask_served_inference():
     out = regard.attention(*(x.requires_grad_() for x in qkv), mask=mask, backend="flex")
     torch.autograd.grad(out.sum(), qkv)
     assert torch.equal(out.detach(), expected)
+
+
+def test_block_mask_made_in_inference_can_be_trained_with():
+    with torch.inference_mode():
+        kept = flex._kept_block_mask(masks.window(2, 1) & masks.padding([4, 5]), 5, 7, torch.device("cpu"))
+    parts = [part for part in kept.as_tuple() if isinstance(part, torch.Tensor)]
+    assert len(parts) == 8
+    assert not any(part.is_inference() for part in parts)
+
+
+def test_block_masks_kept_are_found_again_and_bounded():
+    first = masks.window(3, 0)
+    kept = flex._kept_block_mask(first, 5, 7, torch.device("cpu"))
+    assert flex._kept_block_mask(masks.window(3, 0), 5, 7, torch.device("cpu")) is kept
+    for n in range(2 * flex.MOST_BLOCK_MASKS):
+        flex._kept_block_mask(masks.window(n, 1), 5, 7, torch.device("cpu"))
+    assert len(flex._BLOCKS) == flex.MOST_BLOCK_MASKS
+
+
+def test_fresh_mask_of_tensors_is_not_compared_with_those_kept(monkeypatch):
+    def compared(*_):
+        raise AssertionError("reads two tensors, which on a GPU waits for everything before them")
+
+    monkeypatch.setattr(torch, "equal", compared)
+    for _ in range(3):
+        flex._kept_block_mask(masks.documents([0, 0, 1, 1, 1]), 5, 5, torch.device("cpu"))

@@ -203,7 +203,7 @@ def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask
         kinds = mask.tiles(nq, nk, BLOCK, device)  # (B, H, Tq, Tk)
         partial, full = _listed(kinds == PARTIAL), _listed(kinds == FULL)
         see = mask.bind(nq, nk, device, torch.float32)
-    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=see, seq_lengths=(nq, nk))
+        return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=see, seq_lengths=(nq, nk))
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
