@@ -27,7 +27,7 @@ from regard.rules import IndexRule
 __all__ = ["how", "refuse", "run"]
 
 BLOCK = 128
-OWN_KERNELS = 4
+OWN_KERNELS = 4  # of one form, before further sizes share one
 MOST_BLOCK_MASKS = 32
 LEAST_HEAD_SIZE = 16  # what the Triton product of two tiles needs
 
@@ -142,20 +142,18 @@ def _compiled(form: tuple[Any, ...], sizes: object) -> Callable[..., Any]:
     """
     code = _kernel.__code__.replace(co_name=f"_kernel_{abs(hash((form, sizes)))}")
     fresh = FunctionType(code, _kernel.__globals__, code.co_name)
-    on_gpu = form[0] == "cuda"
-    return torch.compile(
-        fresh,
-        fullgraph=True,
-        backend="inductor" if on_gpu else "eager",
-        dynamic=None if sizes is None else False,
-        options={"guard_filter_fn": _needed} if on_gpu else None,
-    )
+    if form[0] != "cuda":
+        return torch.compile(fresh, fullgraph=True, backend="eager")
+    if sizes is None:
+        return torch.compile(fresh, fullgraph=True)
+    return torch.compile(fresh, fullgraph=True, dynamic=False, options={"guard_filter_fn": _needed})
 
 
 def _needed(guards: Any) -> list[bool]:
-    """Which guards torch.compile must check in each call: not those on the functions themselves, which `form` pins.
+    """Which guards torch.compile must check in each call of a kernel with sizes of its own.
 
-    Rules are closures in closures; checking each of them costs more than the kernel of a short sequence.
+    Not those on the functions themselves: form, sizes and constants together decide which closures a rule is bound to,
+    and checking closures in closures costs as much as the kernel of a short sequence takes.
     """
     pinned = {"BUILTIN_MATCH", "CLOSURE_MATCH", "DICT_CONTAINS", "FUNCTION_MATCH", "MODULE_MATCH"}
     return [guard.guard_type not in pinned for guard in guards]

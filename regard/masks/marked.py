@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,10 +20,16 @@ class _Lengths(Mask):
     lengths: Tensor  # (B, 1)
     side: Literal["right", "left"]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "_longest", int(self.lengths.max()))  # read once: on a GPU, reading waits
+
+    _longest: ClassVar[int]
+
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
-        if int(self.lengths.max()) > nk:
-            raise ValueError(f"padding has a length of {int(self.lengths.max())}, but there are {nk} keys")
+        if self._longest > nk:
+            raise ValueError(f"padding has a length of {self._longest}, but there are {nk} keys")
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         length = at(self.lengths, device)
