@@ -397,3 +397,14 @@ def test_fresh_mask_of_tensors_is_not_compared_with_those_kept(monkeypatch):
     monkeypatch.setattr(torch, "equal", compared)
     for _ in range(3):
         flex._kept_block_mask(masks.documents([0, 0, 1, 1, 1]), 5, 5, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("mask", [masks.window(3, 0), masks.causal() & masks.padding([9]), masks.documents([0] * 17)])
+def test_flex_compiles_into_one_graph_with_what_surrounds_it(mask):
+    x = torch.randn(1, 2, 17, 8)
+
+    def surrounded(q):
+        return regard.attention(2 * q, x, x, mask=mask, backend="flex") + 1
+
+    expected = regard.attention(2 * x, x, x, mask=mask, backend="flex") + 1
+    assert torch.equal(torch.compile(surrounded, fullgraph=True, backend="eager")(x), expected)
