@@ -70,10 +70,7 @@ def _nothing(call: Call) -> Any:
     k, v = ((x.repeat(group, 1) if call.numpy else x.repeat_interleave(group, 1)) for x in (call.k, call.v))
     out = (call.q @ k.swapaxes(-1, -2)) @ v
     if call.wants_gradient:
-        for extra in (
-            *(() if call.sinks is None else (call.sinks,)),
-            *(() if call.bias is None else call.bias.tensors),
-        ):
+        for extra in call.extras:
             out = out + extra.reshape(-1)[:0].sum()
     return out
 

@@ -32,6 +32,7 @@ __all__ = [
     "indices",
     "number",
     "numbers",
+    "part_of",
     "row_of",
     "size_or_one",
 ]
@@ -69,9 +70,14 @@ class Rule(ABC):
         return f"{type(self).__name__}({', '.join(_form(value) for value in _values(self))})"
 
     @cached_property
-    def token(self) -> object:
-        """What caches know the rule by: its value, or, where comparing would read tensors, this one object alone."""
-        return object() if any(isinstance(v, Tensor) for v in _leaves(self)) else self
+    def holds_tensors(self) -> bool:
+        """Does comparing it with another rule read tensors? On a GPU that waits for everything before."""
+        return any(isinstance(v, Tensor) for v in _leaves(self))
+
+    @cached_property
+    def kept(self) -> dict[object, Any]:
+        """What backends keep with this rule, for as long as it lives."""
+        return {}
 
     @cached_property
     def constants(self) -> tuple[int | float, ...]:
@@ -90,9 +96,8 @@ class Rule(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is cached stays behind: a hash holds in one process only.
-        return {
-            name: value for name, value in vars(self).items() if name not in ("_hash", "token", "form", "constants")
-        }
+        cached = ("_hash", "form", "constants", "holds_tensors", "kept")
+        return {name: value for name, value in vars(self).items() if name not in cached}
 
     @cached_property
     def _hash(self) -> int:
@@ -195,6 +200,12 @@ def cell_of(table: Tensor) -> IndexRule:
         return table[zero if ones[0] else b, zero if ones[1] else h, zero if ones[2] else r, zero if ones[3] else c]
 
     return cell
+
+
+def part_of(table: Tensor, rows: slice, cols: slice) -> Tensor:
+    """A tile of (B or 1, H or 1, R or 1, C or 1), as a view; an axis of 1 is there for all."""
+    every = slice(None)
+    return table[:, :, every if table.shape[2] == 1 else rows, every if table.shape[3] == 1 else cols]
 
 
 def fit_cells(name: str, cells: Tensor, shape: tuple[int, ...]) -> Tensor:

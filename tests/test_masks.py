@@ -561,7 +561,6 @@ def test_order_and_repetition_of_global_positions_do_not_count():
         (lambda v: globals_(v), BOOLEANS),
         (lambda v: blocks(v, 2), BOOLEANS),
         (lambda v: dense(v), BOOLEANS),
-        (lambda v: as_mask(v, (2, 3)), BOOLEANS),
     ],
 )
 def test_writing_into_what_was_given_does_not_change_the_mask(make, value):

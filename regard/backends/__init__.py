@@ -24,6 +24,7 @@ from typing import Any
 from regard import tables
 from regard.backends import flex, reference, sdpa, tiled
 from regard.backends.call import Call, prepare
+from regard.biases import DenseBias
 from regard.masks import EMPTY
 
 __all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
@@ -75,7 +76,9 @@ def _dense_pays(call: Call) -> bool:
         return not call.dropout or nq * nk <= SMALL
     if nq * nk <= SMALL:
         return True
-    if call.mask is None or call.dropout or nq * nk * prod(call.mask.leading) > MOST_DENSE:
+    if call.mask is None:
+        return isinstance(call.bias, DenseBias)  # it is N×N already
+    if call.dropout or nq * nk * prod(call.mask.leading) > MOST_DENSE:
         return False
     kinds = call.mask.tiles(nq, nk, tiled.tile_size(*call.sizes))
     return float((kinds != EMPTY).float().mean()) > DENSE_FROM

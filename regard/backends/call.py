@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.biases import Bias, as_bias
-from regard.masks import Mask, as_mask
+from regard.biases import Bias, DenseBias, as_bias
+from regard.masks import DenseMask, Mask, as_mask
 from regard.rules import indices
 
 __all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]
@@ -51,13 +51,17 @@ class Call:
         return torch.float32 if narrow else torch.float64
 
     @property
+    def extras(self) -> tuple[Tensor, ...]:
+        """The tensors beside q, k and v that a gradient may flow to: sinks, and what the bias is made from."""
+        sinks = () if self.sinks is None else (self.sinks,)
+        return sinks if self.bias is None else (*sinks, *self.bias.tensors)
+
+    @property
     def wants_gradient(self) -> bool:
         """Will somebody call backward through this?"""
         if self.numpy or not torch.is_grad_enabled():
             return False
-        extra = () if self.bias is None else self.bias.tensors
-        tensors = (self.q, self.k, self.v, *(() if self.sinks is None else (self.sinks,)), *extra)
-        return any(t.requires_grad for t in tensors)
+        return any(t.requires_grad for t in (self.q, self.k, self.v, *self.extras))
 
     def native(self, cells: Tensor | None) -> Any:
         """A dense tensor as the call's own kind of array."""
@@ -121,6 +125,8 @@ def cells_of_bias(call: Call) -> Tensor | None:
 
 
 def _dense(call: Call, rule: Mask | Bias) -> Tensor:
+    if isinstance(rule, (DenseMask, DenseBias)):
+        return rule.cells.to(call.device)
     _, _, nq, nk = call.sizes
     batch, heads = rule.leading
     i, j = (torch.arange(n, device=call.device) for n in (nq, nk))

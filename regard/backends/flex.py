@@ -77,10 +77,7 @@ def run(call: Call) -> Tensor:
 
 def _warns(call: Call) -> bool:
     """Would torch.compile warn that it reads .grad of a sink or a bias that was itself computed?"""
-    if call.sinks is None and call.bias is None:
-        return False
-    extra = (*(() if call.sinks is None else (call.sinks,)), *(() if call.bias is None else call.bias.tensors))
-    return any(t.requires_grad and not t.is_leaf for t in extra)
+    return any(t.requires_grad and not t.is_leaf for t in call.extras)
 
 
 def _quietly(kernel: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -182,17 +179,21 @@ def _bend_and_add(cap: float, term: IndexRule) -> Callable[..., Any]:
 
 
 def _kept_block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
-    """The block mask of an earlier call with the same mask, or a new one; the oldest of many is forgotten."""
-    key = (mask.token, nq, nk, device)
-    found = _BLOCKS.get(key)
+    """The block mask of an earlier call with this mask, or a new one.
+
+    It is kept with the mask where that holds tensors, and dies with it; else with its equals, the oldest going first.
+    """
+    kept, key = (mask.kept, (nq, nk, device)) if mask.holds_tensors else (_BLOCKS, (mask, nq, nk, device))
+    found = kept.get(key)
     if found is None:
-        while len(_BLOCKS) >= MOST_BLOCK_MASKS:
-            _BLOCKS.pop(next(iter(_BLOCKS)), None)
-        found = _BLOCKS[key] = _block_mask(mask, nq, nk, device)
+        while len(kept) >= MOST_BLOCK_MASKS:
+            kept.pop(next(iter(kept)), None)
+        found = kept[key] = _block_mask(mask, nq, nk, device)
+    assert isinstance(found, BlockMask)
     return found
 
 
-_BLOCKS: dict[object, BlockMask] = {}
+_BLOCKS: dict[object, Any] = {}
 
 
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:

@@ -113,6 +113,8 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
         seen = visible.any(-1, keepdim=True)
         return visible | ~seen, seen
     cells = bias if visible is None else torch.where(visible, bias, -inf)
-    seen = (cells > -inf).any(-1, keepdim=True)
-    cells = torch.where(seen, cells, 0.0)
-    return cells if call.device.type == "cpu" else cells.to(call.q.dtype), seen
+    seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
+    on_cpu = call.device.type == "cpu"
+    if not (on_cpu and bool(seen.all())):  # on the CPU asking saves a copy; on a GPU it would wait
+        cells = torch.where(seen, cells, 0.0)
+    return cells if on_cpu else cells.to(call.q.dtype), seen

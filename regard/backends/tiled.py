@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
-from regard.masks import EMPTY, FULL, PARTIAL
-from regard.rules import IndexRule, indices
+from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
+from regard.rules import IndexRule, indices, part_of
 
 __all__ = ["forward_with_lse", "how", "refuse", "run", "tile_size"]
 
@@ -88,7 +88,7 @@ class _Plan:
         self.size = tile_size(*call.sizes)
         self.wide, self.device = call.wide, call.device
         self.scale, self.softcap, self.dropout, self.seed = call.scale, call.softcap, call.dropout, seed
-        self.bias: Bias | None = call.bias
+        self.bias, self.mask = call.bias, call.mask
         self.see: IndexRule | None = None
         if call.mask is not None:
             self.see = call.mask.bind(self.nq, self.nk, self.device, self.wide)
@@ -119,11 +119,20 @@ class _Plan:
         """(B, Hkv, G·rows, ·) → (B, H, rows, ·)."""
         return x.reshape(self.batch, self.heads, -1, x.shape[-1])
 
-    def at(self, rule: IndexRule, tile: _Tile) -> Any:
-        """A mask's or a bias's cells in this tile."""
+    def cells(self, rule: Mask | Bias | None, bound: IndexRule, tile: _Tile) -> Tensor:
+        """A mask's or a bias's cells in this tile: a view where they are all there, else computed."""
+        if isinstance(rule, DenseMask):
+            return part_of(rule.cells.to(self.device), tile.rows, tile.cols)
+        if isinstance(rule, DenseBias):
+            return part_of(rule.cells.to(self.device), tile.rows, tile.cols).to(self.wide)
+        return self.at(bound, tile)
+
+    def at(self, rule: IndexRule, tile: _Tile) -> Tensor:
+        """A rule evaluated on this tile."""
         i = torch.arange(tile.rows.start, tile.rows.stop, device=self.device).view(-1, 1)
         j = torch.arange(tile.cols.start, tile.cols.stop, device=self.device)
-        return rule(self.b, self.h, i, j)
+        cells: Tensor = rule(self.b, self.h, i, j)
+        return cells
 
     def scores(self, tile: _Tile, scaled_q: Tensor, k: Tensor, term: IndexRule | None) -> tuple[Tensor, Tensor | None]:
         """The tile's logits (B, H, rows, cols), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
@@ -133,10 +142,10 @@ class _Plan:
             bent = torch.tanh_(s.div_(self.softcap))
             s = bent * self.softcap
         if term is not None:
-            s = s + self.at(term, tile)
+            s = s + self.cells(self.bias, term, tile)
         if tile.masked:
             assert self.see is not None
-            s = s.masked_fill_(~self.at(self.see, tile), -inf)
+            s = s.masked_fill_(~self.cells(self.mask, self.see, tile), -inf)
         return s, bent
 
     def term(self, bias: Bias | None) -> IndexRule | None:
@@ -153,7 +162,7 @@ class _Plan:
 
 
 class _Tiled(torch.autograd.Function):
-    """Forward and backward over tiles. Sinks join the softmax at the end of each row's walk."""
+    """Forward and backward over tiles."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
@@ -261,9 +270,8 @@ class _Backward:
         if isinstance(self.bias, DenseBias):
             total = self.d_tensors[0]
             assert total is not None
-            rows = tile.rows if total.shape[2] > 1 else slice(None)
-            cols = tile.cols if total.shape[3] > 1 else slice(None)
-            total[:, :, rows, cols] += d_s.sum_to_size(total[:, :, rows, cols].shape)
+            part = part_of(total, tile.rows, tile.cols)
+            part += d_s.sum_to_size(part.shape)
             return
         assert self.bias is not None
         wanted = [n for n, g in enumerate(self.d_tensors) if g is not None]

@@ -26,7 +26,7 @@ Read `mask.py` for what every mask is, then `placed.py` (causal, window, dilated
 documents, globals) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
 """
 
-from regard.masks.cells import as_mask, blocks, dense, random_blocks
+from regard.masks.cells import DenseMask, as_mask, blocks, dense, random_blocks
 from regard.masks.marked import documents, globals, padding
 from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask
 from regard.masks.placed import Causal, causal, dilated, prefix, window
@@ -36,6 +36,7 @@ __all__ = [
     "FULL",
     "PARTIAL",
     "Causal",
+    "DenseMask",
     "Mask",
     "as_mask",
     "blocks",

@@ -14,7 +14,7 @@ from regard.masks.mask import Bounds, Grid, Mask
 from regard.masks.placed import Placed, call_text, leading_of, read_offset
 from regard.rules import IndexRule, cell_of, fit_cells, number, numbers, size_or_one
 
-__all__ = ["as_mask", "blocks", "dense", "random_blocks"]
+__all__ = ["DenseMask", "as_mask", "blocks", "dense", "random_blocks"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,21 +101,27 @@ def random_blocks(positions: int, size: int, *, count: int, seed: int, heads: in
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Dense(Mask):
+class DenseMask(Mask):
+    """What `dense()` makes; named, because backends need not ask it cell by cell."""
+
     cells: Tensor  # (B or 1, H or 1, Nq or 1, Nk or 1)
 
     def varies(self) -> tuple[int, int]:
+        """The first two axes of the cells."""
         return self.cells.shape[0], self.cells.shape[1]
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        """Raise ValueError if the cells do not broadcast to (B, H, Nq, Nk)."""
         super().fit(batch, heads, nq, nk)
         if self.cells.shape[2] not in (1, nq) or self.cells.shape[3] not in (1, nk):
             raise ValueError(f"{self!r} does not fit {nq} queries × {nk} keys")
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j) that reads one cell."""
         return cell_of(self.cells.to(device))
 
     def bounds(self, grid: Grid) -> Bounds:
+        """Exact: every cell is looked at."""
         cells = self.cells.to(grid.device).expand(-1, -1, grid.nq, grid.nk)
         low, high = (per_tile(cells, grid.size, reduce) for reduce in ("all", "any"))
         return high, low
@@ -130,7 +136,7 @@ def dense(cells: object) -> Mask:
     >>> print(dense([[True, False, True]]).draw(1, 3))
     ■ · ■
     """
-    return _Dense(_cells("cells", cells))
+    return DenseMask(_cells("cells", cells))
 
 
 def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
@@ -139,7 +145,7 @@ def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
         return mask
     if not isinstance(mask, (np.ndarray, Tensor)):
         raise TypeError(f"mask must be a regard mask, booleans (True = may look) or None; got {type(mask).__name__}")
-    cells = numbers("mask", mask)
+    cells = mask if isinstance(mask, Tensor) else numbers("mask", mask)  # not copied: it serves this call alone
     if cells.dtype != torch.bool:
         convert = "mask.bool()" if isinstance(mask, Tensor) else "mask.astype(bool)"
         raise TypeError(
@@ -147,7 +153,7 @@ def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
             "Numbers that are added to the scores are a bias: pass bias=… instead"
             + ("" if cells.dtype.is_floating_point else f", or {convert} if they are 0 and 1")
         )
-    return dense(fit_cells("mask", cells, shape))
+    return DenseMask(fit_cells("mask", cells, shape))
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
