@@ -115,6 +115,7 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
     on_cpu = call.device.type == "cpu"
-    if not (on_cpu and bool(seen.all())):  # on the CPU asking saves a copy; on a GPU it would wait
+    # Asking saves a copy on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
+    if not (on_cpu and not torch.compiler.is_compiling() and bool(seen.all())):
         cells = torch.where(seen, cells, 0.0)
     return cells if on_cpu else cells.to(call.q.dtype), seen
