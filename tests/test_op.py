@@ -857,9 +857,10 @@ print(growth(q.detach(), k.detach(), v.detach(), mask, False), growth(q, k, v, m
 def test_tiled_takes_little_memory_at_32768_positions():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
     forward, with_gradient = map(int, done.stdout.split())
-    # In KiB. The output alone is 8 MiB and the three gradients 24; one N×N matrix would be 4 GiB.
-    assert 4_096 < forward < 200_000
-    assert 16_384 < with_gradient < 200_000
+    # In KiB; one N×N matrix would be 4 GiB. The output alone is 8 MiB and the three gradients, which stay, 24: less than
+    # 8 would mean that nothing was measured. The output may find room that something else has left.
+    assert forward < 200_000
+    assert 8_192 < with_gradient < 200_000
 
 
 @pytest.mark.parametrize("causal", [False, True])
