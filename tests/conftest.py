@@ -13,8 +13,10 @@ from hypothesis import settings
 # most tensors here are so small that a second thread only costs.
 torch.set_num_threads(1)
 
-settings.register_profile("ci", deadline=None, max_examples=50, derandomize=False, print_blob=True)
-settings.load_profile("ci")  # pytest --hypothesis-profile=NAME overrides it
+# The same examples in every run, so that a failure is the change's; `--hypothesis-profile=explore` draws new ones.
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

@@ -857,8 +857,8 @@ print(growth(q.detach(), k.detach(), v.detach(), mask, False), growth(q, k, v, m
 def test_tiled_takes_little_memory_at_32768_positions():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
     forward, with_gradient = map(int, done.stdout.split())
-    # In KiB; one N×N matrix would be 4 GiB. The output alone is 8 MiB and the three gradients, which stay, 24: less than
-    # 8 would mean that nothing was measured. The output may find room that something else has left.
+    # In KiB; one N×N matrix would be 4 GiB. The three gradients, which stay, are 24 MiB: less than 8 would mean that
+    # nothing was measured. The output, 8 MiB, may find room that something else has left.
     assert forward < 200_000
     assert 8_192 < with_gradient < 200_000
 
