@@ -66,8 +66,13 @@ class Rule(ABC):
 
     @cached_property
     def form(self) -> str:
-        """The rule without its numbers: two rules of one form can run through one compiled kernel."""
-        return f"{type(self).__name__}({', '.join(_form(value) for value in _values(self))})"
+        """The rule without its numbers: two rules of one form can run through one compiled kernel.
+
+        A "?" marks what the form does not pin down: a class from elsewhere, or a field that is not plain data.
+        """
+        kind = type(self)
+        name = kind.__name__ if kind.__module__.startswith("regard.") else f"?{kind.__module__}.{kind.__qualname__}"
+        return f"{name}({', '.join(_form(value) for value in _values(self))})"
 
     @cached_property
     def holds_tensors(self) -> bool:
@@ -125,7 +130,10 @@ def _form(value: object) -> str:
         return value.form
     if isinstance(value, Tensor):  # which axes are shared decides how it is indexed
         return f"{value.dtype}{[n == 1 for n in value.shape]}"
-    return value if isinstance(value, str) else type(value).__name__
+    if isinstance(value, str):
+        return value
+    known = value is None or isinstance(value, (int, float, tuple))
+    return type(value).__name__ if known else f"?{type(value).__name__}"
 
 
 def numbers(name: str, value: object) -> Tensor:

@@ -359,3 +359,12 @@ def test_form_holds_no_tensor():
 
     mask = masks.window([0, 1], 2, offset=[3, 4]) & masks.padding([1, 2]) | ~masks.dense([[True]])
     assert not any(isinstance(leaf, Tensor) for leaf in leaves(mask.form))
+
+
+def test_form_marks_what_it_does_not_pin_down():
+    class Other(type(masks.causal())):
+        """A mask of somebody else's, whose closures we do not know."""
+
+    assert "?" not in (masks.causal() & masks.padding([3]) | ~masks.documents([0, 1])).form
+    assert Other(None).form.startswith("?")
+    assert "?" in (masks.causal() & Other(None)).form

@@ -143,14 +143,16 @@ def _compiled(form: tuple[Any, ...], sizes: object) -> Callable[..., Any]:
         return torch.compile(fresh, fullgraph=True, backend="eager")
     if sizes is None:
         return torch.compile(fresh, fullgraph=True)
-    return torch.compile(fresh, fullgraph=True, dynamic=False, options={"guard_filter_fn": _needed})
+    pinned = "?" not in f"{form[1]}{form[2]}"
+    options: dict[str, Any] | None = {"guard_filter_fn": _needed} if pinned else None
+    return torch.compile(fresh, fullgraph=True, dynamic=False, options=options)
 
 
 def _needed(guards: Any) -> list[bool]:
     """Which guards torch.compile must check in each call of a kernel with sizes of its own.
 
-    Not those on the functions themselves: form, sizes and constants together decide which closures a rule is bound to,
-    and checking closures in closures costs as much as the kernel of a short sequence takes.
+    Not those on the functions themselves: of our own rules, form, sizes and constants together decide which closures
+    they are bound to, and checking closures in closures costs as much as the kernel of a short sequence takes.
     """
     pinned = {"BUILTIN_MATCH", "CLOSURE_MATCH", "DICT_CONTAINS", "FUNCTION_MATCH", "MODULE_MATCH"}
     return [guard.guard_type not in pinned for guard in guards]
