@@ -257,20 +257,23 @@ def _words(name: str, labels: Sequence[str] | None, count: int, what: str) -> tu
 
 
 def _formulas(call: Any) -> dict[str, str]:
+    """How each step is made from the last one before it that changed anything."""
     size = call.q.shape[-1]
-    scale = tables.number(call.scale)
-    usual = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {scale}"
+    usual = f"scores / √{size}" if call.scale == size**-0.5 else f"scores · {tables.number(call.scale)}"
+    made = {"x": "x", "q": "x·W_Q", "k": "x·W_K", "v": "x·W_V", "scores": "q·kᵀ", "scaled": usual}
     cap = "" if call.softcap is None else tables.number(call.softcap)
-    return {
-        "x": "x",
-        "q": "x·W_Q",
-        "k": "x·W_K",
-        "v": "x·W_V",
-        "scores": "q·kᵀ",
-        "scaled": usual,
-        "capped": f"{cap}·tanh(scaled / {cap})" if cap else "scaled",
-        "biased": "capped" if call.bias is None else f"capped + {call.bias!r}",
-        "masked": "biased" if call.mask is None else f"biased where {call.mask!r}",
-        "weights": "softmax(masked)" + ("" if call.sinks is None else ", a sink joining each row"),
-        "output": "weights·v",
-    }
+    before = "scaled"
+    for name, given, how in (
+        ("capped", call.softcap, f"{cap}·tanh({{}} / {cap})"),
+        ("biased", call.bias, "{} + " + _braced(call.bias)),
+        ("masked", call.mask, "{} where " + _braced(call.mask)),
+    ):
+        made[name] = before if given is None else how.format(before)
+        before = before if given is None else name
+    sink = "" if call.sinks is None else ", a sink joining each row"
+    return {**made, "weights": f"softmax({before}){sink}", "output": "weights·v"}
+
+
+def _braced(value: object) -> str:
+    """A repr that `format` leaves as it is."""
+    return repr(value).replace("{", "{{").replace("}", "}}")

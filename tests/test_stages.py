@@ -193,10 +193,10 @@ def test_text_in_english():
     assert ["q", "x·W_Q", "(3, 4)", "what each token asks for"] in rows
     assert ["scaled", "scores / √4", "(3, 3)", "kept small, so that the softmax does not saturate"] in rows
     assert ["capped", "scaled", "(3, 3)", "unchanged: no softcap"] in rows
-    assert ["biased", "capped", "(3, 3)", "unchanged: no bias"] in rows
-    assert ["masked", "biased where causal()", "(3, 3)", "what must not be seen set to −∞"] in rows
+    assert ["biased", "scaled", "(3, 3)", "unchanged: no bias"] in rows
+    assert ["masked", "scaled where causal()", "(3, 3)", "what must not be seen set to −∞"] in rows
     assert "\n\nscores = q·kᵀ\n\n" in text
-    assert "\n\nmasked = biased where causal()\n\n" in text
+    assert "\n\nmasked = scaled where causal()\n\n" in text
     assert "\n\ncapped = " not in text
     assert ["", "The", "cat", "sat"] in rows
     assert ["The", "0.15", "-inf", "-inf"] in rows
@@ -210,7 +210,7 @@ def test_text_in_korean():
     assert text.startswith("어텐션 단계별 보기: 쿼리 3개, 키 3개, 헤드 크기 4\n")
     rows = [re.split(r" {2,}", line) for line in text.splitlines()]
     assert ["단계", "식", "모양", "의미"] in rows
-    assert ["masked", "biased", "(3, 3)", "그대로: 마스크 없음"] in rows
+    assert ["masked", "scaled", "(3, 3)", "그대로: 마스크 없음"] in rows
     assert ["고양이", "0.7", "1.74", "2.78"] in rows
     assert not re.search(r"unchanged|queries|shown|no mask", text)
 
@@ -235,7 +235,7 @@ def test_formulas_name_what_was_given():
     assert s.formulas["scaled"] == "scores · 0.25"
     assert s.formulas["capped"] == "30·tanh(scaled / 30)"
     assert s.formulas["biased"] == f"capped + {positions.alibi(1)!r}"
-    assert s.formulas["weights"] == "softmax(masked), a sink joining each row"
+    assert s.formulas["weights"] == "softmax(biased), a sink joining each row"
     assert s.unchanged == {"masked"}
 
 
@@ -279,7 +279,7 @@ def test_html_escapes_labels_and_formulas():
     assert "<td>&lt;b&gt;</td>" in html
     assert '<th style="text-align:right">&lt;b&gt;</th>' in html
     assert "<td>&amp;</td>" in html
-    assert "biased where dense(&lt;3×3 booleans, 6 True&gt;)" in html
+    assert "scaled where dense(&lt;3×3 booleans, 6 True&gt;)" in html
     assert html.count("<b>") == html.count("</b>") == len(NAMES) - len(s.unchanged)  # the names of the matrices
 
 
@@ -291,8 +291,8 @@ def test_one_head_of_one_batch_row_is_printed_and_named():
     s = regard.steps(q, k, v)
     alone = regard.steps(q[1, 2], k[1, 2], v[1, 2])
     text = s.text(batch=1, head=2)
-    assert "\n\nweights = softmax(masked)   (shown: batch 1, head 2 of (2, 3))\n\n" in text
-    assert "\n\nweights = softmax(masked)   ((2, 3) 가운데 배치 1, 헤드 2)\n\n" in s.text("ko", batch=1, head=2)
+    assert "\n\nweights = softmax(scaled)   (shown: batch 1, head 2 of (2, 3))\n\n" in text
+    assert "\n\nweights = softmax(scaled)   ((2, 3) 가운데 배치 1, 헤드 2)\n\n" in s.text("ko", batch=1, head=2)
     matrix = alone.text()[alone.text().index("weights = ") :].split("\n\n")[1]
     assert matrix in text
     assert matrix not in s.text()

@@ -210,28 +210,22 @@ def _print(
 
 
 def _print_stages(steps: "Steps", which: tuple[int, int], lang: Lang, out: Terminal) -> None:
-    from regard.stages import NAMES, pick
+    from regard.stages import pick
 
-    say, before = speaker(lang), "scores"
+    say = speaker(lang)
     if steps.x is not None:
         _print_heading("", say("Input", "입력"), "x", "x", lang, out)
         print_matrix(_of_x(steps, which).tolist(), steps.labels, None, heat=False, say=say, out=out)
     for name, (number, english, korean) in HEADINGS.items():
         if name in steps.unchanged:
             continue
-        # The formula speaks of the stage printed before, where those between changed nothing.
-        formula = (
-            steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before)
-            if name != "scores"
-            else steps.formulas[name]
-        )
+        formula = steps.formulas[name]
         usual = name != "scaled" or "√" in formula
         title = say(english, korean) if usual else say("Scale", "스케일 조정")
         _print_heading(number, title, name, f"{name} = {formula}", lang, out)
         keys = None if name == "output" else steps.key_labels
         values = pick(getattr(steps, name), *which).tolist()
         print_matrix(values, steps.labels, keys, heat=name == "weights", say=say, out=out)
-        before = name
 
 
 def _of_x(steps: "Steps", which: tuple[int, int]) -> Any:

@@ -170,7 +170,7 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
         size, names, across = inches, cols, ""
         if name == "output":
             size, names, across = (inches[0], min(features * inches[1] / nk, room_for(len(scales)))), None, "feature →"
-        # The formula speaks of the stage drawn before, where those between changed nothing.
+        # The formula speaks of the stage drawn before, also where one that was given, and not drawn, changed nothing.
         formula = steps.formulas[name].replace(NAMES[NAMES.index(name) - 1], before) if before else steps.formulas[name]
         words = (name, clip(drawable(formula), 36), across)
         signs = cell_signs(stage[name], scale, size, None)

@@ -24,7 +24,7 @@ class _Lengths(Mask):
         super().__post_init__()
         object.__setattr__(self, "_longest", int(self.lengths.max()))  # read once: on a GPU, reading waits
 
-    _longest: ClassVar[int]
+    _longest: ClassVar[int]  # of each mask; but only so does a dataclass not take it for a field
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
