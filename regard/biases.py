@@ -5,15 +5,13 @@ It does not know ALiBi, T5 or any other kind of position. `regard.positions` re-
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.rules import IndexRule, Number, Rule, at, cell_of, fit_cells, indices, numbers, size_or_one
+from regard.rules import IndexRule, Number, Rule, cell_of, fit_cells, indices, leading_of, numbers, size_or_one
 
 __all__ = ["Bias", "DenseBias", "Placed", "as_bias", "dense"]
 
@@ -66,13 +64,9 @@ class Placed(Bias):
 
     offset: Number | None = field(default=None, kw_only=True)
 
-    def place(self, nq: int, nk: int, device: torch.device) -> Callable[[Any, Any], Any]:
-        """The offset as a function of (b, h)."""
-        return at(nk - nq if self.offset is None else self.offset, device)
-
     def shared_with_offset(self, batch: int, heads: int) -> tuple[int, int]:
         """(B, H) over which the bias varies, from the sizes of its other tensors and the offset's."""
-        b, h = self.offset.shape if isinstance(self.offset, Tensor) else (1, 1)
+        b, h = leading_of(self.offset)
         return size_or_one("batch", [batch, b]), size_or_one("heads", [heads, h])
 
     def offset_text(self) -> str:

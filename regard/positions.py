@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from regard.biases import Bias, Placed, as_bias, dense
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
-from regard.rules import IndexRule, Number, cell_of, number
+from regard.rules import IndexRule, cell_of, four_axes, place, read_offset
 
 __all__ = [
     "T5",
@@ -139,7 +139,7 @@ class Alibi(Placed):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) = −slope·|i + offset − j|."""
-        offset = self.place(nq, nk, device)
+        offset = place(self.offset, nq, nk, device)
         slope = cell_of(self.slopes.to(dtype).to(device).view(1, -1, 1, 1))
         return lambda b, h, i, j: -slope(b, h, i, j) * (i + offset(b, h) - j).abs()
 
@@ -166,7 +166,7 @@ def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
         raise TypeError(f"slopes must be floating point, got {values.dtype}")
     if values.shape != (heads,):
         raise ValueError(f"slopes must be one per head, ({heads},), got shape {tuple(values.shape)}")
-    return Alibi(values, offset=_offset(offset))
+    return Alibi(values, offset=read_offset(offset))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,7 +202,7 @@ class Relative(Placed):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j): the term at clip(j − i − offset, −k, k) + k."""
-        offset, far = self.place(nq, nk, device), self.terms.shape[-1] // 2
+        offset, far = place(self.offset, nq, nk, device), self.terms.shape[-1] // 2
         term = cell_of(self.terms.to(device=device, dtype=dtype))
         return lambda b, h, i, j: term(b, h, i, (j - i - offset(b, h)).clamp(-far, far) + far)
 
@@ -212,7 +212,7 @@ class Relative(Placed):
         >>> Relative(torch.zeros(1, 1, 1, 3)).placed(4)
         Relative(<1×1×1×3 torch.float32>, offset=4)
         """
-        return replace(self, offset=_offset(offset))
+        return replace(self, offset=read_offset(offset))
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.terms.shape))
@@ -269,7 +269,10 @@ class Shaw(nn.Module):
 
         Raises ValueError if q has another head size or number of heads than the table.
         """
-        q = _four_axes(q)  # (B, H, Nq, D)
+        if not isinstance(q, Tensor) or q.ndim < 2:
+            got = tuple(getattr(q, "shape", ())) or type(q).__name__
+            raise TypeError(f"q must be a torch tensor (…, N, D), got {got}")
+        q = four_axes(q)  # (B, H, Nq, D)
         if q.shape[-1] != self.table.shape[-1]:
             raise ValueError(f"q has head size {q.shape[-1]}, but this Shaw table has {self.table.shape[-1]}")
         if self.table.ndim == 3 and q.shape[1] != self.table.shape[0]:
@@ -349,10 +352,6 @@ def _table(*shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=0.02))
 
 
-def _offset(value: object) -> Number | None:
-    return None if value is None else number("offset", value)
-
-
 def _slopes(heads: int) -> Tensor:
     """The slopes of the paper, (H,), in fp64."""
     below = 2 ** (heads.bit_length() - 1)  # the largest power of two that is not above H
@@ -378,12 +377,3 @@ def _bucket_runs(buckets: int, max_distance: int, bidirectional: bool) -> tuple[
     behind: list[int] = torch.where(distance < exact, distance, far).tolist()  # distances 0, −1, −2, …
     ahead = [side + bucket for bucket in behind[1:]] if bidirectional else [0] * max_distance
     return tuple((bucket, len(list(run))) for bucket, run in groupby(behind[::-1] + ahead))
-
-
-def _four_axes(q: Tensor) -> Tensor:
-    """(N, D), (B, N, D) or (…, H, N, D) → (B, H, N, D)."""
-    if not isinstance(q, Tensor) or q.ndim < 2:
-        raise TypeError(f"q must be a torch tensor (…, N, D), got {tuple(getattr(q, 'shape', ())) or type(q).__name__}")
-    if q.ndim < 4:
-        return q[None, None] if q.ndim == 2 else q[:, None]
-    return q.reshape(-1, *q.shape[-3:])

@@ -29,10 +29,14 @@ __all__ = [
     "at",
     "cell_of",
     "fit_cells",
+    "four_axes",
     "indices",
+    "leading_of",
     "number",
     "numbers",
     "part_of",
+    "place",
+    "read_offset",
     "row_of",
     "size_or_one",
 ]
@@ -194,6 +198,21 @@ def at(value: Number, device: torch.device) -> Callable[[Any, Any], Any]:
     }[(table.shape[0] == 1, table.shape[1] == 1)]
 
 
+def read_offset(value: object) -> Number | None:
+    """Read an `offset=` argument: where query 0 stands; None means at Nk − Nq, so that the queries are the last."""
+    return None if value is None else number("offset", value)
+
+
+def place(offset: Number | None, nq: int, nk: int, device: torch.device) -> Callable[[Any, Any], Any]:
+    """The position of query 0 as a function of (b, h)."""
+    return at(nk - nq if offset is None else offset, device)
+
+
+def leading_of(offset: Number | None) -> tuple[int, int]:
+    """(B, H) over which an offset varies."""
+    return (offset.shape[0], offset.shape[1]) if isinstance(offset, Tensor) else (1, 1)
+
+
 def row_of(table: Tensor) -> Callable[[Any, Any], Any]:
     """(B or 1, N) as a function of (b, n)."""
     return (lambda b, n: table[0, n]) if table.shape[0] == 1 else (lambda b, n: table[b, n])
@@ -243,6 +262,17 @@ def size_or_one(name: str, sizes: Sequence[int]) -> int:
     if len(large) > 1:
         raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted(large)}")
     return large.pop() if large else 1
+
+
+def four_axes(x: Any) -> Any:
+    """(N, D), (B, N, D) or (…, H, N, D) → (B, H, N, D), of a NumPy array or a tensor.
+
+    >>> four_axes(np.zeros((3, 5, 7))).shape
+    (3, 1, 5, 7)
+    """
+    if x.ndim < 4:
+        return x[None, None] if x.ndim == 2 else x[:, None]
+    return x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def indices(

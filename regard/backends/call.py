@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
-from regard.rules import indices
+from regard.rules import four_axes, indices
 
 __all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]
 
@@ -103,7 +103,7 @@ def prepare(
     if sinks is not None:
         sinks = _check_sinks(sinks, q, numpy)
     if q.ndim != 4:
-        q, k, v = (_four_axes(x) for x in (q, k, v))
+        q, k, v = (four_axes(x) for x in (q, k, v))
     if numpy and not q.dtype.isnative:
         q, k, v = (x.astype(x.dtype.newbyteorder("=")) for x in (q, k, v))
     sizes = (*q.shape[:3], k.shape[2])
@@ -225,15 +225,6 @@ def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
     if numpy and not dtype.isnative:
         sinks = np.asarray(sinks, dtype.newbyteorder("="))
     return sinks if sinks.shape else sinks.reshape(1).repeat(heads)
-
-
-def _four_axes(x: Any) -> Any:
-    """(N, D), (B, N, D) or (…, H, N, D) → (B, H, N, D)."""
-    if x.ndim == 2:
-        return x[None, None]
-    if x.ndim == 3:
-        return x[:, None]
-    return x.reshape(int(np.prod(x.shape[:-3])), *x.shape[-3:])
 
 
 def _from_numpy(x: np.ndarray[Any, Any]) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.masks.marked import booleans
 from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.placed import Placed, call_text, leading_of, read_offset
-from regard.rules import IndexRule, cell_of, fit_cells, number, numbers, size_or_one
+from regard.masks.placed import Placed, call_text
+from regard.rules import IndexRule, cell_of, fit_cells, leading_of, number, numbers, place, read_offset, size_or_one
 
 __all__ = ["DenseMask", "as_mask", "blocks", "dense", "random_blocks"]
 
@@ -40,7 +40,7 @@ class _Blocks(Placed):
                 )
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, layout, size = self.place(nq, nk, device), cell_of(self.layout.to(device)), self.size
+        offset, layout, size = place(self.offset, nq, nk, device), cell_of(self.layout.to(device)), self.size
         if self.on_keys(nq, nk):
             return lambda b, h, i, j: layout(b, h, (i + offset(b, h)) // size, j // size)
 

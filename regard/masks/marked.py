@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.placed import Placed, call_text, leading_of, read_offset, spread, text
-from regard.rules import IndexRule, at, number, numbers, row_of, size_or_one
+from regard.masks.placed import Placed, call_text, spread, text
+from regard.rules import IndexRule, at, leading_of, number, numbers, place, read_offset, row_of, size_or_one
 
 __all__ = ["documents", "globals", "padding"]
 
@@ -112,7 +112,7 @@ class _Documents(Placed):
         fit_length("documents", self.ids.shape[1], nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, ids = self.place(nq, nk, device), self.ids.to(device)
+        offset, ids = place(self.offset, nq, nk, device), self.ids.to(device)
         # Who belongs to no document gets one number as a query and another as a key, so that the two never meet.
         mine, theirs = row_of(torch.where(ids < 0, -1, ids)), row_of(torch.where(ids < 0, -2, ids))
         if self.on_keys(nq, nk):
@@ -194,7 +194,7 @@ class _Globals(Placed):
         return chosen
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, chosen = self.place(nq, nk, device), row_of(self.chosen(nk, device))
+        offset, chosen = place(self.offset, nq, nk, device), row_of(self.chosen(nk, device))
         if self.on_keys(nq, nk):
             return lambda b, h, i, j: chosen(b, j) | chosen(b, i + offset(b, h))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.masks.mask import Bounds, Grid, Mask
-from regard.rules import IndexRule, Number, at, number
+from regard.rules import IndexRule, Number, at, number, place, read_offset
 
 __all__ = ["Causal", "Placed", "causal", "dilated", "prefix", "window"]
 
@@ -19,10 +19,6 @@ class Placed(Mask):
     """A mask that compares positions: key j at j, query i at i + offset."""
 
     offset: Number | None
-
-    def place(self, nq: int, nk: int, device: torch.device) -> Any:
-        """The offset as a function of (b, h)."""
-        return at(nk - nq if self.offset is None else self.offset, device)
 
     def on_keys(self, nq: int, nk: int) -> bool:
         """Is it certain that every query stands at the position of a key? Then a rule need not check, on every cell."""
@@ -40,7 +36,7 @@ class Causal(Placed):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) of this mask."""
-        offset = self.place(nq, nk, device)
+        offset = place(self.offset, nq, nk, device)
         return lambda b, h, i, j: j <= i + offset(b, h)
 
     def bounds(self, grid: Grid) -> Bounds:
@@ -74,7 +70,7 @@ class _Window(Placed):
     after: Number
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset = self.place(nq, nk, device)
+        offset = place(self.offset, nq, nk, device)
         before, after = at(self.before, device), at(self.after, device)
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -113,7 +109,7 @@ class _Dilated(Placed):
     dilation: Number
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset = self.place(nq, nk, device)
+        offset = place(self.offset, nq, nk, device)
         before, after, dilation = at(self.before, device), at(self.after, device), at(self.dilation, device)
 
         def see(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -156,7 +152,7 @@ class _Prefix(Placed):
     length: Number
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        offset, length = self.place(nq, nk, device), at(self.length, device)
+        offset, length = place(self.offset, nq, nk, device), at(self.length, device)
         return lambda b, h, i, j: (j < length(b, h)) | (j <= i + offset(b, h))
 
     def bounds(self, grid: Grid) -> Bounds:
@@ -181,15 +177,6 @@ def prefix(length: object, *, offset: object = None) -> Mask:
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
-
-
-def read_offset(value: object) -> Number | None:
-    return None if value is None else number("offset", value)
-
-
-def leading_of(value: Number | None) -> tuple[int, int]:
-    """(B, H) over which an offset varies."""
-    return (value.shape[0], value.shape[1]) if isinstance(value, Tensor) else (1, 1)
 
 
 def spread(value: Number, device: torch.device) -> Tensor:
