@@ -34,6 +34,11 @@ class Bias(Rule):
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return [n for n, v in values.items() if isinstance(v, Tensor) and v.dtype.is_floating_point]
 
+    @property
+    def by_distance(self) -> bool:
+        """Does the term depend on j − i alone, so that one number per distance says it all?"""
+        return False
+
     def bias(self, q: Tensor, scale: float) -> Bias:
         """Itself: so that a layer can hold a bias where it could hold T5, Shaw or Swin. Only Shaw reads q and scale."""
         return self

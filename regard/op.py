@@ -1,4 +1,7 @@
-"""The operation: `attention` computes it, `steps` shows it. The arguments, the dispatch, and nothing about how."""
+"""The operation: `attention` computes it, `steps` shows it. The arguments, the dispatch, and nothing about how.
+
+It is also the one point where observers are told of a call. Who observes, and why, it does not know.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from regard.backends import choose, reference
 from regard.backends.call import Call, prepare
 from regard.stages import Steps, project
 
-__all__ = ["attention", "steps"]
+__all__ = ["Observer", "attention", "observe", "steps", "unobserve"]
+
+Observer = Callable[[Call, str, Any], None]
+"""Told of each call: what was asked, the backend that ran, and its output (B, H, Nq, Dv)."""
+
+_observers: tuple[Observer, ...] = ()
 
 
 def attention(
@@ -52,6 +60,10 @@ def attention(
     out = _nothing(call) if 0 in call.sizes or 0 in v.shape else _as_given(chosen.run, call)
     if call.numpy and isinstance(out, Tensor):
         out = out.detach().numpy()
+    # In this order: a traced call must not depend on who observes, or torch.compile would compile it anew for them.
+    if not torch.compiler.is_compiling() and _observers:
+        for observer in _observers:
+            observer(call, chosen.__name__.rpartition(".")[2], out)
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
 
 
@@ -73,6 +85,42 @@ def _nothing(call: Call) -> Any:
         for extra in call.extras:
             out = out + extra.reshape(-1)[:0].sum()
     return out
+
+
+def observe(observer: Observer) -> None:
+    """Tell `observer` of every later call of `attention`, in any thread, after it ran.
+
+    >>> import numpy as np, regard
+    >>> from regard.op import observe, unobserve
+    >>> seen = []
+    >>> def note(call, backend, output):
+    ...     seen.append((call.sizes, backend, output.shape))
+    >>> observe(note)
+    >>> _ = regard.attention(np.eye(3), np.eye(3), np.eye(3))
+    >>> unobserve(note)
+    >>> seen
+    [((1, 1, 3, 3), 'sdpa', (1, 1, 3, 3))]
+
+    observer: a function of the checked call, the backend's name and its output, NumPy or torch as the call. What it
+      raises is raised by `attention`. A call inside torch.compile is traced once and tells nobody.
+    """
+    global _observers
+    _observers = (*_observers, observer)
+
+
+def unobserve(observer: Observer) -> None:
+    """Tell `observer` no more. Raises ValueError for one that is not told.
+
+    >>> unobserve(print)
+    Traceback (most recent call last):
+        ...
+    ValueError: <built-in function print> does not observe; observe(…) comes first
+    """
+    global _observers
+    if observer not in _observers:
+        raise ValueError(f"{observer!r} does not observe; observe(…) comes first")
+    index = _observers.index(observer)
+    _observers = _observers[:index] + _observers[index + 1 :]
 
 
 def steps(

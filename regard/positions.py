@@ -137,6 +137,11 @@ class Alibi(Placed):
         """(B, H) over which the bias varies; 1 where it is the same for all."""
         return self.shared_with_offset(1, self.slopes.shape[0])
 
+    @property
+    def by_distance(self) -> bool:
+        """Always."""
+        return True
+
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) = −slope·|i + offset − j|."""
         offset = place(self.offset, nq, nk, device)
@@ -199,6 +204,11 @@ class Relative(Placed):
         super().fit(batch, heads, nq, nk)
         if self.terms.shape[2] not in (1, nq):
             raise ValueError(f"{self!r} is made from {self.terms.shape[2]} queries, but the call has {nq}")
+
+    @property
+    def by_distance(self) -> bool:
+        """Unless the terms were made from the queries, as Shaw's are."""
+        return self.terms.shape[2] == 1
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j): the term at clip(j − i − offset, −k, k) + k."""

@@ -7,7 +7,7 @@
 
 Figures are built as objects: no pyplot, and no setting of matplotlib changed (`save` sets four and puts them back), so
 a picture looks the same in every program. `colours.py` says what a colour means, `letters.py` which fonts write,
-`sheet.py` where everything stands.
+`sheet.py` where everything stands. The figures of the lens, which are files of their own, are found here too.
 
 This file does not know how weights are computed, nor anything of models. It imports matplotlib only to make a figure.
 """
@@ -26,15 +26,30 @@ import numpy as np
 from torch import Tensor
 
 from regard.lens.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
+from regard.lens.head_atlas import atlas, atlas_html
 from regard.lens.letters import clip, drawable, register_fonts
+from regard.lens.pooled_map import map_with_marginals
 from regard.lens.sheet import DPI, Labels, Panel, Shape, cell_signs, compose, grid_columns, panel_inches, room_for
+from regard.lens.word_heat import text_heat, text_heat_html
+from regard.lens.word_links import links
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.stages import NAMES, Steps, pick
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["heatmap", "mask", "save", "steps"]
+__all__ = [
+    "atlas",
+    "atlas_html",
+    "heatmap",
+    "links",
+    "map_with_marginals",
+    "mask",
+    "save",
+    "steps",
+    "text_heat",
+    "text_heat_html",
+]
 
 METADATA: dict[str, dict[str, Any]] = {  # neither date nor version: the same picture is the same file
     "png": {"Software": None},

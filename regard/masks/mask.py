@@ -54,6 +54,10 @@ class Mask(Rule):
     def bounds(self, grid: Grid) -> Bounds:
         """For each tile: may some cell be visible, and is every cell visible for certain."""
 
+    def band(self, nq: int, nk: int) -> tuple[int, int, int] | None:
+        """(offset, before, after) if the mask is no more than |before| and |after| of one offset for all, else None."""
+        return None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "_leading", self.varies())  # asked for in every call
 

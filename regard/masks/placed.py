@@ -11,7 +11,10 @@ from torch import Tensor
 from regard.masks.mask import Bounds, Grid, Mask
 from regard.rules import IndexRule, Number, at, number, place, read_offset
 
-__all__ = ["Causal", "Placed", "causal", "dilated", "prefix", "window"]
+__all__ = ["NO_LIMIT", "Causal", "Placed", "causal", "dilated", "prefix", "window"]
+
+NO_LIMIT = 1 << 29
+"""Farther than any sequence reaches, and small enough to add positions to in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +46,11 @@ class Causal(Placed):
         """Exact: a tile's lower left corner decides whether it is empty, its upper right whether it is full."""
         (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
         return j0 <= p1, j1 <= p0
+
+    def band(self, nq: int, nk: int) -> tuple[int, int, int] | None:
+        """Everything before, nothing after."""
+        offset = nk - nq if self.offset is None else self.offset
+        return (offset, NO_LIMIT, 0) if isinstance(offset, int) else None
 
     def __repr__(self) -> str:
         return f"causal({self._offset_text()})"
@@ -83,6 +91,11 @@ class _Window(Placed):
         near, far = distances(grid, self.offset)
         before, after = spread(self.before, grid.device), spread(self.after, grid.device)
         return (far >= -before) & (near <= after), (near >= -before) & (far <= after)
+
+    def band(self, nq: int, nk: int) -> tuple[int, int, int] | None:
+        offset = nk - nq if self.offset is None else self.offset
+        one_for_all = isinstance(offset, int) and isinstance(self.before, int) and isinstance(self.after, int)
+        return (offset, min(self.before, NO_LIMIT), min(self.after, NO_LIMIT)) if one_for_all else None  # type: ignore
 
     def __repr__(self) -> str:
         return call_text("window", text(self.before), text(self.after), self._offset_text())

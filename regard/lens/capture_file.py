@@ -1,0 +1,447 @@
+"""The file of a capture, `.regard`: tensors by name and one header of JSON values, whole or refused.
+
+It is a safetensors file, so that every safetensors reader opens it:
+
+    8 bytes   length of the text, little-endian
+    text      {"__metadata__": {"format": "regard capture", "version": "1", "header_blake2b": …, "data_blake2b": …,
+               "header": the header, as JSON in a string}, "name": {"dtype": …, "shape": …, "data_offsets": …}, …}
+    data      the tensors' bytes, one after the other
+
+Two checksums cover every byte but the first checksum itself: `header_blake2b` the length and the text,
+`data_blake2b` the data. The text starts the same in every version, up to and including the version. No pickle.
+
+This file does not know what a capture is: neither which names nor which header keys it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from hashlib import blake2b, file_digest
+from io import BufferedReader, BufferedWriter
+from math import inf, isfinite, prod
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+__all__ = ["VERSION", "CaptureFileError", "pack_bits", "pool", "read", "unpack_bits", "write"]
+
+VERSION = 1
+"""The format this file writes and reads."""
+
+MAGIC = b'{"__metadata__":{"format":"regard capture","version":"'
+METADATA = ["format", "version", "header_blake2b", "data_blake2b", "header"]
+
+ZEROS = "0" * 64  # a checksum's place
+_START = f'{MAGIC.decode()}{VERSION}","header_blake2b":"'
+SEAL = slice(len(_START), len(_START) + 64)  # where the text holds its own checksum
+DATA_SEAL = slice(SEAL.stop + len('","data_blake2b":"'), SEAL.stop + len('","data_blake2b":"') + 64)
+
+LARGEST_TEXT = 64 * 2**20  # bytes; safetensors itself reads up to 100 MB
+DEEPEST = 64  # levels of lists and dicts in a header; Python's JSON reader gives up near its recursion limit
+MOST_AXES = 64  # of a tensor that torch computes with
+ATTEMPTS = 20  # two programs that write without a pause make one read in ten start again
+AGAIN = "copy it again from where it came, or record it again"
+FORGED = "another program has written it, so it is not to be trusted"
+
+FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+INTEGERS = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"}
+CODES = INTEGERS | FLOATS  # safetensors' name of a dtype by NumPy's and torch's
+BYTES: dict[str, int] = {code: getattr(torch, name).itemsize for name, code in CODES.items()}
+
+
+class CaptureFileError(ValueError):
+    """A file that is no capture, or is damaged, cut short, or from a newer regard."""
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor | Array]) -> None:
+    """Write a header and tensors to a file: whole, or not at all. Equal content gives equal bytes.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/run.regard", {"tokens": ["나는", "본다"]}, {"lse": torch.zeros(2, 3)})
+    ...     read(f"{folder}/run.regard", known={"tokens"})
+    ({'tokens': ['나는', '본다']}, {'lse': tensor([[0., 0., 0.],
+            [0., 0., 0.]])})
+
+    path: used as it is. A file that is there is replaced at the very end, and keeps its permissions; a link stays, and
+    what it leads to is replaced.
+    header: by name, what JSON can hold: None, bool, int, finite float, str, and lists and dicts of these.
+    tensors: by name, torch tensors on any device or NumPy arrays; bool, uint8, int8 to int64, fp16, bf16, fp32, fp64.
+
+    Raises TypeError or ValueError for content that the file cannot hold; OSError for a place where no file can be, or
+    when writing fails: then what was there before is untouched, and nothing is left behind.
+    """
+    target = _place(Path(path))
+    names = sorted(tensors, key=lambda name: (-_bytes_each(name, tensors[name]), name))  # so that all are aligned
+    text = _text(header, {name: tensors[name] for name in names})
+    part = target.with_name(f".{uuid4().hex}.part")
+    try:
+        with part.open("xb") as file:
+            if target.exists():
+                shutil.copymode(target, part)
+            _fill(file, text, [tensors[name] for name in names])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except OSError as error:
+        why = f"cannot write the capture: {error.strerror or error}; what was there before is untouched"
+        raise OSError(error.errno, why, str(path)) from error  # of the same kind: the number decides
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _place(path: Path) -> Path:
+    """Where to write, links followed, or an error if no file can be there."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}; make it first")
+    _check_kind("write", path)
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(f"cannot write {str(path)!r}: it is read-only; allow writing or choose another name")
+    return target
+
+
+def _check_kind(verb: str, path: Path) -> None:
+    if path.exists() and not path.is_file():
+        kind = IsADirectoryError if path.is_dir() else OSError
+        raise kind(f"cannot {verb} {str(path)!r}: it is a folder, a device or a pipe; name a file")
+
+
+def _bytes_each(name: object, tensor: object) -> int:
+    """How many bytes one value of a tensor takes, once it is sure that the file can hold it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a tensor's name must be a string, got {type(name).__name__}: {name!r}")
+    if name == "__metadata__":
+        raise ValueError("no tensor can be named '__metadata__': safetensors keeps the header under that name")
+    if not isinstance(tensor, Tensor | np.ndarray):
+        raise TypeError(f"tensor {name!r} must be a torch tensor or a NumPy array, got {type(tensor).__name__}")
+    if isinstance(tensor, Tensor) and (tensor.layout != torch.strided or tensor.is_meta):
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise TypeError(f"tensor {name!r} is {kind}; the file holds dense tensors with their values")
+    if _kind(tensor) not in CODES:
+        raise TypeError(f"tensor {name!r} is of {_kind(tensor)}; the file holds {', '.join(CODES)}")
+    if not _countable(tensor.shape):
+        shape = reprlib.repr(tuple(tensor.shape))
+        raise ValueError(f"tensor {name!r} of shape {shape} is too large: at most {MOST_AXES} axes, below 2^60 values")
+    return BYTES[CODES[_kind(tensor)]]
+
+
+def _countable(shape: Sequence[int]) -> bool:
+    return len(shape) <= MOST_AXES and prod(n or 1 for n in shape) < 2**60  # torch counts in 64 bits, past an axis of 0
+
+
+def _kind(tensor: Tensor | Array) -> str:
+    return str(tensor.dtype).removeprefix("torch.") if isinstance(tensor, Tensor) else tensor.dtype.name
+
+
+def _text(header: Mapping[str, Any], tensors: Mapping[str, Tensor | Array]) -> bytes:
+    """The file's text, with zeros for the checksums. Written here, because safetensors shuffles the metadata."""
+    if not isinstance(header, Mapping):
+        raise TypeError(f"the header must be a dict, got {type(header).__name__}")
+    _check_json(dict(header), "header", 0)
+    values = ["regard capture", str(VERSION), ZEROS, ZEROS, _json(dict(header), sort_keys=True)]
+    entries: dict[str, Any] = {"__metadata__": dict(zip(METADATA, values, strict=True))}
+    end = 0
+    for name, tensor in tensors.items():
+        code = CODES[_kind(tensor)]
+        begin, end = end, end + BYTES[code] * prod(tensor.shape)
+        entries[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    try:
+        text = _json(entries).encode()
+    except UnicodeEncodeError as error:
+        advice = "text.encode('utf-8', 'replace').decode() puts a question mark there"
+        lone = error.object[error.start]
+        raise ValueError(f"the header or a name holds {lone!r}, half of a surrogate pair; {advice}") from None
+    if len(text) > LARGEST_TEXT:
+        raise ValueError(f"the header takes {len(text):,} bytes, at most {LARGEST_TEXT:,}; put long lists in tensors")
+    return text + b" " * (-len(text) % 8)
+
+
+def _json(value: object, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+
+
+def _check_json(value: object, place: str, depth: int) -> None:
+    """Refuse what would not come back from JSON as it was, and say where in the header it is."""
+    if depth > DEEPEST:
+        raise ValueError(f"the header is nested deeper than {DEEPEST} levels; make it flatter")
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{place} is {value}, which JSON cannot hold; write None, or put it in a tensor")
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_json(item, f"{place}[{i}]", depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{place} has the key {key!r}; JSON keys are strings")
+            _check_json(item, f"{place}[{key!r}]", depth + 1)
+    elif not (value is None or isinstance(value, str | int | float)):
+        kinds = "None, bool, int, float, str, or a list or dict of these"
+        raise TypeError(f"{place} must be {kinds}, got {type(value).__name__}: {reprlib.repr(value)}")
+
+
+def _fill(file: BufferedWriter, text: bytes, tensors: Sequence[Tensor | Array]) -> None:
+    """Write the text and the data, then put the checksums in their places."""
+    length = len(text).to_bytes(8, "little")
+    file.write(length + text)
+    data = _checksum()
+    for tensor in tensors:  # one at a time: they may come from a GPU
+        raw = _raw(tensor)
+        data.update(raw)
+        file.write(raw)
+    sealed = bytearray(text)
+    assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the checksums' places are where the text has them"
+    sealed[DATA_SEAL] = data.hexdigest().encode()
+    sealed[SEAL] = _seal(length, bytes(sealed))
+    file.seek(8)
+    file.write(sealed)
+
+
+def _seal(length: bytes, text: bytes) -> bytes:
+    """The checksum of the length and of the text but for the checksum."""
+    return _checksum(length + text[: SEAL.start] + text[SEAL.stop :]).hexdigest().encode()
+
+
+def _checksum(start: bytes = b"") -> blake2b:
+    return blake2b(start, digest_size=32)
+
+
+def _raw(tensor: Tensor | Array) -> memoryview:
+    """A tensor's bytes, row-major, little-endian."""
+    if 0 in tensor.shape:
+        return memoryview(b"")  # torch does not view it as bytes where its strides are NumPy's, which are 0
+    if isinstance(tensor, Tensor):
+        flat: Array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    else:
+        flat = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    return flat.data
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def read(
+    path: str | os.PathLike[str], known: Set[str], *, lazy: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a header and tensors, on the CPU, once every byte is checked. Keys and names come in alphabetical order.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/run.regard", {"model": "gpt2"}, {"lse": np.arange(3)})
+    ...     read(f"{folder}/run.regard", known={"model", "tokens"})
+    ({'model': 'gpt2'}, {'lse': tensor([0, 1, 2])})
+
+    known: the header's keys that the caller understands; a file with others is refused.
+    lazy: the tensors stay in the file, mapped into memory, and are loaded as they are used; changing them does not
+    change the file. `write` to the same path does not disturb them, but another program that overwrites the file in
+    place (cp, scp) would. With False they are copied into memory.
+
+    Raises CaptureFileError for what is not a whole capture that this regard knows, OSError for what cannot be opened.
+    """
+    place = Path(path)
+    _check_kind("read", place)
+    try:
+        for _ in range(ATTEMPTS):
+            with place.open("rb") as file:
+                header = _checked_header(file, known)
+                tensors = _tensors(place, file, lazy)
+            if tensors is not None:
+                return header, tensors
+        raise CaptureFileError("it is being written again and again; read it when that is over")
+    except CaptureFileError as error:
+        raise CaptureFileError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _tensors(path: Path, file: BufferedReader, lazy: bool) -> dict[str, Tensor] | None:
+    """The tensors, or None if the path leads to another file by now: safetensors opens the path, not our open file."""
+    tensors, problem = {}, None
+    try:
+        loaded = load_file(path)
+        tensors = {name: loaded[name] if lazy else loaded[name].clone() for name in sorted(loaded)}
+    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, which maps the file
+        problem = error
+    if _identity(path.stat()) != _identity(os.fstat(file.fileno())):
+        return None
+    if problem is not None:
+        raise CaptureFileError(f"safetensors refuses it: {problem}")
+    return tensors
+
+
+def _identity(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _checked_header(file: BufferedReader, known: Set[str]) -> dict[str, Any]:
+    """The header of an open file, once the whole file is checked."""
+    size = os.fstat(file.fileno()).st_size
+    text = _checked_text(file, size)
+    entries = _parsed(text)
+    metadata = entries.pop("__metadata__")  # the text starts with it
+    if list(metadata) != METADATA or not all(isinstance(value, str) for value in metadata.values()):
+        raise CaptureFileError(f"its metadata are not {', '.join(METADATA)}, all text: {FORGED}")
+    header = _parsed(metadata["header"])
+    if strange := sorted(header.keys() - known):
+        raise CaptureFileError(f"it holds {', '.join(map(repr, strange))}, unknown to this regard: upgrade regard")
+    end = 8 + len(text) + _data_size(entries)
+    _check_whole(end, size)
+    if size > end:
+        raise CaptureFileError(f"it has {size - end:,} bytes after its end: it is damaged; {AGAIN}")
+    file.seek(8 + len(text))
+    if file_digest(file, _checksum).hexdigest() != metadata["data_blake2b"]:
+        raise CaptureFileError(f"its data are damaged: they do not match their checksum; {AGAIN}")
+    return header
+
+
+def _checked_text(file: BufferedReader, size: int) -> bytes:
+    """The text of an open file of a known size; nothing is read that the file does not hold."""
+    start = file.read(8 + len(MAGIC) + 10)  # the version has at most 9 digits
+    _check_start(start, size)
+    length = int.from_bytes(start[:8], "little")
+    if length > LARGEST_TEXT:
+        raise CaptureFileError(f"it claims a header of {length:,} bytes; at most {LARGEST_TEXT:,} are read; {AGAIN}")
+    _check_whole(8 + length, size)
+    file.seek(8)
+    text = file.read(length)
+    if text[SEAL] != _seal(start[:8], text):
+        raise CaptureFileError(f"its header is damaged: it does not match its checksum; {AGAIN}")
+    return text
+
+
+def _check_start(start: bytes, size: int) -> None:
+    """Refuse what is not a capture of this version, by its first bytes."""
+    if MAGIC.startswith(start[8:]):
+        raise CaptureFileError(f"it ends after {size} bytes: it is cut short, or not a regard capture; {AGAIN}")
+    if not start[8:].startswith(MAGIC):
+        other = ", but another safetensors file" if start[5:9] == b"\0\0\0{" else ""
+        raise CaptureFileError(f"it is not a regard capture{other}; name a file that a capture was saved to")
+    version = re.match(rb'([1-9]\d*)"', start[8 + len(MAGIC) :])
+    if version is None:
+        raise CaptureFileError(f"its version is damaged or cut short; {AGAIN}")
+    if int(version[1]) > VERSION:
+        formats = f"format {int(version[1])}; this one reads {VERSION}"
+        raise CaptureFileError(f"it was written by a newer regard ({formats}): upgrade regard")
+
+
+def _check_whole(expected: int, size: int) -> None:
+    if size < expected:
+        raise CaptureFileError(f"it is cut short: it should hold {expected:,} bytes and holds {size:,}; {AGAIN}")
+
+
+def _parsed(text: bytes | str) -> dict[str, Any]:
+    """A JSON object in which no key comes twice."""
+    try:
+        value = json.loads(text, object_pairs_hook=_without_twins)
+    except RecursionError:
+        raise CaptureFileError(f"its header is nested too deep: {FORGED}") from None
+    except CaptureFileError:
+        raise
+    except ValueError as error:  # JSON, UTF-8, or an integer of thousands of digits
+        raise CaptureFileError(f"its header is not JSON ({error}): {FORGED}") from None
+    if not isinstance(value, dict):
+        raise CaptureFileError(f"its header is a {type(value).__name__}, not a JSON object: {FORGED}")
+    return value
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        twin, times = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise CaptureFileError(f"its header has the key {twin!r} {times} times: {FORGED}")
+    return value
+
+
+def _data_size(entries: Mapping[str, Any]) -> int:
+    """How many bytes the tensors take, once it is sure that they lie one after the other and fit their shapes."""
+    at = 0
+    for begin, end, name in sorted((*_span(name, entry), name) for name, entry in entries.items()):
+        if begin != at:
+            raise CaptureFileError(f"tensor {name!r} starts at byte {begin}, not at {at}: {FORGED}")
+        at = end
+    return at
+
+
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    """Where a tensor's bytes begin and end."""
+    match entry:
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, end]} if (
+            len(entry) == 3
+            and code in BYTES
+            and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
+            and _countable(shape)
+            and end - begin == prod(shape) * BYTES[code]
+        ):
+            return begin, end
+    raise CaptureFileError(f"tensor {name!r} cannot be {reprlib.repr(entry)}: {FORGED}")
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+
+
+def pack_bits(cells: Tensor) -> Tensor:
+    """Booleans as bits, eight to a byte, the first in the highest bit: uint8 (⌈cells / 8⌉,), on the CPU.
+
+    >>> pack_bits(torch.tensor([[True, False, True], [False, False, True]]))
+    tensor([164], dtype=torch.uint8)
+
+    cells: booleans of any shape.  Raises TypeError for anything else.
+    """
+    if cells.dtype != torch.bool:
+        raise TypeError(f"pack_bits takes booleans, got {cells.dtype}")
+    return torch.from_numpy(np.packbits(cells.detach().cpu().numpy().reshape(-1)))
+
+
+def unpack_bits(packed: Tensor, shape: Sequence[int]) -> Tensor:
+    """The booleans of `pack_bits`, in their shape, on the CPU.
+
+    >>> unpack_bits(torch.tensor([164], dtype=torch.uint8), (2, 3)).tolist()
+    [[True, False, True], [False, False, True]]
+
+    packed: uint8 (bytes,).  shape: of the booleans.
+    Raises TypeError for other than uint8, ValueError if the shape does not take this many bytes.
+    """
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"unpack_bits takes the uint8 of pack_bits, got {packed.dtype}")
+    if packed.ndim != 1 or packed.numel() != -(-prod(shape) // 8):
+        raise ValueError(f"{tuple(shape)} booleans take {-(-prod(shape) // 8)} bytes, got {tuple(packed.shape)}")
+    bits = np.unpackbits(packed.cpu().numpy(), count=prod(shape))
+    return torch.from_numpy(bits.view(np.bool_)).reshape(tuple(shape))
+
+
+def pool(values: Tensor, bins: int) -> Tensor:
+    """The means of neighbours: (…, N) → (…, min(N, bins)) in fp32. Cell i of m covers ⌊i·N/m⌋ up to ⌊(i + 1)·N/m⌋.
+
+    >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
+    tensor([2., 5., -inf])
+
+    values: real, of any shape; −∞ (the lse of a row that sees nothing) is left out of its cell's mean, and a cell with
+    nothing else is −∞. NaN and +∞ show in their own cell and in no other.
+    bins: how many cells at most, 1 or more.  Raises ValueError for fewer.
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    n = values.shape[-1]
+    if n <= bins:
+        return values.float()
+    edges = torch.arange(bins + 1, device=values.device) * n // bins
+    at = edges[:-1, None] + torch.arange(-(-n // bins), device=values.device)  # (bins, widest cell)
+    cells = values.double()[..., at.clamp(max=n - 1)]  # (…, bins, widest); fp64: sums of fp32 cannot overflow
+    counted = (at < edges[1:, None]) & (cells != -inf)
+    means = torch.where(counted, cells, 0.0).sum(-1) / counted.sum(-1)  # 0 / 0 is NaN, replaced below
+    return torch.where(counted.any(-1), means, -inf).float()

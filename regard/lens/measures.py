@@ -1,0 +1,277 @@
+"""What can be measured of the weights in one pass, each measure by itself: asked for by name, fed tile by tile.
+
+A pass hands every visible tile to every measure; a measure adds it to its sum and at the end says what it found. They
+share the tile's weights, and nothing else: a new measure is one class here and one line in `MEASURES`.
+
+It does not know how tiles are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["DEFAULT", "MEASURES", "NAMES", "Measure", "Tile", "Wanted", "cell_edges", "cell_of_positions", "read_wanted"]
+
+NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
+DEFAULT = ("entropy", "received", "max_logit", "map")
+MAP_SIZE = 64
+TOP = 8
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which measures a pass makes, the map's size and how many links per row."""
+
+    names: frozenset[str]
+    size: int = MAP_SIZE
+    top: int = TOP
+
+
+def read_wanted(measures: object, size: int = MAP_SIZE, top: int = TOP) -> Wanted:
+    """Read a `measures=` argument: names from `NAMES`, one alone or several; None means the default ones.
+
+    >>> sorted(read_wanted(["map", "entropy"]).names)
+    ['entropy', 'map']
+
+    Raises ValueError for a name that is none of them, TypeError for what is no name.
+    """
+    given = DEFAULT if measures is None else (measures,) if isinstance(measures, str) else measures
+    if not isinstance(given, Iterable):
+        raise TypeError(f"measures must be names such as {', '.join(NAMES)}; got {type(measures).__name__}")
+    names = list(given)
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(NAMES)}")
+    for what, number in (("map size", size), ("top", top)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{what} must be an integer of at least 1, got {number!r}")
+    return Wanted(frozenset(names), size, top)
+
+
+def cell_edges(n: int, size: int) -> list[int]:
+    """Where map cells begin and end: min(size, n) cells over n positions, as even as integers allow.
+
+    >>> cell_edges(7, 3), cell_edges(2, 64)
+    ([0, 2, 4, 7], [0, 1, 2])
+    """
+    cells = min(size, n)
+    return [c * n // cells for c in range(cells + 1)] if cells else [0]
+
+
+def cell_of_positions(positions: Tensor, n: int, size: int) -> Tensor:
+    """The map cell of each position: the inverse of `cell_edges`.
+
+    >>> cell_of_positions(torch.arange(7), 7, 3).tolist()
+    [0, 0, 1, 1, 2, 2, 2]
+    """
+    return ((positions + 1) * min(size, n) - 1) // n
+
+
+@dataclass
+class Tile:
+    """One visible tile of some batch rows and heads; measures may read everything and write nothing."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    cols: slice
+    s: Tensor  # (b, h, r, c) the scores, −∞ where hidden
+    t: Tensor  # (b, h, r, c) s − lse, 0 where hidden: so that p·t is 0 there
+    p: Tensor  # (b, h, r, c) the weights
+    row_cells: Tensor | None  # (cells, r) which rows make which map cell, where a map is wanted
+    col_cells: Tensor | None  # (c, cells)
+    _by_cell: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def by_cell(self) -> Tensor:
+        """Sums over the rows of each map cell, (b, h, cells, c): what the map and the received mass share."""
+        if self._by_cell is None:
+            assert self.row_cells is not None
+            self._by_cell = self.row_cells @ self.p
+        return self._by_cell
+
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        """Where this tile's rows are in a (B, H, Nq) tensor."""
+        return self.batch, self.heads, self.rows
+
+    @property
+    def keys(self) -> tuple[slice, slice, slice]:
+        """Where its columns are in a (B, H, Nk) tensor."""
+        return self.batch, self.heads, self.cols
+
+
+class Measure(Protocol):
+    """One measure: made for a call, fed tiles, asked once."""
+
+    def add(self, tile: Tile) -> None:
+        """Take a tile in."""
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """Name → tensor, when all visible tiles were added."""
+
+
+Sizes = tuple[int, int, int, int]
+
+
+class Entropy:
+    """−Σ p ln p of each row: with t = s − lse = ln p, −Σ p·t. A sink is one more outcome."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        self.sum = like.new_zeros(sizes[:3])
+
+    def add(self, tile: Tile) -> None:
+        """Add Σ p·t."""
+        self.sum[tile.queries] += (tile.p * tile.t).sum(-1)
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """(B, H, Nq) in nats."""
+        return {"entropy": finish_entropy(-self.sum, lse, sinks)}
+
+
+def finish_entropy(entropy: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """Add the sink's own term, and keep rounding from making a certain row's entropy −0 or less."""
+    if sinks is not None:
+        t = _log_share(lse, sinks)
+        entropy = entropy - torch.where(t == -inf, 0.0, t.exp() * t)
+    return entropy.clamp(min=0.0)
+
+
+def _log_share(lse: Tensor, sinks: Tensor) -> Tensor:
+    """ln of what the sink took of each row, (B, H, Nq)."""
+    return torch.where(lse == -inf, -inf, sinks.detach().to(lse.dtype)[:, None] - lse)
+
+
+class Received:
+    """What each key gets from all queries together: the column sums."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        self.sum = like.new_zeros(sizes[0], sizes[1], sizes[3])
+
+    def add(self, tile: Tile) -> None:
+        """Add the tile's column sums."""
+        self.sum[tile.keys] += tile.p.sum(-2) if tile.row_cells is None else tile.by_cell.sum(-2)
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """(B, H, Nk)."""
+        return {"received": self.sum}
+
+
+class MaxLogit:
+    """The largest visible score of each row."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        self.most = like.new_full(sizes[:3], -inf)
+
+    def add(self, tile: Tile) -> None:
+        """Compare with the tile's row maxima."""
+        part = self.most[tile.queries]
+        torch.maximum(part, tile.s.amax(-1), out=part)
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """(B, H, Nq); −∞ where a row sees nothing."""
+        return {"max_logit": self.most}
+
+
+class Effective:
+    """How many keys a row looks at, as 1/Σp²: N for a row that spreads evenly over N keys. A sink is one more key."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        self.sum = like.new_zeros(sizes[:3])
+
+    def add(self, tile: Tile) -> None:
+        """Add Σ p²."""
+        self.sum[tile.queries] += tile.p.square().sum(-1)
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """(B, H, Nq); 0 where a row sees nothing."""
+        return {"effective": finish_effective(self.sum, lse, sinks)}
+
+
+def finish_effective(squares: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """1/Σp², the sink's share among them, and 0 for a row that sees nothing."""
+    if sinks is not None:
+        squares = squares + (2 * _log_share(lse, sinks)).exp()
+    return torch.where(squares == 0, 0.0, 1 / squares)
+
+
+class Map:
+    """Weights pooled over map cells: Σ p over a cell's queries and keys, divided by its number of queries."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        self.nq, self.nk, self.size = sizes[2], sizes[3], wanted.size
+        self.sum = like.new_zeros(sizes[0], sizes[1], min(wanted.size, self.nq), min(wanted.size, self.nk))
+
+    def add(self, tile: Tile) -> None:
+        """Add the tile's part of each cell it touches."""
+        assert tile.col_cells is not None
+        part = tile.by_cell @ tile.col_cells  # (b, h, row cells, column cells)
+        r, c = (tile.rows.start + 1) * self.sum.shape[2] - 1, (tile.cols.start + 1) * self.sum.shape[3] - 1
+        r, c = r // self.nq, c // self.nk
+        self.sum[tile.batch, tile.heads, r : r + part.shape[2], c : c + part.shape[3]] += part
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """(B, H, cells, cells)."""
+        return {"map": finish_map(self.sum, self.nq, self.size)}
+
+
+def finish_map(sums: Tensor, nq: int, size: int) -> Tensor:
+    """Sums per cell → means over the cell's queries."""
+    edges = torch.tensor(cell_edges(nq, size), device=sums.device)
+    return sums / edges.diff().to(sums.dtype).unsqueeze(-1)
+
+
+class Top:
+    """The largest weights of each row with their keys, the lower key first among equals."""
+
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+        shape = (*sizes[:3], min(wanted.top, sizes[3]))
+        self.k, self.short = shape[-1], wanted.top - shape[-1]
+        self.score, self.key = like.new_full(shape, -inf), torch.full(shape, -1, device=like.device)
+        self.tied = torch.zeros(sizes[:3], dtype=torch.bool, device=like.device)
+
+    def add(self, tile: Tile) -> None:
+        """Keep the best k of those so far and the tile's own."""
+        best, at = tile.s.topk(min(self.k + 1, tile.s.shape[-1]), dim=-1)
+        score = torch.cat([self.score[tile.queries], best], -1)
+        key = torch.cat([self.key[tile.queries], at + tile.cols.start], -1)
+        score, key = by_score(score, torch.where(score == -inf, -1, key))
+        last, next_ = score[..., self.k - 1], score[..., self.k]
+        # A tie lasts while nothing better pushes it out: the k-th score is then the same as before.
+        still = self.tied[tile.queries] & (last == self.score[tile.queries][..., -1])
+        self.tied[tile.queries] = ((last == next_) & (last > -inf)) | still
+        self.score[tile.queries], self.key[tile.queries] = score[..., : self.k], key[..., : self.k]
+
+    def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
+        """Keys and weights (B, H, Nq, k), and whether a key left out weighs as much as the last one taken."""
+        return finish_top(self.score, self.key, self.tied, lse, self.short)
+
+
+def by_score(score: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort the last axis by score, descending, the lower key first among equals."""
+    key, order = key.sort(dim=-1, stable=True)
+    score, best = score.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return score, key.gather(-1, best)
+
+
+def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int) -> dict[str, Tensor]:
+    """Scores to weights; `short` columns of key −1 and weight 0 where k is more than there are keys."""
+    weight = torch.where(key < 0, 0.0, (score - torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)).exp())
+    pad = torch.nn.functional.pad
+    return {"top_key": pad(key, (0, short), value=-1), "top_weight": pad(weight, (0, short)), "top_tied": tied}
+
+
+MEASURES: dict[str, type[Measure]] = {
+    "entropy": Entropy,
+    "received": Received,
+    "max_logit": MaxLogit,
+    "effective": Effective,
+    "map": Map,
+    "top": Top,
+}

@@ -1,0 +1,223 @@
+"""Taps for attention written out by hand: a product, a softmax over its last axis, and a product with the values.
+
+A softmax alone proves nothing: routers and classifiers have one too. So a softmax inside a watched module is taken for
+attention when the scores came out of a product of batches of matrices and the weights go into one, with the same
+matrices: rows are queries, the axis summed over is the keys, and all queries of a matrix share their values. What is
+seen and never so confirmed is listed, not guessed at. Only references are kept, never a copy of N×N.
+
+This file does not know fused kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.callers import Caller, Watch, active, attempt, deliver, find, running
+from regard.lens.sightings import HERE, Sighting
+
+__all__ = ["ProductTap", "SoftmaxTap", "settle"]
+
+Matrices = tuple[int, int, int]
+"""(how many matrices, rows, columns) of a batched product's result or operand."""
+
+REMEMBERED = 8
+"""How many products back the one that made the scores may be: relative positions take up to three."""
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+"""Attributes by which attention modules name their number of heads."""
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.products: deque[Matrices] = deque(maxlen=REMEMBERED)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A softmax that may be attention."""
+
+    callers: list[Caller]
+    scores: Tensor  # (…, Nq, Nk), with a sink's column perhaps
+    weights: Tensor
+    versions: tuple[int, int]
+    products: list[Matrices]  # that may have made the scores
+
+    def takes(self, matrices: Matrices) -> bool:
+        """Can these be the weights on their way to the values?"""
+        return any(
+            _fits(self.scores, matrices) and matrices[2] == keys and (matrices[0] > 1) == (count > 1)
+            for count, _, keys in self.products
+        )
+
+
+_HERE = _Thread()
+_pending: dict[
+    int, list[_Candidate]
+] = {}  # by thread; not thread-local, so that what is left can be dropped at the end
+
+
+class SoftmaxTap:
+    """Covers `aten::_softmax`."""
+
+    name = "_softmax"
+
+    def __init__(self, key: str) -> None:
+        self.kernel = torch.library.get_kernel(f"aten::{self.name}", key)
+
+    def __call__(self, keyset: Any, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        """Run the softmax; remember it if it may be attention."""
+        out: Tensor = self.kernel.call_boxed(keyset, x, dim, half_to_float)
+        if active() and not HERE.inside and x.ndim >= 3 and dim in (-1, x.ndim - 1) and x.numel():
+            frame = sys._getframe(1)
+            callers = find(frame, x)
+            if callers and not callers[0].inside_op:
+                attempt(callers, lambda: _remember(callers, x, out, frame))
+        return out
+
+
+class ProductTap:
+    """Covers `aten::bmm` or `aten::baddbmm`, where every product of batches of matrices ends, einsum's too."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.name = name
+        self.first = 1 if name == "baddbmm" else 0  # where the two operands begin
+        self.kernel = torch.library.get_kernel(f"aten::{name}", key)
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the product; see whether it is what made some scores, or what uses some weights."""
+        out: Tensor = self.kernel.call_boxed(keyset, *args, **kwargs)
+        if active() and not HERE.inside:
+            pending = _pending.get(threading.get_ident())
+            if pending:
+                left, right = args[self.first], args[self.first + 1]
+                for candidate in tuple(pending):
+                    attempt(candidate.callers, partial(_confirm, candidate, pending, left, right, out))
+            _HERE.products.append((out.shape[0], out.shape[1], out.shape[2]))
+        return out
+
+
+def settle(watch: Watch) -> None:
+    """Drop what a watch that ends still waits for; it counts as unconfirmed."""
+    for thread, pending in tuple(_pending.items()):
+        for candidate in tuple(pending):
+            for caller in [c for c in candidate.callers if c.watch is watch]:
+                candidate.callers.remove(caller)
+                _give_up(caller, candidate.scores)
+        _pending[thread] = [c for c in pending if c.callers]
+        if not _pending[thread]:
+            del _pending[thread]
+
+
+# ------------------------------------------------------------------------------------------------ remember and confirm
+
+
+def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
+    """Wait for the product that uses these weights, if a product made the scores."""
+    pending = _pending.setdefault(threading.get_ident(), [])
+    for earlier in tuple(pending):  # of this module, or of one that has returned meanwhile
+        if earlier.callers[0].module is callers[0].module or not running(earlier.callers[0], frame):
+            pending.remove(earlier)
+            for caller in earlier.callers:
+                _give_up(caller, earlier.scores)
+    products = [m for seen in _HERE.products for m in (seen, _turned(seen)) if _fits(scores, m)]
+    _HERE.products.clear()
+    if products:
+        pending.append(_Candidate(callers, scores, weights, (_version(scores), _version(weights)), products))
+    else:
+        for caller in callers:
+            _give_up(caller, scores)
+
+
+def _fits(scores: Tensor, matrices: Matrices) -> bool:
+    """Can these matrices hold the scores' rows, with or without a sink's column, several heads stacked perhaps?"""
+    nq, nk = scores.shape[-2:]
+    count, rows, columns = matrices
+    return columns in (nk, nk - 1) and count * rows == scores.numel() // nk and rows % nq == 0
+
+
+def _confirm(candidate: _Candidate, pending: list[_Candidate], left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Report a candidate whose weights are one operand of a product; einsum may have turned them."""
+    for operand, turned in ((left, False), (right, True)):
+        shape = (operand.shape[0], operand.shape[1], operand.shape[2])
+        matrices = _turned(shape) if turned else shape
+        if candidate.takes(matrices):
+            pending.remove(candidate)
+            sink = matrices[2] < candidate.scores.shape[-1]
+            mine = not turned and not sink and _is_same(operand, candidate.weights)
+            deliver(candidate.callers, lambda: _sighting(candidate, sink, out if mine else None))
+            return
+
+
+def _give_up(caller: Caller, scores: Tensor) -> None:
+    caller.watch.unconfirmed[caller.path, tuple(scores.shape)] = None
+
+
+def _turned(matrices: Matrices) -> Matrices:
+    return matrices[0], matrices[2], matrices[1]
+
+
+def _version(x: Tensor) -> int:
+    """How often it was written to; inference tensors do not count."""
+    return 0 if x.is_inference() else x._version
+
+
+def _is_same(operand: Tensor, weights: Tensor) -> bool:
+    """Does an operand lie in memory as the weights do? Then the product's rows are in their order."""
+    same = operand.data_ptr() == weights.data_ptr() and operand.numel() == weights.numel()
+    return same and operand.is_contiguous() and weights.is_contiguous()
+
+
+# -------------------------------------------------------------------------------------------------------- what was seen
+
+
+def _sighting(candidate: _Candidate, sink: bool, product: Tensor | None) -> Sighting:
+    module = candidate.callers[0].module
+    *lead, nq, _ = candidate.scores.shape
+    heads = _heads(module, lead)
+    scores, weights = (
+        _with_heads(x.detach(), heads) if _version(x) == version else None
+        for x, version in zip((candidate.scores, candidate.weights), candidate.versions, strict=True)
+    )
+    output = None if product is None else product.detach().view(-1, heads, nq, product.shape[-1])
+    trouble = None
+    if scores is None and weights is None:
+        trouble = "the model wrote over scores and weights before they met the values"
+    if weights is not None and sink:
+        weights = weights[..., :-1]
+    return Sighting(source="softmax", kernel="softmax", scores=scores, weights=weights, output=output, trouble=trouble)
+
+
+def _heads(module: nn.Module, lead: list[int]) -> int:
+    """How many of the leading axes' entries are heads: (B, H), or (B·H,) by the module's own number, or more axes."""
+    if len(lead) == 2:
+        return lead[1]
+    told = next((n for n in _numbers_of_heads(module)), 0)
+    if len(lead) == 1:
+        return told if told and lead[0] % told == 0 else lead[0]
+    return told if told in [prod(lead[i:]) for i in range(1, len(lead))] else lead[-1]
+
+
+def _numbers_of_heads(module: nn.Module) -> Iterator[int]:
+    for name in HEADS:
+        value = getattr(module, name, None)
+        if isinstance(value, int) and value > 0:
+            yield int(value)
+
+
+def _with_heads(x: Tensor, heads: int) -> Tensor | None:
+    """(…, Nq, Nk) → (B, H, Nq, Nk), as a view; None where only a copy would do."""
+    try:
+        return x.view(-1, heads, *x.shape[-2:])
+    except RuntimeError:
+        return None

@@ -1,0 +1,223 @@
+"""The measuring pass in plain torch: any device, any mask, bias or dtype, a tile at a time.
+
+Given lse, each visible tile's exact weights are made once and handed to every measure. Tiles are about a mebibyte, so
+that on a CPU they stay in the cache between measures; short sequences share a tile with other heads and batch rows.
+
+It does not know what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf, isqrt
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.biases import Bias, DenseBias
+from regard.lens.measures import MEASURES, Sizes, Tile, Wanted, cell_of_positions
+from regard.masks import EMPTY, FULL, DenseMask, Mask
+from regard.rules import IndexRule
+
+__all__ = ["lse_of", "measure", "measure_given"]
+
+TILE_CELLS = 1 << 18  # of all the heads in a tile together: 1 MiB in fp32, 512×512
+GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
+
+
+def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
+    """Everything that `wanted` names: name → tensor, see regard.lens.measures.
+
+    call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
+    """
+    with torch.no_grad():
+        return _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+
+
+def measure_given(scores: Tensor, weights: Tensor, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
+    """lse, and the same measures, of weights (B, H, Nq, Nk) that a model made itself from scores that hold one key
+    more where it has a sink."""
+    with torch.no_grad():
+        source = _FromWeights(scores, weights)
+        lse = scores.to(source.wide).logsumexp(-1)
+        return lse, _measure(source, lse, None, wanted)
+
+
+def lse_of(call: Call) -> Tensor:
+    """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen."""
+    with torch.no_grad():
+        shape, wide = call.sizes[:3], call.wide
+        peak = torch.full(shape, -inf, dtype=wide, device=call.device)
+        total = torch.zeros_like(peak)
+        if call.sinks is not None:  # a key seen before all others
+            peak.copy_(call.sinks.detach().to(wide)[:, None])
+            total.fill_(1.0)
+        source = _FromCall(call, total)
+        for at in source.places() if 0 not in call.sizes else ():
+            s = source.scores(at)
+            higher = torch.maximum(peak[at.queries], s.amax(-1))
+            floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
+            grown = s.sub_(floor.unsqueeze(-1)).exp_().sum(-1)
+            total[at.queries] = total[at.queries] * torch.exp(peak[at.queries] - floor) + grown
+            peak[at.queries] = higher
+        return torch.where(peak == -inf, -inf, peak + total.log())
+
+
+def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
+    found = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
+    if 0 not in source.sizes:
+        size = wanted.size if "map" in wanted.names else None
+        for at in source.places():
+            tile = source.tile(at, size)
+            for each in found:
+                each.add(tile)
+    return {k: v for each in found for k, v in each.found(lse, sinks).items()}
+
+
+class _Place:
+    """Where a tile lies, and whether its cells must be masked one by one."""
+
+    def __init__(self, batch: slice, heads: slice, rows: slice, cols: slice, masked: bool) -> None:
+        self.batch, self.heads, self.rows, self.cols, self.masked = batch, heads, rows, cols, masked
+        self.queries = batch, heads, rows
+
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j, shaped to broadcast to the tile."""
+        b, h, i, j = (_range(x, device) for x in (self.batch, self.heads, self.rows, self.cols))
+        return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), i.view(-1, 1), j
+
+    def part(self, x: Tensor) -> Tensor:
+        """The tile of (B or 1, H or 1, Nq or 1, Nk or 1); an axis of 1 is there for all."""
+        every = slice(None)
+        at = (self.batch, self.heads, self.rows, self.cols)
+        return x[tuple(every if n == 1 else s for n, s in zip(x.shape, at, strict=True))]
+
+
+class _Source:
+    """A call cut into tiles: which there are, and which are walked together."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, mask: Mask | None) -> None:
+        self.sizes, self.device = sizes, device
+        batch, heads, nq, nk = sizes
+        cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
+        cols = min(nk, cells // max(1, min(nq, isqrt(cells))))
+        rows = min(nq, cells // max(1, cols))
+        together = cells // max(1, rows * cols)
+        self.size = rows, cols
+        self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
+        self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
+
+    def places(self) -> Iterator[_Place]:
+        """The tiles that somebody can see."""
+        batch, heads, nq, nk = self.sizes
+        for b in _cut(batch, self.rows_at_once):
+            for h in _cut(heads, self.heads_at_once):
+                kinds = self._kinds(b, h)
+                for r, rows in enumerate(_cut(nq, self.size[0])):
+                    for c, cols in enumerate(_cut(nk, self.size[1])):
+                        low, high = (FULL, FULL) if kinds is None else kinds[r][c]
+                        if high != EMPTY:
+                            yield _Place(b, h, rows, cols, masked=low != FULL)
+
+    def _kinds(self, batch: slice, heads: slice) -> list[list[list[int]]] | None:
+        """The least and the most visible kind of each tile among these batch rows and heads."""
+        if self.kinds is None:
+            return None
+        every = slice(None)
+        part = self.kinds[every if self.kinds.shape[0] == 1 else batch, every if self.kinds.shape[1] == 1 else heads]
+        both: list[list[list[int]]] = torch.stack([part.amin((0, 1)), part.amax((0, 1))], -1).tolist()
+        return both
+
+    def tile(self, at: _Place, map_size: int | None) -> Tile:
+        """The tile with its weights."""
+        s, t, p = self.weights(at)
+        rows = cols = None
+        if map_size is not None:
+            rows, cols = self._cells(at.rows, 2, map_size, p), self._cells(at.cols, 3, map_size, p).mT
+        return Tile(at.batch, at.heads, at.rows, at.cols, s, t, p, rows, cols)
+
+    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+        """s, t and p of a tile, as `Tile` holds them."""
+        raise NotImplementedError
+
+    def _cells(self, part: slice, axis: int, size: int, like: Tensor) -> Tensor:
+        """Which of these positions make which map cell: (cells, positions) of ones and zeros."""
+        cell = cell_of_positions(_range(part, self.device), self.sizes[axis], size)
+        cells = torch.arange(int(cell[0]), int(cell[-1]) + 1, device=self.device)
+        return (cell == cells[:, None]).to(like.dtype)
+
+
+class _FromCall(_Source):
+    """Weights recomputed from q, k and lse."""
+
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        super().__init__(call.sizes, call.device, call.mask)
+        _, _, nq, nk = call.sizes
+        self.call, self.group = call, call.sizes[1] // max(1, call.k.shape[1])
+        self.q, self.k = call.q.detach(), call.k.detach()
+        self.shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+        self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
+        self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
+
+    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+        """s, t = s − lse and p = e^t."""
+        s = self.scores(at)
+        t = s - self.shift[at.queries]
+        p = t.exp()
+        if at.masked or self.term is not None:  # a bias, too, may hold −∞
+            t.masked_fill_(p == 0, 0.0)
+        return s, t, p
+
+    def scores(self, at: _Place) -> Tensor:
+        """The scores as the softmax gets them (b, h, r, c), −∞ where hidden."""
+        call = self.call
+        q = self.q[at.queries].to(call.wide) * call.scale
+        s = q @ self._keys(at).to(call.wide).mT
+        if call.softcap is not None:
+            s = s.div_(call.softcap).tanh_().mul_(call.softcap)
+        if call.bias is not None and self.term is not None:
+            s = s + self._read(call.bias, self.term, at)
+        if at.masked and call.mask is not None and self.see is not None:
+            s = s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
+        return s
+
+    def _keys(self, at: _Place) -> Tensor:
+        """The keys these heads read: (b, 1 or h, c, D)."""
+        first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
+        k = self.k[at.batch, first : last + 1, at.cols]
+        if first == last or self.group == 1:
+            return k
+        return k[:, _range(at.heads, self.device) // self.group - first]
+
+    def _read(self, rule: Mask | Bias, bound: IndexRule, at: _Place) -> Tensor:
+        """A mask's or a bias's cells in a tile: a view where they are all there, else computed."""
+        if isinstance(rule, DenseMask):
+            return at.part(rule.cells.to(self.device))
+        if isinstance(rule, DenseBias):
+            return at.part(rule.cells.to(self.device)).to(self.call.wide)
+        cells: Tensor = bound(*at.indices(self.device))
+        return cells
+
+
+class _FromWeights(_Source):
+    """Weights that are there already."""
+
+    def __init__(self, scores: Tensor, weights: Tensor) -> None:
+        batch, heads, nq, nk = weights.shape
+        super().__init__((batch, heads, nq, nk), weights.device, None)
+        self.s, self.p = scores.detach(), weights.detach()
+        self.wide = torch.promote_types(weights.dtype, torch.float32)
+
+    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores, ln p and p."""
+        s, p = at.part(self.s).to(self.wide), at.part(self.p).to(self.wide)
+        return s, torch.where(p > 0, p.log(), 0.0), p
+
+
+def _cut(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, max(1, size))]
+
+
+def _range(part: slice, device: torch.device) -> Tensor:
+    return torch.arange(part.start, part.stop, device=device)

@@ -1,0 +1,134 @@
+"""Exact weights of one call, on demand: a row, a column, a tile, or one key per query. Never N×N unless you ask for it.
+
+With s the scores as the softmax gets them and lse known, p = e^(s − lse): a row costs O(N·D), and so does one pair for
+every query. `Remembered` computes from q, k and lse; `Given` reads weights that a model made itself.
+
+It does not know measures or models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.biases import Bias
+from regard.masks import Mask
+from regard.rules import indices
+
+__all__ = ["Given", "Part", "Remembered", "Weights", "grouped_scores"]
+
+Part = slice | Tensor
+"""Which queries or keys: a slice, or their indices (n,)."""
+
+
+class Weights(Protocol):
+    """Where a view's exact weights come from."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Nq, Nk."""
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols), in fp32 or wider."""
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq); `keys` are indices (Nq,) or (B or 1, H or 1, Nq), −1 for none."""
+
+
+class Remembered:
+    """Weights from a call's q and k and its rows' lse."""
+
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        """call: on torch tensors, without gradient.  lse: (B, H, Nq), −∞ where a row sees nothing."""
+        self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
+        self.sizes = call.sizes
+        self.lse = lse
+        self._shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols)."""
+        return self.scores(rows, cols).sub_(self._shift[:, :, rows]).exp_()
+
+    def scores(self, rows: Part, cols: Part) -> Tensor:
+        """What the softmax gets: scaled, capped, biased, −∞ where hidden. (B, H, rows, cols)."""
+        call, (batch, heads, nq, nk) = self.call, self.sizes
+        q, k = call.q[:, :, rows].to(call.wide), call.k[:, :, cols].to(call.wide)
+        s = grouped_scores(q, k).mul_(call.scale)
+        i = torch.arange(nq, device=call.device)[rows]
+        j = torch.arange(nk, device=call.device)[cols]
+        return self._finish(s, indices(batch, heads, i, j, call.device))
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq); 0 where the key is −1 or hidden."""
+        call, (batch, heads, nq, nk) = self.call, self.sizes
+        group = heads // call.k.shape[1]
+        keys = keys.to(call.device).expand(batch, heads, nq)
+        there = (keys >= 0) & (keys < nk)
+        if nk == 0:
+            return self._shift.new_zeros(batch, heads, nq)
+        index = torch.where(there, keys, 0)
+        k = call.k[:, :, None].expand(-1, -1, group, -1, -1)  # (B, Hkv, G, Nk, D), a view
+        at = index.view(batch, -1, group, nq, 1).expand(-1, -1, -1, -1, k.shape[-1])
+        chosen = k.gather(3, at).reshape(batch, heads, nq, -1).to(call.wide)  # (B, H, Nq, D)
+        s = (call.q.to(call.wide) * chosen).sum(-1).mul_(call.scale)
+        b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device), index, call.device)
+        s = self._finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
+        return torch.where(there, s.sub_(self._shift.squeeze(-1)).exp_(), 0.0)
+
+    def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """Softcap, bias and mask, in the operation's order."""
+        call, (_, _, nq, nk) = self.call, self.sizes
+        if call.softcap is not None:
+            s = s.div_(call.softcap).tanh_().mul_(call.softcap)
+        if call.bias is not None:
+            s = s + self._read(call.bias, at)
+        if call.mask is not None:
+            s = s.masked_fill_(~self._read(call.mask, at), -inf)
+        return s
+
+    def _read(self, rule: Mask | Bias, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        call, (_, _, nq, nk) = self.call, self.sizes
+        cells: Tensor = rule.bind(nq, nk, call.device, call.wide)(*at)
+        return cells
+
+
+class Given:
+    """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk)."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights.detach()
+        batch, heads, nq, nk = weights.shape
+        self.sizes = (batch, heads, nq, nk)
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols)."""
+        part = self.weights[:, :, rows][..., cols]
+        return part.to(torch.promote_types(part.dtype, torch.float32), copy=True)
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq); 0 where the key is −1."""
+        batch, heads, nq, nk = self.sizes
+        keys = keys.to(self.weights.device).expand(batch, heads, nq)
+        there = (keys >= 0) & (keys < nk)
+        if nk == 0:
+            return self.weights.new_zeros(batch, heads, nq)
+        chosen = self.weights.gather(-1, torch.where(there, keys, 0).unsqueeze(-1)).squeeze(-1)
+        return torch.where(there, chosen, 0.0).to(torch.promote_types(chosen.dtype, torch.float32))
+
+
+def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
+    """q (B, H, r, D) against k (B, Hkv, c, D) → (B, H, r, c): the query heads of one key head in one product.
+
+    >>> grouped_scores(torch.ones(1, 4, 3, 2), torch.ones(1, 2, 5, 2)).shape
+    torch.Size([1, 4, 3, 5])
+    """
+    batch, heads, rows, width = q.shape
+    if heads == k.shape[1]:
+        return q @ k.mT
+    together = q.reshape(batch, k.shape[1], -1, width) @ k.mT  # (B, Hkv, G·r, c)
+    return together.view(batch, heads, rows, -1)

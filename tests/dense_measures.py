@@ -1,0 +1,86 @@
+"""The lens's measures straight from their definitions, on the whole matrix of weights: what the engines are held to."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends import reference
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, prepare
+from regard.lens.measures import cell_edges
+from regard.testing import Case, assert_rule
+
+
+def dense_measures(weights: Tensor, masked: Tensor, lse: Tensor, sinks: Tensor | None, size: int) -> dict[str, Tensor]:
+    """Every measure of weights (B, H, Nq, Nk) with their scores and lse, in their dtype."""
+    outcomes = weights
+    if sinks is not None:
+        outcomes = torch.cat([weights, (sinks.to(lse)[:, None] - lse).exp().unsqueeze(-1)], -1)
+    squares = outcomes.square().sum(-1)
+    entropy = -torch.where(outcomes > 0, outcomes * outcomes.log(), 0.0).sum(-1)
+    return {
+        "lse": lse,
+        "entropy": entropy,
+        "received": weights.sum(-2),
+        "max_logit": masked.amax(-1) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -inf),
+        "effective": torch.where(squares > 0, 1 / squares, 0.0),
+        "map": _pooled(weights, size),
+    }
+
+
+def _pooled(weights: Tensor, size: int) -> Tensor:
+    rows, cols = (cell_edges(n, size) for n in weights.shape[-2:])
+    bands = [weights[..., a:b, :].sum(-2) / (b - a) for a, b in zip(rows, rows[1:], strict=False)]
+    return torch.stack(
+        [torch.stack([band[..., a:b].sum(-1) for a, b in zip(cols, cols[1:], strict=False)], -1) for band in bands], -2
+    )
+
+
+def truth_and_baseline(case: Case, dtype: torch.dtype, size: int) -> tuple[Call, dict[str, Tensor], dict[str, Tensor]]:
+    """The call, its measures in fp64, and in the dtype of the scores by the definition."""
+    q, k, v, extra = case.build(dtype)
+    call = prepare(q, k, v, **extra)
+    wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
+    truth = _measures_of(prepare(q.double(), k.double(), v.double(), **wide), size)
+    return call, truth, _from_lse(call, size, backwards=dtype == torch.float64)
+
+
+def _measures_of(call: Call, size: int) -> dict[str, Tensor]:
+    made: Any = reference.stages(call)
+    return dense_measures(made.weights, made.masked, made.lse, call.sinks, size)
+
+
+def _from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tensor]:
+    """By the lens's definition, weights e^(s − lse), in the call's own precision.
+
+    lse is rounded once, and with it all weights of a row: that is part of what a kernel hands over. In fp64 the axes are
+    reversed, since truth and baseline would otherwise be one computation.
+    """
+    flip = (lambda x, *axes: x.flip(axes)) if backwards else (lambda x, *axes: x)
+    visible, bias = (None if c is None else flip(c, -1, -2) for c in (cells_of_mask(call), cells_of_bias(call)))
+    q, k, v = (flip(x, -1, -2) for x in (call.q, call.k, call.v))
+    made = reference.define(q, k, v, visible, bias, scale=call.scale, softcap=call.softcap, sinks=call.sinks)
+    weights = torch.exp(made.masked - torch.where(made.lse == -inf, 0.0, made.lse).unsqueeze(-1))
+    weights, masked, lse = flip(weights, -1, -2), flip(made.masked, -1, -2), flip(made.lse, -1)
+    return dense_measures(weights, masked, lse, call.sinks, size)
+
+
+def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor], what: str) -> None:
+    """Every measure obeys the numeric rule; −∞ (rows that see nothing) must be there exactly.
+
+    The step of a weight is one step of lse, which is rounded before the weights are made from it: a relative step of
+    |lse|, and twice that for Σp². lse and the largest score are judged at the scale of the scores.
+    """
+    lse = truth["lse"][truth["lse"] > -inf]
+    step = max(1.0, float(lse.abs().max())) if lse.numel() else 1.0
+    for name in sorted(ours.keys() & truth.keys()):
+        mine, base, true = ours[name].cpu(), baseline[name], truth[name]
+        nothing = true == -inf
+        assert torch.equal(mine == -inf, nothing), f"{what}: {name}: −∞ elsewhere than where a row sees nothing"
+        mine, base, true = (x.masked_fill(nothing, 0.0) for x in (mine, base, true))
+        largest = float(true.abs().max()) if true.numel() else 0.0
+        scale = step if name in ("lse", "max_logit") else largest * step * (2 if name == "effective" else 1)
+        assert_rule(mine, base, true, scale=scale, what=f"{what}: {name}")
