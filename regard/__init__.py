@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.layers import MultiHeadAttention
     from regard.lens import figures
     from regard.lens.checking import check
+    from regard.lens.looking import look
     from regard.op import attention, steps
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOME = {
     "cost": "regard.costs",
     "figures": "regard.lens.figures",
     "layers": "regard.layers",
+    "look": "regard.lens.looking",
     "masks": "regard.masks",
     "positions": "regard.positions",
     "steps": "regard.op",
@@ -48,6 +50,7 @@ __all__ = [
     "cost",
     "figures",
     "layers",
+    "look",
     "masks",
     "positions",
     "steps",

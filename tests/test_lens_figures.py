@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -24,7 +25,8 @@ from regard.lens.pieces import readable
 
 ROOT = Path(__file__).resolve().parent.parent
 KOREAN = ["▁나는", "▁어제", "▁고양이", "를", "▁보았다"]
-ENGLISH = "[CLS] the animal didn ' t cross the street because it was too tire ##d . [SEP]".split()
+ENGLISH = ["[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street", "because", "it", "was", "too", "tire"]
+ENGLISH += ["##d", ".", "[SEP]"]
 
 
 def random(*shape: int) -> np.ndarray:
@@ -113,7 +115,7 @@ def test_atlas_colours_run_from_zero_to_the_largest_value(dark, theme):
     assert tuple(drawn[0, 2]) == close(theme.weight[-1])
     assert tuple(drawn[1, 0]) == close(theme.weight[2])
     assert tuple(drawn[1, 1]) == close(theme.paper) == to_rgb(figure.get_facecolor()[:3])
-    assert words(figure)[:4] == ["entropy", "(nats)", "0", "2"]
+    assert words(figure)[-5:] == ["entropy", "(nats)", "0", "2", "no such head"]
 
 
 def test_absent_head_is_named_only_where_one_is_absent():
@@ -157,12 +159,13 @@ def test_limits_make_two_atlases_comparable():
     ],
 )
 def test_atlas_names_measure_and_unit(given, said):
-    assert words(atlas(random(2, 3), **given))[:2] == said
+    shown = words(atlas(random(2, 3), **given))
+    assert shown[shown.index(said[0]) :][:2] == said
 
 
 def test_names_stand_at_their_rows_and_heads_at_their_columns():
     figure = atlas(random(2, 3), layers=["a.x.attn", "a.y.attn"])
-    box = extent(figure, figure.axes[-1])
+    box = extent(figure, figure.axes[0])
     assert [place(figure, name)[1] for name in "xy"] == pytest.approx(
         [box.y1 - box.height * part for part in (1 / 4, 3 / 4)]
     )
@@ -176,7 +179,7 @@ def test_names_stand_at_their_rows_and_heads_at_their_columns():
 @pytest.mark.parametrize("shape", [(6, 12), (32, 32), (80, 64), (1, 1), (2, 12)])
 def test_squares_are_square_and_the_figure_fits_a_page(shape):
     figure = atlas(random(*shape), layers=[f"model.layers.{n}.self_attn" for n in range(shape[0])], title="모든 헤드")
-    box = extent(figure, figure.axes[-1])
+    box = extent(figure, figure.axes[0])
     assert box.height / shape[0] == pytest.approx(box.width / shape[1])
     assert max(figure.get_size_inches()) <= 20
     assert [name for name in words(figure) if name.isdigit()].count(str(shape[0] - 1)) >= 1
@@ -189,7 +192,7 @@ def test_squares_are_square_and_the_figure_fits_a_page(shape):
         (["h.0.attn", "h.1.attn", "h.10.attn"], ["0", "1", "10"]),
         (["layers.0.blocks.0.attn", "layers.0.blocks.1.attn", "layers.1.blocks.0.attn"], ["0.0", "0.1", "1.0"]),
         (["enc.layers.0.self", "dec.layers.0.self", "dec.layers.0.cross"], ["enc.0.self", "dec.0.self", "dec.0.cross"]),
-        (["a.w.b.x", "a.b.w.y"], ["w.b.x", "b.w.y"]),  # without w and b it would be x and y: still told apart
+        (["a.w.b.x", "a.b.w.y"], ["x", "y"]),
         (["attn", "attn.1"], ["attn", "attn.1"]),
         (["a.attn", "a.attn"], ["a.attn", "a.attn"]),
         (["a.0.self"], ["a.0.self"]),
@@ -197,8 +200,6 @@ def test_squares_are_square_and_the_figure_fits_a_page(shape):
     ],
 )
 def test_module_paths_lose_what_all_of_them_share(names, short):
-    if short == ["w.b.x", "b.w.y"]:
-        short = ["x", "y"]
     assert short_names(names) == short
 
 
@@ -315,7 +316,7 @@ def test_log_colours_run_by_powers():
     figure = map_with_marginals(np.array([[0.0, 1e-4, 1e-2, 1.0]]), scale="log")
     expected = (LIGHT.paper, LIGHT.weight[0], LIGHT.weight[4], LIGHT.weight[-1])
     assert [tuple(colour) for colour in colours(figure, 1, 4)[0]] == [close(colour) for colour in expected]
-    assert [word for word in words(figure) if word in ("log scale", "0.0001", "1")] == ["log scale", "0.0001", "1"]
+    assert words(figure)[-6:] == ["weight per cell,", "log scale", "0.0001", "1", "exactly 0", "pooled"]
 
 
 def test_log_colours_end_at_a_millionth_of_the_largest_and_say_so():
@@ -399,8 +400,8 @@ def test_cells_lie_where_their_positions_do():
 def test_large_uneven_map_is_an_image_with_the_same_edges():
     figure = map_with_marginals(random(67, 71), rows=101, columns=71)
     (image,) = figure.axes[0].images
-    assert image.get_extent() == (0, 71, 0, 101)
-    assert image._Ay.tolist() == cell_edges(101, 67)
+    assert list(image.get_extent()) == [0, 71, 0, 101]
+    assert image._Ay.tolist() == cell_edges(101, 67)  # matplotlib has no other way to ask
 
 
 def test_strip_may_have_a_value_per_position_or_per_cell():
@@ -445,6 +446,16 @@ def test_pooled_sink_says_which_keys_are_left_out():
         map_with_marginals(random(2, 4), rows=512, columns=512, sink=False)
     )
     assert "hatched: key 0, left out of the colours" in words(map_with_marginals(random(2, 4), sink=False, exact=True))
+    assert "hatched: the first column, left out of the colours" in words(map_with_marginals(random(2, 4), sink=False))
+
+
+def test_entropy_alone_is_named_below_its_strip_where_no_leaning_label_passes():
+    figure = map_with_marginals(random(2, 7), entropy=[0.5, 0.25], key_tokens=["a long word"] * 7, exact=True)
+    box = extent(figure, figure.axes[1])
+    assert place(figure, "entropy")[1] < box.y0
+    assert place(figure, "entropy")[0] == pytest.approx(box.x0)
+    both = map_with_marginals(random(2, 7), entropy=[0.5, 0.25], received=random(7), exact=True)
+    assert place(both, "entropy")[1] > extent(both, both.axes[2]).y1
 
 
 def test_few_tokens_are_written_and_many_are_numbered():
@@ -555,7 +566,7 @@ def test_word_is_coloured_by_its_weight_from_bare_paper_on(dark, theme):
 def test_every_word_stands_in_its_box_with_enough_contrast():
     figure = text_heat(ENGLISH, random(len(ENGLISH)), strongest=0)
     placed, drawn = boxes(figure)
-    texts = figure.axes[-1].texts
+    texts = figure.axes[0].texts
     assert [text.get_text() for text in texts] == [token.removeprefix("##") for token in ENGLISH]
     for text, box, colour in zip(texts, placed, drawn, strict=True):
         assert text.get_position()[0] == pytest.approx((box.x0 + box.x1) / 2)
@@ -576,7 +587,7 @@ def test_pieces_of_a_word_touch_and_words_do_not():
 
 def test_query_is_outlined_and_named():
     figure = text_heat(KOREAN, random(5), query=2)
-    (outline,) = figure.axes[-1].patches
+    (outline,) = figure.axes[0].patches
     placed, _ = boxes(figure)
     assert outline.get_bbox().extents == pytest.approx(placed[2].extents)
     assert to_rgb(outline.get_edgecolor()[:3]) == close(LIGHT.ink)
@@ -585,14 +596,14 @@ def test_query_is_outlined_and_named():
 
 def test_query_that_is_not_in_the_text_is_named_only():
     figure = text_heat(KOREAN, random(5), query="Ġcat")
-    assert len(figure.axes[-1].patches) == 0
+    assert len(figure.axes[0].patches) == 0
     assert "the query: “cat”" in words(figure)
     assert not [word for word in words(text_heat(KOREAN, random(5))) if "query" in word]
 
 
 def test_strongest_weights_are_printed_above_their_words():
     figure = text_heat(["a", "b", "c", "d"], [0.005, 0.6, 0.0, 0.345], strongest=3)
-    at = {text.get_text(): text.get_position() for text in figure.axes[-1].texts}
+    at = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
     assert set(at) == {*"abcd", "0.005", "0.6", "0.34"}
     assert at["0.6"][0] == at["b"][0]
     assert at["0.6"][1] < at["b"][1]
@@ -604,11 +615,11 @@ def test_short_words_make_room_for_their_numbers():
     renderer = FigureCanvasAgg(figure).get_renderer()
     spots = sorted(
         text.get_window_extent(renderer).extents[[0, 2]].tolist()
-        for text in figure.axes[-1].texts
+        for text in figure.axes[0].texts
         if "0." in text.get_text()
     )
     assert len(spots) == 9
-    assert all(left[1] <= right[0] for left, right in zip(spots, spots[1:], strict=False))
+    assert all(left[1] <= right[0] for left, right in pairwise(spots))
 
 
 def test_sink_word_is_left_out_of_the_colours_hatched_and_told():
@@ -619,7 +630,7 @@ def test_sink_word_is_left_out_of_the_colours_hatched_and_told():
     assert {"0.06", "left out of the colours, hatched: token 0, of weight 0.9"} <= set(words(figure))
     assert written(figure) == ["<s>", "cat", "0.06", "sat", "0.04"]
     (hatched,) = [axes for axes in figure.axes if any(isinstance(c, LineCollection) for c in axes.collections)]
-    assert extent(figure, hatched).x1 < extent(figure, figure.axes[-1]).x0 + placed[0].x0
+    assert extent(figure, hatched).x1 < extent(figure, figure.axes[1]).x0 + placed[0].x0
 
 
 def test_text_is_wrapped_at_the_columns_and_lines_are_numbered():
@@ -647,7 +658,7 @@ def test_line_ends_are_run_on_where_there_are_too_many():
 
 
 def test_two_thousand_tokens_fit_a_page():
-    figure = text_heat([f"Ġword{n % 89}" for n in range(2000)], random(2000))
+    figure = text_heat((ENGLISH * 118)[:2000], random(2000), title="한 문장 " * 90)
     placed, _ = boxes(figure)
     assert len(placed) == 2000
     assert max(figure.get_size_inches()) <= 20
@@ -733,14 +744,12 @@ def test_layout_that_makes_no_sense_is_refused(given, message):
 
 def curves(figure: Figure) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Points (4, 2) of each curve, the widths and the colours, in the order of drawing."""
-    drawn = next(
-        c for c in figure.axes[-1].collections if isinstance(c, PathCollection) and len(c.get_linewidths()) > 0
-    )
+    drawn = next(c for c in figure.axes[0].collections if isinstance(c, PathCollection) and len(c.get_linewidths()) > 0)
     return [path.vertices for path in drawn.get_paths()], drawn.get_linewidths(), drawn.get_edgecolor()[:, :3]
 
 
 def spots(figure: Figure) -> dict[str, tuple[float, float]]:
-    return {text.get_text(): text.get_position() for text in figure.axes[-1].texts}
+    return {text.get_text(): text.get_position() for text in figure.axes[0].texts}
 
 
 def test_columns_link_queries_at_the_left_with_keys_at_the_right():
@@ -755,10 +764,9 @@ def test_columns_link_queries_at_the_left_with_keys_at_the_right():
 def test_heavier_links_are_thicker_deeper_and_on_top():
     figure = links(["a", "b", "c"], [0, 1, 2], [0, 1, 2], [0.8, 0.2, 0.4])
     drawn, widths, shades = curves(figure)
-    assert widths.tolist() == pytest.approx([0.6 + 3.2 / 4, 0.6 + 3.2 / 2, 0.6 + 3.2])
+    assert list(widths) == pytest.approx([0.6 + 3.2 / 4, 0.6 + 3.2 / 2, 0.6 + 3.2])
     assert tuple(shades[-1]) == close(LIGHT.weight[-1])
     assert tuple(shades[1]) == close(LIGHT.weight[5])
-    assert drawn[-1][0, 1] == pytest.approx(spots(figure)["a"][1]) or True
     heights = [points[0, 1] for points in drawn]
     assert heights == [sorted(heights)[n] for n in (1, 2, 0)]  # b, c, a
 
@@ -768,7 +776,7 @@ def test_only_what_is_given_is_drawn_and_words_without_links_are_muted():
     assert len(curves(figure)[0]) == 1
     assert "1 link" in words(figure)
     shade = {}
-    for text in figure.axes[-1].texts:
+    for text in figure.axes[0].texts:
         shade.setdefault(text.get_color(), []).append((text.get_text(), text.get_ha()))
     assert shade[LIGHT.ink] == [("it", "right"), ("animal", "left")]
     assert len(shade[LIGHT.muted]) == 2 * len(ENGLISH) - 2
@@ -791,14 +799,14 @@ def test_arcs_look_back_above_the_line_and_ahead_below_it():
 @pytest.mark.parametrize("kind", ["columns", "arcs"])
 def test_a_dot_marks_what_is_looked_at(kind):
     figure = links(["a", "b", "c"], [2, 0], [0, 1], [0.2, 0.4], kind=kind)
-    dots = figure.axes[-1].collections[1].get_offsets()
+    dots = figure.axes[0].collections[1].get_offsets()
     assert np.asarray(dots).tolist() == [points[-1].tolist() for points in curves(figure)[0]]
 
 
 def test_arcs_stay_inside_the_drawing():
     figure = links(KOREAN, [4, 0, 3], [0, 4, 2], [0.2, 0.4, 0.6], kind="arcs")
-    height, width = figure.axes[-1].get_ylim()[0], figure.axes[-1].get_xlim()[1]
-    (drawn,) = figure.axes[-1].collections[:1]
+    height, width = figure.axes[0].get_ylim()[0], figure.axes[0].get_xlim()[1]
+    (drawn,) = figure.axes[0].collections[:1]
     for path in drawn.get_paths():
         box = path.get_extents()
         assert -1e-9 <= box.x0 <= box.x1 <= width
@@ -843,7 +851,7 @@ def test_links_take_what_top_returns():
             "targets must be in 0…1, as there are 2 key_tokens",
         ),
         ({"sources": [0.0, 1.0]}, TypeError, "sources must hold integers, got torch.float64"),
-        ({"sources": []}, ValueError, r"sources must hold integers|sources must be \(links,\), not empty; got \(0,\)"),
+        ({"sources": []}, ValueError, r"sources must be \(links,\), not empty; got \(0,\)"),
         ({"sources": np.zeros((1, 2), int)}, ValueError, r"sources must be \(links,\), not empty; got \(1, 2\)"),
         ({"weights": [0.5]}, ValueError, "every link has one source.*got 2 sources, 2 targets and 1 weights"),
         ({"weights": [0.5, np.nan]}, ValueError, "weights must be finite, got nan at 1"),
@@ -962,10 +970,10 @@ def many(count: int, kind: str):
 
 
 PICTURES = {
-    "atlas": lambda: atlas(random(6, 12), layers=[f"encoder.layer.{n}.attention.self" for n in range(6)], title="한국어"),
+    "atlas": lambda: atlas(random(6, 12), layers=[f"encoder.layer.{n}.self" for n in range(6)], title="한국어"),
     "atlas of one": lambda: atlas(random(1, 1)),
     "large atlas": lambda: atlas(random(80, 64), dark=True, title="80 × 64"),
-    "labelled atlas": lambda: atlas(random(7, 11), labels=[["neighbours", *["first"] * 10]] * 7, measure="a long measure"),
+    "labelled atlas": lambda: atlas(random(7, 11), labels=[["neighbours", *["first"] * 10]] * 7, measure="long"),
     "long names": lambda: atlas(random(2, 3), layers=["encoder.자연어처리.SelfAttention", "decoder.x.EncDecAttention"]),
     "map": lambda: map_with_marginals(weights(5, 5), received=random(5), entropy=random(5), tokens=KOREAN, exact=True),
     "map of one": lambda: map_with_marginals(np.ones((1, 1)), received=[1.0], entropy=[0.0], exact=True),
@@ -974,9 +982,11 @@ PICTURES = {
         key_tokens=["Ġlonglonglonglonglong"] * 4, exact=True, dark=True,
     ),
     "pooled map": lambda: map_with_marginals(
-        random(64, 64), rows=131_072, columns=131_072, received=random(64), entropy=random(131_072), sink=False, scale="log"
+        random(64, 64), rows=131_072, columns=131_072, received=random(64), entropy=random(131_072), sink=False,
+        scale="log",
     ),
     "bare map": lambda: map_with_marginals(random(61, 31), scale="rank", title="제목"),
+    "entropy alone": lambda: map_with_marginals(random(67, 67), entropy=random(67), tokens=["cat"] * 67, exact=True),
     "flat map": lambda: map_with_marginals(random(1, 503), entropy=[1.0], exact=True),
     "text": lambda: text_heat(ENGLISH, random(len(ENGLISH)), query=10, title="it"),
     "one word": lambda: text_heat(["나는"], [1.0]),
@@ -996,27 +1006,22 @@ def texts_of(figure: Figure) -> list[tuple[str, Bbox]]:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_everything_written_lies_inside_and_nothing_on_each_other(name):
-    figure = PICTURES[name]()
-    width, height = figure.get_size_inches() * figure.dpi
-    found = texts_of(figure)
-    assert [text for text, box in found if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height] == []
-    if any(text.get_rotation() not in (0, 90) for text in figure.texts):
-        return  # the box around leaning words is larger than they are
-    shrunk = [(text, box.padded(-1)) for text, box in found]  # letters' sides may touch
-    assert [(a, b) for n, (a, box) in enumerate(shrunk) for b, other in shrunk[:n] if box.overlaps(other)] == []
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_words_around_do_not_stand_on_a_drawing(name):
+def test_everything_written_lies_inside_and_nothing_on_anything_else(name):
     figure = PICTURES[name]()
     renderer = FigureCanvasAgg(figure).get_renderer()
-    upright = [text for text in figure.texts if text.get_text() and text.get_rotation() == 0]
-    if "windows" in name or "columns" in name:  # their captions stand on lines of their own inside the drawing
-        upright = [text for text in upright if not text.get_text().startswith(("…", "looks"))]
+    width, height = figure.get_size_inches() * figure.dpi
+    around, inside = figure.texts, [text for axes in figure.axes for text in axes.texts]
+    found = [(text, text.get_window_extent(renderer)) for text in (*around, *inside) if text.get_text()]
+    out = [text.get_text() for text, box in found if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height]
+    assert out == []
+    # The box around a leaning word is larger than the word; and the sides of letters may touch.
+    upright = [(text.get_text(), box.padded(-1)) for text, box in found if text.get_rotation() in (0, 90)]
+    assert [(a, b) for n, (a, box) in enumerate(upright) for b, other in upright[:n] if box.overlaps(other)] == []
     drawn = [axes.get_window_extent(renderer) for axes in figure.axes]
-    standing = [(text.get_text(), text.get_window_extent(renderer)) for text in upright]
-    assert [text for text, box in standing for other in drawn if box.padded(-1).overlaps(other)] == []
+    outer = upright[: sum(text in around and text.get_rotation() in (0, 90) for text, _ in found)]
+    lines_of_their_own = ("…", "looks from", "looks at")  # inside the drawing, where nothing else stands
+    on = [text for text, box in outer if any(map(box.overlaps, drawn)) and not text.startswith(lines_of_their_own)]
+    assert on == []
 
 
 DRAWN = ["labelled atlas", "pooled map", "map", "long text", "arcs", "columns"]
@@ -1032,19 +1037,16 @@ HOSTILE |= {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_settings_of_the_program_do_not_change_the_picture(tmp_path, name):
+def test_picture_is_the_same_in_every_program_and_its_files_stay_small(tmp_path, name):
+    """Warnings are errors, and matplotlib warns of a missing glyph."""
     before = dict(matplotlib.rcParams)
     plain = save(PICTURES[name](), tmp_path / "plain.svg").read_bytes()
+    assert len(plain) < 1_500_000
     assert dict(matplotlib.rcParams) == before
     with matplotlib.rc_context(HOSTILE):
-        assert save(PICTURES[name](), tmp_path / "hostile.svg").read_bytes() == plain
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_every_glyph_is_found_and_svg_stays_small(tmp_path, name):
-    """Warnings are errors, and matplotlib warns of a missing glyph."""
-    assert save(PICTURES[name](), tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert save(PICTURES[name](), tmp_path / "picture.svg").stat().st_size < 1_500_000
+        figure = PICTURES[name]()
+        assert save(figure, tmp_path / "hostile.svg").read_bytes() == plain
+        assert save(figure, tmp_path / "hostile.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("title", ["$x_1$ \\alpha", "ไทย", "한 문장 " * 90])
@@ -1054,35 +1056,27 @@ def test_any_title_is_drawn(tmp_path, title):
         save(figure, tmp_path / "title.png")
 
 
-def fresh(code: str) -> str:
-    """Run code in a new process; what it prints."""
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
-
-
-def test_drawing_does_not_import_pyplot():
-    code = """
+FRESH = """
 import sys
-from regard.lens.figures import atlas, links, map_with_marginals, text_heat
-assert "matplotlib" not in sys.modules
+from regard.lens.figures import atlas, atlas_html, links, map_with_marginals, text_heat, text_heat_html
+print("matplotlib" in sys.modules)
+sys.modules["matplotlib"] = None
+atlas_html([[1.0]]), text_heat_html(["a"], [1.0])
+for draw in (atlas, map_with_marginals):
+    try:
+        draw([[1.0]])
+    except ImportError as error:
+        print(error)
+del sys.modules["matplotlib"]
 atlas([[1.0]]), links(["a"], [0], [0], [1.0]), map_with_marginals([[1.0]]), text_heat(["a"], [1.0])
 print("matplotlib.pyplot" in sys.modules)
 """
-    assert fresh(code) == "False"
 
 
-def test_html_needs_no_matplotlib():
-    code = """
-import sys
-sys.modules["matplotlib"] = None
-from regard.lens.figures import atlas, atlas_html, text_heat_html
-atlas_html([[1.0]]), text_heat_html(["a"], [1.0])
-try:
-    atlas([[1.0]])
-except ImportError as error:
-    print(error)
-"""
-    assert fresh(code) == "figures need matplotlib: pip install 'regard[figures]'"
+def test_html_needs_no_matplotlib_and_figures_no_pyplot():
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FRESH], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    missing = "figures need matplotlib: pip install 'regard[figures]'"
+    assert found.stdout.splitlines() == ["False", missing, missing, "False"]

@@ -84,7 +84,7 @@ def test_counts_ends_and_keys_are_those_of_the_dense_mask(name, sizes):
 @pytest.mark.parametrize("shape", [(2, 3, 7, 11), (1, 1, 7, 11), (2, 1, 1, 11), (1, 3, 7, 1)])
 def test_numbers_that_hide_take_part_and_leave_rows_of_nothing_else_unhidden(mask, shape):
     numbers = torch.where(torch.rand(shape) < 0.5, torch.finfo(torch.float32).min, 0.3)
-    numbers[..., 2, :] = -1e9 if shape[2] > 1 else numbers[..., 0, :]
+    numbers[..., 2:3, :] = -1e9  # a whole row, where there are rows
     numbers[0, 0, 0, 0] = -inf
     dense = (torch.ones(7, 11).bool() if mask is None else mask.dense(7, 11)).expand(2, 3, 7, 11)
     seen = survey(mask, numbers, -5000.0, 7, 11, CPU)
@@ -148,7 +148,7 @@ def test_no_queries_or_no_keys_see_nothing(mask, nq, nk):
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(64, 0), masks.causal() & masks.padding([65_000])])
 def test_long_rules_are_counted_without_a_matrix(mask):
-    """65,536² booleans would take 4 GiB; what torch takes shows in the largest tensor that is ever made."""
+    """65,536² booleans would take 4 GiB: the largest tensor that is ever made stays far below."""
     largest = 0
 
     class Watch(torch.overrides.TorchFunctionMode):

@@ -24,7 +24,7 @@ from regard.backends.call import Call
 from regard.masks import FULL, PARTIAL, Mask
 from regard.rules import IndexRule
 
-__all__ = ["how", "refuse", "run"]
+__all__ = ["forward_with_lse", "how", "refuse", "run"]
 
 BLOCK = 128
 OWN_KERNELS = 4  # of one form, before further sizes share one
@@ -60,19 +60,30 @@ def how(call: Call) -> str:
 
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
+    return _run(call, with_lse=False)[0]
+
+
+def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """The output, and each row's lse (B, H, Nq), −∞ where it sees nothing."""
+    out, lse = _run(call, with_lse=True)
+    assert lse is not None
+    return out, lse.detach()
+
+
+def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     call = call.in_torch()
     traced = torch.compiler.is_compiling()  # somebody compiles around us: no compilation or cache of our own
-    kernel = _kernel if traced else _kernel_for(call)
+    kernel = _kernel if traced else _kernel_for(call, with_lse)
     mask, (_, _, nq, nk), device = call.mask, call.sizes, call.q.device
     if mask is None:
         blocks = None
     else:
         blocks = _block_mask(mask, nq, nk, device) if traced else _kept_block_mask(mask, nq, nk, device)
     grouped = call.k.shape[1] != call.sizes[1]
-    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks)
-    out = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
+    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse)
+    out, lse = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
     assert isinstance(out, Tensor)
-    return out
+    return out, lse
 
 
 def _warns(call: Call) -> bool:
@@ -87,24 +98,36 @@ def _quietly(kernel: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, score_mod: Any, blocks: Any, scale: float, grouped: bool, sinks: Tensor | None
-) -> Any:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Any,
+    blocks: Any,
+    scale: float,
+    grouped: bool,
+    sinks: Tensor | None,
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
     """One FlexAttention call; the function that is compiled."""
-    aux = None if sinks is None else AuxRequest(lse=True)
+    aux = AuxRequest(lse=True) if with_lse or sinks is not None else None
     result = flex_attention(
         q, k, v, score_mod=score_mod, block_mask=blocks, scale=scale, enable_gqa=grouped, return_aux=aux
     )
+    if aux is None:
+        assert isinstance(result, Tensor)
+        return result, None
+    out, lse = result[0], result[1].lse
+    assert isinstance(out, Tensor) and isinstance(lse, Tensor)
     if sinks is None:
-        return result
-    out, stats = result
-    assert stats.lse is not None
+        return out, lse
     # The sink adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink).
-    gate = torch.sigmoid(stats.lse - sinks[:, None].to(stats.lse.dtype))
-    gate = torch.where(stats.lse == -inf, 0.0, gate)  # a sink of −∞ before a row that sees nothing
-    return (out * gate.unsqueeze(-1)).to(q.dtype)
+    sink = sinks[:, None].to(lse.dtype)
+    gate = torch.sigmoid(lse - sink)
+    gate = torch.where(lse == -inf, 0.0, gate)  # a sink of −∞ before a row that sees nothing
+    return (out * gate.unsqueeze(-1)).to(q.dtype), torch.logaddexp(lse, sink) if with_lse else None
 
 
-def _kernel_for(call: Call) -> Callable[..., Any]:
+def _kernel_for(call: Call, with_lse: bool) -> Callable[..., Any]:
     """The first few sizes and numbers of a form get a kernel each, the fastest; further ones share one for all."""
     mask, bias = call.mask, call.bias
     form = (
@@ -114,6 +137,7 @@ def _kernel_for(call: Call) -> Callable[..., Any]:
         call.softcap,
         call.scale,
         call.sinks is None,
+        with_lse,
         call.q.dtype,
         call.q.shape[1::2],  # heads and head size, which FlexAttention holds fixed
         call.v.shape[1::2],

@@ -17,7 +17,9 @@ from regard.backends.call import Call, cells_of_bias, cells_of_mask
 from regard.biases import DenseBias
 from regard.masks import Causal
 
-__all__ = ["how", "plain", "refuse", "run"]
+__all__ = ["forward_with_lse", "how", "plain", "refuse", "run"]
+
+FLASH, CUDNN = 1, 3  # of torch.nn.attention.SDPBackend
 
 
 def refuse(call: Call) -> str | None:
@@ -71,27 +73,71 @@ def plain(call: Call) -> Literal["full", "causal"] | None:
 
 def run(call: Call) -> Tensor:
     """The output (B, H, Nq, Dv)."""
+    return _run(call, with_lse=False)[0]
+
+
+def forward_with_lse(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The output, and each row's lse (B, H, Nq) if the kernel that torch takes hands it over; else None."""
+    out, lse = _run(call, with_lse=True)
+    return out, None if lse is None else lse.detach()
+
+
+def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     call = call.in_torch()
     q, scale = _positive_scale(call.q, call.scale)
     shape = plain(call)
     if shape is not None:
-        return _fused(call, q, scale, is_causal=shape == "causal")
+        return _fused(call, q, scale, with_lse, is_causal=shape == "causal")
     cells, seen = _dense_cells(call)
     cells = cells.expand(*cells.shape[:2], *call.sizes[2:])  # a view: a mask of keys alone stays as small as it is
-    return torch.where(seen, _fused(call, q, scale, cells), 0.0)
+    out, lse = _fused(call, q, scale, with_lse, cells)
+    return torch.where(seen, out, 0.0), None if lse is None else torch.where(seen.squeeze(-1), lse, -inf)
 
 
-def _fused(call: Call, q: Tensor, scale: float, cells: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def _fused(
+    call: Call, q: Tensor, scale: float, with_lse: bool, cells: Tensor | None = None, is_causal: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """SDPA, with equal widths on the CPU, whose fused kernel needs Dv = D: zero columns change nothing."""
     k, v, dv = call.k, call.v, call.v.shape[-1]
-    grouped = k.shape[1] != q.shape[1]
     if q.device.type == "cpu" and dv != q.shape[-1]:
         width = max(dv, q.shape[-1])
         q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    out = scaled_dot_product_attention(
-        q, k, v, attn_mask=cells, dropout_p=call.dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
-    return out if out.shape[-1] == dv else out[..., :dv]
+    run = _with_lse if with_lse else _without
+    out, lse = run(q, k, v, cells, call.dropout, is_causal, scale)
+    return (out if out.shape[-1] == dv else out[..., :dv]), lse
+
+
+def _without(
+    q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None, dropout: float, is_causal: bool, scale: float
+) -> tuple[Tensor, None]:
+    grouped = k.shape[1] != q.shape[1]
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=cells, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    ), None
+
+
+def _with_lse(
+    q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None, dropout: float, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """The kernel that `scaled_dot_product_attention` would take, called by its own name, where that gives lse."""
+    ops, grouped = torch.ops.aten, k.shape[1] != q.shape[1]
+    choice = torch._fused_sdp_choice(q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=grouped)
+    if q.device.type == "cpu" and choice == FLASH:
+        if cells is not None and cells.dtype == torch.bool:
+            cells = torch.zeros((), dtype=q.dtype).masked_fill(~cells, -inf)
+        out, lse = ops._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, dropout, is_causal, attn_mask=cells, scale=scale
+        )
+        return out, lse
+    if q.device.type == "cuda" and cells is None and choice == CUDNN:
+        out, lse = ops._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, dropout, is_causal, False, scale=scale
+        )[:2]
+        return out, lse.reshape(q.shape[:-1])
+    if q.device.type == "cuda" and cells is None and choice == FLASH and q.shape[-1] % 8 == 0:
+        out, lse = ops._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)[:2]
+        return out, lse
+    return _without(q, k, v, cells, dropout, is_causal, scale)
 
 
 def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:

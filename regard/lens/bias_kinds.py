@@ -78,5 +78,5 @@ def _marks(cells: Tensor) -> Tensor:
     """Is there −∞; a number between HIDES and SLOPES; one that is neither 0 nor 1; and the nearest to 0 that hides."""
     hides = (cells <= HIDES) & (cells != -inf)
     slopes, others = (cells > HIDES) & (cells < SLOPES), (cells != 0) & (cells != 1)
-    start = torch.where(hides, cells, -inf).amax().double()
-    return torch.stack([*(x.any().double() for x in (cells == -inf, slopes, others)), start])
+    start = torch.where(hides, cells, -inf).amax()
+    return torch.stack([*(x.any().to(start.dtype) for x in (cells == -inf, slopes, others)), start])

@@ -1,6 +1,6 @@
 """Which module of a watched model is making the call that we are inside of: found by walking Python's own frames.
 
-Nothing is placed on the model, so nothing can be left on it, and a call belongs to a model only if one of its modules is
+Nothing is placed on the model, so nothing can be left on it. A call belongs to a model only if one of its modules is
 really on the stack: another thread's call, or another model's, is not ours.
 
 This file does not know what was called, nor how the call was caught.
@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import CodeType, FrameType, FunctionType
+from traceback import format_tb
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -106,10 +107,11 @@ def leave(watch: Watch) -> bool:
 # ------------------------------------------------------------------------------------------------------------- finding
 
 
-def find(frame: FrameType | None, x: object) -> list[Caller]:
+def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
     """The innermost module of each watched model among a frame and its callers; empty where there is none to tell.
 
     frame: where the call was made.  x: a tensor of the call.
+    through: a kind of module to pass by, in favour of the one that it is a part of.
 
     Nothing is told of a backward pass, where activation checkpointing runs the forward a second time, nor of stand-ins
     for tensors, nor while a CUDA graph is captured.
@@ -117,10 +119,10 @@ def find(frame: FrameType | None, x: object) -> list[Caller]:
     if not active() or torch._C._current_graph_task_id() != -1 or _is_stand_in(x):
         return []
     try:
-        callers = list(_found(frame, _watches))
+        callers = list(_found(frame, _watches, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
         for watch in _watches:
-            watch.errors.append(("", problem))
+            watch.errors.append(("", _without_frames(problem)))
         return []
     if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
         for caller in callers:
@@ -137,13 +139,15 @@ def _is_stand_in(x: object) -> bool:
     return wraps or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def _found(frame: FrameType | None, watches: tuple[Watch, ...]) -> Iterator[Caller]:
+def _found(
+    frame: FrameType | None, watches: tuple[Watch, ...], through: type[nn.Module] | tuple[()]
+) -> Iterator[Caller]:
     waiting, compiled, inside_op = list(watches), False, False
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
             module, path = watch.modules.get(id(_first(frame)), (None, ""))
-            if module is not None:
+            if module is not None and not isinstance(module, through):
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
                 yield Caller(watch, module, path, _kind(frame, module, path), compiled or scripted, inside_op)
@@ -177,8 +181,10 @@ def _original_path(name: str) -> str:
 
 def _codes(value: object) -> Iterator[CodeType]:
     """The code of a method, and of what it wraps."""
-    value = getattr(value, "__func__", value)
-    while isinstance(value, FunctionType):
+    # By type, which runs nobody's code: a model's attributes may be anything.
+    if type(value) in (classmethod, staticmethod, MethodType):
+        value = value.__func__  # type: ignore[attr-defined]
+    while type(value) is FunctionType:
         if value.__code__.co_argcount:
             yield value.__code__
         value = getattr(value, "__wrapped__", None)
@@ -221,7 +227,9 @@ def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
     """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
     with measuring():
         seen = attempt(callers, make)
-        for caller in callers if seen is not None else []:
+        if seen is None:
+            return
+        for caller in callers:
             told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled)
             attempt([caller], partial(caller.watch.on_sighting, told))
 
@@ -232,5 +240,13 @@ def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
         return do()
     except Exception as problem:
         for caller in callers:
-            caller.watch.errors.append((caller.path, problem))
+            caller.watch.errors.append((caller.path, _without_frames(problem)))
         return None
+
+
+def _without_frames(problem: Exception) -> Exception:
+    """An exception with its traceback as a note: the frames themselves would keep the call's tensors alive."""
+    if problem.__traceback__ is not None:
+        problem.add_note("".join(format_tb(problem.__traceback__)))
+    problem.__context__ = problem.__cause__ = None
+    return problem.with_traceback(None)

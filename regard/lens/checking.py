@@ -22,7 +22,7 @@ from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["LISTED", "Kind", "Problem", "Report", "check"]
+__all__ = ["LISTED", "Kind", "Problem", "Report", "check", "judge"]
 
 LISTED = 10
 """How many bad rows a report describes one by one; the rest it counts."""
@@ -138,14 +138,22 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
     if not isinstance(sinks, bool):
         raise TypeError(f"sinks must be True or False (did sinks join the softmax?), got {type(sinks).__name__}")
     allowed = _rounding(cells) if tolerance is None else _tolerance(tolerance)
-    low, high, total = _reduced(cells)  # each (…, Nq)
+    return judge(*_reduced(cells), tolerance=allowed, sinks=sinks)
+
+
+def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool) -> Report:
+    """The report on rows of which the smallest weight, the largest and the sum are known: (…, Nq) each, a NaN in all.
+
+    >>> judge(np.zeros(2), np.array([0.5, 0.9]), np.ones(2), tolerance=1e-6, sinks=False)
+    2 rows of attention weights (tolerance 1e-06)
+    """
     empty = (low == 0) & (high == 0)
-    above, below = total - 1 > allowed, ~empty & (1 - total > allowed)
+    above, below = total - 1 > tolerance, ~empty & (1 - total > tolerance)
     findings: dict[Kind, tuple[Array, Array]] = {  # which rows, and the number that is wrong in them
         "nan": (np.isnan(low), low),
         "infinite": (np.isinf(low) | np.isinf(high), np.where(np.isinf(low), low, high)),
         "negative": (low < 0, low),
-        "above one": (high - 1 > allowed, high),
+        "above one": (high - 1 > tolerance, high),
         "sum": (above if sinks else above | below, total),
     }
     bad = np.logical_or.reduce([rows for rows, _ in findings.values()])  # (…, Nq)
@@ -153,7 +161,7 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
     for at in zip(*np.unravel_index(np.flatnonzero(bad)[:LISTED], bad.shape), strict=True):
         kind = next(kind for kind, (rows, _) in findings.items() if rows[at])
         problems.append(_problem(kind, at, float(findings[kind][1][at]), sinks))
-    return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), allowed)
+    return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), tolerance)
 
 
 def _floats(weights: object) -> Array | Tensor:

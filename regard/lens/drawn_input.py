@@ -63,10 +63,10 @@ def read_indices(name: str, value: object, count: int, what: str) -> Array:
     Raises TypeError for what is not integers, ValueError for an index that is not there.
     """
     indices = numbers(name, value)
-    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {indices.dtype}")
     if indices.ndim != 1 or indices.numel() == 0:
         raise ValueError(f"{name} must be (links,), not empty; got {tuple(indices.shape)}")
+    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {indices.dtype}")
     bad = [int(index) for index in indices if not 0 <= int(index) < count]
     if bad:
         hint = "; −1 marks what View.top did not find: leave those links out" if -1 in bad else ""

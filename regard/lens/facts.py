@@ -18,9 +18,9 @@ This file does not know models, layers or advice: `doctor.py` judges what is rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
-from math import inf, isfinite
+from math import inf
 from operator import and_
 from typing import Any, Literal
 
@@ -29,13 +29,13 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
-from regard.lens.bias_kinds import THRESHOLD, BiasKind, classify, hiding_numbers, kind_of
-from regard.lens.mask_names import Outline, Side, Traced, sides, trace
-from regard.lens.visibility import Visible, conjuncts, dense_cells, holds_cells, survey
+from regard.lens.bias_kinds import THRESHOLD, BiasKind, classify
+from regard.lens.mask_names import Outline, Side, sides
+from regard.lens.sight import Sight, see, visible_counts
+from regard.lens.visibility import conjuncts, dense_cells, holds_cells
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.marked import at_positions
 from regard.masks.mask import Grid
-from regard.rules import Number
 
 __all__ = ["Causality", "Facts", "Rows", "Sight", "read", "read_weights", "see", "visible_counts"]
 
@@ -63,10 +63,13 @@ class Facts:
     """What one call was given and what came out, in a few kilobytes.
 
     sizes: B, H, Nq, Nk.
-    mask: what is visible, in words: "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left", the
-        repr of another rule, or "dense 1×1×5×7" for cells of no simple form.
+    mask: what is visible, in words: "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left", "all
+        so far" for one query before room in a cache; the repr of other rules; "dense 1×1×5×7" for cells of no simple
+        form.
+    unrestricted: whether every query sees every key that is no padding.
     causal: whether the future is hidden, and by what.
-    offset: the position of query 0 that a causal rule or mask has, where it is one number; None otherwise.
+    offset: the position of query 0 that a causal rule or mask has, where it is one number; None otherwise, and in
+        cross-attention. One query stands at the last key that it sees, where a cache has room for more.
     bias_kind, bias_from: what the bias does; for "large negative" its number nearest to 0 that hides.
     empty_rows: queries that see nothing.
     unhidden_rows: queries whose every key is hidden by finite numbers, so that they spread over all of them after all.
@@ -80,6 +83,7 @@ class Facts:
 
     sizes: tuple[int, int, int, int]
     mask: str
+    unrestricted: bool
     causal: Causality
     offset: int | None
     bias_kind: BiasKind | None
@@ -132,46 +136,6 @@ def _tuple(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True, eq=False)
-class Sight:
-    """What a call's queries see, and what its bias does: counted once, for `read` and for the patterns."""
-
-    visible: Visible
-    bias_kind: BiasKind | None
-    bias_from: float | None
-
-    @property
-    def counts(self) -> Tensor:
-        """(B or 1, H or 1, Nq) keys that take part in each row's softmax."""
-        return self.visible.counts + self.visible.unhidden
-
-
-def see(call: Call) -> Sight:
-    """Count what a call's queries see.
-
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 3, 2)
-    >>> see(prepare(x, x, x, bias=torch.full((3, 3), -1e9).triu(1))).visible.counts.tolist()
-    [[[1, 2, 3]]]
-    """
-    _, _, nq, nk = call.sizes
-    kind, start = kind_of(call.bias)
-    visible = survey(call.mask, hiding_numbers(call.bias, kind), THRESHOLD.get(kind, -inf), nq, nk, call.device)
-    return Sight(visible, kind, start)
-
-
-def visible_counts(call: Call) -> Tensor:
-    """How many keys take part in each row's softmax, (B or 1, H or 1, Nq); a sink is not counted.
-
-    >>> from regard import masks
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 4, 2)
-    >>> visible_counts(prepare(x, x, x, mask=masks.window(1, 0))).tolist()
-    [[[1, 2, 2, 2]]]
-    """
-    return see(call).counts
-
-
 def read(
     call: Call,
     output: Tensor | None = None,
@@ -191,16 +155,20 @@ def read(
     call: as `regard.backends.call.prepare` gives it; q, k and v are looked through for NaN and infinity.
     output, lse: what came of it, (B, H, Nq, Dv) and (B, H, Nq), looked through likewise where given.
     kind: "self", or "cross", where a query has no place among the keys and so is never padding.
-    sight: what `see(call)` gave, where it is there already.
+    sight: what `see(call, kind)` gave, where it is there already.
 
-    Raises ValueError for another kind.
+    Raises ValueError for another kind, and for a sight of another kind.
     """
+    if sight is not None and sight.kind != kind:
+        raise ValueError(
+            f"the sight is of {sight.kind}-attention, but kind is {kind!r}: take it with see(call, {kind!r})"
+        )
     call = call.in_torch()
-    sight = see(call) if sight is None else sight
+    sight = see(call, kind) if sight is None else sight
     given = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
     if isinstance(call.bias, DenseBias):
         given["bias"] = dense_cells(call.bias.cells)
-    return _facts(sight, call.sizes, kind, given, call.mask, hiding_numbers(call.bias, sight.bias_kind), call.softcap)
+    return _facts(sight, call.sizes, given, call.softcap)
 
 
 def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
@@ -223,55 +191,46 @@ def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "
     batch, heads, nq, nk = made.shape
     given = {"scores": scores, "weights": weights}
     if scores is None:
-        zeros = DenseMask(made.detach() != 0)
-        return _facts(Sight(survey(zeros, None, -inf, nq, nk, made.device), None, None), made.shape, kind, given, zeros)
+        return _facts(Sight(nq, nk, made.device, DenseMask(made.detach() != 0), kind=kind), made.shape, given)
     if tuple(scores.shape) not in ((batch, heads, nq, nk), (batch, heads, nq, nk + 1)):
         raise ValueError(f"scores {tuple(scores.shape)} do not go with weights {(batch, heads, nq, nk)}")
     hiding = scores[..., :nk].detach()
     found, start = classify(hiding)
-    numbers = hiding if found in THRESHOLD else None
-    visible = survey(None, numbers, THRESHOLD.get(found, -inf), nq, nk, made.device)
-    by_numbers: BiasKind | None = "large negative" if found == "large negative" else None
-    return _facts(Sight(visible, by_numbers, start), made.shape, kind, given, None, numbers)
+    known: BiasKind | None = "large negative" if found == "large negative" else None
+    sight = Sight(nq, nk, made.device, None, hiding if found in THRESHOLD else None, kind, known, start)
+    return _facts(sight, made.shape, given)
 
 
-# ------------------------------------------------------------------------------------------------------ put together
+# --------------------------------------------------------------------------------------------------------- put together
 
 
 def _facts(
-    sight: Sight,
-    sizes: Sequence[int],
-    kind: str,
-    given: Mapping[str, Tensor | None],
-    mask: Mask | None,
-    hiding: Tensor | None = None,
-    softcap: float | None = None,
+    sight: Sight, sizes: Sequence[int], given: Mapping[str, Tensor | None], softcap: float | None = None
 ) -> Facts:
     """All facts, with everything that has to come back from the device in one tensor of numbers and one of bytes."""
-    if kind not in ("self", "cross"):
-        raise ValueError(f"kind must be 'self' or 'cross', got {kind!r}")
     batch, heads, nq, nk = sizes
-    seen, traced = sight.visible, trace(sight.visible)
-    causal = next((part for part in conjuncts(mask) if isinstance(part, Causal)), None)
-    excused = None if kind == "cross" else _padding_rows(seen, traced, None if causal is None else causal.offset)
-    rows = [_count(x, excused, (batch, heads, nq)) for x in (sight.counts == 0, seen.unhidden > 0)]
-    numbers = _present(given, sight.counts)
-    back = torch.cat([traced.numbers.double(), *rows, *(_ends(name, x) for name, x in numbers.items())]).tolist()
-    outline = Outline(int(back[0]), int(back[1]), int(back[2]), nq, nk)
+    seen, traced = sight.survey, sight.traced
+    excused = _padding_rows(sight) if sight.kind == "self" else None
+    rows = [_count(x, excused, (batch, heads, nq)) for x in (sight.visible == 0, seen.unhidden > 0)]
+    numbers = _present(given, sight.visible)
+    fine = [_fine(name, x) for name, x in numbers.items()]
+    back = torch.cat([traced.numbers, *rows, *fine]).tolist()
+    outline = Outline(back[0], back[1], back[2], nq, nk)
     padding, bands = _bytes(traced.padding, seen.bands)
     where = sides(padding, outline)
     where = where * batch if len(where) == 1 else where
     return Facts(
         sizes=(batch, heads, nq, nk),
-        mask=_text(mask, hiding, outline, seen, where),
-        causal=_causality(causal, mask, hiding, sight, outline),
-        offset=_offset(causal, outline),
+        mask=_text(sight, outline, where),
+        unrestricted=outline.name == "all visible",
+        causal=_causality(sight, outline),
+        offset=_offset(sight, outline),
         bias_kind=sight.bias_kind,
         bias_from=sight.bias_from,
         empty_rows=_rows(back[3:7], heads, nq),
         unhidden_rows=_rows(back[7:11], heads, nq),
         sides=where,
-        bad=_all_bad(numbers, back[11:]),
+        bad={name: _bad(name, x) for (name, x), good in zip(numbers.items(), back[11:], strict=True) if not good},
         softcap=softcap,
         bands=bands,
         padding=padding if bool(padding.any()) else None,
@@ -286,16 +245,18 @@ def _present(given: Mapping[str, Tensor | None], counts: Tensor) -> dict[str, Te
     return numbers
 
 
-def _padding_rows(seen: Visible, traced: Traced, offset: Number | None) -> Tensor:
+def _padding_rows(sight: Sight) -> Tensor:
     """Which queries are padding themselves, (B or 1, H or 1, Nq); none in a batch row that is nothing else."""
-    nq, nk, device = seen.counts.shape[-1], seen.keys.shape[-1], seen.counts.device
+    nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
+    offset = None if sight.causal is None else sight.causal.offset
     if nk == 0:
         return torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
     positions = Grid(nq, nk, (1, 1), device).positions(offset)
     if offset is None:  # a causal mask that came as cells has its own
         _, far, choice = traced.numbers.unbind()
-        positions = positions + torch.where((choice == 1) & (far <= max(0, nk - nq)), far - (nk - nq), 0)
-    return at_positions(traced.padding, positions, outside=False) & seen.keys.any(2).any(1).view(-1, 1, 1)
+        own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2
+        positions = positions + torch.where(own, far - (nk - nq), 0)
+    return at_positions(traced.padding, positions, outside=False) & sight.survey.keys.any(2).any(1).view(-1, 1, 1)
 
 
 def _count(rows: Tensor, excused: Tensor | None, sizes: tuple[int, int, int]) -> Tensor:
@@ -303,29 +264,24 @@ def _count(rows: Tensor, excused: Tensor | None, sizes: tuple[int, int, int]) ->
     rows = rows.expand(sizes)
     tokens = rows if excused is None else rows & ~excused
     if not rows.numel():
-        return torch.zeros(4, dtype=torch.float64, device=rows.device)
+        return torch.zeros(4, dtype=torch.int64, device=rows.device)
     first = (x.reshape(-1).to(torch.uint8).argmax() for x in (rows, tokens))
-    return torch.stack([rows.sum(), tokens.sum(), *first]).double()
+    return torch.stack([rows.sum(), tokens.sum(), *first])
 
 
-def _rows(numbers: Sequence[float], heads: int, nq: int) -> Rows:
-    count, tokens, first, first_token = (int(n) for n in numbers)
+def _rows(numbers: Sequence[int], heads: int, nq: int) -> Rows:
+    count, tokens, first, first_token = numbers
     if count == 0:
         return Rows()
     at = first_token if tokens else first
     return Rows(count, tokens, (at // (heads * nq), at // nq % heads, at % nq))
 
 
-def _ends(name: str, x: Tensor) -> Tensor:
-    """Two numbers, finite if and only if nothing in x is bad; found without another tensor of its size."""
+def _fine(name: str, x: Tensor) -> Tensor:
+    """1 if nothing in x is bad, else 0: from its ends, which NaN is one of, without another tensor of its size."""
     low, high = torch.aminmax(x)
-    return torch.stack([high if name in MAY_BE_MINUS_INFINITY else low, high]).double()
-
-
-def _all_bad(numbers: Mapping[str, Tensor], ends: Sequence[float]) -> dict[str, tuple[int, int]]:
-    """NaN and infinite numbers are counted only where the ends say that there are some."""
-    finite = [isfinite(low) and isfinite(high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
-    return {name: _bad(name, x) for (name, x), fine in zip(numbers.items(), finite, strict=True) if not fine}
+    ends = high if name in MAY_BE_MINUS_INFINITY else torch.stack([low, high])
+    return ends.isfinite().all().long().view(1)
 
 
 def _bad(name: str, x: Tensor) -> tuple[int, int]:
@@ -344,37 +300,46 @@ def _bytes(padding: Tensor, bands: Tensor) -> tuple[Tensor, Tensor]:
     return padding, bands.contiguous()
 
 
-def _causality(
-    causal: Causal | None, mask: Mask | None, hiding: Tensor | None, sight: Sight, outline: Outline
-) -> Causality:
-    if causal is None:
-        return "one query" if outline.nq == 1 else "in mask" if outline.hides_future else "no"
-    others = [part for part in conjuncts(mask) if part is not causal and holds_cells(part)]
-    if not others and hiding is None:
+def _causality(sight: Sight, outline: Outline) -> Causality:
+    if sight.causal is None:
+        return "one query" if sight.nq == 1 else "in mask" if outline.hides_future else "no"
+    others = [part for part in conjuncts(sight.mask) if part is not sight.causal and holds_cells(part)]
+    if not others and sight.hiding is None:
         return "flag"
-    rest = reduce(and_, others) if others else None
-    threshold = THRESHOLD.get(sight.bias_kind, -inf)
-    seen = survey(rest, hiding, threshold, outline.nq, outline.nk, sight.counts.device)
-    near, far, choice = trace(seen).numbers.tolist()
-    return "both" if Outline(near, far, choice, outline.nq, outline.nk).hides_future else "flag"
+    rest = replace(sight, mask=reduce(and_, others) if others else None)
+    return "both" if rest.traced.outline(sight.nq, sight.nk).hides_future else "flag"
 
 
-def _offset(causal: Causal | None, outline: Outline) -> int | None:
-    if causal is None:
+def _offset(sight: Sight, outline: Outline) -> int | None:
+    if sight.kind == "cross":
+        return None
+    if sight.causal is None:
         return outline.offset
-    usual = outline.nk - outline.nq if causal.offset is None else causal.offset
-    return usual if isinstance(usual, int) else None
+    own = sight.nk - sight.nq if sight.causal.offset is None else sight.causal.offset
+    return own if isinstance(own, int) else None
 
 
-def _text(
-    mask: Mask | None, hiding: Tensor | None, outline: Outline, seen: Visible, where: Sequence[Side | None]
-) -> str:
-    if hiding is None and (mask is None or not holds_cells(mask)):
-        return "none" if mask is None else _rule_text(mask, outline.nk - outline.nq)
-    batch, heads = seen.counts.shape[:2]
-    name = outline.name or f"dense {batch}×{heads}×{outline.nq}×{outline.nk}"
+def _text(sight: Sight, outline: Outline, where: Sequence[Side | None]) -> str:
+    mask, usual = sight.mask, sight.nk - sight.nq
+    if sight.hiding is None and mask is None:
+        return "none"
+    if sight.hiding is None and mask is not None and _says_what_it_is(mask):
+        return _rule_text(mask, usual)
     found = sorted({side for side in where if side is not None})
-    return f"{name}, padding {' and '.join(found)}" if found else name
+    padding = f", padding {' and '.join(found)}" if found else ""
+    if outline.name is not None:
+        return outline.name + padding
+    if sight.hiding is None and mask is not None and not holds_cells(mask):
+        return _rule_text(mask, usual)
+    batch, heads = sight.survey.counts.shape[:2]
+    return f"dense {batch}×{heads}×{sight.nq}×{sight.nk}{padding}"
+
+
+def _says_what_it_is(mask: Mask) -> bool:
+    """Is it made of rules from `regard.masks` only, whose repr is their meaning?"""
+    inner = [value for value in vars(mask).values() if isinstance(value, Mask)]
+    ours = type(mask).__module__.startswith("regard.masks.") and not isinstance(mask, DenseMask)
+    return ours and all(map(_says_what_it_is, inner))
 
 
 def _rule_text(mask: Mask, usual: int) -> str:

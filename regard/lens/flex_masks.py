@@ -24,6 +24,9 @@ __all__ = ["FlexMask", "flex_mask"]
 ASKED = 1 << 20
 """Up to how many cells a mask is asked whole, to know its tiles exactly."""
 
+LISTED = 1 << 12
+"""How many cells of a list are asked at once."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexMask(Mask):
@@ -51,12 +54,22 @@ class FlexMask(Mask):
         return see
 
     def _ask(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        """`mask_mod` is written for one cell, so `vmap` gives it one at a time."""
-        b, h, i, j = torch.broadcast_tensors(b, h, i, j)
-        if i.numel() == 0:
-            return torch.zeros(i.shape, dtype=torch.bool, device=i.device)
-        cells: Tensor = torch.vmap(self.mod)(*(x.reshape(-1) for x in (b, h, i, j)))
-        return cells.view(i.shape)
+        """`mask_mod` is written for one cell, so `vmap` gives it one at a time.
+
+        Over a grid axis by axis, as FlexAttention itself does: a table that is looked up one index after the other is
+        then cut down with each of them. Other cells come as a list, a part at a time.
+        """
+        shape = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)  # type: ignore[no-untyped-call]
+        if 0 in shape:
+            return torch.zeros(shape, dtype=torch.bool, device=i.device)
+        mod = self.mod
+        if len(shape) == 4 and all(_runs_along(axis, x) for axis, x in enumerate((b, h, i, j))):
+            for axis in (3, 2, 1, 0):
+                mod = torch.vmap(mod, in_dims=tuple(0 if n == axis else None for n in range(4)))
+            grid: Tensor = mod(*(x.reshape(-1) for x in (b, h, i, j)))
+            return grid
+        cells: Tensor = torch.vmap(mod, chunk_size=LISTED)(*(x.expand(shape).reshape(-1) for x in (b, h, i, j)))
+        return cells.view(shape)
 
     def bounds(self, grid: Grid) -> Bounds:
         """Exact up to `ASKED` cells; beyond as far as blocks say it, and else: maybe, not for certain."""
@@ -74,7 +87,7 @@ class FlexMask(Mask):
         def count(table: Tensor) -> Any:
             """How many blocks that a tile touches are in a table."""
             sums = pad(table.to(grid.device).long(), (1, 0, 1, 0)).cumsum(-1).cumsum(-2)
-            b, h, _, _ = indices(*table.shape[:2], grid.i[:1], grid.j[:1], grid.device)
+            b, h, _, _ = indices(table.shape[0], table.shape[1], grid.i, grid.j, grid.device)
             at = cell_of(sums)
             return at(b, h, r1 + 1, c1 + 1) - at(b, h, r0, c1 + 1) - at(b, h, r1 + 1, c0) + at(b, h, r0, c0)
 
@@ -115,6 +128,11 @@ def flex_mask(blocks: BlockMask | None, batch: int, heads: int, *, compiled: boo
     return FlexMask(blocks.mask_mod, rows, partial, full, blocks.BLOCK_SIZE)
 
 
+def _runs_along(axis: int, x: Tensor) -> bool:
+    """Does an index of a grid (B, H, Nq, Nk) vary along its own axis at most?"""
+    return all(n == 1 or at == axis for at, n in enumerate(x.shape, 4 - x.ndim))
+
+
 def _table(counts: Tensor, columns: Tensor) -> Tensor:
     """How many of each row's columns are meant (B, H, R), and which (B, H, R, C) → booleans (B, H, R, C)."""
     order = torch.arange(columns.shape[-1], device=columns.device)
@@ -122,10 +140,19 @@ def _table(counts: Tensor, columns: Tensor) -> Tensor:
     return torch.zeros_like(listed).scatter(-1, columns.long(), listed)
 
 
+class _Untouchable:
+    """Raises in whatever is done with it: also in a comparison, where Python would fall back on identity."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError("touched")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
+
+
 def _depends_on(mod: Callable[..., Any], axis: int, device: torch.device) -> bool:
-    """Does a mask_mod read this argument (0: batch row, 1: head)? It is given a thing that cannot be used."""
+    """Does a mask_mod touch this argument (0: batch row, 1: head)? If it fails for another reason: perhaps it does."""
     given: list[Any] = [torch.tensor(0, device=device)] * 4
-    given[axis] = object()
+    given[axis] = _Untouchable()
     try:
         mod(*given)
     except Exception:

@@ -69,8 +69,7 @@ def read_hugging_face(made: Made) -> Sighting:
     What it adds to the scores is known here by name, where FlexAttention itself is given a function of them.
     """
     given = made.given
-    q, k, v, sinks = (given.get(name) for name in ("query", "key", "value", "s_aux"))
-    assert isinstance(q, Tensor) and isinstance(k, Tensor)
+    q, k, v, sinks = given["query"], given["key"], given["value"], given.get("s_aux")
 
     def make() -> Call:
         mask, cells = None, given.get("attention_mask")

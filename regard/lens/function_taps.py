@@ -4,6 +4,8 @@ FlexAttention is compiled into generated code, flash_attn is somebody's extensio
 every name that is bound to one of them, in a loaded module, in the watched model's classes and in its modules, is bound
 to a recorder, which passes each call on unchanged and reports it. Afterwards every name is bound as before.
 
+What stands inside code that was compiled as a whole is called by no name, and cannot be seen.
+
 This file does not know how a call is read, nor who is told.
 """
 
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import Parameter, signature
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -41,7 +43,9 @@ def bind(model: nn.Module) -> None:
     recorders = {id(original): recorder for recorder, original in _recorders.items()}
     for holder, where in _holders(model):
         for name, value in tuple(_entries(holder).items()):
-            function = value.__func__ if isinstance(value, staticmethod) else value
+            # By type, which cannot run anybody's code: some modules hold objects that warn when they are looked at.
+            static = type(value) is staticmethod
+            function = value.__func__ if static else value
             if type(function) is not FunctionType or function in _recorders:
                 continue
             inner = function.__dict__.get("_torchdynamo_orig_callable", function)  # of torch.compile(flex_attention)
@@ -50,7 +54,7 @@ def bind(model: nn.Module) -> None:
                 continue  # Hugging Face compiles flex_attention and keeps that: it must be the real one
             recorder = recorders.get(id(function)) or _recorder(function, inner, reader(function is not inner))
             recorders[id(function)] = recorder
-            _put(holder, name, staticmethod(recorder) if isinstance(value, staticmethod) else recorder)
+            _put(holder, name, staticmethod(recorder) if static else recorder)
             _bound.append((holder, name, value, _entries(holder)[name]))
 
 
@@ -110,9 +114,8 @@ def _holders(model: nn.Module) -> Iterator[tuple[Holder, str]]:
 def _namespaces() -> Iterator[tuple[dict[str, Any], str]]:
     """The names of every loaded module but our own, which call FlexAttention inside an operation that is reported."""
     for name, module in tuple(sys.modules.items()):
-        names = getattr(module, "__dict__", None)
-        if type(names) is dict and name.partition(".")[0] != "regard":
-            yield names, name
+        if issubclass(type(module), ModuleType) and name.partition(".")[0] != "regard":
+            yield vars(module), name
 
 
 def _entries(holder: Holder) -> Any:
@@ -145,9 +148,7 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
     return record
 
 
-def _recorded(
-    original: Function, inner: Function, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kwargs: dict[str, Any]) -> Any:
     callers = find(sys._getframe(2), next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None))
     if not callers or callers[0].inside_op:
         return original(*args, **kwargs)

@@ -10,21 +10,22 @@ It does not know the arithmetic: that is in regard.lens.kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, log2, e, inf
+from math import e, inf, log, log2
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.biases import Bias, DenseBias
+from regard.biases import DenseBias
 from regard.lens.measures import Wanted, finish_effective, finish_entropy, finish_map
 from regard.masks import FULL, PARTIAL, DenseMask, Mask
 
 __all__ = ["measure", "refuse"]
 
-MOST_PACKED = 1 << 30  # bytes of mixed tiles
+LONG_LINE = 8  # tiles in a line of the map, from which on a program of its own pays
 LOG2E = log2(e)
+NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,14 @@ class Blocks:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def blocks_for(head_size: int, exact: bool) -> Blocks:
     """What was fastest on an H200, see benchmarks/results/lens-cuda.md."""
     if exact:
         return Blocks(32, 64, 4, 2)
-    return Blocks(64, 128, 4, 3 if head_size <= 128 else 2)
+    return Blocks(64, 128, 4, 3 if head_size <= 128 else 2, 168)
 
 
 def refuse(call: Call, wanted: Wanted) -> str | None:
@@ -79,17 +81,28 @@ class _Launch:
         self.received = new(batch, heads, nk) if "received" in names else self.nothing
         self.entropy = new(batch, heads, nq) if "entropy" in names else self.nothing
         self.squares = new(batch, heads, nq) if "effective" in names else self.nothing
-        self.maximum = new((batch, heads, nq), dtype=torch.int32) if "max_logit" in names else self.nothing
+        self.maximum = self.nothing
+        if "max_logit" in names:
+            self.maximum = torch.full((batch, heads, nq), NO_MAXIMUM, dtype=torch.int32, device=lse.device)
         self.cells = min(wanted.size, nq), min(wanted.size, nk)
         self.map_kind = self._map_kind() if "map" in names and 0 not in call.sizes else 0
-        shape = (batch, heads, nq if self.map_kind == 2 else self.cells[0], self.cells[1])
-        self.map = new(shape) if "map" in names else self.nothing
+        by_row = (batch, heads, nq, self.cells[1])
+        by_cell = (batch, heads, *self.cells, blocks.queries if self.map_kind == 1 else 1)
+        self.map = new(by_row if self.map_kind == 2 else by_cell) if "map" in names else self.nothing
 
     def _map_kind(self) -> int:
-        """1 where a tile meets at most two map cells each way, 2 (a sum per row and cell) where it meets more."""
-        nq, nk = self.call.sizes[2:]
-        large = nq // self.cells[0] >= self.blocks.queries and nk // self.cells[1] >= self.blocks.keys
-        return 1 if large else 2
+        """How the kernel keeps the map's sums.
+
+        3: one program walks one line of the map, where a line is long enough to pay for it.
+        1: a sum per row of a tile and map cell, where a tile meets at most two map cells each way.
+        2: a sum per query and map cell, for short sequences.
+        """
+        (nq, nk), cut = self.call.sizes[2:], self.blocks
+        tall, wide = nq // self.cells[0], nk // self.cells[1]
+        if tall < cut.queries or wide < cut.keys:
+            return 2
+        free = self.call.mask is None or self.call.mask.band(nq, nk) is not None
+        return 3 if tall >= LONG_LINE * cut.queries and (free or self._aligned()) else 1
 
     def _aligned(self) -> bool:
         """Does every tile lie within one map cell?"""
@@ -106,7 +119,8 @@ class _Launch:
         bias_kind, bias = self._bias()
         tiles = -(-nk // self.blocks.keys)
         names = self.wanted.names
-        kernels.measure[(tiles, batch * heads)](
+        lines = self.cells[0] if self.map_kind == 3 else 1
+        kernels.measure[(tiles, batch * heads, lines)](
             q, k, shift, bias, kinds, cells,
             self.received, self.entropy, self.squares, self.maximum, self.nothing, self.map,
             *q.stride()[:3], *k.stride()[:3], *_strides(bias, bias_kind), *_steps(kinds, mask), *_strides(cells, mask),
@@ -114,11 +128,11 @@ class _Launch:
             call.scale * (LOG2E if plain else 1.0), call.softcap or 1.0, *band,
             D=q.shape[-1], WIDTH=max(16, _power_of_two(q.shape[-1])), BLOCK_Q=self.blocks.queries,
             BLOCK_K=self.blocks.keys, STAGES=self.blocks.stages,
-            EVEN_Q=nq % self.blocks.queries == 0, EVEN_K=nk % self.blocks.keys == 0,
+            EVEN_Q=nq % (lines * self.blocks.queries) == 0, EVEN_K=nk % self.blocks.keys == 0,
             IEEE=q.dtype == torch.float32, MASK=mask, PACKED=packed, BIAS=bias_kind, SOFTCAP=call.softcap is not None,
             MAP=self.map_kind, ALIGNED=self._aligned(), WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names,
             WANT_SQUARES="effective" in names, WANT_MAXIMUM="max_logit" in names, WANT_TILES=False,
-            num_warps=self.blocks.warps,
+            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
 
     def _mask(self) -> tuple[int, tuple[int, int, int], Tensor, Tensor, bool]:
@@ -178,17 +192,18 @@ class _Launch:
         if "received" in names:
             found["received"] = self.received
         if "max_logit" in names:
-            found["max_logit"] = self.lse + self.maximum.view(torch.float32).log()  # p = e^(s − lse)
+            bits = self.maximum ^ ((self.maximum >> 31) & 0x7FFFFFFF)
+            found["max_logit"] = bits.view(torch.float32) / LOG2E
         if "effective" in names:
             found["effective"] = finish_effective(self.squares, self.lse, sinks)
         if "map" in names:
-            found["map"] = finish_map(self._map_sums(), self.call.sizes[2], self.wanted.size)
+            found["map"] = finish_map(self._map_sums(), self.call.sizes[2])
         return found
 
     def _map_sums(self) -> Tensor:
         """The map's sums per cell, from sums per row where the kernel gave those."""
         if self.map_kind != 2:
-            return self.map
+            return self.map.sum(-1)
         from regard.lens.measures import cell_of_positions
 
         nq = self.call.sizes[2]

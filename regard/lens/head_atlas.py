@@ -2,8 +2,8 @@
 
     >>> import numpy as np
     >>> picture = atlas(np.array([[0.5, 1.5], [2.0, np.nan]]), layers=["encoder.layer.0.self", "encoder.layer.1.self"])
-    >>> [text.get_text() for text in picture.texts if text.get_text()][:5]
-    ['entropy', '(nats)', '0', '2', 'no such head']
+    >>> [text.get_text() for text in picture.texts if " " in text.get_text()]
+    ['head →', 'layer ↓', 'no such head', '0 is encoder.layer.0.self']
 
 Axis letters here: L layers, H heads.
 
@@ -52,7 +52,7 @@ def atlas(
     """All heads of a model at once: a row of squares per layer, coloured by one measure.
 
     >>> picture = atlas(np.array([[0.1, 0.9, 0.3]]), measure="induction", labels=[["", "induction", ""]])
-    >>> [text.get_text() for text in picture.axes[-1].texts if text.get_text()]
+    >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
     ['induction']
 
     values: (L, H), at most 256 of each; NaN where a layer has no such head. Infinite ones are red.
@@ -183,7 +183,7 @@ def _numbers(values: Array, scale: Scale, inches: Pair) -> Array | None:
 
 def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
     """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
-    drawn = np.array([[drawable(word) for word in row] for row in words], dtype=object)
+    drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
     told = sorted(set(drawn.flat) - {""})
     if not told:
         return None, []
@@ -213,14 +213,14 @@ def _compose(panel: Panel, title: str | None, keys: list[Key], theme: Theme) -> 
     top = ticks(None, heads, wide, side_by_side=True)
     left = max(side.depth, measure(DOWN, CAPTION), measure(ACROSS, CAPTION)) + 0.1
     depth = max(0.32, top.depth)  # at least the two captions in the corner
-    sheet, start = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
-    x, y = MARGIN + left, start + depth + 0.1
+    page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
+    sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1
     _captions(sheet, x, y)
     sheet.labels(x, y, side, side_by_side=False)
     sheet.labels(x, y, top, side_by_side=True)
     signs = set() if panel.signs is None else set(panel.signs.flat) - {""}
     sheet.panel(x, y, panel, sign_size(signs, panel.shape, panel.inches) if signs else 0.0)
-    return sheet.figure
+    return page.finish()
 
 
 def _captions(sheet: Sheet, x: float, y: float) -> None:

@@ -2,12 +2,13 @@
 
 In every tile the kernel has the scores s and, lse being known, the exact weights p = 2^(s·log₂e − lse·log₂e). What is
 summed over queries (received) grows cell by cell in registers and is reduced once, at the end. What is summed over keys
-(entropy, squares, maximum) is reduced within the tile and added to memory atomically. The map's sums stay in registers
-until the walk leaves a map cell. A maximum per row and tile, for top-k, is written as it is.
+(entropy, squares, maximum) is reduced within the tile and added to memory atomically. A maximum per row and tile, for
+top-k, is written as it is. The map comes from the rows' sums, or, where one program walks one line of the map, from
+what its keys received.
 
 Numbers are fp32, in units of log₂. The kernel does not know torch, masks or measures: only pointers and sizes.
 """
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 # mypy: ignore-errors
 
 import triton
@@ -17,7 +18,7 @@ __all__ = ["measure"]
 
 BAND, TABLE = 1, 2  # MASK: keys within (before, after) of the query's position; a kind per tile. 0 is none
 DISTANCE, DENSE = 1, 2  # BIAS: a number per j − i; a number per cell. 0 is none
-DIRECT, BY_ROW = 1, 2  # MAP: tiles smaller than map cells; many map cells per tile. 0 is none
+BY_TILE, BY_ROW, BY_LINE = 1, 2, 3  # MAP: how its sums are kept, see gpu.py. 0 is none
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -36,7 +37,7 @@ def measure(
     WANT_RECEIVED: tl.constexpr, WANT_ENTROPY: tl.constexpr, WANT_SQUARES: tl.constexpr,
     WANT_MAXIMUM: tl.constexpr, WANT_TILES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one head: grid (key tiles, batch · heads)."""
+    """One tile of keys of one head: grid (key tiles, batch · heads, lines of the map or 1)."""
     tile, which = tl.program_id(0), tl.program_id(1)
     b, h = which // heads, which % heads
     first = tile * BLOCK_K
@@ -61,12 +62,20 @@ def measure(
         outer = tl.maximum(outer, inner)
     else:
         start, stop, inner, outer = 0, nq, 0, nq
+    if MAP == 3:  # only those in one line of the map
+        line = tl.program_id(2)
+        start = tl.maximum(start, (line * nq) // map_q)
+        stop = tl.minimum(stop, ((line + 1) * nq) // map_q)
+        inner = tl.minimum(tl.maximum(inner, start), stop)
+        outer = tl.minimum(tl.maximum(outer, inner), stop)
 
     received = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    if MAP == 1:
+    if MAP == 1 or MAP == 3:
         column = ((first + 1) * map_k - 1) // nk
         edge_k = ((column + 1) * nk) // map_k  # the first key of the next map cell
-        map_at = MAP_AT + which.to(tl.int64) * map_q * map_k + column
+        straddles = edge_k < tl.minimum(first + BLOCK_K, nk)
+        cell_at = which.to(tl.int64) * (map_q * map_k) + column
+        map_at = MAP_AT + (cell_at * BLOCK_Q if MAP == 1 else cell_at + line * map_k)
 
     for phase in tl.static_range(3 if MASK == 1 else 1):
         if MASK == 1:
@@ -80,9 +89,9 @@ def measure(
                 q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :])
                 shift = tl.load(LSE + row_base + i)
             else:
-                inside = (i[:, None] < nq) & (d[None, :] < D)
+                inside = (i[:, None] < end) & (d[None, :] < D)
                 q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=inside, other=0.0)
-                shift = tl.load(LSE + row_base + i, mask=i < nq, other=float("inf"))  # p = 0 beyond the last query
+                shift = tl.load(LSE + row_base + i, mask=i < end, other=float("inf"))  # p = 0 beyond the last query
             if IEEE:
                 s = tl.dot(q, tl.trans(k), input_precision="ieee")
             else:
@@ -118,47 +127,51 @@ def measure(
             if not EVEN_K:
                 s = tl.where(j[None, :] < nk, s, float("-inf"))
 
-            inside_rows = i < nq
+            inside_rows = i < end
             if WANT_TILES:
                 at_tile = TILE_MAXIMUM + (which.to(tl.int64) * key_tiles + tile) * nq + i
                 tl.store(at_tile, tl.max(s, 1), mask=inside_rows)
             t = s - shift[:, None]
             p = tl.exp2(t)
-            if WANT_MAXIMUM:  # weights are never negative: as integers they are in the same order
-                most = tl.max(p, 1).to(tl.int32, bitcast=True)
-                tl.atomic_max(MAXIMUM + row_base + i, most, mask=inside_rows, sem="relaxed")
+            if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
+                bits = (tl.max(t, 1) + shift).to(tl.int32, bitcast=True)
+                bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+                tl.atomic_max(MAXIMUM + row_base + i, bits, mask=inside_rows, sem="relaxed")
             if WANT_ENTROPY:
                 if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
-                    bits = tl.sum(tl.where(p > 0.0, p * t, 0.0), 1)  # 0 · −∞
+                    total = tl.sum(tl.where(p > 0.0, p * t, 0.0), 1)  # 0 · −∞
                 else:
-                    bits = tl.sum(p * t, 1)
-                tl.atomic_add(ENTROPY + row_base + i, bits, mask=inside_rows, sem="relaxed")
+                    total = tl.sum(p * t, 1)
+                tl.atomic_add(ENTROPY + row_base + i, total, mask=inside_rows, sem="relaxed")
             if WANT_SQUARES:
                 tl.atomic_add(SQUARES + row_base + i, tl.sum(p * p, 1), mask=inside_rows, sem="relaxed")
-            if WANT_RECEIVED:
+            if WANT_RECEIVED or MAP == 3:
                 received += p
             if MAP == 1:
-                if ALIGNED:  # the tile lies within one cell
-                    line = at * map_q // nq
-                    low = tl.sum(tl.reshape(tl.sum(p, 1), [BLOCK_Q // 16, 16]), 1)
-                    tl.atomic_add(map_at + line * map_k + tl.zeros_like(low).to(tl.int32), low, sem="relaxed")
+                # One number per row of the tile and map cell: the same row of every tile in a cell adds to it.
+                line = ((i + 1) * map_q - 1) // nq if not ALIGNED else at * map_q // nq
+                spot = map_at + line * (map_k * BLOCK_Q) + rows
+                if ALIGNED:
+                    tl.atomic_add(spot, tl.sum(p, 1), sem="relaxed")
                 else:
-                    line = ((at + 1) * map_q - 1) // nq
-                    above = i < ((line + 1) * nq) // map_q  # the other rows, if any, belong to the next cell
-                    before_edge = j[None, :] < edge_k
-                    low = tl.sum(tl.where(before_edge, p, 0.0), 1)
-                    high = tl.sum(tl.where(before_edge, 0.0, p), 1)
-                    spot = map_at + line * map_k
-                    tl.atomic_add(spot, tl.sum(tl.where(above, low, 0.0), 0), sem="relaxed")
-                    tl.atomic_add(spot + 1, tl.sum(tl.where(above, high, 0.0), 0), mask=column + 1 < map_k, sem="relaxed")
-                    below = line + 1 < map_q
-                    tl.atomic_add(spot + map_k, tl.sum(tl.where(above, 0.0, low), 0), mask=below, sem="relaxed")
-                    tl.atomic_add(spot + map_k + 1, tl.sum(tl.where(above, 0.0, high), 0), mask=below & (column + 1 < map_k), sem="relaxed")
+                    low = tl.where(j[None, :] < edge_k, p, 0.0)
+                    tl.atomic_add(spot, tl.sum(low, 1), mask=inside_rows, sem="relaxed")
+                    if straddles:
+                        tl.atomic_add(spot + BLOCK_Q, tl.sum(p - low, 1), mask=inside_rows, sem="relaxed")
             if MAP == 2:
                 for c in range(((first + 1) * map_k - 1) // nk, (tl.minimum(first + BLOCK_K, nk) * map_k - 1) // nk + 1):
                     own = (j >= (c * nk) // map_k) & (j < ((c + 1) * nk) // map_k)
                     share = tl.sum(tl.where(own[None, :], p, 0.0), 1)
                     tl.atomic_add(MAP_AT + (row_base + i) * map_k + c, share, mask=inside_rows, sem="relaxed")
 
-    if WANT_RECEIVED:
-        tl.store(RECEIVED + which.to(tl.int64) * nk + j, tl.sum(received, 0), mask=j < nk)
+    if WANT_RECEIVED or MAP == 3:
+        columns = tl.sum(received, 0)  # (BLOCK_K,)
+    if MAP == 3:
+        if start < stop:
+            tl.atomic_add(map_at, tl.sum(tl.where(j < edge_k, columns, 0.0), 0), sem="relaxed")
+            if straddles:
+                tl.atomic_add(map_at + 1, tl.sum(tl.where(j < edge_k, 0.0, columns), 0), sem="relaxed")
+            if WANT_RECEIVED:
+                tl.atomic_add(RECEIVED + which.to(tl.int64) * nk + j, columns, mask=j < nk, sem="relaxed")
+    elif WANT_RECEIVED:
+        tl.store(RECEIVED + which.to(tl.int64) * nk + j, columns, mask=j < nk)

@@ -101,7 +101,7 @@ def _edges(name: str, given: Any, cells: int) -> Array:
     if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
         raise ValueError(
             f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
-            f"got {tuple(edges.shape)} from {given!r}"
+            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
         )
     return np.asarray(edges)
 

@@ -6,8 +6,8 @@ contain all that it shows, as many means the same. Rows that see nothing are lef
 
     near ≤ j − i ≤ far        the band: query i may see key j, for Nq = Nk causal has far = 0
 
-With one query, padding that is the same in every batch row cannot be told from a window or from room that a cache has
-not filled yet; it is named as one of these.
+With one query of self-attention, padding that is the same in every batch row cannot be told from a window, nor from
+room that a cache has not filled yet. It is named as one of these, the query standing at the last key that it sees.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
 
@@ -28,18 +28,6 @@ __all__ = ["Outline", "Side", "Traced", "sides", "trace"]
 
 Side = Literal["left", "right", "inside", "whole"]
 """Where the padding of a batch row stands; "inside" also for both ends, "whole" for a row of nothing else."""
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """The outline of a mask as tensors, still on its device.
-
-    numbers: near, far and choice, as below.
-    padding: (B or 1, Nk) booleans.
-    """
-
-    numbers: Tensor
-    padding: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,27 +55,52 @@ class Outline:
 
     @property
     def offset(self) -> int | None:
-        """The offset of the causal mask that this is, if it is one."""
+        """The offset of the causal mask that this is, if it is one; one query stands at the last key that it sees."""
+        if self.nq == 1:
+            return self.far if self.choice == 2 and self.far < self.nk - 1 else None
         return self.far if self.choice == 1 and self.hides_future else None
 
     @property
     def name(self) -> str | None:
         """The band in the words of `regard.masks`; None where it is none."""
-        usual = self.nk - self.nq
         if self.choice in (3, 4):
             return None if self.choice == 3 else "nothing visible"
-        open_below, open_above = self.choice < 2 or self.near <= 1 - self.nq, self.far >= self.nk - 1
-        if self.choice == 0 or (open_below and open_above):
+        if self.nq == 1 and self.choice == 2:
+            return self._name_of_one()
+        usual = self.nk - self.nq
+        if self.choice == 0:
             return "all visible"
-        if open_below:
+        if self.choice == 1:
             return "causal" if self.far == usual else f"causal, offset {self.far}"
         before, after = usual - self.near, self.far - usual
         if before >= 0 and after >= 0:
             return f"window({before}, {after})"
         return f"window from {self.near - usual:+d} to {after:+d}"
 
+    def _name_of_one(self) -> str:
+        if self.near > 0:
+            return f"window({self.far - self.near}, 0)"
+        return "all visible" if self.far == self.nk - 1 else "all so far"  # the rest is room in a cache
 
-def trace(seen: Visible) -> Traced:
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """The outline of a mask as tensors, still on its device.
+
+    numbers: near, far and choice, as below.
+    padding: (B or 1, Nk) booleans.
+    """
+
+    numbers: Tensor
+    padding: Tensor
+
+    def outline(self, nq: int, nk: int) -> Outline:
+        """The numbers, read back: on a GPU this waits."""
+        near, far, choice = self.numbers.tolist()
+        return Outline(near, far, choice, nq, nk)
+
+
+def trace(seen: Visible, kind: str = "self") -> Traced:
     """Find the simplest band that shows exactly what is seen, and the padding that it leaves. Reads no number back.
 
     >>> from math import inf
@@ -104,12 +117,13 @@ def trace(seen: Visible) -> Traced:
     if nq and nk:
         lowest = torch.where(any_, torch.where(some, seen.first - i, nk).min(), near)
         highest = torch.where(any_, torch.where(some, seen.last - i, -nq).max(), far)
-        bands = [(near, far), (near, highest), (lowest, highest)] if nq > 1 else [(lowest, highest)]
+        alone = nq == 1 and kind == "self"
+        bands = [(lowest, highest)] if alone else [(near, far), (near, highest), (lowest, highest)]
         near, far = lowest, highest
     tried = [_fits(seen, *band) for band in bands]
     fits = torch.stack([fit for fit, _ in tried])
     index = torch.where(fits.any(), fits.long().argmax(), len(bands) - 1)
-    choice = torch.where(fits.any(), index + 3 - len(bands) if nq > 1 else 2, 3)
+    choice = torch.where(fits.any(), index + 3 - len(bands), 3)
     paddings = torch.stack([padding for _, padding in tried])  # (bands, B', Nk)
     choice = torch.where(any_, choice, 4)
     return Traced(torch.stack([near, far, choice]), paddings.index_select(0, index.view(1))[0])

@@ -205,7 +205,7 @@ class Map:
     """Weights pooled over map cells: Σ p over a cell's queries and keys, divided by its number of queries."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
-        self.nq, self.nk, self.size = sizes[2], sizes[3], wanted.size
+        self.nq, self.nk = sizes[2:]
         self.sum = like.new_zeros(sizes[0], sizes[1], min(wanted.size, self.nq), min(wanted.size, self.nk))
 
     def add(self, tile: Tile) -> None:
@@ -218,12 +218,13 @@ class Map:
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, cells, cells)."""
-        return {"map": finish_map(self.sum, self.nq, self.size)}
+        return {"map": finish_map(self.sum, self.nq)}
 
 
-def finish_map(sums: Tensor, nq: int, size: int) -> Tensor:
-    """Sums per cell → means over the cell's queries."""
-    edges = torch.tensor(cell_edges(nq, size), device=sums.device)
+def finish_map(sums: Tensor, nq: int) -> Tensor:
+    """Sums per cell → means over the cell's queries; counted on the device, so that nothing waits for it."""
+    cells = sums.shape[-2]
+    edges = torch.arange(cells + 1, device=sums.device) * nq // max(1, cells)
     return sums / edges.diff().to(sums.dtype).unsqueeze(-1)
 
 

@@ -7,6 +7,7 @@ This file does not know what is drawn in the room. It imports matplotlib only in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,15 +25,30 @@ from regard.lens.sheet import _wrapped as wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["CAPTION", "MARGIN", "Sheet", "Ticks", "canvas", "hatch", "open_page", "ruler", "sign_size", "ticks"]
+__all__ = ["CAPTION", "MARGIN", "Page", "Sheet", "Ticks", "canvas", "hatch", "open_page", "ruler", "sign_size", "ticks"]
 
 
-def open_page(inches: Pair, title: str | None, keys: list[Key], theme: Theme) -> tuple[Sheet, float]:
-    """A sheet with its title and legend, and where the free room of (height, width) inches begins below the title.
+@dataclass(frozen=True)
+class Page:
+    """A page with its title written and free room below it; the legend follows when the drawing is there."""
 
-    The room is as wide as asked for, or as the legend's widest entry, from MARGIN on.
-    """
+    sheet: Sheet
+    top: float  # inches: where the free room begins, MARGIN from the left
+    foot: float  # the legend's first baseline
+    legend: list[list[tuple[float, Key]]]  # lines of entries, each with its distance from the left
+
+    def finish(self) -> Figure:
+        """Write the legend, and hand over the figure."""
+        for n, entries in enumerate(self.legend):
+            for x, key in entries:
+                self.sheet.key(MARGIN + x, self.foot + 0.24 * n, key)
+        return self.sheet.figure
+
+
+def open_page(inches: Pair, title: str | None, keys: list[Key], theme: Theme) -> Page:
+    """A page with free room of (height, width) inches; as wide as asked for, or as the legend's widest entry."""
     words = drawable(title or "")
     widest = max(map(key_width, keys), default=0.0)
     room = max(inches[1], widest, min(6.0, max(measure(words, TITLE, bold=True), sum(map(key_width, keys)))))
@@ -42,10 +58,7 @@ def open_page(inches: Pair, title: str | None, keys: list[Key], theme: Theme) ->
     sheet = Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
     for n, line in enumerate(lines):
         sheet.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
-    for n, entries in enumerate(legend):
-        for x, key in entries:
-            sheet.key(MARGIN + x, foot + 0.24 * n, key)
-    return sheet, top
+    return Page(sheet, top, foot, legend)
 
 
 def canvas(sheet: Sheet, x: float, y: float, inches: Pair) -> Axes:

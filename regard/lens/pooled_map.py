@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -122,23 +123,29 @@ def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> t
     first, *others = legend([scale], [counted], theme)
     if kind == "linear" or not positive.size:
         return scale.paint(cells, theme), [first, *others]
-    values, amount = np.unique(positive, return_counts=True)
-    note: list[Key] = []
-    if kind == "log":
-        low = max(float(values[0]), high * 1e-6)
-        stops, places = np.log([low, high]), np.array([0.0, 1.0])
-        found = np.interp(np.log(np.where(cells > 0, cells, low)), stops, places)
-        lowest = f"{low:.2g}" if low == values[0] else f"{low:.2g} and less"
-    else:
-        middle = np.cumsum(amount) - amount / 2
-        places = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
-        found, lowest = np.interp(cells, values, places), f"{values[0]:.2g}"
-        note = [(f"half of those above 0 are below {np.median(positive):.2g}",)]
-    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=2.0).paint(found, theme)
+    found, lowest = (_by_size if kind == "log" else _by_rank)(cells, positive)
+    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(found, theme)
     painted[~np.isfinite(cells)] = rgb(theme.alarm)
     painted[cells == 0] = rgb(theme.paper)
     how = {"log": "log scale", "rank": "by rank"}[kind]
+    note: list[Key] = [(f"half of those above 0 are below {np.median(positive):.2g}",)] if kind == "rank" else []
     return painted, [(f"{name},", how, lowest, *first[2:]), *note, *others]
+
+
+def _by_size(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by logarithm, and what the lowest stands for; positive: the sorted weights."""
+    high = float(positive[-1])
+    low = max(float(positive[0]), high * 1e-6)
+    found = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
+    return found, f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
+
+
+def _by_rank(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by rank, equal weights in the middle of theirs; positive: the sorted weights."""
+    values, amount = np.unique(positive, return_counts=True)
+    middle = np.cumsum(amount) - amount / 2
+    places = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
+    return np.interp(cells, values, places), f"{values[0]:.2g}"
 
 
 def _name(down: Side, across: Side) -> str:
@@ -155,7 +162,7 @@ def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ..
         keys = [("pooled",)]
     if hidden:
         last = int(across.edges[1]) - 1
-        said = "key 0" if last == 0 else f"keys 0 to {last}" if across.known else "the first column"
+        said = "the first column" if not across.known else f"keys 0 to {last}" if last else "key 0"
         keys.append((f"hatched: {said}, left out of the colours",))
     for strip in strips:
         if strip is not None and strip.each > 1:
@@ -192,22 +199,24 @@ class _Drawing:
         left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *said[0]))) + 0.12
         right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
         depth = max(0.38, top.depth)  # at least the two captions in the corner
-        sheet, start = open_page((depth + 0.1 + above + high, left + wide + right), title, keys, self.theme)
-        x, y = MARGIN + left, start + depth + 0.1 + above
+        below = 0.3 if entropy and not received else 0.0
+        page = open_page((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
+        sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1 + above
         self._map(sheet, x, y)
         if received:
             self._bars(sheet, received, x, y - above, (STRIP, wide))
             _write(sheet, x - 0.08, y - above + 0.26, said[0], ha="right")
         if entropy:
             self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
-            _write(sheet, x + wide + GAP, y - 0.26, said[1], ha="left")
+            # Below, where leaning labels of the keys may pass above.
+            _write(sheet, x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
         if self.hidden:
             share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
             hatch(sheet, x, y - above, (high + above, wide * float(share)))
         sheet.labels(x, y, side, side_by_side=False)
         sheet.labels(x, y - above, top, side_by_side=True)
         _write(sheet, x - 0.08, y - above - 0.31, (AT, FROM), ha="right")
-        return sheet.figure
+        return page.finish()
 
     def _map(self, sheet: Sheet, x: float, y: float) -> None:
         axes = canvas(sheet, x, y, self.inches)

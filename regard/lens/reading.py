@@ -16,7 +16,7 @@ from regard.masks import Causal, DenseMask, Mask, as_mask
 __all__ = ["read_call", "split_cells", "trusted_lse"]
 
 LOWEST = -1e30
-"""A row's lse below it means that a bias of the dtype's smallest number hid the row: no digit is left for the weights."""
+"""An lse below it means that the dtype's smallest number was added to a whole row: no digit is left for the weights."""
 
 
 def read_call(
@@ -50,10 +50,8 @@ def read_call(
     if bias is not None:
         added = bias.detach() if added is None else added + bias.detach()
     dense = as_mask(visible, (*q.shape[:-1], k.shape[-2]))
-    if mask is None or dense is None:
-        mask = dense if mask is None else mask
-    else:
-        mask = mask & dense
+    if dense is not None:
+        mask = dense if mask is None else mask & dense
     sinks = None if sinks is None else sinks.detach()
     return prepare(q, k, v, mask=mask, bias=added, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
 

@@ -21,7 +21,7 @@ from regard.backends.call import Call
 __all__ = ["HERE", "Kind", "Lent", "Sighting", "Source", "measuring"]
 
 Source = Literal["sdpa", "softmax", "flex", "flash_attn", "regard"]
-"""What was tapped: torch's fused operation, a plain softmax, FlexAttention, the flash_attn package, our own operation."""
+"""What was tapped: torch's fused kernels, a softmax by hand, FlexAttention, the flash_attn package, our operation."""
 
 Kind = Literal["self", "cross"]
 """Do the queries look at their own sequence, or at another."""

@@ -1,7 +1,7 @@
 """Taps for attention written out by hand: a product, a softmax over its last axis, and a product with the values.
 
 A softmax alone proves nothing: routers and classifiers have one too. So a softmax inside a watched module is taken for
-attention when the scores came out of a product of batches of matrices and the weights go into one, with the same
+attention when there, too, a product of batches of matrices made the scores and another takes the weights, with the same
 matrices: rows are queries, the axis summed over is the keys, and all queries of a matrix share their values. What is
 seen and never so confirmed is listed, not guessed at. Only references are kept, never a copy of N×N.
 
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import prod
 from types import FrameType
 from typing import Any
@@ -40,7 +41,7 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.products: deque[Matrices] = deque(maxlen=REMEMBERED)
+        self.products: deque[tuple[list[Caller], Matrices]] = deque(maxlen=REMEMBERED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +63,8 @@ class _Candidate:
 
 
 _HERE = _Thread()
-_pending: dict[
-    int, list[_Candidate]
-] = {}  # by thread; not thread-local, so that what is left can be dropped at the end
+_LOCK = threading.Lock()
+_pending: dict[int, list[_Candidate]] = {}  # by thread, so that the end of a watch can drop what is left in any
 
 
 class SoftmaxTap:
@@ -80,7 +80,7 @@ class SoftmaxTap:
         out: Tensor = self.kernel.call_boxed(keyset, x, dim, half_to_float)
         if active() and not HERE.inside and x.ndim >= 3 and dim in (-1, x.ndim - 1) and x.numel():
             frame = sys._getframe(1)
-            callers = find(frame, x)
+            callers = find(frame, x, through=nn.Softmax)  # the attention is whose part it is
             if callers and not callers[0].inside_op:
                 attempt(callers, lambda: _remember(callers, x, out, frame))
         return out
@@ -98,25 +98,24 @@ class ProductTap:
         """Run the product; see whether it is what made some scores, or what uses some weights."""
         out: Tensor = self.kernel.call_boxed(keyset, *args, **kwargs)
         if active() and not HERE.inside:
-            pending = _pending.get(threading.get_ident())
-            if pending:
-                left, right = args[self.first], args[self.first + 1]
-                for candidate in tuple(pending):
-                    attempt(candidate.callers, partial(_confirm, candidate, pending, left, right, out))
-            _HERE.products.append((out.shape[0], out.shape[1], out.shape[2]))
+            callers = find(sys._getframe(1), out)
+            if callers and not callers[0].inside_op:
+                attempt(callers, lambda: _meet(callers, args[self.first], args[self.first + 1], out))
         return out
 
 
 def settle(watch: Watch) -> None:
-    """Drop what a watch that ends still waits for; it counts as unconfirmed."""
-    for thread, pending in tuple(_pending.items()):
-        for candidate in tuple(pending):
-            for caller in [c for c in candidate.callers if c.watch is watch]:
-                candidate.callers.remove(caller)
-                _give_up(caller, candidate.scores)
-        _pending[thread] = [c for c in pending if c.callers]
-        if not _pending[thread]:
-            del _pending[thread]
+    """Drop what a watch that ends still waits for, in any thread; it counts as unconfirmed."""
+    with _LOCK:
+        for thread, pending in tuple(_pending.items()):
+            for candidate in tuple(pending):
+                for caller in [c for c in candidate.callers if c.watch is watch]:
+                    candidate.callers.remove(caller)
+                    _give_up(caller, candidate.scores)
+                if not candidate.callers:
+                    pending.remove(candidate)
+            if not pending:
+                del _pending[thread]
 
 
 # ------------------------------------------------------------------------------------------------ remember and confirm
@@ -124,17 +123,20 @@ def settle(watch: Watch) -> None:
 
 def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
     """Wait for the product that uses these weights, if a product made the scores."""
-    pending = _pending.setdefault(threading.get_ident(), [])
-    for earlier in tuple(pending):  # of this module, or of one that has returned meanwhile
-        if earlier.callers[0].module is callers[0].module or not running(earlier.callers[0], frame):
-            pending.remove(earlier)
-            for caller in earlier.callers:
-                _give_up(caller, earlier.scores)
-    products = [m for seen in _HERE.products for m in (seen, _turned(seen)) if _fits(scores, m)]
-    _HERE.products.clear()
+    near = [made for whose, made in _HERE.products if _related(whose, callers)]
+    products = [matrices for made in near for matrices in (made, _turned(made)) if _fits(scores, matrices)]
     if products:
-        pending.append(_Candidate(callers, scores, weights, (_version(scores), _version(weights)), products))
-    else:
+        _HERE.products.clear()
+    with _LOCK:
+        pending = _pending.setdefault(threading.get_ident(), [])
+        for earlier in tuple(pending):  # of this module, or of one that has returned meanwhile
+            if earlier.callers[0].module is callers[0].module or not running(earlier.callers[0], frame):
+                pending.remove(earlier)
+                for caller in earlier.callers:
+                    _give_up(caller, earlier.scores)
+        if products:
+            pending.append(_Candidate(callers, scores, weights, (_version(scores), _version(weights)), products))
+    if not products:
         for caller in callers:
             _give_up(caller, scores)
 
@@ -146,17 +148,41 @@ def _fits(scores: Tensor, matrices: Matrices) -> bool:
     return columns in (nk, nk - 1) and count * rows == scores.numel() // nk and rows % nq == 0
 
 
-def _confirm(candidate: _Candidate, pending: list[_Candidate], left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Report a candidate whose weights are one operand of a product; einsum may have turned them."""
-    for operand, turned in ((left, False), (right, True)):
-        shape = (operand.shape[0], operand.shape[1], operand.shape[2])
-        matrices = _turned(shape) if turned else shape
-        if candidate.takes(matrices):
-            pending.remove(candidate)
-            sink = matrices[2] < candidate.scores.shape[-1]
-            mine = not turned and not sink and _is_same(operand, candidate.weights)
-            deliver(candidate.callers, lambda: _sighting(candidate, sink, out if mine else None))
+def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor) -> None:
+    """A product: of some weights with their values, and then it is told; or of what may become scores."""
+    for candidate in tuple(_pending.get(threading.get_ident(), ())):
+        if _related(candidate.callers, callers) and _confirm(candidate, left, right, out):
             return
+    _HERE.products.append((callers, _matrices(out)))
+
+
+def _confirm(candidate: _Candidate, left: Tensor, right: Tensor, out: Tensor) -> bool:
+    """Report a candidate whose weights are one operand of a product; einsum may have turned them."""
+    for operand, matrices in ((left, _matrices(left)), (right, _turned(_matrices(right)))):
+        if candidate.takes(matrices):
+            with _LOCK:
+                pending = _pending.get(threading.get_ident(), [])
+                if candidate not in pending:  # its watch has just ended
+                    return True
+                pending.remove(candidate)
+            sink = matrices[2] < candidate.scores.shape[-1]
+            mine = operand is left and not sink and _is_same(operand, candidate.weights)
+            deliver(list(candidate.callers), partial(_sighting, candidate, sink, out if mine else None))
+            return True
+    return False
+
+
+def _related(some: list[Caller], others: list[Caller]) -> bool:
+    """Is one of two modules inside the other, or the same?"""
+    for one, two in product(some, others):
+        outer, inner = sorted((one.path, two.path), key=len)
+        if one.watch is two.watch and (not outer or f"{inner}.".startswith(f"{outer}.")):
+            return True
+    return False
+
+
+def _matrices(x: Tensor) -> Matrices:
+    return x.shape[0], x.shape[1], x.shape[2]
 
 
 def _give_up(caller: Caller, scores: Tensor) -> None:
@@ -181,7 +207,7 @@ def _is_same(operand: Tensor, weights: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------- what was seen
 
 
-def _sighting(candidate: _Candidate, sink: bool, product: Tensor | None) -> Sighting:
+def _sighting(candidate: _Candidate, sink: bool, mixed: Tensor | None) -> Sighting:
     module = candidate.callers[0].module
     *lead, nq, _ = candidate.scores.shape
     heads = _heads(module, lead)
@@ -189,10 +215,10 @@ def _sighting(candidate: _Candidate, sink: bool, product: Tensor | None) -> Sigh
         _with_heads(x.detach(), heads) if _version(x) == version else None
         for x, version in zip((candidate.scores, candidate.weights), candidate.versions, strict=True)
     )
-    output = None if product is None else product.detach().view(-1, heads, nq, product.shape[-1])
+    output = None if mixed is None else mixed.detach().view(-1, heads, nq, mixed.shape[-1])
     trouble = None
     if scores is None and weights is None:
-        trouble = "the model wrote over scores and weights before they met the values"
+        trouble = "neither scores nor weights were left to read when they met the values"
     if weights is not None and sink:
         weights = weights[..., :-1]
     return Sighting(source="softmax", kernel="softmax", scores=scores, weights=weights, output=output, trouble=trouble)

@@ -37,7 +37,8 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
 
 def measure_given(scores: Tensor, weights: Tensor, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     """lse, and the same measures, of weights (B, H, Nq, Nk) that a model made itself from scores that hold one key
-    more where it has a sink."""
+    more where it has a sink.
+    """
     with torch.no_grad():
         source = _FromWeights(scores, weights)
         lse = scores.to(source.wide).logsumexp(-1)

@@ -9,8 +9,8 @@
     >>> seen[0].path, seen[0].source, seen[0].kind, seen[0].call.sizes
     ('', 'sdpa', 'self', (1, 2, 3, 3))
 
-Read `sightings.py` for what is reported, `callers.py` for whose call it is, then the three kinds of taps: `fused_taps.py`
-(torch's kernels), `softmax_taps.py` (attention written out by hand), `function_taps.py` (FlexAttention, flash_attn).
+Read `sightings.py` for what is reported, `callers.py` for whose call it is, then the three kinds of taps:
+`fused_taps.py` (torch's kernels), `softmax_taps.py` (by hand), `function_taps.py` (FlexAttention, flash_attn).
 
 This file installs and removes. What is installed serves the whole process, once, however many models are watched: the
 first in installs, the last out removes.
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 from types import TracebackType
@@ -50,8 +51,8 @@ class Taps:
 
     errors: (path, exception) of what went wrong in reporting, which the model never notices.
 
-    While an `nn.TransformerEncoder` or `nn.MultiheadAttention` is watched, its fast path, which calls nothing that could
-    be tapped, is off; results are then equal up to rounding. Everything else computes the same bits as unwatched.
+    The fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` calls nothing that could be tapped, and is off
+    meanwhile; their results are then equal up to rounding. Everything else computes the same bits as unwatched.
 
     Raises TypeError for a model that is not an nn.Module or a callback that is not callable, RuntimeError when entered
     a second time before it was left.
@@ -77,8 +78,13 @@ class Taps:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
         watch = Watch(self.model, self.on_sighting, self.errors, self._unconfirmed)
         with _LOCK:
-            _install(self.model)
-            join(watch)
+            try:
+                _install(self.model)
+                join(watch)
+            except BaseException:
+                if leave(watch):
+                    _remove()
+                raise
         self._watch = watch
         return self
 
@@ -99,16 +105,15 @@ class Taps:
 _LOCK = RLock()
 _library: Library | None = None  # our kernels over torch's, while there are any
 _fast_path = True  # what PyTorch's switch was before
-_warned = False  # torch says once per process that a kernel was covered
+_warned = False  # did torch say that a kernel was covered?
 
 
 def _install(model: nn.Module) -> None:
     global _library, _fast_path
     if _library is None:
-        _library = _covering()
-        observe(_on_op)
-        _fast_path = torch.backends.mha.get_fastpath_enabled()
+        _library, _fast_path = _covering(), torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
+        observe(_on_op)
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
     if "_orig_mod" not in model._modules and model._compiled_call_impl is None:
         function_taps.bind(model)
@@ -116,31 +121,40 @@ def _install(model: nn.Module) -> None:
 
 def _remove() -> None:
     global _library
-    assert _library is not None
     function_taps.unbind()
-    torch.backends.mha.set_fastpath_enabled(_fast_path)
-    unobserve(_on_op)
-    _library._destroy()
-    _library = None
+    if _library is not None:
+        torch.backends.mha.set_fastpath_enabled(_fast_path)
+        unobserve(_on_op)
+        _library._destroy()  # type: ignore[no-untyped-call]
+        _library = None
 
 
 def _covering() -> Library:
     """Taps over every kernel that this machine has."""
-    global _warned
-    library = Library("aten", "IMPL")
+    taps = _taps()
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        taps = _taps()
-        with warnings.catch_warnings():
-            if not _warned or torch.is_warn_always_enabled():
-                warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        with _without_the_warning():
             for tap, key in taps:
                 _keep_from_dynamo(tap)
-                library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)
-        _warned = True
+                library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)  # type: ignore
     except BaseException:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
         raise
     return library
+
+
+@contextmanager
+def _without_the_warning() -> Iterator[None]:
+    """Torch warns once per process that a kernel was covered. The user's filters are touched that once, not again."""
+    global _warned
+    if _warned and not torch.is_warn_always_enabled():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        yield
+    _warned = True
 
 
 def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:

@@ -24,7 +24,7 @@ from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.masks.mask import _And
 from regard.rules import indices, part_of, size_or_one
 
-__all__ = ["BANDS", "KEPT", "Visible", "conjuncts", "dense_cells", "holds_cells", "survey"]
+__all__ = ["BANDS", "KEPT", "Visible", "band_counts", "conjuncts", "dense_cells", "holds_cells", "survey"]
 
 BANDS = 32
 """The most rows and columns of bands."""
@@ -131,6 +131,19 @@ def _band(mask: Mask | None, nq: int, nk: int) -> tuple[int, int] | None:
         return -nq, nk
     band = mask.band(nq, nk)
     return None if band is None else (band[0] - band[1], band[0] + band[2])
+
+
+def band_counts(mask: Mask | None, nq: int, nk: int, device: torch.device) -> Tensor:
+    """How many keys each query sees, (1, 1, Nq), where the mask is a band: a closed form.
+
+    >>> from regard.masks import window
+    >>> band_counts(window(2, 1), 5, 5, torch.device("cpu")).tolist()
+    [[[2, 3, 4, 4, 3]]]
+    """
+    band = _band(mask, nq, nk)
+    assert band is not None, f"{mask!r} is no band"
+    i = torch.arange(nq, device=device)
+    return ((i + band[1]).clamp(max=nk - 1) - (i + band[0]).clamp(min=0) + 1).clamp(min=0).view(1, 1, -1)
 
 
 def _of_band(low: int, high: int, nq: int, nk: int, bands: Tensor) -> Visible:
@@ -301,6 +314,6 @@ def _pooled(seen: Tensor, nq: int, nk: int) -> Tensor:
 
 def _as_bytes(seen: Tensor, there: Tensor) -> Tensor:
     """A share as 0 to 255: 0 and 255 only for none and for all."""
-    share = (255 * seen.double() / there).round()
+    share = (255 * seen.float() / there).round()
     some, every = seen > 0, seen == there
     return torch.where(every, 255, torch.where(some, share.clamp(1, 254), 0)).to(torch.uint8)

@@ -22,6 +22,8 @@ from regard.rules import indices
 
 __all__ = ["Given", "Part", "Remembered", "Weights", "grouped_scores"]
 
+PAIR_CELLS = 1 << 24  # numbers of q that are held in fp32 at once while pairs are weighed
+
 Part = slice | Tensor
 """Which queries or keys: a slice, or their indices (n,)."""
 
@@ -65,20 +67,25 @@ class Remembered:
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq); 0 where the key is −1 or hidden."""
-        call, (batch, heads, nq, nk) = self.call, self.sizes
-        group = heads // call.k.shape[1]
-        keys = keys.to(call.device).expand(batch, heads, nq)
-        there = (keys >= 0) & (keys < nk)
-        if nk == 0:
+        batch, heads, nq, nk = self.sizes
+        keys = keys.to(self.call.device).expand(batch, heads, nq)
+        if 0 in self.sizes:
             return self._shift.new_zeros(batch, heads, nq)
+        at_once = max(1, PAIR_CELLS // (batch * heads * self.call.q.shape[-1]))
+        return torch.cat([self._pairs(keys, slice(i, i + at_once)) for i in range(0, nq, at_once)], -1)
+
+    def _pairs(self, keys: Tensor, rows: slice) -> Tensor:
+        call, (batch, heads, nq, nk) = self.call, self.sizes
+        keys, group = keys[..., rows], heads // call.k.shape[1]
+        there = (keys >= 0) & (keys < nk)
         index = torch.where(there, keys, 0)
         k = call.k[:, :, None].expand(-1, -1, group, -1, -1)  # (B, Hkv, G, Nk, D), a view
-        at = index.view(batch, -1, group, nq, 1).expand(-1, -1, -1, -1, k.shape[-1])
-        chosen = k.gather(3, at).reshape(batch, heads, nq, -1).to(call.wide)  # (B, H, Nq, D)
-        s = (call.q.to(call.wide) * chosen).sum(-1).mul_(call.scale)
-        b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device), index, call.device)
+        at = index.view(batch, -1, group, keys.shape[-1], 1).expand(-1, -1, -1, -1, k.shape[-1])
+        chosen = k.gather(3, at).reshape(*keys.shape, -1).to(call.wide)  # (B, H, rows, D)
+        s = (call.q[:, :, rows].to(call.wide) * chosen).sum(-1).mul_(call.scale)
+        b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device)[rows], index, call.device)
         s = self._finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
-        return torch.where(there, s.sub_(self._shift.squeeze(-1)).exp_(), 0.0)
+        return torch.where(there, s.sub_(self._shift.squeeze(-1)[..., rows]).exp_(), 0.0)
 
     def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Softcap, bias and mask, in the operation's order."""
@@ -98,10 +105,13 @@ class Remembered:
 
 
 class Given:
-    """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk)."""
+    """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk), with the scores they came from.
 
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights.detach()
+    scores: (B, H, Nq, Nk), or one column more, last, where a sink took part.
+    """
+
+    def __init__(self, weights: Tensor, scores: Tensor | None = None) -> None:
+        self.weights, self.scores = weights.detach(), None if scores is None else scores.detach()
         batch, heads, nq, nk = weights.shape
         self.sizes = (batch, heads, nq, nk)
 

@@ -1,7 +1,7 @@
 """Text heat: one row of weights as colours behind the words, wrapped as text; as figure and as HTML.
 
     >>> picture = text_heat(["The", "cat", "s", "##at"], [0.1, 0.6, 0.2, 0.1], query=3, strongest=2)
-    >>> [text.get_text() for text in picture.axes[-1].texts]
+    >>> [text.get_text() for text in picture.axes[0].texts]
     ['The', 'cat', '0.6', 's', '0.2', 'at']
 
 A text longer than a page is shown in windows around the strongest words; what lies between is counted and summed.
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["text_heat", "text_heat_html"]
 
 WORD, NUMBER = 10.0, 6.5  # points
-LINE, BOX, PAD, SPACE = 0.34, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
-MOST_TOKENS, MOST_LINES, WIDEST = 2000, 53, 15.0  # of a page: tokens, lines, and a line's inches
+LINE, BOX, PAD, SPACE = 0.32, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
+MOST_TOKENS, MOST_LINES, WIDEST = 2000, 54, 18.5  # of a page: tokens, lines, and a line's inches
 REACH = 12  # tokens of a window on each side of its strongest word
 
 
@@ -77,9 +77,9 @@ def text_heat(
     scale = Scale("weight", (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
     layout = _fitted(row, columns, strongest)
     keys = [scale.key(), *_notes(row, layout)]
-    sheet, top = open_page((layout.height, layout.left + layout.width), title, keys, theme)
-    _draw(sheet, layout, row, scale, MARGIN + layout.left, top)
-    return sheet.figure
+    page = open_page((layout.height, layout.left + layout.width), title, keys, theme)
+    _draw(page.sheet, layout, row, scale, MARGIN + layout.left, page.top)
+    return page.finish()
 
 
 def text_heat_html(

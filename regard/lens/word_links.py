@@ -54,7 +54,7 @@ def links(
     """Links between words: from each source, which looks, to its target, which is looked at.
 
     >>> picture = links(["나는", "고양이를", "보았다"], [2, 0], [1, 1], [0.7, 0.4], kind="arcs")
-    >>> [text.get_text() for text in picture.axes[-1].texts]
+    >>> [text.get_text() for text in picture.axes[0].texts]
     ['나는', '고양이를', '보았다']
 
     tokens: Nq strings, the queries'; the keys' too unless key_tokens are given.
@@ -80,9 +80,9 @@ def links(
     scale = Scale("weight", theme.weight[2:], 0.0, float(given.weights.max()), hidden=nan)
     count = len(given.weights)
     keys: list[Key] = [scale.key(), (f"{count:,} link{'s' * (count > 1)}",), *((note,) for note in drawn.notes)]
-    sheet, top = open_page(drawn.inches, title, keys, theme)
-    _draw(sheet, drawn, given.weights, scale, top, theme)
-    return sheet.figure
+    page = open_page(drawn.inches, title, keys, theme)
+    _draw(page.sheet, drawn, given.weights, scale, page.top, theme)
+    return page.finish()
 
 
 # --------------------------------------------------------------------------------------------------- reading what comes

@@ -1,0 +1,396 @@
+"""Attention written out by hand: in which forms it is recognised, and what is not taken for it."""
+
+import gc
+import weakref
+from math import inf
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout, softmax
+
+from regard.lens import softmax_taps
+from regard.lens.taps import Taps
+
+B, H, NQ, NK, D = 2, 3, 5, 11, 7
+
+
+class Heads(nn.Module):
+    """Attention by a function of q, k and v, which keeps its weights for the test to compare with."""
+
+    def __init__(self, function, **attributes):
+        super().__init__()
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, *args):
+        out, self.kept = self.function(*args)
+        return out
+
+
+def qkv(batch=B, heads=H, nq=NQ, nk=NK, kv_heads=None, dtype=torch.float32):
+    kv = heads if kv_heads is None else kv_heads
+    shapes = (batch, heads, nq, D), (batch, kv, nk, D), (batch, kv, nk, D)
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
+def watched(model, *args):
+    """What was seen of a call, its result being the same bits as without, and what was not confirmed."""
+    torch.manual_seed(1)
+    before = model(*args)
+    seen = []
+    torch.manual_seed(1)
+    with Taps(model, seen.append) as taps:
+        during = model(*args)
+    assert torch.equal(before, during)
+    assert taps.errors == []
+    assert softmax_taps._pending == {}
+    return seen, taps.unconfirmed
+
+
+def by_matmul(q, k, v):
+    weights = softmax(q @ k.mT * D**-0.5, -1)
+    return weights @ v, weights
+
+
+def by_bmm(q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    weights = softmax(torch.bmm(q, k.mT), -1)  # (B·H, Nq, Nk)
+    return torch.bmm(weights, v), weights
+
+
+def by_baddbmm(q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    scores = torch.baddbmm(torch.randn(len(q), q.shape[1], k.shape[1]), q, k.mT, beta=0.5)
+    weights = softmax(scores.view(-1, H, *scores.shape[1:]), -1)
+    return torch.bmm(weights.flatten(0, 1), v), weights
+
+
+def by_einsum(q, k, v):
+    weights = softmax(torch.einsum("bhid,bhjd->bhij", q, k), -1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v), weights
+
+
+def by_einsum_turned(q, k, v):
+    """The keys' product comes out as (…, Nk, Nq), and the weights are the second operand, summed over their rows."""
+    scores = torch.einsum("bhjd,bhid->bhji", k, q).mT
+    weights = softmax(scores, -1)
+    return torch.einsum("bhdj,bhij->bhdi", v.mT, weights).mT, weights
+
+
+def by_einsum_of_sequences(q, k, v):
+    """Heads behind the sequence, as much of Flax's code has them."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = softmax(torch.einsum("bihd,bjhd->bhij", q, k), -1)
+    return torch.einsum("bhij,bjhd->bihd", weights, v), weights
+
+
+def by_wide_softmax(q, k, v):
+    weights = softmax((q @ k.mT).bfloat16(), -1, dtype=torch.float32)
+    return weights.bfloat16() @ v.bfloat16(), weights
+
+
+def with_dropout(q, k, v):
+    weights = softmax(q @ k.mT, -1)
+    return dropout(weights, 0.5, training=True) @ v, weights
+
+
+def with_head_mask(q, k, v):
+    weights = softmax(q @ k.mT, -1)
+    return (weights * torch.tensor([1.0, 0.0, 1.0]).view(H, 1, 1)) @ v, weights
+
+
+FORMS = [
+    by_matmul,
+    by_baddbmm,
+    by_einsum,
+    by_einsum_turned,
+    by_einsum_of_sequences,
+    by_wide_softmax,
+    with_dropout,
+    with_head_mask,
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_form_is_recognised(form, grad):
+    model = Heads(form)
+    with torch.set_grad_enabled(grad):
+        seen, unconfirmed = watched(model, *(x.requires_grad_(grad) for x in qkv()))
+    (only,) = seen
+    assert (only.path, only.source, only.kernel, only.call, only.lse) == ("", "softmax", "softmax", None, None)
+    assert (only.trouble, unconfirmed) == (None, [])
+    assert torch.equal(only.weights, model.kept)
+    assert torch.equal(softmax(only.scores, -1, dtype=only.weights.dtype), model.kept)
+    assert only.weights.shape == only.scores.shape == (B, H, NQ, NK)
+    assert not only.weights.requires_grad
+    assert not only.scores.requires_grad
+
+
+@pytest.mark.parametrize("form", [by_matmul, by_einsum, by_einsum_of_sequences])
+@pytest.mark.parametrize(("batch", "heads", "nq"), [(1, 1, NQ), (1, H, NQ), (B, 1, NQ), (1, 1, 1), (B, H, 1)])
+def test_single_batch_rows_heads_and_queries_are_recognised(form, batch, heads, nq):
+    model = Heads(form)
+    ((only,), unconfirmed) = watched(model, *qkv(batch, heads, nq))
+    assert torch.equal(only.weights, model.kept)
+    assert unconfirmed == []
+
+
+def test_output_is_reported_where_its_rows_are_in_order():
+    model = Heads(by_matmul)
+    q, k, v = qkv()
+    ((only,), _) = watched(model, q, k, v)
+    assert torch.equal(only.output, model(q, k, v))
+    for form in (by_einsum_turned, with_dropout):
+        ((other,), _) = watched(Heads(form), q, k, v)
+        assert other.output is None
+
+
+def test_weights_are_not_copied():
+    model = Heads(by_matmul)
+    ((only,), _) = watched(model, *qkv())
+    seen = []
+    with Taps(model, seen.append):
+        model(*qkv())
+    assert seen[0].weights.data_ptr() == model.kept.data_ptr()
+    assert only.weights.data_ptr() != model.kept.data_ptr()
+
+
+@pytest.mark.parametrize("name", softmax_taps.HEADS)
+def test_three_axes_are_split_by_the_modules_own_number_of_heads(name):
+    model = Heads(by_bmm, **{name: H})
+    ((only,), _) = watched(model, *qkv())
+    assert only.weights.shape == only.scores.shape == (B, H, NQ, NK)
+    assert torch.equal(only.weights.flatten(0, 1), model.kept)
+    assert only.output.shape == (B, H, NQ, D)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"num_heads": 4}, {"num_heads": "many"}])
+def test_three_axes_without_a_number_that_divides_are_all_heads(attributes):
+    ((only,), _) = watched(Heads(by_bmm, **attributes), *qkv())
+    assert only.weights.shape == (1, B * H, NQ, NK)
+
+
+def grouped(q, k, v):
+    """(B, Hkv, group, Nq, Nk): three queries' heads share a key's."""
+    q = q.unflatten(1, (2, 3))
+    weights = softmax(torch.einsum("bgrid,bgjd->bgrij", q, k), -1)
+    return torch.einsum("bgrij,bgjd->bgrid", weights, v), weights
+
+
+def test_grouped_heads_are_put_side_by_side_where_the_module_counts_them_so():
+    ((only,), _) = watched(Heads(grouped, num_heads=6), *qkv(heads=6, kv_heads=2))
+    assert only.weights.shape == (B, 6, NQ, NK)
+    ((other,), _) = watched(Heads(grouped), *qkv(heads=6, kv_heads=2))
+    assert other.weights.shape == (B * 2, 3, NQ, NK)
+
+
+def with_sink(q, k, v):
+    scores = q @ k.mT
+    sink = torch.tensor([0.5, 1.5, -0.5]).view(1, H, 1, 1).expand(*scores.shape[:3], 1)
+    weights = softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    return weights @ v, weights
+
+
+def test_column_of_a_sink_is_dropped_from_the_weights_and_last_in_the_scores():
+    model = Heads(with_sink)
+    ((only,), _) = watched(model, *qkv())
+    assert torch.equal(only.weights, model.kept)
+    assert only.scores.shape == (B, H, NQ, NK + 1)
+    assert torch.equal(only.scores[..., -1], torch.tensor([0.5, 1.5, -0.5]).view(1, H, 1).expand(B, H, NQ))
+
+
+def test_mask_inside_the_scores_is_seen_as_minus_infinity():
+    def masked(q, k, v):
+        scores = (q @ k.mT).masked_fill(torch.ones(NQ, NK).triu(1).bool(), -inf)
+        weights = softmax(scores, -1)
+        return weights @ v, weights
+
+    ((only,), _) = watched(Heads(masked), *qkv())
+    assert torch.equal(only.scores == -inf, torch.ones(B, H, NQ, NK).triu(1).bool())
+
+
+# --------------------------------------------------------------------------------------------- what is not attention
+
+
+class Router(nn.Module):
+    """A mixture of experts: each token has values of its own, so that its softmax is no attention."""
+
+    def __init__(self, einsum=False):
+        super().__init__()
+        self.gate, self.experts, self.einsum = nn.Linear(D, 4), nn.Linear(D, 4 * D), einsum
+
+    def forward(self, x):  # (B, N, D)
+        logits = torch.einsum("bnd,ed->bne", x, self.gate.weight) if self.einsum else self.gate(x)
+        outputs = self.experts(x).unflatten(-1, (4, D))
+        return torch.einsum("bne,bned->bnd", softmax(logits, -1), outputs)
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+def test_router_is_not_attention(einsum):
+    seen, unconfirmed = watched(nn.Sequential(Router(einsum)), torch.randn(B, NQ, D))
+    assert seen == []
+    assert unconfirmed == [("0", (B, NQ, 4))]
+
+
+def test_classifier_is_not_attention():
+    model = nn.Sequential(nn.Linear(D, 4), nn.Softmax(-1))
+    seen, unconfirmed = watched(model, torch.randn(B, NQ, D))
+    assert (seen, unconfirmed) == ([], [("", (B, NQ, 4))])
+
+
+def linear(q, k, v):
+    """Efficient attention: softmax over a query's features, times one matrix for all queries."""
+    return softmax(q, -1) @ (softmax(k, -2).mT @ v), None
+
+
+def test_softmax_over_features_is_not_attention():
+    assert watched(Heads(linear), *qkv()) == ([], [("", (B, H, NQ, D))])
+
+
+def test_softmax_over_features_beside_attention_is_not_taken_for_it():
+    """The output of the attention before it is a product of its very shape, and no product of its own."""
+
+    def both(q, k, v):
+        out, weights = by_matmul(q, k, v)
+        return linear(out, k, v)[0], weights
+
+    model = Heads(lambda *qkv: (inner[1](inner[0](*qkv), *qkv[1:]), None))
+    inner = model.inner = nn.ModuleList([Heads(by_matmul), Heads(linear)])
+    for one, paths in ((Heads(both), ("", "")), (model, ("inner.0", "inner.1"))):
+        seen, unconfirmed = watched(one, *qkv())
+        assert [s.path for s in seen] == [paths[0]]
+        assert unconfirmed == [(paths[1], (B, H, NQ, D))]
+
+
+def test_softmax_that_is_a_module_belongs_to_the_attention_around_it():
+    model = nn.ModuleDict({"attn": Heads(lambda q, k, v: (model["attn"].attend(q @ k.mT) @ v, None))})
+    model["attn"].attend = nn.Softmax(-1)
+    seen = []
+    with Taps(model, seen.append):
+        model["attn"](*qkv())
+    assert [s.path for s in seen] == ["attn"]
+
+
+def test_products_that_are_modules_belong_to_the_attention_around_them():
+    class Product(nn.Module):
+        def forward(self, a, b):
+            return a @ b
+
+    model = Heads(lambda q, k, v: (model.second(softmax(model.first(q, k.mT), -1), v), None))
+    model.first, model.second = Product(), Product()
+    ((only,), unconfirmed) = watched(model, *qkv())
+    assert (only.path, unconfirmed) == ("", [])
+
+
+def test_softmax_over_another_axis_or_of_two_axes_is_passed_by():
+    def other(q, k, v):
+        return softmax(q @ k.mT, -2) @ v + softmax(q[0, 0] @ k[0, 0].mT, -1).sum(), None
+
+    assert watched(Heads(other), *qkv()) == ([], [])
+
+
+def test_scores_that_never_meet_values_are_listed_once():
+    def pooled(q, k, v):
+        weights = softmax(q @ k.mT, -1)
+        return weights.sum(-2), weights
+
+    model, seen = Heads(pooled), []
+    with Taps(model, seen.append) as taps:
+        for _ in range(3):
+            model(*qkv())
+        assert taps.unconfirmed == [("", (B, H, NQ, NK))]
+    assert seen == []
+    assert taps.unconfirmed == [("", (B, H, NQ, NK))]
+
+
+def test_softmax_in_between_belongs_to_its_own_module():
+    """A classifier runs before the softmax of an attention, and another before the product with its values."""
+    model = Heads(lambda q, k, v: interrupted(q, k, v))
+    model.inner = Heads(lambda x: (softmax(x, -1), None))
+
+    def interrupted(q, k, v):
+        scores = q @ k.mT
+        model.inner(q)
+        weights = softmax(scores, -1)
+        model.inner(v)
+        return weights @ v, weights
+
+    ((only,), unconfirmed) = watched(model, *qkv())
+    assert torch.equal(only.weights, model.kept)
+    assert unconfirmed == [("inner", (B, H, NQ, D)), ("inner", (B, H, NK, D))]
+
+
+def test_two_attentions_in_one_module_are_both_seen():
+    def twice(q, k, v):
+        first, weights = by_matmul(q, k, v)
+        return by_matmul(first, k, v)[0], weights
+
+    seen, unconfirmed = watched(Heads(twice), *qkv())
+    assert (len(seen), unconfirmed) == (2, [])
+
+
+def test_unwatched_softmax_is_left_alone():
+    model, other, seen = Heads(by_matmul), Heads(by_matmul), []
+    with Taps(model, seen.append) as taps:
+        other(*qkv())
+    assert (seen, taps.unconfirmed) == ([], [])
+
+
+# ------------------------------------------------------------------------------------------------- memory that changes
+
+
+def test_weights_that_are_written_over_are_not_reported():
+    def inplace(q, k, v):
+        weights = softmax(q @ k.mT, -1)
+        kept = weights.clone()
+        return weights.mul_(2) @ v, kept
+
+    model = Heads(inplace)
+    ((only,), _) = watched(model, *qkv())
+    assert only.weights is None
+    assert torch.equal(softmax(only.scores, -1), model.kept)
+    assert only.trouble is None
+
+
+def test_scores_and_weights_both_written_over_are_named_as_the_trouble():
+    def inplace(q, k, v):
+        scores = q @ k.mT
+        weights = softmax(scores, -1)
+        scores.zero_()
+        return weights.mul_(2) @ v, weights
+
+    ((only,), _) = watched(Heads(inplace), *qkv())
+    assert (only.weights, only.scores) == (None, None)
+    assert only.trouble == "neither scores nor weights were left to read when they met the values"
+
+
+def test_scores_that_only_a_copy_could_bring_to_four_axes_are_left_out():
+    def turned(q, k, v):
+        scores = (q @ k.mT).transpose(0, 1)  # (3, 2, H, Nq, Nk), and not in that order in memory
+        weights = softmax(scores, -1)
+        return weights @ v.transpose(0, 1), weights
+
+    model = Heads(turned)
+    q, k, v = (torch.randn(2, 3, H, n, D) for n in (NQ, NK, NK))
+    ((only,), _) = watched(model, q, k, v)
+    assert (only.scores, only.trouble) == (None, None)
+    assert torch.equal(only.weights, model.kept.flatten(0, 1))
+
+
+def test_nothing_is_kept_alive():
+    def pooled(q, k, v):
+        weights = softmax(q @ k.mT, -1)
+        references.append(weakref.ref(weights))
+        return weights.sum(-2), None
+
+    references, model = [], Heads(pooled)
+    with torch.no_grad(), Taps(model, print):
+        model(*qkv())
+        model(*qkv())
+        gc.collect()
+        assert [r() is None for r in references] == [True, False]  # the last still waits for its product
+    gc.collect()
+    assert [r() is None for r in references] == [True, True]
