@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.lens import figures
     from regard.lens.checking import check
     from regard.lens.looking import look
+    from regard.lens.watching import watch
     from regard.op import attention, steps
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _HOME = {
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",
+    "watch": "regard.lens.watching",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "positions",
     "steps",
     "testing",
+    "watch",
 ]
 
 

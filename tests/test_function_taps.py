@@ -184,6 +184,15 @@ def test_two_taps_record_a_call_once_each():
     assert (len(one), len(two)) == (2, 1)
 
 
+def test_model_that_is_watched_second_is_bound_too():
+    first, second, seen = ByName(), ByInstance(), []
+    before = dict(vars(second))
+    with torch.no_grad(), Taps(first, print), Taps(second, seen.append):
+        second(*qkv())
+    assert len(seen) == 1
+    assert vars(second) == before
+
+
 def test_name_that_is_imported_inside_the_block_is_put_back():
     module = types.ModuleType("imported_meanwhile")
     sys.modules["imported_meanwhile"] = module

@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.lens import streaming
 from regard.lens.measures import Wanted
-from regard.lens.weights import Given
+from regard.lens.weights import Given, Remembered, Weights
 
-__all__ = ["measure", "measure_given", "why_not_triton"]
+__all__ = ["measure", "measure_weights", "why_not_triton"]
 
 
 def why_not_triton(call: Call, wanted: Wanted) -> str | None:
@@ -41,6 +41,12 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor],
     return gpu.measure(call, lse, wanted), "triton"
 
 
-def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
-    """The same of weights that a model made itself."""
-    return streaming.measure_given(weights.scores, weights.weights, wanted)[1]
+def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+    """The same from any source of exact weights. Raises LookupError for scores that nobody knows any more."""
+    if isinstance(weights, Remembered):
+        return measure(weights.call, weights.lse, wanted)[0]
+    if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
+        raise LookupError("max_logit needs the scores, which were not kept")
+    return streaming.measure_given(weights, wanted) if isinstance(weights, Given) else streaming.measure_tiles(
+        weights, wanted
+    )

@@ -85,7 +85,8 @@ def _targets() -> dict[int, Callable[[bool], Reader]]:
     ]
     named = {name: value for name, value in flash.items() if name.startswith("flash_attn_") and callable(value)}
     found += [(value, partial(_flash_reader, name)) for name, value in named.items()]
-    return {id(function): reader for function, reader in found if function is not None}
+    # Where they are already recorded, the recorder stands under the name.
+    return {id(_recorders.get(function, function)): reader for function, reader in found if function is not None}
 
 
 def _flash_reader(name: str, compiled: bool) -> Reader:

@@ -144,8 +144,9 @@ def finish_entropy(entropy: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor
 
 
 def _log_share(lse: Tensor, sinks: Tensor) -> Tensor:
-    """ln of what the sink took of each row, (B, H, Nq)."""
-    return torch.where(lse == -inf, -inf, sinks.detach().to(lse.dtype)[:, None] - lse)
+    """ln of what the sink took of each row, (B, H, Nq), from one logit per head (H,) or per row (B, H, Nq)."""
+    logit = sinks.detach().to(lse.dtype)
+    return torch.where(lse == -inf, -inf, (logit if logit.ndim == 3 else logit[:, None]) - lse)
 
 
 class Received:

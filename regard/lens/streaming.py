@@ -17,10 +17,11 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
 from regard.lens.measures import MEASURES, Sizes, Tile, Wanted, cell_of_positions
+from regard.lens.weights import Given, Weights
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.rules import IndexRule
 
-__all__ = ["lse_of", "measure", "measure_given"]
+__all__ = ["lse_of", "measure", "measure_given", "measure_tiles"]
 
 TILE_CELLS = 1 << 18  # of all the heads in a tile together: 1 MiB in fp32, 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
@@ -35,14 +36,26 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
         return _measure(_FromCall(call, lse), lse, call.sinks, wanted)
 
 
-def measure_given(scores: Tensor, weights: Tensor, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
-    """lse, and the same measures, of weights (B, H, Nq, Nk) that a model made itself from scores that hold one key
-    more where it has a sink.
+def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
+    """The same measures of weights that a model made itself; scores that hold one key more have a sink's there.
+
+    lse is among them where the scores are known; "max_logit" cannot be told without.
     """
     with torch.no_grad():
-        source = _FromWeights(scores, weights)
-        lse = scores.to(source.wide).logsumexp(-1)
-        return lse, _measure(source, lse, None, wanted)
+        scores = weights.scores
+        wide = torch.promote_types(weights.weights.dtype, torch.float32)
+        if scores is None:
+            return _measure(_FromTiles(weights), weights.weights.new_zeros(weights.sizes[:3], dtype=wide), None, wanted)
+        lse = scores.to(wide).logsumexp(-1)
+        sinks = scores[..., -1] if scores.shape[-1] > weights.sizes[3] else None
+        return {"lse": lse} | _measure(_FromWeights(scores, weights.weights), lse, sinks, wanted)
+
+
+def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+    """The same measures of any exact weights, for which scores are not known: all but "max_logit"."""
+    with torch.no_grad():
+        like = weights.tile(slice(0, 0), slice(0, 0))
+        return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
 
 
 def lse_of(call: Call) -> Tensor:
@@ -202,18 +215,36 @@ class _FromCall(_Source):
 
 
 class _FromWeights(_Source):
-    """Weights that are there already."""
+    """Weights that are there already, with their scores."""
 
     def __init__(self, scores: Tensor, weights: Tensor) -> None:
         batch, heads, nq, nk = weights.shape
         super().__init__((batch, heads, nq, nk), weights.device, None)
-        self.s, self.p = scores.detach(), weights.detach()
+        self.s, self.p = scores, weights
         self.wide = torch.promote_types(weights.dtype, torch.float32)
 
     def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
         """The scores, ln p and p."""
-        s, p = at.part(self.s).to(self.wide), at.part(self.p).to(self.wide)
+        part = (*at.queries, at.cols)
+        s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
         return s, torch.where(p > 0, p.log(), 0.0), p
+
+
+class _FromTiles(_Source):
+    """Exact weights that come from somewhere, all batch rows and heads at once; ln p stands for the scores."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.source = weights
+        batch, heads, nq, nk = weights.sizes
+        super().__init__(weights.sizes, weights.tile(slice(0, 0), slice(0, 0)).device, None)
+        rows = max(1, min(nq, self.size[0] * self.heads_at_once // max(1, heads * batch)))
+        self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
+
+    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+        """ln p twice, with −∞ and with 0 where p is 0, and p."""
+        p = self.source.tile(at.rows, at.cols)
+        t = p.log()
+        return t, torch.where(p > 0, t, 0.0), p
 
 
 def _cut(n: int, size: int) -> list[slice]:

@@ -278,12 +278,7 @@ class View:
 
     def _measure(self, name: str, what: str, hint: str, size: int = MAP_SIZE, top: int = TOP) -> dict[str, Tensor]:
         """One more pass for what was not measured."""
-        weights = self._exact(what, hint)
-        wanted = Wanted(frozenset([name]), size, top)
-        if isinstance(weights, Remembered):
-            return engines.measure(weights.call, weights.lse, wanted)[0]
-        assert isinstance(weights, Given)
-        return engines.measure_given(weights, wanted)
+        return engines.measure_weights(self._exact(what, hint), Wanted(frozenset([name]), size, top))
 
     def _exact(self, what: str, hint: str = "") -> Weights:
         if self.weights is None:

@@ -1,0 +1,204 @@
+"""What `watch` yields: every attention call of a run, by module path and call order, each with its view.
+
+It does not know how calls are caught, nor how files are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import tables
+from regard.lens import doctor as doctors
+from regard.lens.assembling import assemble, generations
+from regard.lens.diagnosis import Diagnosis
+from regard.lens.facts import Facts
+from regard.lens.layer_names import places
+from regard.lens.patterns import label
+from regard.lens.view import View
+
+__all__ = ["Capture", "Record"]
+
+
+@dataclass
+class Record:
+    """One attention call of a watched model.
+
+    path, n: the module that made it, as `named_modules()` names it, and which of its calls this is, from 0.
+    kind: "self" or "cross".  source, kernel: what was tapped, and what really ran.
+    compiled: seen inside compiled code, of which only the compiled module is known: `path` is that one.
+    view: its measures; None where the call could not be read.  facts: its mask and numbers, likewise.
+    heads: what the doctor wants to know of each head, (B, H).
+    trouble: why it could not be read, in words.
+    """
+
+    path: str
+    n: int
+    kind: str
+    source: str
+    kernel: str
+    compiled: bool = False
+    view: View | None = None
+    facts: Facts | None = None
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    trouble: str | None = None
+
+
+class Capture:
+    """Every attention call of a run. `capture[i]` or `capture["path"]` is a `View`; `capture["path", n]` the n-th call.
+
+    records: all calls in call order.  names: the paths of the modules that were seen, in the order of their first call.
+    unseen: path → reason, for what looks like attention and was not seen.
+    tokens: labels per batch row, as given to `watch`; None without.  model: the model's class.
+    """
+
+    def __init__(self, model: str = "", tokens: Sequence[Sequence[str]] | None = None) -> None:
+        self.model = model
+        self.tokens = None if tokens is None else [list(row) for row in tokens]
+        self.records: list[Record] = []
+        self.unseen: dict[str, str] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of the modules that were seen, in the order of their first call."""
+        return list(dict.fromkeys(r.path for r in self.records if r.view is not None))
+
+    def calls(self, path: str) -> list[Record]:
+        """The calls of one module that could be read. Raises KeyError, naming what there is."""
+        self._anything()
+        found = [r for r in self.records if r.path == path and r.view is not None]
+        if not found:
+            why = f": {self.unseen[path]}" if path in self.unseen else f"; there are {_some(self.names)}"
+            raise KeyError(f"no attention of {path!r} was seen{why}")
+        return found
+
+    def __getitem__(self, key: int | str | tuple[str, int]) -> View:
+        self._anything()
+        if isinstance(key, int) and not isinstance(key, bool):
+            names = self.names
+            if not -len(names) <= key < len(names):
+                raise IndexError(f"capture[{key}] is out of range: {len(names)} modules were seen")
+            return self._whole(names[key])
+        if isinstance(key, str):
+            return self._whole(key)
+        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and isinstance(key[1], int):
+            found = self.calls(key[0])
+            if not -len(found) <= key[1] < len(found):
+                raise IndexError(f"{key[0]!r} was called {len(found)} times, so there is no call {key[1]}")
+            return _view(found[key[1]])
+        raise TypeError(f"a capture is indexed by a number, a path, or (path, number of the call); got {key!r}")
+
+    def _whole(self, path: str) -> View:
+        """The only call, or the steps of one generation put together."""
+        found = self.calls(path)
+        groups = generations([_view(r).sizes for r in found], found[0].kind)
+        if len(groups) > 1:
+            raise KeyError(
+                f"{path!r} was called {len(found)} times, in {len(groups)} runs of their own: "
+                f"take one as capture[{path!r}, n], n from 0 to {len(found) - 1}"
+            )
+        return assemble([_view(r) for r in found])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[View]:
+        return (self._whole(name) for name in self.names)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.names
+
+    def _anything(self) -> None:
+        """Raise LookupError where nothing was seen, with what is known about why."""
+        if not self.names:
+            reasons = "".join(f"\n  {path or '(the model itself)'}: {why}" for path, why in list(self.unseen.items())[:8])
+            raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
+
+    # ------------------------------------------------------------------------------------------------------- overview
+
+    def atlas(self, measure: str = "entropy") -> Tensor:
+        """One number per layer and head, (layers, heads), mean over batch rows; NaN where a layer has fewer heads.
+
+        measure: "entropy", "effective", "max_logit", "lse", or a pattern's name.
+        Raises LookupError where it was not measured.
+        """
+        self._anything()
+        rows = [_per_head(self._first(name), measure).mean(0) for name in self.names]
+        whole = torch.full((len(rows), max(len(r) for r in rows)), float("nan"))
+        for line, row in zip(whole, rows, strict=True):
+            line[: len(row)] = row.float().cpu()
+        return whole
+
+    def _first(self, path: str) -> View:
+        return _view(self.calls(path)[0])
+
+    def doctor(self) -> Diagnosis:
+        """What is wrong with the masks and numbers of this run, and what is worth a look."""
+        self._anything()
+        return doctors.examine(self.records)
+
+    def summary(self) -> str:
+        """The run as text: one line per module, with its sizes, kernel and the most telling numbers."""
+        self._anything()
+        head = ["", "module", "kind", "heads", "queries × keys", "calls", "entropy", "patterns", "seen by"]
+        rows = [self._line(i, name) for i, name in enumerate(self.names)]
+        lines = [f"{self.model or 'model'}: {len(self.names)} attention modules, {len(self.records)} calls", ""]
+        lines.append(tables.text(head, rows))
+        lines += ["", *(f"not seen: {path or '(the model itself)'}: {why}" for path, why in self.unseen.items())]
+        return "\n".join(lines).rstrip()
+
+    def _line(self, i: int, name: str) -> list[str]:
+        found = self.calls(name)
+        first, last = _view(found[0]), _view(found[-1])
+        entropy = f"{float(_per_head(first, 'entropy').mean()):.2f}" if "entropy" in first.held else "–"
+        size = f"{sum(_view(r).sizes[2] for r in found)} × {last.sizes[3]}"
+        return [
+            str(i), name or "(model)", found[0].kind, str(first.sizes[1]), size, str(len(found)), entropy,
+            _commonest(first), found[0].source + (" (compiled)" if found[0].compiled else ""),
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        if not self.names:
+            return f"Capture({self.model or 'nothing'}: no attention was seen)"
+        return f"Capture({self.model}: {places(self.names)}; {len(self.records)} calls)"
+
+
+NOTHING_RAN = ": it did not run inside the block, or it has none. Call the model between `with watch(model)` and its end"
+
+
+def _view(record: Record) -> View:
+    assert record.view is not None
+    return record.view
+
+
+def _per_head(view: View, measure: str) -> Tensor:
+    """(B, H) of a measure's mean, or of a pattern's score."""
+    plain = view if view.lead is None and not view.numpy else View(view.sizes, view.held, place=view.place, kind=view.kind)
+    if measure in ("entropy", "effective", "max_logit", "lse"):
+        found: Any = plain.mean(measure)
+    else:
+        scores = plain.patterns()
+        if measure not in scores:
+            raise LookupError(f"no measure or pattern {measure!r} here; there are entropy, {', '.join(scores)}")
+        found = scores[measure]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _commonest(view: View) -> str:
+    """The pattern names of the first batch row's heads with how many bear each, the most common first."""
+    scores = {n.removeprefix("pattern "): t for n, t in view.held.items() if n.startswith("pattern ")}
+    if not scores:
+        return "–"
+    names = [names[0] for names in label(scores)[0] if names]
+    counts = sorted(((names.count(n), n) for n in set(names)), reverse=True)
+    return ", ".join(f"{count} {name}" for count, name in counts[:3]) or "none"
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    listed = ", ".join(repr(n) for n in names[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")
