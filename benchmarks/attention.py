@@ -9,20 +9,18 @@ Peers run in the same process on the same inputs, alternately. A ratio is peer t
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 
 import torch
+from timing import alternate, best_of, cuda_time, heading, peak_memory, section, write
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard import masks, tables
+from regard import masks
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = [(4, 16, 2048, 64), (2, 16, 8192, 128), (1, 16, 32768, 128)]
@@ -36,28 +34,8 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device here; run without --device cuda")
     sections = on_cuda() if arguments.device == "cuda" else on_cpu()
-    report = "\n\n".join([heading(arguments.device), *sections]) + "\n"
-    out = arguments.out or RESULTS / f"attention-{arguments.device}.md"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(report, encoding="utf-8")
-    print(f"written: {out}")
-
-
-def heading(device: str) -> str:
-    machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}"
-    cores = "" if device == "cuda" else f", {torch.get_num_threads()} threads"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return (
-        f"# attention on {device}\n\n{machine}{cores}; Python {platform.python_version()}, torch {torch.__version__}, "
-        f"regard {regard.__version__} at {commit or 'an unknown commit'}, {time.strftime('%Y-%m-%d')}. "
-        "Ratio = peer time ÷ our time, measured alternately in one process."
-    )
-
-
-def section(title: str, headers: list[str], rows: list[list[str]]) -> str:
-    text = f"## {title}\n\n```\n{tables.text(headers, rows, right=range(1, len(headers)))}\n```"
-    print(text, flush=True)
-    return text
+    title = heading("attention", arguments.device, "Ratio = peer time ÷ our time, measured alternately in one process.")
+    write(arguments.out or RESULTS / f"attention-{arguments.device}.md", [title, *sections])
 
 
 # --------------------------------------------------------------------------------------------------------------- CUDA
@@ -124,26 +102,6 @@ def compiled_flex(
 def row_of_times(theirs: Callable[[], object], ours: Callable[[], object]) -> list[str]:
     a, b = alternate(theirs, ours, cuda_time)
     return [f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{a / b:.3f}"]
-
-
-def cuda_time(call: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(50):  # enough that the first launch's latency does not count
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 50e3
-
-
-def peak_memory(call: Callable[[], object]) -> float:
-    """MiB above what was there before."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 # ---------------------------------------------------------------------------------------------------------------- CPU
@@ -218,30 +176,6 @@ def memory_on_cpu() -> str:
     above, seconds = map(float, done.stdout.split())
     rows = [["tiled", f"{above:.0f}", f"{seconds:.1f}"], ["the dense matrix", "4096", ""]]
     return section("peak memory above the inputs, one head, N = 32,768, D = 64, fp32", ["", "MiB", "s"], rows)
-
-
-def best_of(call: Callable[[], object], times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
-
-
-def alternate(
-    a: Callable[[], object],
-    b: Callable[[], object],
-    clock: Callable[[Callable[[], object]], float],
-    rounds: int = 15,
-    pick: Callable[[list[float]], float] = statistics.median,
-) -> tuple[float, float]:
-    """Both timed in turn, after a warm-up of each: one figure for each."""
-    for call in (a, b, a, b):
-        call()
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 else (1, 0):  # neither is always the one that comes after the other
-            times[which].append(clock((a, b)[which]))
-    return pick(times[0]), pick(times[1])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""How the benchmarks time things: alternately, in one process, and what they write down with it."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import regard
+from regard import tables
+
+
+def heading(what: str, device: str, note: str) -> str:
+    """What was timed, on which machine, with which versions and commit."""
+    machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}"
+    cores = "" if device == "cuda" else f", {torch.get_num_threads()} threads"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return (
+        f"# {what} on {device}\n\n{machine}{cores}; Python {platform.python_version()}, torch {torch.__version__}, "
+        f"regard {regard.__version__} at {commit or 'an unknown commit'}, {time.strftime('%Y-%m-%d')}. "
+        f"{note}"
+    )
+
+
+def section(title: str, headers: list[str], rows: list[list[str]]) -> str:
+    """A table under its title, printed at once."""
+    text = f"## {title}\n\n```\n{tables.text(headers, rows, right=range(1, len(headers)))}\n```"
+    print(text, flush=True)
+    return text
+
+
+def write(out: Path, parts: list[str]) -> None:
+    """Keep a report."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"written: {out}")
+
+
+def cuda_time(call: Callable[[], object], times: int = 50) -> float:
+    """Seconds per call, of enough calls that the first launch's latency does not count."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / (times * 1e3)
+
+
+def peak_memory(call: Callable[[], object]) -> float:
+    """MiB above what was there before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def best_of(call: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def alternate(
+    a: Callable[[], object],
+    b: Callable[[], object],
+    clock: Callable[[Callable[[], object]], float],
+    rounds: int = 15,
+    pick: Callable[[list[float]], float] = statistics.median,
+) -> tuple[float, float]:
+    """Both timed in turn, after a warm-up of each: one figure for each."""
+    for call in (a, b, a, b):
+        call()
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):  # neither is always the one that comes after the other
+            times[which].append(clock((a, b)[which]))
+    return pick(times[0]), pick(times[1])
