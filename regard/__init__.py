@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.lens import figures
     from regard.lens.checking import check
     from regard.lens.looking import look
+    from regard.lens.saving import open
     from regard.lens.watching import watch
     from regard.op import attention, steps
 
@@ -36,6 +37,7 @@ _HOME = {
     "layers": "regard.layers",
     "look": "regard.lens.looking",
     "masks": "regard.masks",
+    "open": "regard.lens.saving",
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",
@@ -54,6 +56,7 @@ __all__ = [
     "layers",
     "look",
     "masks",
+    "open",
     "positions",
     "steps",
     "testing",

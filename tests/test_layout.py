@@ -49,10 +49,13 @@ PUBLIC = [
     "cost",
     "figures",
     "layers",
+    "look",
     "masks",
+    "open",
     "positions",
     "steps",
     "testing",
+    "watch",
 ]
 OPTIONAL = ["IPython", "fastapi", "matplotlib", "rich", "torch._inductor", "transformers", "triton", "typer"]
 VAGUE = {"base", "common", "helper", "helpers", "manager", "util", "utils"}
@@ -336,7 +339,7 @@ def blocks(path: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/conventions.md"])
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/conventions.md", "docs/lens.md"])
 def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / name)

@@ -1,7 +1,8 @@
 """Generation, put together: the calls of one module, a prompt and then token after token, as one view of all rows.
 
-Each call has its own queries; the keys grow, or stay the same in cross-attention and in caches of fixed size. Rows are
-set one below the other, over the keys of the last call.
+Each call has its own queries. Its keys are those of the call before and some more; or the same, in cross-attention and
+in caches of fixed size; or the latest of them, in caches that drop the oldest. Rows are set one below the other, over
+the keys of the whole run.
 
 It does not know how calls are caught.
 """
@@ -14,128 +15,181 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.lens.view import PER_QUERY, Told, View
-from regard.lens.weights import Part, Weights
+from regard.lens.runs import Link
+from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.weights import Part, Remembered, Weights
 
-__all__ = ["Assembled", "assemble", "generations"]
+__all__ = ["Assembled", "assemble"]
 
 Sizes = tuple[int, int, int, int]
-
-
-def generations(sizes: Sequence[Sizes], kind: str) -> list[list[int]]:
-    """Which calls of a module, by their (B, H, Nq, Nk) in call order, are steps of one generation.
-
-    >>> generations([(1, 2, 5, 5), (1, 2, 1, 6), (1, 2, 1, 7), (1, 2, 5, 5)], "self")
-    [[0, 1, 2], [3]]
-    """
-    groups: list[list[int]] = []
-    for n, now in enumerate(sizes):
-        if groups and _continues([sizes[m] for m in groups[-1]], now, kind):
-            groups[-1].append(n)
-        else:
-            groups.append([n])
-    return groups
-
-
-def _continues(before: Sequence[Sizes], now: Sizes, kind: str) -> bool:
-    """Does a call carry on where these ended: fewer queries than keys, over keys that grew by just those queries.
-
-    In cross-attention, and over a cache of fixed size, the keys stay: there a step is told by its single query.
-    """
-    last = before[-1]
-    if last[:2] != now[:2]:
-        return False
-    if kind == "self" and now[3] == last[3] + now[2]:
-        return True
-    together = sum(s[2] for s in before) + now[2]
-    return now[3] == last[3] and now[2] == 1 and now[3] > 1 and (kind == "cross" or together <= now[3])
+Rows = tuple[int, ...] | None
+"""Which batch row of a call each batch row of the run is; None where all are in place."""
 
 
 class Assembled:
-    """The weights of several calls, one below the other; keys that came later than a call have weight 0 in it."""
+    """The weights of several calls, one below the other; keys that a call did not have weigh 0 in it.
 
-    def __init__(self, parts: Sequence[Weights]) -> None:
+    parts: of each call.  first: where its keys begin among those of the run, default 0.  rows: its batch rows.
+    """
+
+    def __init__(
+        self, parts: Sequence[Weights], first: Sequence[int] | None = None, rows: Sequence[Rows] | None = None
+    ) -> None:
         self.parts = tuple(parts)
+        self.first = tuple(first or [0] * len(parts))
+        self.rows = tuple(rows or [None] * len(parts))
         batch, heads, _, _ = parts[0].sizes
-        self.rows = [p.sizes[2] for p in parts]
-        self.sizes: Sizes = (batch, heads, sum(self.rows), max(p.sizes[3] for p in parts))
+        self.counts = [p.sizes[2] for p in parts]
+        nk = max(start + p.sizes[3] for start, p in zip(self.first, parts, strict=True))
+        self.sizes: Sizes = (batch, heads, sum(self.counts), nk)
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
         wanted, keys = torch.arange(self.sizes[2])[rows], torch.arange(self.sizes[3])[cols]
         found: list[Tensor] = []
         places: list[Tensor] = []
-        first = 0
-        for part, count in zip(self.parts, self.rows, strict=True):
-            mine = ((wanted >= first) & (wanted < first + count)).nonzero().view(-1)
+        begin = 0
+        for n, count in enumerate(self.counts):
+            mine = ((wanted >= begin) & (wanted < begin + count)).nonzero().view(-1)
             if len(mine):
-                there = keys < part.sizes[3]
-                tile = part.tile(wanted[mine] - first, keys[there])
-                whole = tile.new_zeros(*tile.shape[:3], len(keys))
-                whole[..., there] = tile
+                whole = self._part(n, wanted[mine] - begin, keys)
                 found.append(whole.to(found[0].device if found else whole.device))
                 places.append(mine)
-            first += count
+            begin += count
         if not found:
             return self.parts[0].tile(slice(0, 0), slice(0, 0)).new_zeros(*self.sizes[:2], len(wanted), len(keys))
         return torch.cat(found, 2)[:, :, torch.cat(places).argsort()]
 
+    def _part(self, n: int, rows: Tensor, keys: Tensor) -> Tensor:
+        """The weights of some queries of call n over these keys of the run, (B, H, rows, keys)."""
+        local = keys - self.first[n]
+        there = (local >= 0) & (local < self.parts[n].sizes[3])
+        tile = _batch(self.parts[n].tile(rows, local[there]), self.rows[n])
+        whole = tile.new_zeros(*tile.shape[:3], len(keys))
+        whole[..., there] = tile
+        return whole
+
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq)."""
-        keys = keys.expand(*self.sizes[:3])
-        parts = zip(self.parts, keys.split(self.rows, -1), strict=True)
-        found = [part.pairs(torch.where(k < part.sizes[3], k, -1)) for part, k in parts]
+        found = []
+        for n, wanted in enumerate(torch.split(keys.expand(*self.sizes[:3]), self.counts, -1)):
+            local = wanted - self.first[n]
+            local = torch.where((wanted >= 0) & (local >= 0) & (local < self.parts[n].sizes[3]), local, -1)
+            found.append(self._pairs(n, local))
         return torch.cat([f.to(found[0].device) for f in found], -1)
 
+    def _pairs(self, n: int, keys: Tensor) -> Tensor:
+        """The same of one call; where the batch rows have moved, each asks in the place where it was."""
+        rows = self.rows[n]
+        if rows is None:
+            return self.parts[n].pairs(keys)
+        found = torch.zeros(keys.shape, dtype=torch.float64)
+        for b, was in enumerate(rows):
+            asked = torch.full_like(keys, -1)
+            asked[was] = keys[b]
+            mine = self.parts[n].pairs(asked)[was]
+            found = found.to(mine)
+            found[b] = mine
+        return found
 
-def assemble(views: Sequence[View]) -> View:
-    """One view of all rows of a generation.
+
+def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
+    """One view of all rows of a run, from its calls in order.
 
     Measures of single rows follow one another and received mass is added up. The map and pattern scores of the whole
-    need exact weights: they are there if q and k were kept for every call.
+    need exact weights: they are there if q and k were kept for every call. Where batch rows changed places, as beam
+    search lets them, each row of the result is the history of a batch row of the last call.
     """
     if len(views) == 1:
         return views[0]
+    first, rows = [link.first for link in links], _ancestors(links)
     batch, heads, _, _ = views[0].sizes
-    rows, nk = sum(v.sizes[2] for v in views), max(v.sizes[3] for v in views)
-    weights = None
-    if all(v.weights is not None for v in views):
-        weights = Assembled([v.weights for v in views if v.weights is not None])
+    nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
+    kept = [v.weights for v in views if v.weights is not None]
+    last = views[-1]
     return View(
-        sizes=(batch, heads, rows, nk),
-        held=_held(views, nk),
-        weights=weights,
+        sizes=(batch, heads, nq, nk),
+        held=_held(views, first, rows, nk),
+        given_output=_outputs(views, rows),
+        weights=Assembled(kept, first, rows) if len(kept) == len(views) else None,
         kind=views[0].kind,
-        place=_place(views, rows, nk),
+        place=_place(views, first, rows, nq, nk),
+        tokens=last.tokens if first[-1] == 0 and last.sizes[3] == nk else Tokens(),
         size=views[0].size,
         engine=views[0].engine,
     )
 
 
-def _held(views: Sequence[View], nk: int) -> dict[str, Tensor]:
+def _ancestors(links: Sequence[Link]) -> list[Rows]:
+    """For each call, which of its batch rows became each batch row of the last call."""
+    found: list[Rows] = []
+    now: Rows = None
+    for link in reversed(links):
+        found.append(now)
+        if link.rows is not None:
+            now = link.rows if now is None else tuple(link.rows[b] for b in now)
+    return found[::-1]
+
+
+def _batch(x: Tensor, rows: Rows) -> Tensor:
+    return x if rows is None or x.shape[0] == 1 else x[torch.tensor(rows, device=x.device)]
+
+
+def _together(parts: Sequence[Tensor], rows: Sequence[Rows]) -> Tensor:
+    """(B, …, Nq, …) of each call → of the run, queries on axis 2."""
+    return torch.cat([_batch(p, r).to(parts[0].device) for p, r in zip(parts, rows, strict=True)], 2)
+
+
+def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> dict[str, Tensor]:
     held = {}
+    if any(isinstance(v.weights, Remembered) and v.weights.call.sinks is not None for v in views):
+        for view in views:
+            _ = view.effective  # from the tiles of the whole it could not be told: a sink's share is not in them
     for name in (*PER_QUERY, "top_key", "top_weight", "top_tied"):
         if all(name in v.held for v in views):
-            held[name] = _together([v.held[name] for v in views], 2)
+            parts = [v.held[name] for v in views]
+            if name == "top_key":
+                parts = [torch.where(p < 0, p, p + f) for p, f in zip(parts, first, strict=True)]
+            held[name] = _together(parts, rows)
     if all("received" in v.held for v in views):
-        widened = [pad(v.held["received"], (0, nk - v.sizes[3])) for v in views]
-        held["received"] = torch.stack([w.to(widened[0].device) for w in widened]).sum(0)
+        device = views[0].held["received"].device
+        held["received"] = torch.stack(
+            [
+                pad(_batch(v.held["received"], r).to(device), (f, nk - f - v.sizes[3]))
+                for v, f, r in zip(views, first, rows, strict=True)
+            ]
+        ).sum(0)
     return held
 
 
-def _together(parts: Sequence[Tensor], axis: int) -> Tensor:
-    return torch.cat([p.to(parts[0].device) for p in parts], axis)
+def _outputs(views: Sequence[View], rows: Sequence[Rows]) -> Tensor | None:
+    found = [v.given_output for v in views if v.given_output is not None]
+    return _together(found, rows) if len(found) == len(views) and found[0].ndim == 4 else None
 
 
-def _place(views: Sequence[View], rows: int, nk: int) -> Told:
-    """The queries stand where the first call's stood, one after the other; padding is what no later call sees either."""
+def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq: int, nk: int) -> Told:
+    """The queries stand one after the other from where the first call's stood; padding is what no call sees."""
     visible = None
-    if all(v.place.visible is not None for v in views):
-        parts = [v.place.visible for v in views if v.place.visible is not None]
+    parts = [_batch(v.place.visible, r) for v, r in zip(views, rows, strict=True) if v.place.visible is not None]
+    if len(parts) == len(views):
         shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))
-        visible = _together([p.expand(*shape, p.shape[2]) for p in parts], 2)
-    last, first = views[-1], views[0]
-    offset = first.place.offset
-    start = first.sizes[3] - first.sizes[2] if offset is None else offset
-    padding = last.place.padding if last.sizes[3] == nk else None
-    return Told(visible, padding, None if isinstance(start, int) and start == nk - rows else start)
+        visible = _together([p.expand(*shape, p.shape[2]) for p in parts], [None] * len(parts))
+    if views[0].kind == "cross":
+        return Told(visible, _padding(views, first, rows, nk))
+    start = views[0].place.offset
+    if start is None:
+        start = views[0].sizes[3] - views[0].sizes[2]
+    usual = isinstance(start, int) and start == nk - nq
+    return Told(visible, _padding(views, first, rows, nk), None if usual else start)
+
+
+def _padding(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor | None:
+    """(B or 1, Nk) keys that no call sees of those that had them; None where there are none."""
+    unseen: Tensor | None = None
+    for view, begin, moved in zip(views, first, rows, strict=True):
+        padding = view.place.padding
+        if padding is None:
+            padding = torch.zeros(1, view.sizes[3], dtype=torch.bool)
+        here = pad(_batch(padding, moved).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
+        unseen = here if unseen is None else unseen & here
+    return unseen if unseen is not None and bool(unseen.any()) else None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.lens.sightings import HERE, Kind, Sighting, measuring
 from regard.op import attention
 
-__all__ = ["Caller", "Watch", "active", "attempt", "deliver", "find", "join", "leave", "running"]
+__all__ = ["Caller", "Watch", "active", "attempt", "deliver", "find", "join", "leave", "original_path", "running"]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
 GENERATED = "<eval_with_key>"
@@ -45,7 +45,7 @@ SOURCES = ("hidden_states", "x", "query", "inputs", "input", "tgt")
 
 CAPTURED = "a CUDA graph was being captured, in which nothing can be measured; watch the model without CUDA graphs"
 
-CROSS = re.compile(r"cross.*att|xatt|enc_?dec|encoder_att|enc_att|src_att", re.IGNORECASE)
+CROSS = re.compile(r"cross.*att|^x_?att|enc_?dec_?att|encoder_att|enc_att|src_att", re.IGNORECASE)
 OWN = re.compile(r"self_?att", re.IGNORECASE)
 
 _OP = attention.__code__
@@ -61,10 +61,10 @@ class Watch:
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
-    unconfirmed: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)  # each once, in order
+    unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = field(default_factory=dict)  # did a product make its scores?
 
     def __post_init__(self) -> None:
-        self.modules = {id(module): (module, _original_path(name)) for name, module in self.model.named_modules()}
+        self.modules = {id(module): (module, original_path(name)) for name, module in self.model.named_modules()}
         modules = [module for module, _ in self.modules.values()]
         kinds = {cls for module in modules for cls in type(module).__mro__}
         methods = [value for holder in (*kinds, *modules) for value in vars(holder).values()]
@@ -174,7 +174,7 @@ def _first(frame: FrameType) -> object:
     return frame.f_locals.get(frame.f_code.co_varnames[0])
 
 
-def _original_path(name: str) -> str:
+def original_path(name: str) -> str:
     """A module's path without the steps that torch.compile adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 

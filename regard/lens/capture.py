@@ -5,6 +5,7 @@ It does not know how calls are caught, nor how files are written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,17 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens import doctor as doctors
-from regard.lens.assembling import assemble, generations
-from regard.lens.diagnosis import Diagnosis
+from regard.lens.assembling import assemble
+from regard.lens.diagnosis import SAID, Diagnosis
 from regard.lens.facts import Facts
+from regard.lens.findings import spoken
 from regard.lens.layer_names import places
 from regard.lens.patterns import label
-from regard.lens.view import View
+from regard.lens.runs import Link, by_sizes, runs_of
+from regard.lens.view import PER_QUERY, View
+from regard.stages import Lang
 
-__all__ = ["Capture", "Record"]
+__all__ = ["Capture", "Record", "per_head"]
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Record:
     view: its measures; None where the call could not be read.  facts: its mask and numbers, likewise.
     heads: what the doctor wants to know of each head, (B, H).
     trouble: why it could not be read, in words.
+    link: what it carries on, in generation; None where that is not known, as in files of before.
     """
 
     path: str
@@ -46,6 +51,7 @@ class Record:
     facts: Facts | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     trouble: str | None = None
+    link: Link | None = None
 
 
 class Capture:
@@ -54,6 +60,7 @@ class Capture:
     records: all calls in call order.  names: the paths of the modules that were seen, in the order of their first call.
     unseen: path → reason, for what looks like attention and was not seen.
     tokens: labels per batch row, as given to `watch`; None without.  model: the model's class.
+    origin: for a capture from a file, its path, the versions that wrote it and when; empty otherwise.
     """
 
     def __init__(self, model: str = "", tokens: Sequence[Sequence[str]] | None = None) -> None:
@@ -61,6 +68,7 @@ class Capture:
         self.tokens = None if tokens is None else [list(row) for row in tokens]
         self.records: list[Record] = []
         self.unseen: dict[str, str] = {}
+        self.origin: dict[str, str] = {}
 
     @property
     def names(self) -> list[str]:
@@ -95,13 +103,21 @@ class Capture:
     def _whole(self, path: str) -> View:
         """The only call, or the steps of one generation put together."""
         found = self.calls(path)
-        groups = generations([_view(r).sizes for r in found], found[0].kind)
+        links = [r.link for r in found if r.link is not None]
+        if len(links) < len(found):
+            links = by_sizes([_view(r).sizes for r in found], found[0].kind)
+        groups = runs_of(links)
         if len(groups) > 1:
             raise KeyError(
                 f"{path!r} was called {len(found)} times, in {len(groups)} runs of their own: "
                 f"take one as capture[{path!r}, n], n from 0 to {len(found) - 1}"
             )
-        return assemble([_view(r) for r in found])
+        if len(found) > 1 and any(_view(r).pooled for r in found):
+            raise KeyError(
+                f"the {len(found)} steps of {path!r} cannot be put together, for an overview holds pooled measures: "
+                f"take one as capture[{path!r}, n], or save the capture without overview=True"
+            )
+        return assemble([_view(r) for r in found], links)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -115,8 +131,16 @@ class Capture:
     def _anything(self) -> None:
         """Raise LookupError where nothing was seen, with what is known about why."""
         if not self.names:
-            reasons = "".join(f"\n  {path or '(the model itself)'}: {why}" for path, why in list(self.unseen.items())[:8])
+            reasons = "".join(
+                f"\n  {path or '(the model itself)'}: {why}" for path, why in list(self.unseen.items())[:8]
+            )
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
+
+    def save(self, path: str | os.PathLike[str], overview: bool = False) -> None:
+        """Write it to a file that `regard.open` reads, see `regard.lens.saving.save`."""
+        from regard.lens.saving import save  # which makes captures, and so imports this file
+
+        save(self, path, overview)
 
     # ------------------------------------------------------------------------------------------------------- overview
 
@@ -127,7 +151,7 @@ class Capture:
         Raises LookupError where it was not measured.
         """
         self._anything()
-        rows = [_per_head(self._first(name), measure).mean(0) for name in self.names]
+        rows = [per_head(self._first(name), measure).mean(0) for name in self.names]
         whole = torch.full((len(rows), max(len(r) for r in rows)), float("nan"))
         for line, row in zip(whole, rows, strict=True):
             line[: len(row)] = row.float().cpu()
@@ -141,23 +165,24 @@ class Capture:
         self._anything()
         return doctors.examine(self.records)
 
-    def summary(self) -> str:
+    def summary(self, lang: Lang = "en") -> str:
         """The run as text: one line per module, with its sizes, kernel and the most telling numbers."""
         self._anything()
-        head = ["", "module", "kind", "heads", "queries × keys", "calls", "entropy", "patterns", "seen by"]
-        rows = [self._line(i, name) for i, name in enumerate(self.names)]
-        lines = [f"{self.model or 'model'}: {len(self.names)} attention modules, {len(self.records)} calls", ""]
-        lines.append(tables.text(head, rows))
-        lines += ["", *(f"not seen: {path or '(the model itself)'}: {why}" for path, why in self.unseen.items())]
-        return "\n".join(lines).rstrip()
+        words = WORDS[spoken(lang)]
+        rows = [self._line(i, name, lang) for i, name in enumerate(self.names)]
+        lines = [words["title"].format(self.model or "model", len(self.names), len(self.records)), ""]
+        lines.append(tables.text(words["headers"].split("|"), rows, right=[0, 3, 5, 6]))
+        unseen = (f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in self.unseen.items())
+        return "\n".join([*lines, "", *unseen]).rstrip()
 
-    def _line(self, i: int, name: str) -> list[str]:
+    def _line(self, i: int, name: str, lang: Lang) -> list[str]:
         found = self.calls(name)
+        kind = SAID[lang].get(found[0].kind, found[0].kind)
         first, last = _view(found[0]), _view(found[-1])
-        entropy = f"{float(_per_head(first, 'entropy').mean()):.2f}" if "entropy" in first.held else "–"
+        entropy = f"{float(per_head(first, 'entropy').mean()):.2f}" if "entropy" in first.held else "–"
         size = f"{sum(_view(r).sizes[2] for r in found)} × {last.sizes[3]}"
         return [
-            str(i), name or "(model)", found[0].kind, str(first.sizes[1]), size, str(len(found)), entropy,
+            str(i), name or "(model)", kind, str(first.sizes[1]), size, str(len(found)), entropy,
             _commonest(first), found[0].source + (" (compiled)" if found[0].compiled else ""),
         ]  # fmt: skip
 
@@ -167,7 +192,21 @@ class Capture:
         return f"Capture({self.model}: {places(self.names)}; {len(self.records)} calls)"
 
 
-NOTHING_RAN = ": it did not run inside the block, or it has none. Call the model between `with watch(model)` and its end"
+WORDS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "title": "{}: {} attention modules, {} calls",
+        "headers": "|module|kind|heads|queries × keys|calls|entropy|patterns|seen by",
+        "unseen": "not seen",
+    },
+    "ko": {
+        "title": "{}: 어텐션 모듈 {}개, 호출 {}번",
+        "headers": "|모듈|종류|헤드|쿼리 × 키|호출|엔트로피|패턴|찾은 곳",
+        "unseen": "보지 못함",
+    },
+}
+NOTHING_RAN = (
+    ": it did not run inside the block, or it has none. Call the model between `with watch(model)` and its end"
+)
 
 
 def _view(record: Record) -> View:
@@ -175,11 +214,21 @@ def _view(record: Record) -> View:
     return record.view
 
 
-def _per_head(view: View, measure: str) -> Tensor:
-    """(B, H) of a measure's mean, or of a pattern's score."""
-    plain = view if view.lead is None and not view.numpy else View(view.sizes, view.held, place=view.place, kind=view.kind)
-    if measure in ("entropy", "effective", "max_logit", "lse"):
-        found: Any = plain.mean(measure)
+def per_head(view: View, measure: str) -> Tensor:
+    """One number per head, (B, H): a measure's mean over the queries, or a pattern's score.
+
+    >>> import regard
+    >>> x = torch.zeros(1, 2, 4, 3)
+    >>> per_head(regard.look(x, x, x), "entropy")
+    tensor([[1.3863, 1.3863]])
+
+    measure: "entropy", "effective", "max_logit", "lse", or a pattern's name. Raises LookupError where it is not known.
+    """
+    plain = (
+        view if view.lead is None and not view.numpy else View(view.sizes, view.held, place=view.place, kind=view.kind)
+    )
+    if measure in PER_QUERY:  # an overview keeps the means, which its pooled numbers no longer give
+        found: Any = plain.held[f"mean {measure}"] if f"mean {measure}" in plain.held else plain.mean(measure)
     else:
         scores = plain.patterns()
         if measure not in scores:

@@ -1,76 +1,68 @@
-"""The measuring pass on CUDA: a call's mask and bias put into the form that the Triton kernel reads, and the launch.
+"""The measuring pass on CUDA: where the Triton kernel's results lie, its launch, and what becomes of its sums.
 
-Causal masks and windows go in as three numbers. Any other mask becomes a kind per tile (hidden, visible, mixed) and the
-cells of the mixed tiles; a bias that depends on distance becomes one number per distance. Never N×N, unless the user
-brought it.
-
-It does not know the arithmetic: that is in regard.lens.kernels.
+It does not know the arithmetic (regard.lens.kernels), the form of masks and biases (regard.lens.gpu_call) or how the
+largest weights are found (regard.lens.gpu_top).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import e, inf, log, log2
-from typing import Any
+from math import inf, log
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
-from regard.lens.measures import Wanted, finish_effective, finish_entropy, finish_map
-from regard.masks import FULL, PARTIAL, DenseMask, Mask
+from regard.lens.gpu_call import LOG2E, Blocks, KernelCall, Part, blocks_for
+from regard.lens.gpu_top import MOST_LINKS, Links
+from regard.lens.measures import Wanted, cell_of_positions, finish_effective, finish_entropy, finish_map
 
-__all__ = ["measure", "refuse"]
+__all__ = ["Blocks", "blocks_for", "measure", "refuse"]
 
-LONG_LINE = 8  # tiles in a line of the map, from which on a program of its own pays
-LOG2E = log2(e)
+LONG_LINE = 1 << 20  # tiles in a line of the map, from which on a program of its own pays
+MOST_HEADS = 65535  # CUDA's limit for all axes of a grid but the first
 NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How the kernel is cut: queries × keys of a tile, warps, and loads in flight."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-
-def blocks_for(head_size: int, exact: bool) -> Blocks:
-    """What was fastest on an H200, see benchmarks/results/lens-cuda.md."""
-    if exact:
-        return Blocks(32, 64, 4, 2)
-    return Blocks(64, 128, 4, 3 if head_size <= 128 else 2, 168)
+BY_TILE, BY_ROW, BY_LINE = 1, 2, 3  # MAP of the kernel; 0 is none
 
 
 def refuse(call: Call, wanted: Wanted) -> str | None:
-    """Why this engine cannot do the pass, or None."""
+    """Why this engine cannot do the pass, or None.
+
+    >>> from regard.backends.call import prepare
+    >>> from regard.lens.measures import read_wanted
+    >>> x = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
+    >>> refuse(prepare(x, x, x), read_wanted("entropy"))
+    'the Triton kernel has no float64'
+    """
+    links, cells = min(wanted.top, call.sizes[3]), min(wanted.size, max(call.sizes[2:]))
     if call.q.dtype == torch.float64:
         return "the Triton kernel has no float64"
     if call.q.shape[-1] > 256:
         return f"the Triton kernel holds head sizes up to 256, got {call.q.shape[-1]}"
     if call.bias is not None and not call.bias.by_distance and not isinstance(call.bias, DenseBias):
         return f"the Triton kernel knows biases by distance and dense ones, not {call.bias!r}"
+    if "top" in wanted.names and links > MOST_LINKS:
+        return f"the Triton kernel keeps up to {MOST_LINKS} links per row, got top={wanted.top}"
+    if "map" in wanted.names and cells * (max(call.sizes[2:]) + 1) >= 1 << 31:
+        return f"the Triton kernel counts map cells in 32 bits, which size={wanted.size} exceeds at this length"
     return None
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = None) -> dict[str, Tensor]:
-    """What `wanted` names, as regard.lens.streaming.measure gives it; `call` as that `refuse` lets pass."""
-    from regard.lens import kernels
+    """What `wanted` names, as regard.lens.streaming.measure gives it; `call` as that `refuse` lets pass.
 
+    lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
+    """
     with torch.no_grad():
-        blocks = blocks or blocks_for(call.q.shape[-1], call.q.dtype == torch.float32)
+        blocks = blocks or blocks_for(call)
         launch = _Launch(call, lse, wanted, blocks)
         if 0 not in call.sizes:
-            launch.run(kernels)
+            launch.run()
         return launch.found()
 
 
 class _Launch:
-    """The kernel's arguments, and where its results lie."""
+    """Where the results lie, the launches that fill them, and the measures made from them."""
 
     def __init__(self, call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks) -> None:
         batch, heads, nq, nk = call.sizes
@@ -81,108 +73,81 @@ class _Launch:
         self.received = new(batch, heads, nk) if "received" in names else self.nothing
         self.entropy = new(batch, heads, nq) if "entropy" in names else self.nothing
         self.squares = new(batch, heads, nq) if "effective" in names else self.nothing
+        self.links = Links(call, wanted.top, blocks, "max_logit" in names) if "top" in names else None
         self.maximum = self.nothing
-        if "max_logit" in names:
+        if "max_logit" in names and self.links is None:
             self.maximum = torch.full((batch, heads, nq), NO_MAXIMUM, dtype=torch.int32, device=lse.device)
         self.cells = min(wanted.size, nq), min(wanted.size, nk)
         self.map_kind = self._map_kind() if "map" in names and 0 not in call.sizes else 0
         by_row = (batch, heads, nq, self.cells[1])
-        by_cell = (batch, heads, *self.cells, blocks.queries if self.map_kind == 1 else 1)
-        self.map = new(by_row if self.map_kind == 2 else by_cell) if "map" in names else self.nothing
+        by_cell = (batch, heads, *self.cells, blocks.queries if self.map_kind == BY_TILE else 1)
+        self.map = new(by_row if self.map_kind == BY_ROW else by_cell) if "map" in names else self.nothing
 
     def _map_kind(self) -> int:
         """How the kernel keeps the map's sums.
 
-        3: one program walks one line of the map, where a line is long enough to pay for it.
-        1: a sum per row of a tile and map cell, where a tile meets at most two map cells each way.
-        2: a sum per query and map cell, for short sequences.
+        BY_LINE: one program walks one line of the map, where a line is long enough to pay for it.
+        BY_TILE: a sum per row of a tile and map cell, where a tile meets at most two map cells each way.
+        BY_ROW: a sum per query and map cell, for short sequences.
         """
         (nq, nk), cut = self.call.sizes[2:], self.blocks
         tall, wide = nq // self.cells[0], nk // self.cells[1]
         if tall < cut.queries or wide < cut.keys:
-            return 2
+            return BY_ROW
         free = self.call.mask is None or self.call.mask.band(nq, nk) is not None
-        return 3 if tall >= LONG_LINE * cut.queries and (free or self._aligned()) else 1
+        return BY_LINE if tall >= LONG_LINE * cut.queries and (free or self._aligned()) else BY_TILE
 
     def _aligned(self) -> bool:
         """Does every tile lie within one map cell?"""
         (nq, nk), (rows, cols), cut = self.call.sizes[2:], self.cells, self.blocks
         return nq % (rows * cut.queries) == 0 and nk % (cols * cut.keys) == 0
 
-    def run(self, kernels: Any) -> None:
-        """Launch."""
-        call, (batch, heads, nq, nk) = self.call, self.call.sizes
-        q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q.detach(), call.k.detach()))
-        plain = call.softcap is None and call.bias is None
-        shift = torch.where(self.lse == -inf, 0.0, self.lse * LOG2E)
-        mask, band, kinds, cells, packed = self._mask()
-        bias_kind, bias = self._bias()
-        tiles = -(-nk // self.blocks.keys)
-        names = self.wanted.names
-        lines = self.cells[0] if self.map_kind == 3 else 1
-        kernels.measure[(tiles, batch * heads, lines)](
-            q, k, shift, bias, kinds, cells,
-            self.received, self.entropy, self.squares, self.maximum, self.nothing, self.map,
-            *q.stride()[:3], *k.stride()[:3], *_strides(bias, bias_kind), *_steps(kinds, mask), *_strides(cells, mask),
-            heads, heads // k.shape[1], nq, nk, tiles, *self.cells,
-            call.scale * (LOG2E if plain else 1.0), call.softcap or 1.0, *band,
-            D=q.shape[-1], WIDTH=max(16, _power_of_two(q.shape[-1])), BLOCK_Q=self.blocks.queries,
-            BLOCK_K=self.blocks.keys, STAGES=self.blocks.stages,
-            EVEN_Q=nq % (lines * self.blocks.queries) == 0, EVEN_K=nk % self.blocks.keys == 0,
-            IEEE=q.dtype == torch.float32, MASK=mask, PACKED=packed, BIAS=bias_kind, SOFTCAP=call.softcap is not None,
-            MAP=self.map_kind, ALIGNED=self._aligned(), WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names,
-            WANT_SQUARES="effective" in names, WANT_MAXIMUM="max_logit" in names, WANT_TILES=False,
+    def run(self) -> None:
+        """Launch, part by part."""
+        shift = torch.where(self.lse == -inf, 0.0, self.lse * LOG2E).contiguous()
+        kernel_call = KernelCall(self.call, self.blocks)
+        for part in self._parts():
+            self._run_part(kernel_call, shift, part)
+
+    def _run_part(self, kernel_call: KernelCall, shift: Tensor, part: Part) -> None:
+        """Measure; the largest weights are then found from the maxima."""
+        if self.links is None:
+            self._measure(kernel_call, shift, part, self.nothing)
+        else:
+            buffers = self.links.buffers(part, kernel_call.skips_tiles)
+            self._measure(kernel_call, shift, part, buffers.maxima)
+            self.links.find(kernel_call, part, buffers)
+
+    def _parts(self) -> list[Part]:
+        """All at once, unless that needs too much memory for the links or too large a grid."""
+        batch, heads, nq, _ = self.call.sizes
+        heads_at_once, rows_at_once = (MOST_HEADS, nq) if self.links is None else self.links.at_once(MOST_HEADS)
+        return [
+            Part(h, min(heads_at_once, batch * heads - h), i, min(rows_at_once, nq - i))
+            for h in range(0, batch * heads, heads_at_once)
+            for i in range(0, nq, rows_at_once)
+        ]
+
+    def _measure(self, kernel_call: KernelCall, shift: Tensor, part: Part, maxima: Tensor) -> None:
+        """One launch of the measuring kernel."""
+        from regard.lens import kernels
+
+        nq, names, links = self.call.sizes[2], self.wanted.names, self.links
+        lines, line_from, line_to = 1, 0, 1
+        if self.map_kind == BY_LINE:
+            lines = self.cells[0]
+            line_from, line_to = part.row_from * lines // nq, -(-(part.row_from + part.rows) * lines // nq)
+        kernels.measure[(kernel_call.tiles, part.heads, line_to - line_from)](
+            **kernel_call.arguments, **part.numbers, line_from=line_from,
+            LSE=shift, RECEIVED=self.received, ENTROPY=self.entropy, SQUARES=self.squares, MAXIMUM=self.maximum,
+            MAXIMA=maxima, MAP_AT=self.map, map_q=self.cells[0], map_k=self.cells[1],
+            STAGES=self.blocks.stages, EVEN_Q=nq % (lines * self.blocks.queries) == 0,
+            MAP=self.map_kind, ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
+            GROUP=self.blocks.keys if links is None else links.group,
+            WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names, WANT_SQUARES="effective" in names,
+            WANT_MAXIMUM="max_logit" in names and links is None, WANT_MAXIMA=links is not None,
             num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
-
-    def _mask(self) -> tuple[int, tuple[int, int, int], Tensor, Tensor, bool]:
-        """The kind of mask, its band, its kinds per tile, its cells, and whether only mixed tiles are stored."""
-        mask, (_, _, nq, nk) = self.call.mask, self.call.sizes
-        nothing = self.nothing.to(torch.int32)
-        if mask is None:
-            return 0, (0, 0, 0), nothing, nothing, False
-        band = mask.band(nq, nk)
-        if band is not None:
-            return 1, band, nothing, nothing, False
-        size = (self.blocks.queries, self.blocks.keys)
-        kinds = mask.tiles(nq, nk, size, self.call.device)  # (B or 1, H or 1, Tq, Tk)
-        numbered = (kinds == FULL).to(torch.int32)
-        if isinstance(mask, DenseMask):
-            cells = mask.cells.to(self.call.device).view(torch.uint8)
-            return 2, (0, 0, 0), (numbered + 2 * (kinds == PARTIAL)).to(torch.int32).contiguous(), cells, False
-        mixed = (kinds == PARTIAL).nonzero()  # (n, 4)
-        at = numbered.clone()
-        at[tuple(mixed.T)] = 2 + torch.arange(len(mixed), dtype=torch.int32, device=at.device)
-        return 2, (0, 0, 0), at.contiguous(), self._mixed_cells(mask, mixed, size), True
-
-    def _mixed_cells(self, mask: Mask, mixed: Tensor, size: tuple[int, int]) -> Tensor:
-        """The cells of the mixed tiles, (n, rows, columns) of 0 and 1; beyond the last query or key they are 0."""
-        nq, nk = self.call.sizes[2:]
-        device = self.call.device
-        see = mask.bind(nq, nk, device, torch.float32)
-        cells = torch.zeros(max(1, len(mixed)), *size, dtype=torch.uint8, device=device)
-        rows, cols = torch.arange(size[0], device=device).view(-1, 1), torch.arange(size[1], device=device)
-        for part in range(0, len(mixed), 1024):
-            b, h, r, c = (x.view(-1, 1, 1) for x in mixed[part : part + 1024].T)
-            i, j = r * size[0] + rows, c * size[1] + cols
-            inside = (i < nq) & (j < nk)
-            cells[part : part + 1024] = see(b, h, i.clamp(max=nq - 1), j.clamp(max=nk - 1)) & inside
-        return cells
-
-    def _bias(self) -> tuple[int, Tensor]:
-        """The kind of bias, and its numbers (B or 1, H or 1, distances) or (B or 1, H or 1, Nq or 1, Nk or 1)."""
-        bias, (_, _, nq, nk) = self.call.bias, self.call.sizes
-        if bias is None:
-            return 0, self.nothing
-        if isinstance(bias, DenseBias):
-            return 2, bias.cells.detach().to(self.call.device)
-        distance = torch.arange(1 - nq, nk, device=self.call.device)  # j − i
-        i = (-distance).clamp(min=0)
-        term = bias.bind(nq, nk, self.call.device, torch.float32)
-        batch, heads = bias.leading
-        b = torch.arange(batch, device=distance.device).view(-1, 1, 1)
-        h = torch.arange(heads, device=distance.device).view(-1, 1)
-        return 1, term(b, h, i, i + distance).detach().expand(batch, heads, -1).contiguous()
 
     def found(self) -> dict[str, Tensor]:
         """The measures, finished."""
@@ -192,35 +157,25 @@ class _Launch:
         if "received" in names:
             found["received"] = self.received
         if "max_logit" in names:
-            bits = self.maximum ^ ((self.maximum >> 31) & 0x7FFFFFFF)
-            found["max_logit"] = bits.view(torch.float32) / LOG2E
+            found["max_logit"] = self._maximum() / LOG2E
         if "effective" in names:
             found["effective"] = finish_effective(self.squares, self.lse, sinks)
         if "map" in names:
             found["map"] = finish_map(self._map_sums(), self.call.sizes[2])
-        return found
+        return found if self.links is None else found | self.links.found(self.lse)
+
+    def _maximum(self) -> Tensor:
+        """Each row's largest score, in units of log₂."""
+        if self.links is not None:
+            return self.links.highest
+        bits = self.maximum ^ ((self.maximum >> 31) & 0x7FFFFFFF)
+        return bits.view(torch.float32)
 
     def _map_sums(self) -> Tensor:
         """The map's sums per cell, from sums per row where the kernel gave those."""
-        if self.map_kind != 2:
+        if self.map_kind != BY_ROW:
             return self.map.sum(-1)
-        from regard.lens.measures import cell_of_positions
-
         nq = self.call.sizes[2]
         cell = cell_of_positions(torch.arange(nq, device=self.map.device), nq, self.wanted.size)
         sums = self.map.new_zeros(*self.map.shape[:2], self.cells[0], self.cells[1])
         return sums.index_add_(2, cell, self.map)
-
-
-def _strides(x: Tensor, kind: int) -> tuple[int, ...]:
-    """The strides of (B or 1, H or 1, Nq or 1, Nk or 1), 0 along axes that are shared."""
-    steps = [0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True)]
-    return (*steps, *[0] * (4 - len(steps))) if kind else (0, 0, 0, 0)
-
-
-def _steps(kinds: Tensor, mask: int) -> tuple[int, ...]:
-    return _strides(kinds, mask)[:3] if mask == 2 else (0, 0, 0)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -2,51 +2,119 @@
 
 In every tile the kernel has the scores s and, lse being known, the exact weights p = 2^(s·log₂e − lse·log₂e). What is
 summed over queries (received) grows cell by cell in registers and is reduced once, at the end. What is summed over keys
-(entropy, squares, maximum) is reduced within the tile and added to memory atomically. A maximum per row and tile, for
-top-k, is written as it is. The map comes from the rows' sums, or, where one program walks one line of the map, from
-what its keys received.
+(entropy, squares, maximum) is reduced within the tile and added to memory atomically. Maxima per row and group of keys,
+for top-k, are written as they are. The map comes from the rows' sums, or, where one program walks one line of the map,
+from what its keys received.
 
 Numbers are fp32, in units of log₂. The kernel does not know torch, masks or measures: only pointers and sizes.
 """
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM102, SIM108
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-__all__ = ["measure"]
+__all__ = ["measure", "scores"]
 
-BAND, TABLE = 1, 2  # MASK: keys within (before, after) of the query's position; a kind per tile. 0 is none
-DISTANCE, DENSE = 1, 2  # BIAS: a number per j − i; a number per cell. 0 is none
-BY_TILE, BY_ROW, BY_LINE = 1, 2, 3  # MAP: how its sums are kept, see gpu.py. 0 is none
+# MASK: 1 keys within (before, after) of the query's position, 2 a kind per tile (0 hidden, 1 visible, else mixed).
+# BIAS: 1 a number per j − i, 2 a number per cell.
+# MAP, how its sums are kept: 1 per row of a tile and cell, 2 per query and column of cells, 3 per line; see gpu.py.
+# 0 is none, for each of them.
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def scores(
+    q, k, i, j, within,
+    BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, nq, nk, scale, cap, offset, before, after,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, IEEE: tl.constexpr,
+    MASK: tl.constexpr, EDGE: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """The scores of queries i and one tile of keys j as the softmax gets them, times log₂e; −∞ where hidden.
+
+    within: which row of their tile i are.  KIND_AT: where the tile's kind is, one or (BLOCK_Q, 1).
+    BIAS_AT, CELLS: where the batch row and head begin.  EDGE: may the band of MASK 1 hide some of these cells?
+    """
+    if IEEE:
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    else:
+        s = tl.dot(q, tl.trans(k))
+    s = s * scale  # with log₂e in it where nothing is added to the scores
+    if SOFTCAP:
+        x = s / cap
+        square = x * x  # near 0 the other form would cancel
+        series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315))))
+        s = cap * tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
+    if BIAS == 1:
+        bias_at = BIAS_AT + (j[None, :] - i[:, None] + nq - 1)
+        s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0)
+    if BIAS == 2:
+        bias_at = BIAS_AT + i[:, None].to(tl.int64) * bias_i + j[None, :].to(tl.int64) * bias_j
+        s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0).to(tl.float32)
+    if SOFTCAP or BIAS != 0:
+        s = s * LOG2E
+    if MASK == 1 and EDGE:
+        away = i[:, None] + offset - j[None, :]  # how far behind the query the key lies
+        s = tl.where((away <= before) & (away >= -after), s, float("-inf"))
+    if MASK == 2:
+        kind = tl.load(KIND_AT)
+        if PACKED:  # kinds 2, 3, … number the tiles that are stored
+            cell = tl.maximum(kind - 2, 0).to(tl.int64) * (BLOCK_Q * BLOCK_K)
+            cells_at = CELLS + cell + within[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+        else:
+            cells_at = CELLS + i[:, None].to(tl.int64) * cells_i + j[None, :].to(tl.int64) * cells_j
+        mixed = (i[:, None] < nq) & (j[None, :] < nk) & (kind + tl.zeros_like(i)[:, None] >= 2)
+        seen = tl.load(cells_at, mask=mixed, other=0) + (kind == 1)
+        s = tl.where(seen != 0, s, float("-inf"))
+    if not EVEN_K:
+        s = tl.where(j[None, :] < nk, s, float("-inf"))
+    return s
+
+
+@triton.jit
+def _add(at, x, inside, ALL: tl.constexpr):
+    """Add to memory atomically, where `inside`; ALL: everywhere."""
+    if ALL:
+        tl.atomic_add(at, x, sem="relaxed")
+    else:
+        tl.atomic_add(at, x, mask=inside, sem="relaxed")
 
 
 @triton.jit
 def measure(
     Q, K, LSE, BIAS_AT, KINDS, CELLS,
-    RECEIVED, ENTROPY, SQUARES, MAXIMUM, TILE_MAXIMUM, MAP_AT,
+    RECEIVED, ENTROPY, SQUARES, MAXIMUM, MAXIMA, MAP_AT,
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
-    heads, group, nq, nk, key_tiles, map_q, map_k,
+    heads, group, nq, nk, map_q, map_k,
     scale, cap, offset, before, after,
+    head_from, row_from, rows, line_from,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_K: tl.constexpr, IEEE: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MAP: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr, SOME_ROWS: tl.constexpr, GROUP: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WANT_ENTROPY: tl.constexpr, WANT_SQUARES: tl.constexpr,
-    WANT_MAXIMUM: tl.constexpr, WANT_TILES: tl.constexpr,
+    WANT_MAXIMUM: tl.constexpr, WANT_MAXIMA: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one head: grid (key tiles, batch · heads, lines of the map or 1)."""
-    tile, which = tl.program_id(0), tl.program_id(1)
-    b, h = which // heads, which % heads
+    """One tile of keys of one head: grid (key tiles, heads of all batch rows, lines of the map or 1).
+
+    head_from, line_from: what the grid's heads and lines are counted from.
+    row_from, rows: the queries to walk, where SOME_ROWS; from a multiple of BLOCK_Q on.
+    """
+    tile, which = tl.program_id(0), tl.program_id(1) + head_from
+    b, h = which // heads, (which % heads).to(tl.int64)
     first = tile * BLOCK_K
     j = first + tl.arange(0, BLOCK_K)
-    rows, d = tl.arange(0, BLOCK_Q), tl.arange(0, WIDTH)
+    within, d = tl.arange(0, BLOCK_Q), tl.arange(0, WIDTH)
     row_base = which.to(tl.int64) * nq
+    first_group = ((which - head_from).to(tl.int64) * tl.num_programs(0) + tile) * (BLOCK_K // GROUP)
 
+    row_step = tl.zeros([], tl.int64) + q_n
     q_at = Q + b.to(tl.int64) * q_b + h * q_h
     k_at = K + b.to(tl.int64) * k_b + (h // group) * k_h + j[:, None].to(tl.int64) * k_n + d[None, :]
+    bias_at = BIAS_AT + b.to(tl.int64) * bias_b + h * bias_h
+    kinds_at = KINDS + b.to(tl.int64) * kinds_b + h * kinds_h + tile
+    cells_at = CELLS if PACKED else CELLS + b.to(tl.int64) * cells_b + h * cells_h
     if EVEN_K and WIDTH == D:
         k = tl.load(k_at)
     else:
@@ -62,10 +130,13 @@ def measure(
         outer = tl.maximum(outer, inner)
     else:
         start, stop, inner, outer = 0, nq, 0, nq
+    if SOME_ROWS:
+        start, stop = tl.maximum(start, row_from), tl.minimum(stop, row_from + rows)
     if MAP == 3:  # only those in one line of the map
-        line = tl.program_id(2)
+        line = tl.program_id(2) + line_from
         start = tl.maximum(start, (line * nq) // map_q)
         stop = tl.minimum(stop, ((line + 1) * nq) // map_q)
+    if SOME_ROWS or MAP == 3:
         inner = tl.minimum(tl.maximum(inner, start), stop)
         outer = tl.minimum(tl.maximum(outer, inner), stop)
 
@@ -83,83 +154,70 @@ def measure(
             end = inner if phase == 0 else outer if phase == 1 else stop
         else:
             begin, end = start, stop
-        for at in tl.range(begin, end, BLOCK_Q, num_stages=STAGES):
-            i = at + rows
+        # The few tiles at the band's edges are not worth buffers of their own, which would halve what fits on a core.
+        for at in tl.range(begin, end, BLOCK_Q, num_stages=STAGES if MASK != 1 or phase == 1 else 1):
+            i = at + within
             if EVEN_Q and WIDTH == D:
-                q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :])
-                shift = tl.load(LSE + row_base + i)
+                q = tl.load((q_at + at * row_step) + (within[:, None] * q_n + d[None, :]))
+                shift = tl.load((LSE + row_base + at) + within)
             else:
                 inside = (i[:, None] < end) & (d[None, :] < D)
                 q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=inside, other=0.0)
                 shift = tl.load(LSE + row_base + i, mask=i < end, other=float("inf"))  # p = 0 beyond the last query
-            if IEEE:
-                s = tl.dot(q, tl.trans(k), input_precision="ieee")
-            else:
-                s = tl.dot(q, tl.trans(k))
-            s = s * scale  # with log₂e in it where nothing is added to the scores
-            if SOFTCAP:
-                x = s / cap
-                square = x * x  # near 0 the other form would cancel
-                series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315))))
-                s = cap * tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
-            if BIAS == 1:
-                at_bias = BIAS_AT + b.to(tl.int64) * bias_b + h * bias_h + (j[None, :] - i[:, None] + nq - 1)
-                s += tl.load(at_bias, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0)
-            if BIAS == 2:
-                at_bias = BIAS_AT + b.to(tl.int64) * bias_b + h * bias_h + i[:, None].to(tl.int64) * bias_i
-                s += tl.load(at_bias + j[None, :] * bias_j, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0)
-            if SOFTCAP or BIAS != 0:
-                s = s * LOG2E
-            if MASK == 1 and phase != 1:
-                away = i[:, None] + offset - j[None, :]  # how far behind the query the key lies
-                s = tl.where((away <= before) & (away >= -after), s, float("-inf"))
-            if MASK == 2:
-                kind = tl.load(KINDS + b.to(tl.int64) * kinds_b + h * kinds_h + (at // BLOCK_Q) * kinds_i + tile)
-                if PACKED:  # kinds 2, 3, … number the tiles that are stored
-                    cell = tl.maximum(kind - 2, 0).to(tl.int64) * (BLOCK_Q * BLOCK_K)
-                    cells_at = CELLS + cell + rows[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-                else:
-                    cells_at = CELLS + b.to(tl.int64) * cells_b + h * cells_h
-                    cells_at += i[:, None].to(tl.int64) * cells_i + j[None, :] * cells_j
-                inside = (i[:, None] < nq) & (j[None, :] < nk)
-                seen = tl.load(cells_at, mask=inside & (kind + tl.zeros_like(i)[:, None] >= 2), other=0) + (kind == 1)
-                s = tl.where(seen != 0, s, float("-inf"))
-            if not EVEN_K:
-                s = tl.where(j[None, :] < nk, s, float("-inf"))
+            s = scores(
+                q, k, i, j, within,
+                bias_at, kinds_at + (at // BLOCK_Q) * kinds_i, cells_at, bias_i, bias_j, cells_i, cells_j,
+                nq, nk, scale, cap, offset, before, after,
+                BLOCK_Q, BLOCK_K, EVEN_K, IEEE, MASK, phase != 1, PACKED, BIAS, SOFTCAP,
+            )  # fmt: skip
 
             inside_rows = i < end
-            if WANT_TILES:
-                at_tile = TILE_MAXIMUM + (which.to(tl.int64) * key_tiles + tile) * nq + i
-                tl.store(at_tile, tl.max(s, 1), mask=inside_rows)
+            if WANT_MAXIMA:
+                maxima_at = MAXIMA + first_group * rows + (i - row_from)
+                if GROUP == BLOCK_K:
+                    tl.store(maxima_at, tl.max(s, 1), mask=inside_rows)
+                else:
+                    best = tl.max(tl.reshape(s, [BLOCK_Q, BLOCK_K // GROUP, GROUP]), 2)
+                    spot = maxima_at[:, None] + tl.arange(0, BLOCK_K // GROUP)[None, :].to(tl.int64) * rows
+                    tl.store(spot, best, mask=inside_rows[:, None])
             t = s - shift[:, None]
             p = tl.exp2(t)
-            if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
-                bits = (tl.max(t, 1) + shift).to(tl.int32, bitcast=True)
-                bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-                tl.atomic_max(MAXIMUM + row_base + i, bits, mask=inside_rows, sem="relaxed")
-            if WANT_ENTROPY:
-                if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
-                    total = tl.sum(tl.where(p > 0.0, p * t, 0.0), 1)  # 0 · −∞
-                else:
-                    total = tl.sum(p * t, 1)
-                tl.atomic_add(ENTROPY + row_base + i, total, mask=inside_rows, sem="relaxed")
-            if WANT_SQUARES:
-                tl.atomic_add(SQUARES + row_base + i, tl.sum(p * p, 1), mask=inside_rows, sem="relaxed")
+            # All sums come before all writes: the other way round, t and p stay in registers and these spill.
             if WANT_RECEIVED or MAP == 3:
                 received += p
+            if WANT_ENTROPY:
+                if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
+                    surprise = tl.sum(tl.where(p > 0.0, p * t, 0.0), 1)  # 0 · −∞
+                else:
+                    surprise = tl.sum(p * t, 1)
+            if WANT_MAXIMUM:
+                peak = tl.max(t, 1)
+            if WANT_SQUARES:
+                square = tl.sum(p * p, 1)
+            if MAP == 1 and ALIGNED:
+                mass = tl.sum(p, 1)
+            row_at = row_base + at
+            if WANT_ENTROPY:
+                _add((ENTROPY + row_at) + within, surprise, inside_rows, EVEN_Q)
+            if WANT_SQUARES:
+                _add((SQUARES + row_at) + within, square, inside_rows, EVEN_Q)
+            if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
+                bits = (peak + shift).to(tl.int32, bitcast=True)
+                bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+                tl.atomic_max((MAXIMUM + row_at) + within, bits, mask=inside_rows, sem="relaxed")
             if MAP == 1:
                 # One number per row of the tile and map cell: the same row of every tile in a cell adds to it.
-                line = ((i + 1) * map_q - 1) // nq if not ALIGNED else at * map_q // nq
-                spot = map_at + line * (map_k * BLOCK_Q) + rows
                 if ALIGNED:
-                    tl.atomic_add(spot, tl.sum(p, 1), sem="relaxed")
+                    tl.atomic_add(map_at + (at * map_q // nq) * (map_k * BLOCK_Q) + within, mass, sem="relaxed")
                 else:
+                    spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * BLOCK_Q) + within
                     low = tl.where(j[None, :] < edge_k, p, 0.0)
                     tl.atomic_add(spot, tl.sum(low, 1), mask=inside_rows, sem="relaxed")
                     if straddles:
                         tl.atomic_add(spot + BLOCK_Q, tl.sum(p - low, 1), mask=inside_rows, sem="relaxed")
             if MAP == 2:
-                for c in range(((first + 1) * map_k - 1) // nk, (tl.minimum(first + BLOCK_K, nk) * map_k - 1) // nk + 1):
+                last = tl.minimum(first + BLOCK_K, nk)  # one beyond
+                for c in range(((first + 1) * map_k - 1) // nk, (last * map_k - 1) // nk + 1):
                     own = (j >= (c * nk) // map_k) & (j < ((c + 1) * nk) // map_k)
                     share = tl.sum(tl.where(own[None, :], p, 0.0), 1)
                     tl.atomic_add(MAP_AT + (row_base + i) * map_k + c, share, mask=inside_rows, sem="relaxed")
@@ -171,7 +229,10 @@ def measure(
             tl.atomic_add(map_at, tl.sum(tl.where(j < edge_k, columns, 0.0), 0), sem="relaxed")
             if straddles:
                 tl.atomic_add(map_at + 1, tl.sum(tl.where(j < edge_k, 0.0, columns), 0), sem="relaxed")
-            if WANT_RECEIVED:
-                tl.atomic_add(RECEIVED + which.to(tl.int64) * nk + j, columns, mask=j < nk, sem="relaxed")
-    elif WANT_RECEIVED:
-        tl.store(RECEIVED + which.to(tl.int64) * nk + j, columns, mask=j < nk)
+    if WANT_RECEIVED:
+        received_at = RECEIVED + which.to(tl.int64) * nk + j
+        if MAP == 3 or SOME_ROWS:  # others add to these keys, too
+            if start < stop:
+                tl.atomic_add(received_at, columns, mask=j < nk, sem="relaxed")
+        else:
+            tl.store(received_at, columns, mask=j < nk)

@@ -9,7 +9,8 @@ It does not know how tiles are made.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Protocol
 
@@ -73,28 +74,55 @@ def cell_of_positions(positions: Tensor, n: int, size: int) -> Tensor:
     return ((positions + 1) * min(size, n) - 1) // n
 
 
+class Pool:
+    """Sums over the map cells that a stretch of positions touches."""
+
+    def __init__(self, part: slice, n: int, size: int, like: Tensor) -> None:
+        """part: which of n positions, at least one.  like: has the dtype and device of what will be summed."""
+        cells = min(size, n)
+        self.first, last = (((i + 1) * cells - 1) // n for i in (part.start, part.stop - 1))
+        self.count = last + 1 - self.first
+        edges = [part.start, *(c * n // cells for c in range(self.first + 1, last + 1)), part.stop]
+        self.even = len({b - a for a, b in zip(edges, edges[1:], strict=False)}) == 1
+        self.member = like.new_zeros(0 if self.even else self.count, part.stop - part.start)  # (cells, positions)
+        if not self.even:
+            at = cell_of_positions(torch.arange(part.start, part.stop, device=like.device), n, size)
+            self.member.scatter_(0, (at - self.first)[None], 1.0)
+
+    @property
+    def cells(self) -> slice:
+        """Which map cells they are."""
+        return slice(self.first, self.first + self.count)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(b, h, positions, c) → (b, h, cells, c)."""
+        return x.unflatten(2, (self.count, -1)).sum(3) if self.even else self.member @ x
+
+    def columns(self, x: Tensor) -> Tensor:
+        """(b, h, r, positions) → (b, h, r, cells)."""
+        return x.unflatten(3, (self.count, -1)).sum(4) if self.even else x @ self.member.mT
+
+
 @dataclass
 class Tile:
-    """One visible tile of some batch rows and heads; measures may read everything and write nothing."""
+    """One visible tile of some batch rows and heads. Measures read it; they may write to `scratch` alone."""
 
     batch: slice
     heads: slice
     rows: slice
     cols: slice
     s: Tensor  # (b, h, r, c) the scores, −∞ where hidden
-    t: Tensor  # (b, h, r, c) s − lse, 0 where hidden: so that p·t is 0 there
+    t: Tensor  # (b, h, r, c) s − lse = ln p, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights
-    row_cells: Tensor | None  # (cells, r) which rows make which map cell, where a map is wanted
-    col_cells: Tensor | None  # (c, cells)
-    _by_cell: Tensor | None = field(default=None, repr=False)
+    scratch: Tensor  # (b, h, r, c) of nothing in particular
+    row_pool: Pool | None = None  # where a map is wanted
+    col_pool: Pool | None = None
 
-    @property
+    @cached_property
     def by_cell(self) -> Tensor:
         """Sums over the rows of each map cell, (b, h, cells, c): what the map and the received mass share."""
-        if self._by_cell is None:
-            assert self.row_cells is not None
-            self._by_cell = self.row_cells @ self.p
-        return self._by_cell
+        assert self.row_pool is not None
+        return self.row_pool.rows(self.p)
 
     @property
     def queries(self) -> tuple[slice, slice, slice]:
@@ -120,6 +148,11 @@ class Measure(Protocol):
 Sizes = tuple[int, int, int, int]
 
 
+def _add(total: Tensor, part: Tensor) -> None:
+    """In place, on a view: `self.sum[at] += part` would write the sum back once more."""
+    total += part
+
+
 class Entropy:
     """−Σ p ln p of each row: with t = s − lse = ln p, −Σ p·t. A sink is one more outcome."""
 
@@ -128,7 +161,7 @@ class Entropy:
 
     def add(self, tile: Tile) -> None:
         """Add Σ p·t."""
-        self.sum[tile.queries] += (tile.p * tile.t).sum(-1)
+        _add(self.sum[tile.queries], torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1))
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, Nq) in nats."""
@@ -157,7 +190,7 @@ class Received:
 
     def add(self, tile: Tile) -> None:
         """Add the tile's column sums."""
-        self.sum[tile.keys] += tile.p.sum(-2) if tile.row_cells is None else tile.by_cell.sum(-2)
+        _add(self.sum[tile.keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, Nk)."""
@@ -188,7 +221,7 @@ class Effective:
 
     def add(self, tile: Tile) -> None:
         """Add Σ p²."""
-        self.sum[tile.queries] += tile.p.square().sum(-1)
+        _add(self.sum[tile.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, Nq); 0 where a row sees nothing."""
@@ -206,16 +239,15 @@ class Map:
     """Weights pooled over map cells: Σ p over a cell's queries and keys, divided by its number of queries."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
-        self.nq, self.nk = sizes[2:]
-        self.sum = like.new_zeros(sizes[0], sizes[1], min(wanted.size, self.nq), min(wanted.size, self.nk))
+        self.nq = sizes[2]
+        self.sum = like.new_zeros(*sizes[:2], *(min(wanted.size, n) for n in sizes[2:]))
 
     def add(self, tile: Tile) -> None:
         """Add the tile's part of each cell it touches."""
-        assert tile.col_cells is not None
-        part = tile.by_cell @ tile.col_cells  # (b, h, row cells, column cells)
-        r, c = (tile.rows.start + 1) * self.sum.shape[2] - 1, (tile.cols.start + 1) * self.sum.shape[3] - 1
-        r, c = r // self.nq, c // self.nk
-        self.sum[tile.batch, tile.heads, r : r + part.shape[2], c : c + part.shape[3]] += part
+        assert tile.row_pool is not None
+        assert tile.col_pool is not None
+        part = self.sum[tile.batch, tile.heads, tile.row_pool.cells, tile.col_pool.cells]
+        _add(part, tile.col_pool.columns(tile.by_cell))
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, cells, cells)."""

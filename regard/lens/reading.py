@@ -5,18 +5,25 @@ This file does not know which kernel it was, nor how the call was caught.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
+from regard.biases import DenseBias
+from regard.lens.weights import Remembered
 from regard.masks import Causal, DenseMask, Mask, as_mask
+from regard.rules import indices, part_of
 
-__all__ = ["read_call", "split_cells", "trusted_lse"]
+__all__ = ["raise_rows", "read_call", "split_cells", "trusted_lse"]
 
 LOWEST = -1e30
 """An lse below it means that the dtype's smallest number was added to a whole row: no digit is left for the weights."""
+
+AT_ONCE = 1 << 22
+"""Cells that are looked at in one piece."""
 
 
 def read_call(
@@ -97,6 +104,59 @@ def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:
     if call.bias is not None and bool(((lse < LOWEST) & (lse > -inf)).any()):
         return None
     return lse
+
+
+def raise_rows(call: Call, rows: Tensor) -> tuple[Call, Tensor]:
+    """The same weights from scores of ordinary size, for rows whose every key carries a large negative number.
+
+    >>> q = torch.ones(1, 1, 2, 3)
+    >>> call = read_call(q, q, q, cells=torch.tensor([[-1e4, -1e4], [-1e4, 0.0]]))
+    >>> raised, taken = raise_rows(call, torch.tensor([[[True, False]]]))
+    >>> raised.bias.cells.tolist(), taken.tolist()
+    ([[[[0.0, 0.0], [-10000.0, 0.0]]]], [[[-10000.0, 0.0]]])
+
+    A softmax stays as it is when a row loses one number throughout. In e^(s − lse) such numbers leave no digits. Where
+    a number was so large that it swallowed the scores, as the dtype's smallest does, the kernel never saw them: there
+    q becomes 0, and the row is as even as it was in the kernel.
+
+    call: with a `DenseBias`, without sinks.  rows: (B or 1, H or 1, Nq) booleans, which rows these are.
+    Returns the call, and (B or 1, H or 1, Nq or 1) what was taken off, 0 in other rows.
+    """
+    assert isinstance(call.bias, DenseBias)
+    assert call.sinks is None, "a sink does not move with the row"
+    most = _most_added(call)
+    taken = torch.where(rows[..., : most.shape[-1]], most, 0.0)
+    cells = call.bias.cells.detach().to(call.wide) - taken.unsqueeze(-1)
+    # A number x leaves x·eps/2 at most of what is added to it, half of that just above a power of two.
+    swallowed = rows & (_largest_scores(call, rows) <= taken.abs() * (torch.finfo(call.wide).eps / 4))
+    return replace(call, q=call.q.masked_fill(swallowed.unsqueeze(-1), 0.0), bias=DenseBias(cells)), taken
+
+
+def _most_added(call: Call) -> Tensor:
+    """The largest number that is added to a visible score of each row, (B or 1, H or 1, Nq), or 1 where rows agree."""
+    assert isinstance(call.bias, DenseBias)
+    (_, _, nq, nk), mask, cells = call.sizes, call.mask, call.bias.cells.detach()
+    count = 1 if mask is None and cells.shape[2] == 1 else nq
+    see = None if mask is None else mask.bind(nq, nk, call.device, call.wide)
+    i, j = (torch.arange(n, device=call.device) for n in (count, nk))
+    found = []
+    for part in torch.split(i, max(1, AT_ONCE // max(1, nk))):
+        added = part_of(cells, slice(int(part[0]), int(part[-1]) + 1), slice(None)).to(call.wide)
+        if mask is not None and see is not None:
+            added = torch.where(see(*indices(*mask.leading, part, j, call.device)), added, -inf)
+        found.append(added.amax(-1).expand(-1, -1, len(part)))
+    return torch.cat(found, -1)
+
+
+def _largest_scores(call: Call, rows: Tensor) -> Tensor:
+    """(B, H, Nq) the largest score of these rows before anything is added, whichever its sign; 0 in other rows."""
+    batch, heads, nq, nk = call.sizes
+    largest = torch.zeros(batch, heads, nq, dtype=call.wide, device=call.device)
+    bare = Remembered(replace(call, mask=None, bias=None), largest)
+    chosen = rows.any(0).any(0).nonzero().view(-1)
+    for part in torch.split(chosen, max(1, AT_ONCE // max(1, batch * heads * nk))):
+        largest[:, :, part] = bare.scores(part, slice(None)).abs().amax(-1)
+    return largest
 
 
 def _same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:

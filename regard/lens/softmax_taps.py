@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import product as pairs
 from math import prod
 from types import FrameType
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.callers import Caller, Watch, active, attempt, deliver, find, running
+from regard.lens.runs import matrix_marks
 from regard.lens.sightings import HERE, Sighting
 
 __all__ = ["ProductTap", "SoftmaxTap", "settle"]
@@ -39,9 +40,17 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head
 """Attributes by which attention modules name their number of heads."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A product that may have made scores."""
+
+    matrices: Matrices
+    marks: Tensor | None  # of its columns, (matrices, columns), by which keys are known again
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.products: deque[tuple[list[Caller], Matrices]] = deque(maxlen=REMEMBERED)
+        self.products: deque[tuple[list[Caller], _Product]] = deque(maxlen=REMEMBERED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +61,14 @@ class _Candidate:
     scores: Tensor  # (…, Nq, Nk), with a sink's column perhaps
     weights: Tensor
     versions: tuple[int, int]
-    products: list[Matrices]  # that may have made the scores
+    products: list[_Product]  # that may have made the scores
 
-    def takes(self, matrices: Matrices) -> bool:
-        """Can these be the weights on their way to the values?"""
-        return any(
-            _fits(self.scores, matrices) and matrices[2] == keys and (matrices[0] > 1) == (count > 1)
-            for count, _, keys in self.products
-        )
+    def takes(self, matrices: Matrices) -> _Product | None:
+        """Can these be the weights on their way to the values? Then the product that made their scores."""
+        if not _fits(self.scores, matrices):
+            return None
+        made = (p for p in self.products if p.matrices[2] == matrices[2])
+        return next((p for p in made if (matrices[0] > 1) == (p.matrices[0] > 1)), None)
 
 
 _HERE = _Thread()
@@ -111,7 +120,7 @@ def settle(watch: Watch) -> None:
             for candidate in tuple(pending):
                 for caller in [c for c in candidate.callers if c.watch is watch]:
                     candidate.callers.remove(caller)
-                    _give_up(caller, candidate.scores)
+                    _give_up(caller, candidate.scores, by_product=True)
                 if not candidate.callers:
                     pending.remove(candidate)
             if not pending:
@@ -124,7 +133,8 @@ def settle(watch: Watch) -> None:
 def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
     """Wait for the product that uses these weights, if a product made the scores."""
     near = [made for whose, made in _HERE.products if _related(whose, callers)]
-    products = [matrices for made in near for matrices in (made, _turned(made)) if _fits(scores, matrices)]
+    either = [p for made in near for p in (made, _Product(_turned(made.matrices), None))]
+    products = [p for p in either if _fits(scores, p.matrices)]
     if products:
         _HERE.products.clear()
     with _LOCK:
@@ -133,12 +143,12 @@ def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: Fra
             if earlier.callers[0].module is callers[0].module or not running(earlier.callers[0], frame):
                 pending.remove(earlier)
                 for caller in earlier.callers:
-                    _give_up(caller, earlier.scores)
+                    _give_up(caller, earlier.scores, by_product=True)
         if products:
             pending.append(_Candidate(callers, scores, weights, (_version(scores), _version(weights)), products))
     if not products:
         for caller in callers:
-            _give_up(caller, scores)
+            _give_up(caller, scores, by_product=False)
 
 
 def _fits(scores: Tensor, matrices: Matrices) -> bool:
@@ -153,13 +163,14 @@ def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor) -> No
     for candidate in tuple(_pending.get(threading.get_ident(), ())):
         if _related(candidate.callers, callers) and _confirm(candidate, left, right, out):
             return
-    _HERE.products.append((callers, _matrices(out)))
+    _HERE.products.append((callers, _Product(_matrices(out), matrix_marks(right))))
 
 
 def _confirm(candidate: _Candidate, left: Tensor, right: Tensor, out: Tensor) -> bool:
     """Report a candidate whose weights are one operand of a product; einsum may have turned them."""
     for operand, matrices in ((left, _matrices(left)), (right, _turned(_matrices(right)))):
-        if candidate.takes(matrices):
+        product = candidate.takes(matrices)
+        if product is not None:
             with _LOCK:
                 pending = _pending.get(threading.get_ident(), [])
                 if candidate not in pending:  # its watch has just ended
@@ -167,14 +178,14 @@ def _confirm(candidate: _Candidate, left: Tensor, right: Tensor, out: Tensor) ->
                 pending.remove(candidate)
             sink = matrices[2] < candidate.scores.shape[-1]
             mine = operand is left and not sink and _is_same(operand, candidate.weights)
-            deliver(list(candidate.callers), partial(_sighting, candidate, sink, out if mine else None))
+            deliver(list(candidate.callers), partial(_sighting, candidate, sink, out if mine else None, product.marks))
             return True
     return False
 
 
 def _related(some: list[Caller], others: list[Caller]) -> bool:
     """Is one of two modules inside the other, or the same?"""
-    for one, two in product(some, others):
+    for one, two in pairs(some, others):
         outer, inner = sorted((one.path, two.path), key=len)
         if one.watch is two.watch and (not outer or f"{inner}.".startswith(f"{outer}.")):
             return True
@@ -185,8 +196,9 @@ def _matrices(x: Tensor) -> Matrices:
     return x.shape[0], x.shape[1], x.shape[2]
 
 
-def _give_up(caller: Caller, scores: Tensor) -> None:
-    caller.watch.unconfirmed[caller.path, tuple(scores.shape)] = None
+def _give_up(caller: Caller, scores: Tensor, *, by_product: bool) -> None:
+    seen, at = caller.watch.unconfirmed, (caller.path, tuple(scores.shape))
+    seen[at] = by_product or seen.get(at, False)
 
 
 def _turned(matrices: Matrices) -> Matrices:
@@ -207,7 +219,7 @@ def _is_same(operand: Tensor, weights: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------- what was seen
 
 
-def _sighting(candidate: _Candidate, sink: bool, mixed: Tensor | None) -> Sighting:
+def _sighting(candidate: _Candidate, sink: bool, mixed: Tensor | None, marks: Tensor | None) -> Sighting:
     module = candidate.callers[0].module
     *lead, nq, _ = candidate.scores.shape
     heads = _heads(module, lead)
@@ -219,9 +231,15 @@ def _sighting(candidate: _Candidate, sink: bool, mixed: Tensor | None) -> Sighti
     trouble = None
     if scores is None and weights is None:
         trouble = "neither scores nor weights were left to read when they met the values"
-    if weights is not None and sink:
-        weights = weights[..., :-1]
-    return Sighting(source="softmax", kernel="softmax", scores=scores, weights=weights, output=output, trouble=trouble)
+    if sink:  # without its column; where the weights are gone, from the scores
+        weights = scores.float().softmax(-1) if weights is None and scores is not None else weights
+        weights = None if weights is None else weights[..., :-1]
+    batch = candidate.scores.numel() // max(1, heads * prod(candidate.scores.shape[-2:]))
+    if marks is not None:  # (matrices, Nk) → (B, Nk)
+        marks = marks.view(batch, -1, marks.shape[1]).sum(1) if batch and marks.shape[0] % batch == 0 else None
+    return Sighting(
+        source="softmax", kernel="softmax", scores=scores, weights=weights, output=output, marks=marks, trouble=trouble
+    )
 
 
 def _heads(module: nn.Module, lead: list[int]) -> int:

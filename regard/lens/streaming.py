@@ -1,23 +1,24 @@
 """The measuring pass in plain torch: any device, any mask, bias or dtype, a tile at a time.
 
-Given lse, each visible tile's exact weights are made once and handed to every measure. Tiles are about a mebibyte, so
-that on a CPU they stay in the cache between measures; short sequences share a tile with other heads and batch rows.
+Given lse, each visible tile's exact weights are made once and handed to every measure. On a CPU a tile stays in the
+caches between measures; short sequences share a tile with other heads and batch rows.
 
 It does not know what is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import inf, isqrt
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from math import inf, isqrt, prod
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
-from regard.lens.measures import MEASURES, Sizes, Tile, Wanted, cell_of_positions
-from regard.lens.weights import Given, Weights
+from regard.lens.measures import MEASURES, Pool, Sizes, Tile, Wanted
+from regard.lens.weights import Given, Weights, as_they_are, exponentials
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.rules import IndexRule
 
@@ -32,7 +33,7 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
 
     call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
     """
-    with torch.no_grad():
+    with as_they_are(call.device):
         return _measure(_FromCall(call, lse), lse, call.sinks, wanted)
 
 
@@ -41,52 +42,68 @@ def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
 
     lse is among them where the scores are known; "max_logit" cannot be told without.
     """
-    with torch.no_grad():
-        scores = weights.scores
-        wide = torch.promote_types(weights.weights.dtype, torch.float32)
-        if scores is None:
-            return _measure(_FromTiles(weights), weights.weights.new_zeros(weights.sizes[:3], dtype=wide), None, wanted)
+    scores, wide = weights.scores, torch.promote_types(weights.weights.dtype, torch.float32)
+    if scores is None:
+        return measure_tiles(weights, wanted)
+    with as_they_are(scores.device):
         lse = scores.to(wide).logsumexp(-1)
         sinks = scores[..., -1] if scores.shape[-1] > weights.sizes[3] else None
-        return {"lse": lse} | _measure(_FromWeights(scores, weights.weights), lse, sinks, wanted)
+        return {"lse": lse} | _measure(_FromScores(scores, weights.weights), lse, sinks, wanted)
 
 
 def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
     """The same measures of any exact weights, for which scores are not known: all but "max_logit"."""
-    with torch.no_grad():
-        like = weights.tile(slice(0, 0), slice(0, 0))
+    like = weights.tile(slice(0, 0), slice(0, 0))
+    with as_they_are(like.device):
         return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
 
 
 def lse_of(call: Call) -> Tensor:
     """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen."""
-    with torch.no_grad():
-        shape, wide = call.sizes[:3], call.wide
-        peak = torch.full(shape, -inf, dtype=wide, device=call.device)
+    with as_they_are(call.device):
+        peak = torch.full(call.sizes[:3], -inf, dtype=call.wide, device=call.device)
         total = torch.zeros_like(peak)
         if call.sinks is not None:  # a key seen before all others
-            peak.copy_(call.sinks.detach().to(wide)[:, None])
+            peak.copy_(call.sinks.detach().to(call.wide)[:, None])
             total.fill_(1.0)
         source = _FromCall(call, total)
         for at in source.places() if 0 not in call.sizes else ():
             s = source.scores(at)
-            higher = torch.maximum(peak[at.queries], s.amax(-1))
+            before, sum_before = peak[at.queries], total[at.queries]
+            higher = torch.maximum(before, s.amax(-1))
             floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
-            grown = s.sub_(floor.unsqueeze(-1)).exp_().sum(-1)
-            total[at.queries] = total[at.queries] * torch.exp(peak[at.queries] - floor) + grown
-            peak[at.queries] = higher
+            grown = exponentials(s.sub_(floor.unsqueeze(-1)), out=s).sum(-1)
+            sum_before.mul_(torch.exp(before - floor)).add_(grown)
+            before.copy_(higher)
         return torch.where(peak == -inf, -inf, peak + total.log())
 
 
 def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
     found = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
     if 0 not in source.sizes:
-        size = wanted.size if "map" in wanted.names else None
+        pools = _Pools(source.sizes, wanted.size, lse) if "map" in wanted.names else None
         for at in source.places():
-            tile = source.tile(at, size)
+            tile = source.tile(at)
+            if pools is not None:
+                tile.row_pool, tile.col_pool = pools.of(at.rows, 2), pools.of(at.cols, 3)
             for each in found:
                 each.add(tile)
     return {k: v for each in found for k, v in each.found(lse, sinks).items()}
+
+
+class _Pools:
+    """How the rows and columns of tiles meet the map's cells: found once for each stretch of either."""
+
+    def __init__(self, sizes: Sizes, size: int, like: Tensor) -> None:
+        self.sizes, self.size, self.like = sizes, size, like
+        self.known: dict[tuple[int, int], Pool] = {}
+
+    def of(self, part: slice, axis: int) -> Pool:
+        """The pool of a tile's rows (axis 2) or columns (axis 3)."""
+        key = axis, part.start
+        if key not in self.known:
+            self.known[key] = Pool(part, self.sizes[axis], self.size, self.like)
+        return self.known[key]
 
 
 class _Place:
@@ -107,8 +124,12 @@ class _Place:
         at = (self.batch, self.heads, self.rows, self.cols)
         return x[tuple(every if n == 1 else s for n, s in zip(x.shape, at, strict=True))]
 
+    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor) -> Tile:
+        """What the measures are handed."""
+        return Tile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch)
 
-class _Source:
+
+class _Source(ABC):
     """A call cut into tiles: which there are, and which are walked together."""
 
     def __init__(self, sizes: Sizes, device: torch.device, mask: Mask | None) -> None:
@@ -121,6 +142,10 @@ class _Source:
         self.size = rows, cols
         self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
         self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
+
+    @abstractmethod
+    def tile(self, at: _Place) -> Tile:
+        """The tile with its weights."""
 
     def places(self) -> Iterator[_Place]:
         """The tiles that somebody can see."""
@@ -143,24 +168,6 @@ class _Source:
         both: list[list[list[int]]] = torch.stack([part.amin((0, 1)), part.amax((0, 1))], -1).tolist()
         return both
 
-    def tile(self, at: _Place, map_size: int | None) -> Tile:
-        """The tile with its weights."""
-        s, t, p = self.weights(at)
-        rows = cols = None
-        if map_size is not None:
-            rows, cols = self._cells(at.rows, 2, map_size, p), self._cells(at.cols, 3, map_size, p).mT
-        return Tile(at.batch, at.heads, at.rows, at.cols, s, t, p, rows, cols)
-
-    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
-        """s, t and p of a tile, as `Tile` holds them."""
-        raise NotImplementedError
-
-    def _cells(self, part: slice, axis: int, size: int, like: Tensor) -> Tensor:
-        """Which of these positions make which map cell: (cells, positions) of ones and zeros."""
-        cell = cell_of_positions(_range(part, self.device), self.sizes[axis], size)
-        cells = torch.arange(int(cell[0]), int(cell[-1]) + 1, device=self.device)
-        return (cell == cells[:, None]).to(like.dtype)
-
 
 class _FromCall(_Source):
     """Weights recomputed from q, k and lse."""
@@ -173,28 +180,37 @@ class _FromCall(_Source):
         self.shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
         self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
         self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
+        cells = prod(self.size) * self.heads_at_once * self.rows_at_once
+        self.space = torch.empty(4, cells, dtype=call.wide, device=call.device)
+        self.rooms: dict[tuple[int, ...], Sequence[Tensor]] = {}
 
-    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+    def tile(self, at: _Place) -> Tile:
         """s, t = s − lse and p = e^t."""
         s = self.scores(at)
-        t = s - self.shift[at.queries]
-        p = t.exp()
+        _, t, p, scratch = self._rooms(s.shape)
+        torch.sub(s, self.shift[at.queries], out=t)
         if at.masked or self.term is not None:  # a bias, too, may hold −∞
-            t.masked_fill_(p == 0, 0.0)
-        return s, t, p
+            t.clamp_(min=torch.finfo(t.dtype).min)
+        return at.tile(s, t, exponentials(t, out=p), scratch)
 
     def scores(self, at: _Place) -> Tensor:
-        """The scores as the softmax gets them (b, h, r, c), −∞ where hidden."""
+        """The scores as the softmax gets them (b, h, r, c), −∞ where hidden; gone when the next ones are asked for."""
         call = self.call
-        q = self.q[at.queries].to(call.wide) * call.scale
-        s = q @ self._keys(at).to(call.wide).mT
+        q, k = self.q[at.queries].to(call.wide) * call.scale, self._keys(at).to(call.wide)
+        s = torch.matmul(q, k.mT, out=self._rooms((*q.shape[:3], k.shape[2]))[0])
         if call.softcap is not None:
-            s = s.div_(call.softcap).tanh_().mul_(call.softcap)
+            s.div_(call.softcap).tanh_().mul_(call.softcap)
         if call.bias is not None and self.term is not None:
-            s = s + self._read(call.bias, self.term, at)
+            s.add_(self._read(call.bias, self.term, at))
         if at.masked and call.mask is not None and self.see is not None:
-            s = s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
+            s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
         return s
+
+    def _rooms(self, shape: tuple[int, ...]) -> Sequence[Tensor]:
+        """Four tensors for a tile's numbers, of the same memory for every tile: fresh memory would cost page faults."""
+        if shape not in self.rooms:
+            self.rooms[shape] = self.space[:, : prod(shape)].unflatten(1, shape).unbind()
+        return self.rooms[shape]
 
     def _keys(self, at: _Place) -> Tensor:
         """The keys these heads read: (b, 1 or h, c, D)."""
@@ -214,7 +230,7 @@ class _FromCall(_Source):
         return cells
 
 
-class _FromWeights(_Source):
+class _FromScores(_Source):
     """Weights that are there already, with their scores."""
 
     def __init__(self, scores: Tensor, weights: Tensor) -> None:
@@ -223,11 +239,12 @@ class _FromWeights(_Source):
         self.s, self.p = scores, weights
         self.wide = torch.promote_types(weights.dtype, torch.float32)
 
-    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
+    def tile(self, at: _Place) -> Tile:
         """The scores, ln p and p."""
         part = (*at.queries, at.cols)
         s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
-        return s, torch.where(p > 0, p.log(), 0.0), p
+        t = p.log().clamp_(min=torch.finfo(self.wide).min)
+        return at.tile(s, t, p, torch.empty_like(t))
 
 
 class _FromTiles(_Source):
@@ -240,11 +257,12 @@ class _FromTiles(_Source):
         rows = max(1, min(nq, self.size[0] * self.heads_at_once // max(1, heads * batch)))
         self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
 
-    def weights(self, at: _Place) -> tuple[Tensor, Tensor, Tensor]:
-        """ln p twice, with −∞ and with 0 where p is 0, and p."""
+    def tile(self, at: _Place) -> Tile:
+        """ln p twice, −∞ where p is 0 and finite there, and p."""
         p = self.source.tile(at.rows, at.cols)
-        t = p.log()
-        return t, torch.where(p > 0, t, 0.0), p
+        s = p.log()
+        t = s.clamp(min=torch.finfo(s.dtype).min)
+        return at.tile(s, t, p, torch.empty_like(t))
 
 
 def _cut(n: int, size: int) -> list[slice]:

@@ -65,13 +65,18 @@ class Taps:
             raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
         self.model, self.on_sighting = model, on_sighting
         self.errors: list[tuple[str, Exception]] = []
-        self._unconfirmed: dict[tuple[str, tuple[int, ...]], None] = {}
+        self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._watch: Watch | None = None
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
         """(path, shape) of softmaxes that were never seen to meet values: routers, or attention of an odd form."""
         return list(self._unconfirmed)
+
+    @property
+    def suspected(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Those of them whose scores a product of matrices made, as attention's are."""
+        return [at for at, by_product in self._unconfirmed.items() if by_product]
 
     def __enter__(self) -> Taps:
         if self._watch is not None:

@@ -7,32 +7,30 @@ It does not know how calls are caught: `taps.py` does.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+import warnings
+from dataclasses import replace
 from threading import Lock
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.backends.call import Call
 from regard.lens import engines, facts, streaming
+from regard.lens.asking import Plan, read_plan
 from regard.lens.capture import Capture, Record
-from regard.lens.measures import DEFAULT, MAP_SIZE, NAMES, TOP, Wanted, read_wanted
+from regard.lens.keeping import Keeper
+from regard.lens.measures import MAP_SIZE, TOP
+from regard.lens.reading import raise_rows
+from regard.lens.runs import Link, Runs, key_marks
 from regard.lens.sight import Sight, see
 from regard.lens.sightings import Sighting
 from regard.lens.taps import Taps
-from regard.lens.view import Told, Tokens, View
+from regard.lens.unseen import name_unseen
+from regard.lens.view import Told, View
 from regard.lens.weights import Given, Remembered, Weights
 
 __all__ = ["watch"]
-
-KEEP = ("qk", "output")
-DELIMITERS = frozenset("[SEP] [CLS] </s> <s> <|endoftext|> <|im_end|> <eos> <bos> . , ; : ! ? 。 、 ， ？ ！ ： ；".split())
-LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
 
 
 def watch(
@@ -70,89 +68,130 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
-    plan = _Plan(
-        layers=_read_layers(layers),
-        wanted=_read_measures(measures, size, top),
-        patterns=measures is None or "patterns" in _names(measures),
-        keep=_read_keep(keep),
-        device=None if device is None else torch.device(device),
-        words=_read_tokens(tokens),
-    )
+    plan = read_plan(layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device)
     return Watching(model, plan)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What to do with each call."""
-
-    layers: tuple[str | int, ...] | None
-    wanted: Wanted
-    patterns: bool
-    keep: frozenset[str]
-    device: torch.device | None
-    words: list[list[str]] | None
 
 
 class Watching:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
-    def __init__(self, model: nn.Module, plan: _Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model, self.plan = model, plan
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
         self._taps = Taps(model, self._record)
+        self._runs, self._keeper = Runs(), Keeper(plan.device)
         self._lock = Lock()
-        self._order: list[str] = []
+        self._seen: dict[str, bool] = {}  # path → was it in compiled code; in the order of first calls
+        self._counts: dict[str, int] = {}  # path → calls recorded
+        self._entered = False
 
     def __enter__(self) -> Capture:
+        if self._entered:
+            raise RuntimeError("this watch was entered before, and its capture is made; call regard.watch(…) anew")
         self._taps.__enter__()
+        self._entered = True
         return self.capture
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
         self._taps.__exit__(kind, problem, where)
-        _name_unseen(self.capture, self.model, self._taps)
+        self._runs.close()
+        self._keeper.forget()
+        named = name_unseen(self.model, self._taps, self._seen, self.capture.records, self.plan.layers)
+        self.capture.unseen.update(named)
+        if kind is None:
+            _warn_of_tokens(self.capture, self.plan)
 
     def _record(self, sighting: Sighting) -> None:
         with self._lock:
-            if sighting.path not in self._order:
-                self._order.append(sighting.path)
-            place = self._order.index(sighting.path)
-        if not _wanted(sighting.path, place, self.plan.layers):
+            self._seen[sighting.path] = self._seen.get(sighting.path, False) or sighting.compiled
+            number = list(self._seen).index(sighting.path)
+        if not self.plan.layers.have(sighting.path, number):
+            self._link(sighting, 0, None)  # what carries on what, others want to know
             return
-        record = _measured(sighting, self.plan)
+        record, weights, sight = _measured(sighting, self.plan)
         with self._lock:
-            record.n = sum(r.path == record.path and r.view is not None for r in self.capture.records)
+            record.n = self._counts.get(record.path, 0)
+            record.link = self._link(sighting, record.n, record.view)
+            if record.view is not None:
+                self._counts[record.path] = record.n + 1
             self.capture.records.append(record)
+        if record.view is not None and weights is not None and "qk" in self.plan.keep:
+            record.view.weights = self._kept(record, weights, sight)
+
+    def _link(self, sighting: Sighting, n: int, view: View | None) -> Link | None:
+        """What a call carries on; None for one that could not be read."""
+        call, made = sighting.call, sighting.weights if sighting.weights is not None else sighting.scores
+        if call is None and made is None:
+            return None
+        sizes = _sizes(call, made)
+        marks = sighting.marks if call is None else key_marks(call.k)
+
+        def offset() -> object:
+            if view is not None:
+                return view.place.offset
+            return None if call is None else see(call, sighting.kind).offset
+
+        return self._runs.link(sighting.path, n, sizes, sighting.kind, marks, offset)
+
+    def _kept(self, record: Record, weights: Weights, sight: Sight | None) -> Weights:
+        device, link = self.plan.device, record.link
+        if isinstance(weights, Given):
+            scores = None if weights.scores is None else _moved(weights.scores, device)
+            return Given(_moved(weights.weights, device), scores)
+        assert isinstance(weights, Remembered)
+        assert link is not None
+        assert sight is not None
+        return self._keeper.keep(record.path, weights.call, weights.lse, link, _rest_hidden(sight, link))
 
 
 # ---------------------------------------------------------------------------------------------------------- one call
 
 
-def _measured(sighting: Sighting, plan: _Plan) -> Record:
-    """The record of one call: measured now, because its tensors are the model's and will not stay."""
+def _sizes(call: Call | None, made: Tensor | None) -> tuple[int, int, int, int]:
+    if call is not None:
+        return call.sizes
+    assert made is not None
+    batch, heads, nq, nk = made.shape
+    return batch, heads, nq, nk
+
+
+def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, Sight | None]:
+    """The record of one call, measured now, because its tensors are the model's; its weights, and what queries see."""
     record = Record(sighting.path, 0, sighting.kind, sighting.source, sighting.kernel, sighting.compiled)
     if sighting.call is not None and sighting.trouble is None:
-        _from_call(record, sighting, sighting.call, plan)
-    elif sighting.weights is not None or sighting.scores is not None:
-        _from_weights(record, sighting, plan)
-    else:
-        record.trouble = sighting.trouble or "the call could not be read"
-    return record
+        sight = see(sighting.call, sighting.kind)
+        return record, _from_call(record, sighting, sighting.call, sight, plan), sight
+    if sighting.weights is not None or sighting.scores is not None:
+        return record, _from_weights(record, sighting, plan), None
+    record.trouble = sighting.trouble or "the call could not be read"
+    return record, None, None
 
 
-def _from_call(record: Record, sighting: Sighting, call: Call, plan: _Plan) -> None:
-    lse = streaming.lse_of(call) if sighting.lse is None else sighting.lse
-    found, engine = engines.measure(call, lse, plan.wanted)
-    sight = see(call, sighting.kind)
-    record.facts = facts.read(call, sighting.output, lse, kind=sighting.kind, sight=sight)
-    _finish(record, Remembered(call, lse), {"lse": lse, **found}, sight, sighting.output, plan, engine)
-    if "qk" in plan.keep and record.view is not None:
-        record.view.weights = Remembered(_kept_call(call, plan.device), _moved(lse, plan.device))
+def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, plan: Plan) -> Weights:
+    raised, taken = _raised(call, sight)
+    lse = streaming.lse_of(raised) if sighting.lse is None or taken is not None else sighting.lse
+    found, engine = engines.measure(raised, lse, plan.wanted)
+    found["lse"] = lse
+    if taken is not None:  # these two are of the scores themselves
+        found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
+    record.facts = facts.read(call, sighting.output, found["lse"], kind=sighting.kind, sight=sight)
+    weights = Remembered(raised, lse)
+    _finish(record, weights, found, sight, sighting.output, plan, engine)
+    return weights
 
 
-def _from_weights(record: Record, sighting: Sighting, plan: _Plan) -> None:
+def _raised(call: Call, sight: Sight) -> tuple[Call, Tensor | None]:
+    """The call with digits in rows that finite numbers hide altogether, and what was taken off; None for nothing."""
+    if sight.bias_kind != "large negative" or call.sinks is not None:  # beside a sink nothing is left of such a row
+        return call, None
+    rows = sight.survey.unhidden > 0
+    return raise_rows(call, rows) if bool(rows.any()) else (call, None)
+
+
+def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
     scores, made = sighting.scores, sighting.weights
     if made is None:
         assert scores is not None
@@ -163,9 +202,7 @@ def _from_weights(record: Record, sighting: Sighting, plan: _Plan) -> None:
     record.facts = facts.read_weights(scores, made, kind=sighting.kind)
     sight = Told(None, record.facts.padding, record.facts.offset)
     _finish(record, weights, found, sight, sighting.output, plan, "torch")
-    if "qk" in plan.keep and record.view is not None:
-        kept = None if scores is None else _moved(scores, plan.device)
-        record.view.weights = Given(_moved(made, plan.device), kept)
+    return weights
 
 
 def _finish(
@@ -174,19 +211,22 @@ def _finish(
     found: dict[str, Tensor],
     sight: Sight | Told,
     output: Tensor | None,
-    plan: _Plan,
+    plan: Plan,
     engine: str,
 ) -> None:
     """Patterns, what the doctor wants to know, and the view."""
     place = Told(sight.visible, sight.padding, sight.offset)
-    tokens = _tokens_for(plan.words, weights.sizes)
+    tokens = plan.tokens_for(weights.sizes)
     view = View(weights.sizes, found, None, weights, record.kind, place, tokens, plan.wanted.size, engine=engine)
     if plan.patterns:
         view.held |= {f"pattern {name}": score for name, score in view.score_patterns().items()}
-    record.heads = _heads(view, output)
+    record.heads = {name: _moved(x, plan.device) for name, x in _heads(view, output).items()}
     view.weights = None
     view.given_output = _moved(output, plan.device) if "output" in plan.keep and output is not None else None
-    record.view = view if plan.device is None else view.moved(plan.device)
+    if plan.device is not None:
+        parts = (_moved(x, plan.device) if isinstance(x, Tensor) else x for x in vars(place).values())
+        view = replace(view.moved(plan.device), place=Told(*parts))
+    record.view = view
 
 
 def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
@@ -202,122 +242,27 @@ def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
     return heads
 
 
-def _kept_call(call: Call, device: torch.device | None) -> Call:
-    """The call with q and k of its own: a slice of a larger tensor is copied, for a cache may be written over."""
-    q, k = (_moved(_own(x), device) for x in (call.q, call.k))
-    v = k.new_zeros(*k.shape[:3], 1)  # exact weights do not read the values
-    sinks = None if call.sinks is None else _moved(call.sinks, device)
-    return replace(call, q=q, k=k, v=v, sinks=sinks)
-
-
-def _own(x: Tensor) -> Tensor:
-    return x if x.untyped_storage().nbytes() <= x.numel() * x.element_size() else x.clone()
-
-
 def _moved(x: Tensor, device: torch.device | None) -> Tensor:
     return x if device is None else x.to(device)
 
 
-def _tokens_for(words: list[list[str]] | None, sizes: Sequence[int]) -> Tokens:
-    """The tokens as the patterns read them, where there are as many as keys."""
-    batch, _, _, nk = sizes
-    if words is None or len(words) not in (1, batch) or any(len(row) != nk for row in words):
-        return Tokens()
-    number = {word: n for n, word in enumerate(sorted({w for row in words for w in row}))}
-    ids = torch.tensor([[number[w] for w in row] for row in words])
-    marks = torch.tensor([[w.lstrip("Ġ▁ ") in DELIMITERS for w in row] for row in words])
-    return Tokens(ids, marks if bool(marks.any()) else None)
-
-
-# ------------------------------------------------------------------------------------------------------ what was unseen
-
-
-def _name_unseen(capture: Capture, model: nn.Module, taps: Taps) -> None:
-    """Name what looks like attention and was not seen, with the reason as far as it is known."""
-    for record in capture.records:
-        if record.view is None:
-            capture.unseen[record.path] = record.trouble or "the call could not be read"
-    for path, problem in taps.errors:
-        capture.unseen[path] = f"measuring it failed: {type(problem).__name__}: {problem}"
-    for path, shape in taps.unconfirmed:
-        capture.unseen.setdefault(path, f"a softmax of shape {tuple(shape)} that was not multiplied with values")
-    seen = capture.names
-    compiled = {r.path for r in capture.records if r.compiled}
-    for path in _candidates(getattr(model, "_orig_mod", model)):
-        inside = any(path == s or path.startswith(f"{s}.") or s.startswith(f"{path}.") for s in seen if s)
-        if inside or "" in compiled or path in capture.unseen:
-            continue
-        if not any(_wanted(path, -1, (p,)) for p in [path]):
-            continue
-        capture.unseen[path] = "it did not run in the block, or makes its weights in a way that is not known here"
-
-
-def _candidates(model: nn.Module) -> list[str]:
-    """The innermost modules whose class is named like attention."""
-    named = [path for path, m in model.named_modules() if LOOKS_LIKE_ATTENTION.search(type(m).__name__)]
-    return [path for path in named if not any(other.startswith(f"{path}.") for other in named if path)]
-
-
-def _wanted(path: str, place: int, layers: tuple[str | int, ...] | None) -> bool:
-    if layers is None:
+def _rest_hidden(sight: Sight, link: Link) -> bool:
+    """Does no query see a key beyond those that are written so far? A cache of fixed size has room there."""
+    written = link.known + sight.nq
+    if written >= sight.nk:
         return True
-    return any(place == want if isinstance(want, int) else fnmatchcase(path, want) for want in layers)
+    seen = sight.survey
+    return not bool((seen.last >= written).any() | (seen.unhidden > 0).any())
 
 
-# ------------------------------------------------------------------------------------------------------------ arguments
-
-
-def _names(measures: object) -> list[Any]:
-    if isinstance(measures, str):
-        return [measures]
-    if not isinstance(measures, Iterable):
-        raise TypeError(f"measures must be names such as {', '.join(NAMES)}; got {type(measures).__name__}")
-    return list(measures)
-
-
-def _read_measures(measures: object, size: int, top: int) -> Wanted:
-    names = DEFAULT if measures is None else [name for name in _names(measures) if name != "patterns"]
-    wanted = read_wanted(names, size, top)
-    if measures is not None and "patterns" in _names(measures):
-        wanted = replace(wanted, names=wanted.names | {"entropy", "received"})  # patterns are read from these
-    return wanted
-
-
-def _read_layers(layers: object) -> tuple[str | int, ...] | None:
-    if layers is None:
-        return None
-    given = (layers,) if isinstance(layers, (str, int)) else layers
-    if not isinstance(given, Iterable):
-        raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
-    found = tuple(given)
-    for want in found:
-        if isinstance(want, bool) or not isinstance(want, (str, int)) or (isinstance(want, int) and want < 0):
-            raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {want!r}")
-    if not found:
-        raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
-    return found
-
-
-def _read_keep(keep: object) -> frozenset[str]:
-    given = () if keep is None else (keep,) if isinstance(keep, str) else keep
-    if not isinstance(given, Iterable):
-        raise TypeError(f"keep must be 'qk', 'output' or both in a list, got {type(keep).__name__}")
-    found = frozenset(given)
-    unknown = sorted(str(name) for name in found - set(KEEP))
-    if unknown:
-        raise ValueError(f"keep must be 'qk', 'output' or both in a list, got {unknown[0]!r}")
-    return found
-
-
-def _read_tokens(tokens: object) -> list[list[str]] | None:
-    if tokens is None:
-        return None
-    if isinstance(tokens, Tensor):
-        tokens = tokens.tolist()
-    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or len(tokens) == 0:
-        raise TypeError("tokens must be words or token numbers: a list of them, or a list per batch row")
-    nested = not isinstance(tokens[0], (str, int))
-    rows = tokens if nested else [tokens]
-    if not all(isinstance(row, Sequence) and all(isinstance(t, (str, int)) for t in row) for row in rows):
-        raise TypeError("tokens must be words or token numbers: a list of them, or a list per batch row")
-    return [[str(t) for t in row] for row in rows]
+def _warn_of_tokens(capture: Capture, plan: Plan) -> None:
+    """Say so if tokens were given and are no call's: a forgotten [CLS] would label every row by its neighbour."""
+    sizes = [r.view.sizes for r in capture.records if r.view is not None]
+    if plan.words is None or not sizes or any(plan.tokens_for(s).ids is not None for s in sizes):
+        return
+    have = sorted({len(row) for row in plan.words})
+    warnings.warn(
+        f"tokens= has {' and '.join(map(str, have))} words in {len(plan.words)} rows, but the calls have "
+        f"{sizes[0][3]} keys in {sizes[0][0]} batch rows: patterns by token are not scored, and labels will not fit",
+        stacklevel=3,
+    )

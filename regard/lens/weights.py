@@ -8,8 +8,10 @@ It does not know measures or models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
+from math import inf, log
 from typing import Protocol
 
 import torch
@@ -20,9 +22,10 @@ from regard.biases import Bias
 from regard.masks import Mask
 from regard.rules import indices
 
-__all__ = ["Given", "Part", "Remembered", "Weights", "grouped_scores"]
+__all__ = ["Given", "Part", "Remembered", "Weights", "as_they_are", "exponentials", "grouped_scores"]
 
 PAIR_CELLS = 1 << 24  # numbers of q that are held in fp32 at once while pairs are weighed
+LOG2E = 1 / log(2)
 
 Part = slice | Tensor
 """Which queries or keys: a slice, or their indices (n,)."""
@@ -46,24 +49,28 @@ class Remembered:
     """Weights from a call's q and k and its rows' lse."""
 
     def __init__(self, call: Call, lse: Tensor) -> None:
-        """call: on torch tensors, without gradient.  lse: (B, H, Nq), −∞ where a row sees nothing."""
-        self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
+        """call: on torch tensors; of its values nothing is kept.  lse: (B, H, Nq), −∞ where a row sees nothing."""
+        q, k = call.q.detach(), call.k.detach()
+        self.call = replace(call, q=q, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
         self.sizes = call.sizes
         self.lse = lse
         self._shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
-        return self.scores(rows, cols).sub_(self._shift[:, :, rows]).exp_()
+        with as_they_are(self.lse.device):
+            t = self.scores(rows, cols).sub_(self._shift[:, :, rows])
+            return exponentials(t, out=t)
 
     def scores(self, rows: Part, cols: Part) -> Tensor:
         """What the softmax gets: scaled, capped, biased, −∞ where hidden. (B, H, rows, cols)."""
         call, (batch, heads, nq, nk) = self.call, self.sizes
-        q, k = call.q[:, :, rows].to(call.wide), call.k[:, :, cols].to(call.wide)
-        s = grouped_scores(q, k).mul_(call.scale)
-        i = torch.arange(nq, device=call.device)[rows]
-        j = torch.arange(nk, device=call.device)[cols]
-        return self._finish(s, indices(batch, heads, i, j, call.device))
+        with as_they_are(call.device):
+            q, k = call.q[:, :, rows].to(call.wide), call.k[:, :, cols].to(call.wide)
+            s = grouped_scores(q, k).mul_(call.scale)
+            i = torch.arange(nq, device=call.device)[rows]
+            j = torch.arange(nk, device=call.device)[cols]
+            return self._finish(s, indices(batch, heads, i, j, call.device))
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq); 0 where the key is −1 or hidden."""
@@ -72,7 +79,8 @@ class Remembered:
         if 0 in self.sizes:
             return self._shift.new_zeros(batch, heads, nq)
         at_once = max(1, PAIR_CELLS // (batch * heads * self.call.q.shape[-1]))
-        return torch.cat([self._pairs(keys, slice(i, i + at_once)) for i in range(0, nq, at_once)], -1)
+        with as_they_are(self.lse.device):
+            return torch.cat([self._pairs(keys, slice(i, i + at_once)) for i in range(0, nq, at_once)], -1)
 
     def _pairs(self, keys: Tensor, rows: slice) -> Tensor:
         call, (batch, heads, nq, nk) = self.call, self.sizes
@@ -85,11 +93,11 @@ class Remembered:
         s = (call.q[:, :, rows].to(call.wide) * chosen).sum(-1).mul_(call.scale)
         b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device)[rows], index, call.device)
         s = self._finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
-        return torch.where(there, s.sub_(self._shift.squeeze(-1)[..., rows]).exp_(), 0.0)
+        return torch.where(there, exponentials(s.sub_(self._shift.squeeze(-1)[..., rows]), out=s), 0.0)
 
     def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Softcap, bias and mask, in the operation's order."""
-        call, (_, _, nq, nk) = self.call, self.sizes
+        call = self.call
         if call.softcap is not None:
             s = s.div_(call.softcap).tanh_().mul_(call.softcap)
         if call.bias is not None:
@@ -124,11 +132,31 @@ class Given:
         """The weight of one key per query, (B, H, Nq); 0 where the key is −1."""
         batch, heads, nq, nk = self.sizes
         keys = keys.to(self.weights.device).expand(batch, heads, nq)
-        there = (keys >= 0) & (keys < nk)
+        wide = torch.promote_types(self.weights.dtype, torch.float32)
         if nk == 0:
-            return self.weights.new_zeros(batch, heads, nq)
+            return self.weights.new_zeros(batch, heads, nq, dtype=wide)
+        there = (keys >= 0) & (keys < nk)
         chosen = self.weights.gather(-1, torch.where(there, keys, 0).unsqueeze(-1)).squeeze(-1)
-        return torch.where(there, chosen, 0.0).to(torch.promote_types(chosen.dtype, torch.float32))
+        return torch.where(there, chosen, 0.0).to(wide)
+
+
+@contextmanager
+def as_they_are(device: torch.device) -> Iterator[None]:
+    """Weights in the precision of their scores, whatever surrounds the call: without gradient and without autocast."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def exponentials(t: Tensor, out: Tensor) -> Tensor:
+    """e^t into `out`, which may be `t`, as 2^(t·log₂e).
+
+    torch's exp on a CPU takes three times as long, and thirty times where it underflows, as it does for most keys of a
+    head that looks at one. The rounding of t·log₂e is that of t once more.
+
+    >>> exponentials(torch.tensor([0.0, -inf]), out=torch.empty(2))
+    tensor([1., 0.])
+    """
+    return torch.mul(t, LOG2E, out=out).exp2_()
 
 
 def grouped_scores(q: Tensor, k: Tensor) -> Tensor:

@@ -1,0 +1,231 @@
+"""Which calls of a module belong together: the steps of one generation, told from passes of their own.
+
+Sizes say what may be: a step has fewer queries than keys, and just so many keys more than there were. The keys
+themselves say what is: those that were there before are there again, for every batch row, or in another batch row where
+beam search has moved it. A key is known by one number, the sum of its bits. In one layer two batch rows may look alike,
+as in the first, whose keys know nothing but their token; so where the rows were is told by all layers of a pass.
+
+It does not know views, nor how calls are caught.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Link", "Runs", "by_sizes", "key_marks", "matrix_marks", "runs_of"]
+
+Sizes = tuple[int, int, int, int]
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Link:
+    """How a call carries on an earlier call of its module.
+
+    after: which call of the module that is; None for a call that begins a run.
+    first: the place of its first key among the keys of the run: above 0 where a cache has dropped the oldest.
+    known: how many of its first keys were there before its own.
+    rows: for each batch row, the batch row of the earlier call that it carries on; None where all are in place. It is
+        known for certain when the model's next pass begins.
+    """
+
+    after: int | None = None
+    first: int = 0
+    known: int = 0
+    rows: tuple[int, ...] | None = None
+
+
+def runs_of(links: Sequence[Link]) -> list[list[int]]:
+    """The calls of a module, by their links in call order, as runs.
+
+    >>> runs_of([Link(), Link(after=0), Link(), Link(after=1)])
+    [[0, 1, 3], [2]]
+    """
+    runs: list[list[int]] = []
+    of: dict[int, list[int]] = {}
+    for n, link in enumerate(links):
+        if link.after is None:
+            runs.append([])
+        of[n] = runs[-1] if link.after is None else of[link.after]
+        of[n].append(n)
+    return runs
+
+
+def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[Link]:
+    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them.
+
+    >>> [link.after for link in by_sizes([(1, 2, 5, 5), (1, 2, 1, 6), (1, 2, 1, 7), (1, 2, 5, 5)], "self")]
+    [None, 0, 1, None]
+    """
+    runs = Runs()
+    return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
+
+
+def key_marks(k: Tensor) -> Tensor:
+    """Keys (B, H, Nk, D) → (B, Nk), for each position one number: the sum of its bits over heads and D.
+
+    >>> key_marks(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])).tolist()
+    [[1065353216, 0]]
+
+    Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory.
+    """
+    return k.detach().view(BITS[k.element_size()]).sum((1, 3), dtype=torch.int64)
+
+
+def matrix_marks(right: Tensor) -> Tensor | None:
+    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers.
+
+    >>> matrix_marks(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
+    [[1065353216, 0]]
+    """
+    if not right.dtype.is_floating_point or right.element_size() not in BITS:
+        return None
+    return right.detach().view(BITS[right.element_size()]).sum(1, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The latest call of a module."""
+
+    n: int
+    sizes: Sizes
+    kind: str
+    marks: Tensor | None  # (B, Nk)
+    first: int  # where its keys begin in the run
+    total: int  # how many positions the run has by now
+
+
+class _Pass:
+    """One way of a batch through the layers of a model."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self.steps: dict[int, bool] = {}  # by batch size: did the latest self-attention carry something on?
+        self.links: dict[int, list[Link]] = {}
+        self.alike: dict[int, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, which belong together
+
+    def close(self) -> None:
+        """Say where the batch rows were, from all that was seen of them."""
+        for batch, pairs in self.alike.items():
+            if not all(torch.equal(old, new) for old, new in pairs):
+                same = torch.stack([_same_rows(old, new).cpu() for old, new in pairs]).all(0)
+                rows = _chosen(same)
+                for link in self.links.get(batch, []):
+                    link.rows = rows
+        self.alike.clear()
+
+
+class Runs:
+    """Told of the calls of a model, one after the other, it says what each carries on; for every thread by itself."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], _Call] = {}
+        self._passes: dict[int, _Pass] = {}  # by thread
+
+    def link(
+        self,
+        path: str,
+        n: int,
+        sizes: Sizes,
+        kind: str,
+        marks: Tensor | None = None,
+        offset: Callable[[], object] | None = None,
+    ) -> Link:
+        """What call n of a module carries on.
+
+        marks: `key_marks` of its keys, where they are known.
+        offset: says where query 0 of the call stands; asked only where a run begins with more keys than queries.
+        """
+        thread = threading.get_ident()
+        now = self._pass(thread, path)
+        before = self._last.get((thread, path))
+        fits = before is not None and before.sizes[:2] == sizes[:2] and before.kind == kind
+        link = _judge(now, before, sizes, marks) if before is not None and fits else Link()
+        batch, _, nq, nk = sizes
+        if link.after is None:
+            link = Link(known=nk if kind == "cross" else _start(nq, nk, offset))
+        else:
+            now.links.setdefault(batch, []).append(link)
+        if kind == "self":
+            now.steps[batch] = link.after is not None
+        total = before.total if before is not None and link.after is not None else link.known
+        self._last[thread, path] = _Call(n, sizes, kind, marks, link.first, total + nq)
+        return link
+
+    def close(self) -> None:
+        """No more calls: what is not known for certain by now will not be."""
+        for one in self._passes.values():
+            one.close()
+        self._passes.clear()
+        self._last.clear()
+
+    def _pass(self, thread: int, path: str) -> _Pass:
+        """The pass that a call belongs to: a new one begins where a module comes again."""
+        now = self._passes.get(thread)
+        if now is None or path in now.paths:
+            if now is not None:
+                now.close()
+            now = self._passes[thread] = _Pass()
+        now.paths.add(path)
+        return now
+
+
+def _judge(now: _Pass, before: _Call, sizes: Sizes, marks: Tensor | None) -> Link:
+    """What a call of these sizes is to the one before."""
+    place = _in_cross(now, before, sizes) if before.kind == "cross" else _in_self(before, sizes)
+    if place is None:
+        return Link()
+    first, known = place
+    if before.marks is None or marks is None:
+        return Link(before.n, first, known)
+    begin = first - before.first
+    old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
+    if not torch.equal(old, new) and not bool(_same_rows(old, new).any(1).all()):
+        return Link()
+    now.alike.setdefault(sizes[0], []).append((old, new))
+    return Link(before.n, first, known)
+
+
+def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+    """Where the keys of a step begin, and how many were there before: all, in a cache with room or without, or the latest.
+
+    None for what is no step.
+    """
+    _, _, nq, nk = sizes
+    first = before.total + nq - nk  # if the newest key is the last
+    if first < before.first and nk == before.sizes[3]:
+        first = before.first  # a cache of fixed size, with room for more
+    known = before.total - first
+    return (first, known) if nq < nk and first >= before.first and known > 0 else None
+
+
+def _in_cross(now: _Pass, before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+    """The same over another sequence, where a step has one query; the self-attention before it knows if it is one."""
+    batch, _, nq, nk = sizes
+    step = nq == 1 < nk == before.sizes[3] and now.steps.get(batch, True)
+    return (0, nk) if step else None
+
+
+def _same_rows(old: Tensor, new: Tensor) -> Tensor:
+    """(B, N) before and now → (B, B): can the batch row of now have been the batch row of before?"""
+    if old.shape != new.shape:
+        return torch.zeros(len(new), len(old), dtype=torch.bool)
+    return torch.stack([(old == row).all(-1) for row in new])
+
+
+def _chosen(same: Tensor) -> tuple[int, ...] | None:
+    """One of those that each batch row can have been, itself first; None where all are in place."""
+    rows = tuple(b if bool(same[b, b]) else int(row.long().argmax()) for b, row in enumerate(same))
+    return None if rows == tuple(range(len(rows))) else rows
+
+
+def _start(nq: int, nk: int, offset: Callable[[], object] | None) -> int:
+    """The position of the first query of a run."""
+    found = offset() if offset is not None and nk > nq else None
+    return found if isinstance(found, int) else nk - nq
