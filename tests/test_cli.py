@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import regard
+import regard.lens.capture
 from regard import masks
 from regard.cli import array_files, draw_mask, main, mask_language
 from regard.cli.language import preferred
@@ -20,7 +21,7 @@ from regard.tables import width
 ROOT = Path(__file__).resolve().parent.parent
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
-COMMANDS = ["steps", "mask", "cost", "backends"]
+COMMANDS = ["steps", "look", "doctor", "diff", "mask", "cost", "backends"]
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def matrices(text: str) -> dict[str, tuple[list[str], list[str], list[list[str]]
 # --------------------------------------------------------------------------------------------------------------- help
 
 
-def test_help_lists_the_four_commands(run):
+def test_help_lists_the_commands(run):
     assert re.findall(r"^  (\w+)  ", run("--help").split("Commands:")[1], re.MULTILINE) == COMMANDS
 
 
@@ -837,4 +838,366 @@ def test_pipe_gets_neither_colours_nor_trailing_spaces(run, arguments):
 def test_terminal_gets_a_bold_title(capsys, terminal, arguments):
     terminal(80)
     main(arguments)
+    assert capsys.readouterr().out.startswith("\x1b[1m")
+
+
+# ------------------------------------------------------------------------------------------------ look, doctor and diff
+
+TOKENS = [["나는", "cat", "을", "본다", "."], ["a", "b", "a", "b", "c"]]
+
+
+class Heads(torch.nn.Module):
+    """Layers of attention on what is given: B 2, H 4, N 5, D 3."""
+
+    def __init__(self, *calls: dict) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Identity() for _ in calls])
+        for layer, options in zip(self.layers, calls, strict=True):
+            layer.forward = lambda x, options=options: regard.attention(x, x, x, **options)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def capture_file(path: str = "run.regard", *, seed: int = 0, times: int = 1, mask=None, **options) -> str:
+    """A capture of two layers, saved."""
+    mask = masks.causal() if mask is None else mask
+    model = Heads({"mask": mask}, {"mask": masks.window(2, 0)})
+    x = torch.randn(2, 4, 5, 3, generator=torch.Generator().manual_seed(seed)) * 3
+    given = {"tokens": TOKENS, "keep": "qk"} | options
+    with torch.no_grad(), regard.watch(model, **given) as seen:
+        for _ in range(times):
+            model(x)
+    seen.save(path)
+    return path
+
+
+def parsed(text: str) -> dict:
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+def table(out: str, first: str) -> list[list[str]]:
+    """The cells of the table whose first header this is."""
+    block = next(part for part in out.split("\n\n") if re.search(rf"^ *{first}  ", part, re.MULTILINE))
+    lines = block.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("─"))
+    return [re.split("  +", line.strip()) for line in lines[start + 1 :]]
+
+
+def test_look_at_arrays_prints_the_numbers_of_regard_look(run):
+    np.savez("a.npz", **qkv())
+    out = run("look", "a.npz", "--mask", "window(3, 1)", "--scale", "0.5", "--batch", "1")
+    view = regard.look(**qkv(), mask=masks.window(3, 1), scale=0.5)
+    assert out.startswith("a.npz\n2 × 4 heads, 3 queries × 7 keys, mask: window(3, 1)\nshown: batch row 1\n\nhead  ")
+    rows = table(out, "head")
+    assert [row[0] for row in rows] == ["0", "1", "2", "3"]
+    for h, (_, entropy, effective, key, share, _) in enumerate(rows):
+        assert entropy == f"{view.mean('entropy')[1, h]:.3f}"
+        assert effective == f"{view.mean('effective')[1, h]:.3f}"
+        assert int(key) == view.received[1, h].argmax()
+        assert share == f"{view.received[1, h].max() / 3:.3f}"
+    weights = view.tile(slice(None), slice(None))[1]
+    links = [(int(h), int(i), int(j)) for h, i, j, _ in table(out.split("Strongest links")[1], "head")]
+    best = sorted(np.ndindex(weights.shape), key=lambda at: -weights[at])[:8]
+    assert links == [tuple(map(int, at)) for at in best]
+
+
+def test_look_leaves_out_links_that_have_no_choice(run):
+    np.save("a.npy", np.random.default_rng(0).normal(size=(5, 3)))
+    out = run("look", "a.npy", "--causal", "--top", "14")
+    links = table(out.split("Strongest links")[1], "head")
+    assert len(links) == 14  # 15 are visible, of which query 0 has one
+    assert "0" not in [query for _, query, _, _ in links]
+
+
+def test_look_at_arrays_takes_safetensors_and_json_holds_everything(run):
+    arrays = {name: torch.from_numpy(array).bfloat16() for name, array in qkv().items()}
+    save_file(arrays, "a.safetensors")
+    said = parsed(run("look", "a.safetensors", "--causal", "--row", "-1", "--top", "3", "--json"))
+    view = regard.look(**arrays, mask=masks.causal())
+    assert said["sizes"] == {"batch": 2, "heads": 4, "queries": 3, "keys": 7}
+    assert (said["title"], said["mask"], said["figure"]) == ("a.safetensors", "causal()", None)
+    assert [(line["batch"], line["head"]) for line in said["heads"]] == [(b, h) for b in range(2) for h in range(4)]
+    entropy = [line["entropy"] for line in said["heads"]]
+    np.testing.assert_allclose(entropy, view.mean("entropy").flatten(), rtol=1e-6)
+    assert said["heads"][0]["patterns"].keys() == view.patterns().keys()
+    assert said["row"] == {"query": 2, "heads": [0, 1, 2, 3], "weights": view.row(2)[0].tolist()}
+    assert len(said["links"]) == 3
+    assert said["links"][0].keys() == {"head", "query", "key", "weight"}
+
+
+def test_look_at_one_head_and_its_row(run):
+    np.savez("a.npz", **qkv())
+    out = run("look", "a.npz", "--head", "2", "--row", "1", "--top", "2")
+    view = regard.look(**qkv())
+    assert [row[0] for row in table(out, "head")] == ["2"]
+    ((head, keys),) = table(out.split("Query 1, exact: its strongest keys")[1], "head")
+    weights = view.row(1)[0, 2]
+    first, second = np.argsort(-weights)[:2]
+    assert (head, keys) == ("2", f"{first}: {weights[first]:.4g}, {second}: {weights[second]:.4g}")
+
+
+def test_look_prints_nan_as_nan(run):
+    np.save("a.npy", np.full((2, 3), np.nan))
+    assert table(run("look", "a.npy"), "head")[0][1] == "nan"
+    assert parsed(run("look", "a.npy", "--json"))["heads"][0]["entropy"] == "nan"
+
+
+def test_look_at_nothing_prints_an_empty_table(run):
+    np.savez("a.npz", q=np.zeros((0, 3)), k=np.zeros((5, 3)), v=np.zeros((5, 3)))
+    out = run("look", "a.npz")
+    assert "1 heads, 0 queries × 5 keys" in out
+    assert out.endswith("Strongest links\nnone\n")
+
+
+def test_look_at_a_capture_prints_its_summary(run):
+    capture_file()
+    out = run("look", "run.regard")
+    assert out.startswith("Heads: 2 attention modules, 2 calls   written 20")
+    assert "\n".join(regard.open("run.regard").summary().splitlines()[1:]) in out
+    said = parsed(run("look", "run.regard", "--json"))
+    assert [module["path"] for module in said["modules"]] == ["layers.0", "layers.1"]
+    assert said["modules"][1] == {
+        "number": 1,
+        "path": "layers.1",
+        "kind": "self",
+        "source": "regard",
+        "kernel": said["modules"][1]["kernel"],
+        "calls": 1,
+        "heads": 4,
+        "queries": 5,
+        "keys": 5,
+        "exact": True,
+    }
+    assert (said["model"], said["regard"], said["tokens"]) == ("Heads", regard.__version__, TOKENS)
+
+
+@pytest.mark.parametrize("layer", ["1", "layers.1"])
+def test_look_at_a_layer_of_a_capture_prints_its_heads_and_words(run, layer):
+    capture_file()
+    view = regard.open("run.regard")["layers.1"]
+    out = run("look", "run.regard", "--layer", layer, "--head", "3", "--row", "4", "--top", "1")
+    assert out.startswith("run.regard: layers.1\n2 × 4 heads, 5 queries × 5 keys, mask: window(2, 0)\n")
+    (row,) = table(out, "head")
+    key = int(view.received[0, 3].argmax())
+    assert row[1:4] == [
+        f"{view.mean('entropy')[0, 3]:.3f}",
+        f"{view.mean('effective')[0, 3]:.3f}",
+        f"{key} {TOKENS[0][key]}",
+    ]
+    best = int(view.row(4)[0, 3].argmax())
+    assert f"   3  {best} {TOKENS[0][best]}: {view.row(4)[0, 3, best]:.4g}\n" in out
+    ((_, query, key, _),) = table(out.split("Strongest links")[1], "head")
+    assert query.split()[1] == TOKENS[0][int(query.split()[0])]
+    assert key.split()[1] == TOKENS[0][int(key.split()[0])]
+
+
+def test_look_at_a_call_of_a_module_that_was_called_often(run, fail):
+    capture_file(times=3)
+    assert "take one as capture['layers.0', n], n from 0 to 2" in fail("look", "run.regard", "--layer", "0")
+    out = run("look", "run.regard", "--layer", "0", "--call", "2")
+    assert out.startswith("run.regard: layers.0[2]\n")
+    said = fail("look", "run.regard", "--layer", "0", "--call", "3")
+    assert "'layers.0' was called 3 times, so there is no call 3" in said
+
+
+def test_look_without_q_and_k_says_how_to_keep_them(run, fail):
+    capture_file(keep=None)
+    out = run("look", "run.regard", "--layer", "0")
+    assert out.endswith("Links need q and k: watch(model, keep='qk')\n")
+    assert [row[2] for row in table(out, "head")] == ["–"] * 4
+    assert parsed(run("look", "run.regard", "--layer", "0", "--json"))["links"] is None
+    for option in (["--row", "1"], ["--top", "3"], ["--size", "2", "--figure", "a.png"]):
+        assert "which were not kept" in fail("look", "run.regard", "--layer", "0", *option)
+
+
+def test_look_at_an_overview_names_the_part_that_receives_most(run):
+    x = np.random.default_rng(0).normal(size=(1, 1, 130, 3))
+    capture = regard.lens.capture.Capture("long")
+    record = regard.lens.capture.Record("attn", 0, "self", "regard", "tiled", view=regard.look(*[torch.tensor(x)] * 3))
+    capture.records.append(record)
+    capture.save("run.regard", overview=True)
+    out = run("look", "run.regard", "--layer", "attn")
+    part = int(regard.open("run.regard")[0].received.argmax())
+    assert table(out, "head")[0][3] == f"{part * 130 // 64}–{(part + 1) * 130 // 64 - 1}"
+
+
+def test_look_draws_a_head_or_the_atlas(run):
+    capture_file()
+    np.savez("a.npz", **qkv())
+    calls = [["a.npz", "--size", "2"], ["run.regard", "--layer", "0", "--head", "2", "--size", "3"], ["run.regard"]]
+    for n, call in enumerate(calls):
+        out = run("look", *call, "--figure", f"new/{n}.png")
+        assert out.splitlines()[-1].startswith(f"Figure: new/{n}.png")
+        assert Path(f"new/{n}.png").read_bytes().startswith(b"\x89PNG")
+    said = parsed(run("look", "run.regard", "--figure", "a.svg", "--json"))
+    assert said["figure"] == "a.svg"
+
+
+def test_look_doctor_and_diff_speak_korean(run):
+    capture_file()
+    np.savez("a.npz", **qkv())
+    arrays = run("look", "a.npz", "--lang", "ko", "--row", "1")
+    assert "2 × 헤드 4개, 쿼리 3개 × 키 7개, 마스크: none\n배치 0행\n" in arrays
+    assert "가장 강한 연결\n헤드  쿼리  키  가중치\n" in arrays
+    assert "쿼리 1의 정확한 가중치" in arrays
+    assert "Heads: 어텐션 모듈 2개, 호출 2번   저장: 20" in run("look", "run.regard", "--lang", "ko")
+    assert "모듈 2개의 어텐션 호출 2개: " in run("doctor", "run.regard", "--lang", "ko")
+    assert "같음: 비교한 모듈 2개, 측정값 " in run("diff", "run.regard", "run.regard", "--lang", "ko")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["look"], "Missing argument 'FILE'; see 'regard look --help'"),
+        (["look", "The cat sat"], "there is no file 'The cat sat'; look takes a file: q, k and v in .npz, .npy, "),
+        (["look", "missing.npz"], "there is no file 'missing.npz'"),
+        (["look", "folder"], "cannot read 'folder': it is a folder, a device or a pipe"),
+        (["look", "folder.npz"], "cannot read 'folder.npz': Is a directory"),
+        (["look", "text.txt"], "cannot read 'text.txt': it is not a regard capture"),
+        (["look", "x.npz"], "'x.npz' holds 'x', 'w_q', 'w_k', 'w_v'; expected q, k, v"),
+        (["look", "many.npz"], "holds 'a0', 'a1', 'a2', 'a3', 'a4', 'a5', 'a6', 'a7' and 3 more; expected q, k, v"),
+        (["look", "integers.npy"], "q holds int64; attention needs floating point"),
+        (["look", "a.npz", "--causal", "--mask", "prefix(2)"], "write --mask 'causal & (prefix(2))'"),
+        (["look", "a.npz", "--mask", "sideways"], "'sideways' is not understood"),
+        (
+            ["look", "a.npz", "--mask", "padding([3, 5, 7])"],
+            "padding([3, 5, 7]) is given for 3 batch rows, but the call",
+        ),
+        (["look", "a.npz", "--scale", "inf"], "scale must be finite, got inf"),
+        (["look", "a.npz", "--layer", "0", "--call", "1"], "--layer, --call are of captures; q, k and v are one call"),
+        (["look", "a.npz", "--row", "3"], "row 3 is out of range: there are 3 queries"),
+        (["look", "a.npz", "--row", "-4"], "row -4 is out of range: there are 3 queries"),
+        (["look", "a.npz", "--head", "4"], "--head 4 is out of range: there are 4, counted from 0"),
+        (["look", "a.npz", "--head", "-1"], "--head -1 is out of range: there are 4, counted from 0"),
+        (["look", "a.npz", "--batch", "2"], "--batch 2 is out of range: there are 2, counted from 0"),
+        (["look", "a.npz", "--top", "0"], "--top must be at least 1, got 0"),
+        (["look", "a.npz", "--size", "0"], "--size must be at least 1, got 0"),
+        (["look", "a.npz", "--size", "3"], "--size is of the map in the figure: give --figure as well"),
+        (["look", "a.npz", "--figure", "a.gif"], "--figure 'a.gif' must end in .png, .svg, .pdf"),
+        (["look", "a.npz", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["look", "run.regard", "--causal"], "--causal are of q, k and v; a capture has its own"),
+        (["look", "run.regard", "--mask", "causal", "--scale", "1"], "--mask, --scale are of q, k and v"),
+        (["look", "run.regard", "--head", "1", "--row", "2"], "--head, --row need --layer: which module of "),
+        (["look", "run.regard", "--layer", "2"], "--layer 2 is out of range: the capture has 2 modules"),
+        (["look", "run.regard", "--layer", "layers.7"], "no attention of 'layers.7' was seen; there are 'layers.0', "),
+        (["look", "run.regard", "--layer", "0", "--head", "4"], "--head 4 is out of range: there are 4"),
+        (["look", "run.regard", "--layer", "0", "--row", "5"], "row 5 is out of range: there are 5 queries"),
+        (["look", "empty.regard"], "no attention of Nothing was seen: it did not run inside the block"),
+        (["look", "cut.regard"], "cannot read 'cut.regard': it is cut short"),
+        (["look", "new.regard"], "written by a newer regard (format 2; this one reads 1): upgrade regard"),
+        (["doctor"], "Missing argument 'FILE'; see 'regard doctor --help'"),
+        (["doctor", "missing.regard"], "cannot read 'missing.regard': No such file or directory"),
+        (["doctor", "folder"], "cannot read 'folder': it is a folder"),
+        (["doctor", "a.npz"], "cannot read 'a.npz': it is not a regard capture"),
+        (["doctor", "cut.regard"], "cannot read 'cut.regard': it is cut short"),
+        (["doctor", "new.regard"], "written by a newer regard (format 2; this one reads 1): upgrade regard"),
+        (["doctor", "empty.regard"], "no attention of Nothing was seen"),
+        (["doctor", "run.regard", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["diff", "run.regard"], "Missing argument 'B'; see 'regard diff --help'"),
+        (["diff", "run.regard", "missing.regard"], "cannot read 'missing.regard': No such file or directory"),
+        (["diff", "cut.regard", "run.regard"], "cannot read 'cut.regard': it is cut short"),
+        (["diff", "run.regard", "empty.regard"], "no attention was seen in b, Capture(Nothing: no attention was seen)"),
+        (["diff", "run.regard", "run.regard", "--tolerance", "-1"], "tolerance must be at least 0, got -1"),
+        (["diff", "run.regard", "run.regard", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+    ],
+)
+def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message):
+    np.savez("a.npz", **qkv())
+    np.savez("x.npz", **dict.fromkeys(("x", "w_q", "w_k", "w_v"), X))
+    np.savez("many.npz", **{f"a{n}": X for n in range(11)})
+    np.save("integers.npy", np.eye(3, dtype=int))
+    Path("text.txt").write_text("a text that is longer than the start of a capture, which is some seventy signs long")
+    Path("folder").mkdir()
+    Path("folder.npz").mkdir()
+    content = Path(capture_file()).read_bytes()
+    Path("cut.regard").write_bytes(content[:-9])
+    Path("new.regard").write_bytes(content.replace(b'"version":"1"', b'"version":"2"', 1))
+    regard.lens.capture.Capture("Nothing").save("empty.regard")
+    assert message in fail(*arguments)
+
+
+def test_arrays_for_look_may_be_larger_than_for_steps(run, fail, monkeypatch):
+    np.save("a.npy", np.random.default_rng(0).normal(size=(100, 7)))
+    monkeypatch.setattr(array_files, "LARGEST", 5000)
+    run("look", "a.npy")
+    monkeypatch.setattr("regard.cli.look_inside.LARGEST", 5000)
+    assert "'a.npy' holds 5,728 bytes; at most 5,000 bytes" in fail("look", "a.npy")
+
+
+def test_doctor_prints_the_diagnosis_and_ends_with_1_for_errors(run, capsys):
+    capture_file()
+    diagnosis = regard.open("run.regard").doctor()
+    assert run("doctor", "run.regard") == f"{diagnosis.text()}\n"
+    said = parsed(run("doctor", "run.regard", "--json"))
+    assert (said["calls"], said["modules"], said["unread"]) == (2, 2, 0)
+    assert [use["mask"] for use in said["masks"]] == [use.facts.mask for use in diagnosis.masks]
+    capture_file("bad.regard", mask=masks.causal(offset=-2))
+    assert main(["doctor", "bad.regard"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "see no key at all" in out
+    assert main(["doctor", "bad.regard", "--json"]) == 1
+    said = parsed(capsys.readouterr().out)
+    assert said["ok"] is False
+    assert (said["findings"][0]["severity"], said["findings"][0]["code"]) == ("error", "empty rows")
+    assert said["findings"][0]["paths"] == ["layers.0"]
+
+
+def test_doctor_ends_with_0_for_warnings(run, monkeypatch):
+    from regard.lens.findings import Finding
+
+    capture_file()
+    warning = Finding("warning", "left padding", ("layers.0",), (("rows", 1), ("batch", 2)))
+    monkeypatch.setattr("regard.lens.doctor.CHECKS", (lambda case: [warning],))
+    said = parsed(run("doctor", "run.regard", "--json"))
+    assert [finding["severity"] for finding in said["findings"]] == ["warning"]
+
+
+def test_diff_says_whether_attention_was_the_same(run, capsys):
+    capture_file("a.regard")
+    capture_file("b.regard", seed=1, mask=masks.prefix(2))
+    out = run("diff", "a.regard", "a.regard")
+    assert re.match(r"A  a\.regard   Heads, written 20.*\nB  a\.regard   Heads, written 20.*\n\nthe same: modules", out)
+    assert parsed(run("diff", "a.regard", "a.regard", "--json"))["same"] is True
+    assert main(["diff", "a.regard", "b.regard"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert re.search(r"^mask +layers\.0 +causal +prefix\(2\)$", out, re.MULTILINE)
+    assert main(["diff", "a.regard", "b.regard", "--json"]) == 1
+    said = parsed(capsys.readouterr().out)
+    assert (said["same"], said["modules"], said["only_a"], said["only_b"]) == (False, 2, [], [])
+    assert said["rows"][0].keys() == {"path", "call", "measure", "head", "a", "b", "difference", "mean", "heads"}
+    assert said["unlike"] == [{"what": "mask", "path": "layers.0", "call": 0, "a": "causal", "b": "prefix(2)"}]
+
+
+def test_diff_takes_a_tolerance(run, capsys):
+    capture_file("a.regard")
+    capture_file("b.regard", seed=1)
+    assert main(["diff", "a.regard", "b.regard"]) == 1
+    capsys.readouterr()
+    assert "(tolerance 100)" in run("diff", "a.regard", "b.regard", "--tolerance", "100")
+
+
+def test_diff_of_numbers_that_json_lacks_is_text(capsys):
+    capture_file("a.regard")
+    seen = regard.open("a.regard")
+    seen.records[0].view.held["entropy"][0, 1, 2] = float("nan")
+    seen.save("b.regard")
+    assert main(["diff", "a.regard", "b.regard", "--json"]) == 1
+    said = parsed(capsys.readouterr().out)
+    assert (said["rows"][0]["measure"], said["rows"][0]["head"], said["rows"][0]["difference"]) == ("entropy", 1, "inf")
+
+
+@pytest.mark.parametrize("command", [["look", "a.npz"], ["look", "run.regard"], ["doctor", "run.regard"]])
+def test_captures_and_arrays_print_bold_titles_on_a_terminal_and_plain_ones_in_a_pipe(run, capsys, terminal, command):
+    np.savez("a.npz", **qkv())
+    capture_file()
+    out = run(*command)
+    assert "\x1b" not in out
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    terminal(80)
+    main(command)
     assert capsys.readouterr().out.startswith("\x1b[1m")

@@ -18,7 +18,7 @@ def test_rows_of_the_fused_model_are_the_weights_of_the_unfused_one(name: str) -
     pixels = torch.randn(2, 3, 224, 224, device="cuda")
 
     def run(fused: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        timm.layers.set_fused_attn(fused)
+        timm.layers.set_fused_attn(fused, experimental=fused)  # timm calls Swin's fused path experimental
         torch.manual_seed(0)
         model = timm.create_model(name, pretrained=False).cuda().eval()
         with torch.no_grad():

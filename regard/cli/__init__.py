@@ -1,4 +1,4 @@
-"""The command line `regard`: steps, mask, cost, backends. It parses, calls and prints; it computes nothing.
+"""The command line `regard`: steps, look, doctor, diff, mask, cost, backends. It parses, calls and prints.
 
     >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
     window(1, 0)   3 queries × 3 keys
@@ -30,11 +30,14 @@ __all__ = ["main"]
 
 INSTALL = "pip install 'regard[cli]'"
 WRONG_INPUT, MISSING_PART, INTERRUPTED = 2, 1, 130
-"""Exit codes. 1 also says that the weights of `regard steps` failed their check."""
+"""Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
+`regard diff` found a difference."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C.
+
+    A command may answer by 1 as well, as its help says.
 
     >>> main(["--version"])
     regard 0.1.0
@@ -66,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_usage_message(error), WRONG_INPUT)
     except ImportError as error:
         return _complain(str(error), MISSING_PART)
-    except (ValueError, TypeError, IndexError, OSError) as error:
+    except KeyError as error:  # whose text is the quoted form of its message
+        return _complain(str(error.args[0]), WRONG_INPUT)
+    except (ValueError, TypeError, LookupError, OSError) as error:
         return _complain(str(error), WRONG_INPUT)
 
 

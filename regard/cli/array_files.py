@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NAMES", "read_arrays"]
+__all__ = ["NAMES", "SUFFIXES", "read_arrays"]
 
 NAMES = (("q", "k", "v"), ("x", "w_q", "w_k", "w_v"))
 """The names a file holds: all of the one or all of the other."""
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 LARGEST = 2**28  # bytes, 256 MiB; steps are for small inputs
+MOST_NAMED = 8  # names of a file that holds others
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
+def read_arrays(path: Path, names: tuple[tuple[str, ...], ...] = NAMES, largest: int | None = None) -> dict[str, Any]:
     """The arrays of a file by name: q, k, v, or x, w_q, w_k, w_v. NumPy arrays; torch tensors from .safetensors.
 
     >>> import numpy as np, tempfile
@@ -27,27 +28,31 @@ def read_arrays(path: Path) -> dict[str, Any]:
     {'q': (3, 5), 'k': (3, 5), 'v': (3, 5)}
 
     path: ends in .npz, .npy or .safetensors. The one array of an .npy is q, k and v at once.
+    names: which sets of names it may hold.  largest: how many bytes; by default 256 MiB, what steps are for.
 
-    Raises ValueError for another suffix, what is no such file, unknown or missing names and more than 256 MiB; OSError
-    for what cannot be opened.
+    Raises ValueError for another suffix, what is no such file, unknown or missing names and more bytes; OSError for
+    what cannot be opened.
     """
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
         raise ValueError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
     try:
-        _check_bytes(path, path.stat().st_size)
-        arrays = _from_safetensors(path) if kind == ".safetensors" else _from_numpy(path, kind)
+        _check_bytes(path, path.stat().st_size, largest)
+        arrays = _from_safetensors(path) if kind == ".safetensors" else _from_numpy(path, kind, largest)
     except OSError as error:
         raise OSError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    if sorted(arrays) not in [sorted(names) for names in NAMES]:
-        expected = ", or ".join(", ".join(names) for names in NAMES)
-        raise ValueError(f"{str(path)!r} holds {', '.join(map(repr, arrays)) or 'nothing'}; expected {expected}")
+    if sorted(arrays) not in [sorted(group) for group in names]:
+        expected = ", or ".join(", ".join(group) for group in names)
+        held = ", ".join(map(repr, list(arrays)[:MOST_NAMED])) or "nothing"
+        more = f" and {len(arrays) - MOST_NAMED} more" if len(arrays) > MOST_NAMED else ""
+        raise ValueError(f"{str(path)!r} holds {held}{more}; expected {expected}")
     return arrays
 
 
-def _check_bytes(path: Path, size: int) -> None:
-    if size > LARGEST:
-        raise ValueError(f"{str(path)!r} holds {size:,} bytes; steps are for small inputs, at most {LARGEST:,} bytes")
+def _check_bytes(path: Path, size: int, largest: int | None) -> None:
+    if size > (LARGEST if largest is None else largest):
+        why = f"steps are for small inputs, at most {LARGEST:,}" if largest is None else f"at most {largest:,}"
+        raise ValueError(f"{str(path)!r} holds {size:,} bytes; {why} bytes")
 
 
 def _from_safetensors(path: Path) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def _from_safetensors(path: Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} is not a safetensors file: {error}") from None
 
 
-def _from_numpy(path: Path, kind: str) -> dict[str, Any]:
+def _from_numpy(path: Path, kind: str, largest: int | None) -> dict[str, Any]:
     from zipfile import BadZipFile, ZipFile
 
     import numpy as np
@@ -70,7 +75,7 @@ def _from_numpy(path: Path, kind: str) -> dict[str, Any]:
     try:
         if kind == ".npz":
             with ZipFile(path) as members:  # what it unpacks to is known before anything is unpacked
-                _check_bytes(path, sum(member.file_size for member in members.infolist()))
+                _check_bytes(path, sum(member.file_size for member in members.infolist()), largest)
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
         array = np.lib.format.open_memmap(path, mode="r")  # checks the size that the header claims against the file

@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from regard import __version__
-from regard.cli import count_cost, draw_mask, list_backends, show_steps
+from regard.cli import (
+    compare_captures,
+    count_cost,
+    diagnose_capture,
+    draw_mask,
+    list_backends,
+    look_inside,
+    show_steps,
+)
 from regard.cli.language import Lang, speaker
 
 __all__ = ["app_in"]
@@ -16,7 +24,7 @@ def app_in(lang: Lang) -> typer.Typer:
     """The app; its help is in the language.
 
     >>> [command.name for command in app_in("en").registered_commands]
-    ['steps', 'mask', 'cost', 'backends']
+    ['steps', 'look', 'doctor', 'diff', 'mask', 'cost', 'backends']
     """
     say = speaker(lang)
     app = typer.Typer(
@@ -39,6 +47,7 @@ def app_in(lang: Lang) -> typer.Typer:
         if context.invoked_subcommand is None:
             print(context.get_help())
 
-    for command in (show_steps, draw_mask, count_cost, list_backends):
+    inside = (show_steps, look_inside, diagnose_capture, compare_captures)
+    for command in (*inside, draw_mask, count_cost, list_backends):
         command.add(app, lang)
     return app

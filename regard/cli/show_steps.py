@@ -6,13 +6,14 @@ by `regard.lens.figures`.
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli import picture_files
+from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.matrices import INDENT, print_matrix
 from regard.cli.terminal import Terminal
@@ -272,16 +273,10 @@ def _as_json(steps: "Steps", report: "Report", figure: Path | None) -> str:
             "key_labels": steps.key_labels,
             "shapes": {name: list(getattr(steps, name).shape) for name in names},
             "formulas": steps.formulas,
-            "values": {name: _finite(getattr(steps, name).tolist()) for name in names},
+            "values": {name: finite(getattr(steps, name).tolist()) for name in names},
             "check": {"ok": report.ok, "rows": report.rows, "empty_rows": report.empty_rows, "report": str(report)},
             "figure": None if figure is None else str(figure),
         },
         ensure_ascii=False,
         allow_nan=False,
     )
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_finite(value) for value in values]
-    return values if isfinite(values) else str(values)

@@ -146,7 +146,7 @@ def _read_tokens(tokens: object) -> list[list[str]] | None:
         tokens = tokens.tolist()
     wrong = "tokens must be words or token numbers: a list of them, or a list per batch row"
     if isinstance(tokens, str) or not isinstance(tokens, Sequence) or len(tokens) == 0:
-        raise TypeError(f"{wrong}; got {'none' if isinstance(tokens, Sequence) else type(tokens).__name__}")
+        raise TypeError(f"{wrong}; got {tokens!r}")
     rows = [tokens] if isinstance(tokens[0], (str, int)) else tokens
     for row in rows:
         if isinstance(row, Tensor):

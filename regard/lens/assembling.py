@@ -57,7 +57,8 @@ class Assembled:
                 places.append(mine)
             begin += count
         if not found:
-            return self.parts[0].tile(slice(0, 0), slice(0, 0)).new_zeros(*self.sizes[:2], len(wanted), len(keys))
+            one = self.parts[0].tile(slice(0, 1), slice(0, 1))
+            return one.new_zeros(*self.sizes[:2], len(wanted), len(keys))
         return torch.cat(found, 2)[:, :, torch.cat(places).argsort()]
 
     def _part(self, n: int, rows: Tensor, keys: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
     """
     if len(views) == 1:
         return views[0]
-    first, rows = [link.first for link in links], _ancestors(links)
+    first, rows = [link.first - links[0].first for link in links], _ancestors(links)
     batch, heads, _, _ = views[0].sizes
     nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
     kept = [v.weights for v in views if v.weights is not None]

@@ -10,8 +10,9 @@
     >>> compare(runs[0], runs[0]).same, compare(*runs).same
     (True, False)
 
-Modules are matched by path and calls by their number. Numbers are compared head by head: as the mean difference of two
-positions where both captures have the same ones, otherwise as the difference of two means.
+Modules are matched by path and calls by their number. Numbers are compared head by head: position by position where
+both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received mass
+where both have the same queries and keys.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
 
@@ -20,7 +21,6 @@ It does not know models: that a comparison makes sense is for whoever asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import inf, isfinite
@@ -44,9 +44,9 @@ MOST_SHOWN = 20  # changes in a table
 
 WORDS: dict[Lang, dict[str, str]] = {
     "en": {
-        "same": "the same: {modules} modules, {compared} measures of them compared{tolerance}",
-        "title": "{modules} modules in both, {changed} of {compared} measures differ{tolerance}",
-        "tolerance": " by more than {:g}",
+        "same": "the same: modules compared: {modules}, measures: {compared}{tolerance}",
+        "title": "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}",
+        "tolerance": " (tolerance {:g})",
         "only": "only in {}: {}",
         "unlike": "what|where|A|B",
         "changes": "where|measure|head|A|B|difference|mean of heads",
@@ -54,8 +54,8 @@ WORDS: dict[Lang, dict[str, str]] = {
         "note": "difference: of the head that differs most; of map and received, the share of attention that moved",
     },
     "ko": {
-        "same": "같음: 모듈 {modules}개, 비교한 측정값 {compared}개{tolerance}",
-        "title": "양쪽에 있는 모듈 {modules}개, 측정값 {compared}개 가운데 {changed}개가 다름{tolerance}",
+        "same": "같음: 비교한 모듈 {modules}개, 측정값 {compared}개{tolerance}",
+        "title": "양쪽에 있는 모듈 {modules}개, 서로 다른 측정값 {compared}개 중 {changed}개{tolerance}",
         "tolerance": " (허용 오차 {:g})",
         "only": "{}에만 있음: {}",
         "unlike": "항목|위치|A|B",
@@ -194,7 +194,7 @@ class Comparison:
 
     def _lines(self, lang: Lang) -> list[str]:
         words = WORDS[lang]
-        tolerance = words["tolerance"].format(self.tolerance) if self.tolerance and not self.same else ""
+        tolerance = words["tolerance"].format(self.tolerance) if self.tolerance else ""
         counted = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
         lines = [words["same" if self.same else "title"].format(**counted, tolerance=tolerance)]
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
@@ -233,7 +233,7 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
     >>> with regard.watch(layer) as seen:
     ...     _ = layer(torch.zeros(1, 3, 8))
     >>> print(compare(seen, seen))
-    the same: 1 modules, 11 measures of them compared
+    the same: modules compared: 1, measures: 11
 
     tolerance: how much a measure may differ and still be called the same; kernels that round otherwise need a little.
 
@@ -243,14 +243,15 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
     for name, capture in (("a", a), ("b", b)):
         if not isinstance(capture, Capture):
             raise TypeError(f"{name} must be a capture, as watch and open give it; got {type(capture).__name__}")
+        if not capture.names:
+            raise LookupError(f"no attention was seen in {name}, {capture!r}: there is nothing to compare")
     if not tolerance >= 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
     a_names, b_names = a.names, b.names
     both = [path for path in a_names if path in b]
     unlike: list[Unlike] = []
     changes: list[Change] = []
-    for path in both or a.calls(""):  # which says why there is nothing
-        assert isinstance(path, str)
+    for path in both:
         calls = a.calls(path), b.calls(path)
         if len(calls[0]) != len(calls[1]):
             unlike.append(Unlike("calls", path, 0, str(len(calls[0])), str(len(calls[1]))))

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from regard.lens.capture_file import FORGED, CaptureFileError
+from regard.lens.packing import unpack_bits
 
 __all__ = ["Incoming", "Outgoing", "Reference", "fields", "is_list_of", "without_repeats"]
 
 Reference = str | dict[str, Any]
 """How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
-"order", the order of its axes in the file; "first", how many of axis 2 are meant; "shape", to repeat it to."""
+"order", the order of its axes in the file; "first", how many of axis 2 are meant."""
 
 Axis = int | tuple[int, ...] | None
 """What an axis of a tensor may have: one size, one of several, or any."""
@@ -49,11 +50,10 @@ class Outgoing:
 
     def put(self, name: str, tensor: Tensor) -> Reference:
         """Take a tensor in, under this name if it is a new one, and return how JSON names it."""
-        held = without_repeats(tensor.detach())
+        held = tensor.detach()
         found, order, first = self._beginning(held) or self._equal_or_new(name, held)
         more: dict[str, Any] = {} if order == list(range(held.ndim)) else {"order": order}
         more |= {} if first is None else {"first": first}
-        more |= {} if held.shape == tensor.shape else {"shape": list(tensor.shape)}
         return {"name": found, **more} if more else found
 
     def _beginning(self, held: Tensor) -> tuple[str, list[int], int | None] | None:
@@ -113,6 +113,7 @@ class Incoming:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
         self._unused = set(tensors)
+        self._unpacked: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def take(self, reference: object, what: str, shape: Sequence[Axis] | None, kind: Kind = "floats") -> Tensor:
         """The tensor that JSON names.
@@ -137,6 +138,20 @@ class Incoming:
             raise CaptureFileError(f"tensor {name!r}, {what}, holds {tensor.dtype} instead of {kind}: {FORGED}")
         return tensor
 
+    def take_bits(self, name: str, what: str, shape: Sequence[int]) -> Tensor:
+        """Booleans of this shape that were packed as bits; unpacked once, for whoever asks again.
+
+        Raises CaptureFileError where there are no such bits, or another number of them.
+        """
+        packed = self.take(name, what, (None,), "bytes")
+        key = name, tuple(shape)
+        try:
+            if key not in self._unpacked:
+                self._unpacked[key] = unpack_bits(packed, key[1])
+            return self._unpacked[key]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise CaptureFileError(f"tensor {name!r}, {what}: {error}: {FORGED}") from None
+
     def finish(self) -> None:
         """Raise CaptureFileError for tensors that nobody asked for."""
         if self._unused:
@@ -148,15 +163,13 @@ def _laid_out(tensor: Tensor, reference: object, what: str) -> Tensor:
     """A tensor of the file as it was before it was written."""
     if not isinstance(reference, dict):
         return tensor
-    if strange := sorted(reference.keys() - {"name", "order", "first", "shape"}):
+    if strange := sorted(reference.keys() - {"name", "order", "first"}):
         raise CaptureFileError(f"{what} comes with {strange[0]!r}, unknown to this regard: upgrade regard")
     try:
         if "order" in reference:
             back = sorted(range(tensor.ndim), key=reference["order"].__getitem__)
             tensor = tensor.permute(back)
-        if "first" in reference:
-            tensor = tensor.narrow(GROWING, 0, reference["first"])
-        return tensor.expand(reference["shape"]) if "shape" in reference else tensor
+        return tensor.narrow(GROWING, 0, reference["first"]) if "first" in reference else tensor
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise CaptureFileError(f"{what} cannot be laid out as {reference}: {reason}: {FORGED}") from None

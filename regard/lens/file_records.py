@@ -85,7 +85,7 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
         raise CaptureFileError(f"{where}: its view is of {seen.sizes}, its facts of {known.sizes}: {FORGED}")
     shape: tuple[Axis, ...] = (None, None) if seen is None else seen.sizes[:2]
     numbers = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
-    carried = None if link is None or seen is None else _unpack_link(link, n, seen.sizes[0], where)
+    carried = None if link is None else _unpack_link(link, n, None if seen is None else seen.sizes[0], where)
     return Record(path, n, kind, source, kernel, compiled, seen, known, numbers, trouble, carried)
 
 
@@ -94,11 +94,11 @@ def _pack_link(link: Link) -> dict[str, Any]:
     return {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
 
 
-def _unpack_link(value: object, n: int, batch: int, where: str) -> Link:
+def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
     kinds = {"after": int | None, "first": int, "known": int, "rows": list | None}
     after, first, known, rows = fields(value, f"link of {where}", kinds)
     there = after is None or 0 <= after < n
-    moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and all(0 <= b < batch for b in rows))
+    moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
     if not there or not moved or min(first, known) < 0:
         raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
     return Link(after, first, known, None if rows is None else tuple(rows))

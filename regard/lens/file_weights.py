@@ -18,8 +18,8 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
 from regard.lens.capture_file import FORGED, CaptureFileError
-from regard.lens.file_parts import Incoming, Outgoing, fields, without_repeats
-from regard.lens.packing import pack_bits, unpack_bits
+from regard.lens.file_parts import Incoming, Outgoing, fields, is_list_of, without_repeats
+from regard.lens.packing import pack_bits
 from regard.lens.weights import Given, Remembered, Weights
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.placed import NO_LIMIT
@@ -52,8 +52,8 @@ def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
     call = weights.call
     return {
         "kind": "remembered",
-        "q": out.put(f"{name}/q", call.q),
-        "k": out.put(f"{name}/k", call.k),
+        "q": out.put(f"{name}/q", _once(call.q)),
+        "k": out.put(f"{name}/k", _once(call.k)),
         "lse": out.put(f"{name}/kept lse", weights.lse),
         "sinks": None if call.sinks is None else out.put(f"{name}/sinks", call.sinks),
         "mask": None if call.mask is None or 0 in call.sizes else _pack_mask(call.mask, call, f"{name}/mask", out),
@@ -103,8 +103,8 @@ def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incomin
     if kind != "remembered":
         raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")
     batch, heads, nq, nk = sizes
-    queries = tensors.take(q, f"q of {where}", (batch, heads, nq, None))
-    keys = tensors.take(k, f"k of {where}", (batch, None, nk, queries.shape[-1]))
+    queries = tensors.take(q, f"q of {where}", ((1, batch), heads, nq, None)).expand(batch, -1, -1, -1)
+    keys = tensors.take(k, f"k of {where}", ((1, batch), None, nk, queries.shape[-1])).expand(batch, -1, -1, -1)
     if keys.shape[1] == 0 or heads % keys.shape[1]:
         raise CaptureFileError(f"k of {where} has {keys.shape[1]} heads for {heads} of q: {FORGED}")
     logits = None if sinks is None else _sinks(tensors.take(sinks, f"sinks of {where}", None), sizes, where)
@@ -113,6 +113,11 @@ def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incomin
     values = keys.new_zeros(1).expand(*keys.shape[:3], 1)  # exact weights do not read them
     call = Call(queries, keys, values, rule, term, scale, softcap, logits, dropout, numpy=False, sizes=sizes)
     return Remembered(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
+
+
+def _once(x: Tensor) -> Tensor:
+    """(B, H, N, D), or (1, H, N, D) where one is seen in all batch rows, as `expand` does it."""
+    return x[:1] if x.shape[0] > 1 and x.stride(0) == 0 else x
 
 
 def _sinks(logits: Tensor, sizes: Sizes, where: str) -> Tensor:
@@ -135,28 +140,32 @@ def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, An
 
 
 def _unpack_mask(value: dict[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Mask:
-    _, _, nq, nk = sizes
+    what = f"mask of {where}"
     try:
-        if "band" in value:
-            (band,) = fields(value, f"mask of {where}", {"band": list})
-            return _band(*band, usual=nk - nq)
-        bits, shape = fields(value, f"mask of {where}", {"bits": str | dict, "shape": list})
-        if len(shape) != 4:
-            raise ValueError(f"its shape {shape} has not four axes")
-        mask = DenseMask(unpack_bits(tensors.take(bits, f"mask of {where}", (None,), "bytes"), shape))
-        mask.fit(*sizes)
-        return mask
+        return _band(value, sizes, what) if "band" in value else _dense(value, sizes, what, tensors)
     except CaptureFileError:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise CaptureFileError(f"mask of {where}: {error}: {FORGED}") from None
+    except (ValueError, TypeError) as error:
+        raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
 
 
-def _band(offset: int, before: int, after: int, *, usual: int) -> Mask:
-    if not all(type(n) is int for n in (offset, before, after)):
-        raise TypeError(f"a band is three integers, got {offset}, {before}, {after}")
-    place = None if offset == usual else offset
+def _band(value: dict[str, Any], sizes: Sizes, what: str) -> Mask:
+    (band,) = fields(value, what, {"band": list})
+    if not is_list_of(band, int) or len(band) != 3:
+        raise TypeError(f"a band is three integers, got {band}")
+    offset, before, after = band
+    place = None if offset == sizes[3] - sizes[2] else offset
     return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
+
+
+def _dense(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Mask:
+    bits, shape = fields(value, what, {"bits": str, "shape": list})
+    cells = tensors.take_bits(bits, what, shape)
+    if cells.ndim != 4:
+        raise ValueError(f"its shape {shape} has not four axes")
+    mask = DenseMask(cells)
+    mask.fit(*sizes)
+    return mask
 
 
 # -------------------------------------------------------------------------------------------------------------- biases
@@ -164,7 +173,7 @@ def _band(offset: int, before: int, after: int, *, usual: int) -> Mask:
 
 def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
     if isinstance(bias, DenseBias):
-        return {"cells": out.put(name, bias.cells)}
+        return {"cells": out.put(name, without_repeats(bias.cells))}
     if bias.by_distance:
         return {"by distance": out.put(name, _terms(bias, call))}
     return {"cells": out.put(name, _cells(bias, call, "bias", MOST_NUMBERS))}

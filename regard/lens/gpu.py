@@ -6,7 +6,7 @@ largest weights are found (regard.lens.gpu_top).
 
 from __future__ import annotations
 
-from math import inf, log
+from math import inf, log, nan
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ class _Launch:
     def _maximum(self) -> Tensor:
         """Each row's largest score, in units of log₂."""
         if self.links is not None:
-            return self.links.highest
+            return self.links.highest.masked_fill(self.lse.isnan(), nan)  # as a maximum of NaN is, below
         bits = self.maximum ^ ((self.maximum >> 31) & 0x7FFFFFFF)
         return bits.view(torch.float32)
 

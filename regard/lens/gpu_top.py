@@ -27,7 +27,7 @@ WHOLE_TILES = 21  # links up to which groups as wide as a tile will do: what may
 NARROW = 8  # keys in a group beyond that: k + 1 groups, and the rest of a tile, are at most 8k + k + 1 keys
 FEW = 32  # what most rows need of their room
 SHARES = 4  # programs that share one list: some tiles are on every row's
-CELLS = 1 << 16  # of maxima that one program holds at most, 64 registers a thread
+CELLS = 1 << 14  # maxima that one program holds at most: 64 registers a thread
 SORTED = 1 << 12  # scores that one program sorts
 
 
@@ -54,19 +54,20 @@ class Links:
         self.k, self.short = min(top, nk), max(0, top - nk)
         self.group = blocks.keys if self.k <= WHOLE_TILES else NARROW
         self.tiles, self.per_tile = -(-nk // blocks.keys), blocks.keys // self.group
-        self.room = power_of_two(max(2, min(nk, (self.k + 1) ** 2, self.k * self.group + self.k + 1)))
+        self.room = min(nk, (self.k + 1) ** 2, self.k * self.group + self.k + 1)
         self.score = self._floats(batch, heads, nq, self.k)
         self.key = torch.empty(batch, heads, nq, self.k, dtype=torch.int64, device=call.device)
         self.tied = torch.zeros(batch, heads, nq, dtype=torch.bool, device=call.device)
         self.highest = self._floats(*((batch, heads, nq) if want_maximum else (1,))).fill_(-inf)
 
     def at_once(self, most_heads: int) -> tuple[int, int]:
-        """How many heads and how many of their queries make a part: whole heads, or a part of one."""
-        nq, tall = self.sizes[2], self.blocks.queries
+        """How many heads and how many of their queries make a part: whole heads, or some tiles of one."""
+        batch, heads, nq, _ = self.sizes
         rows = BYTES // (4 * (self.tiles * self.per_tile + self.tiles + 3) + 8 * self.room)
         if rows >= nq:
-            return min(rows // nq, most_heads), nq
-        return 1, max(1, rows // tall) * tall
+            return _evenly(batch * heads, min(rows // nq, most_heads)), nq
+        tall = self.blocks.queries
+        return 1, tall * _evenly(-(-nq // tall), max(1, rows // tall))
 
     def buffers(self, part: Part, skips_tiles: bool) -> Buffers:
         """Room for a part. skips_tiles: some maxima will not be written."""
@@ -100,11 +101,12 @@ class Links:
             COUNTS=at.counts, SCORES=at.scores, KEYS=at.keys, ROOM=self.room,
             num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
-        tall = max(1, min(32, SORTED // self.room))
+        wide = max(2, power_of_two(self.room))
+        tall = max(1, min(32, SORTED // wide))
         top_kernels.finish[(-(-part.rows // tall), part.heads)](
             at.scores, at.keys, at.counts, at.threshold, self.score, self.key, self.tied.view(torch.uint8),
             **part.numbers, nq=self.sizes[2], k=self.k,
-            ROWS=tall, ROOM=self.room, FEW=min(FEW, self.room), num_warps=4,
+            ROWS=tall, ROOM=self.room, WIDE=wide, FEW=min(FEW, wide), num_warps=4,
         )  # fmt: skip
 
     def found(self, lse: Tensor) -> dict[str, Tensor]:
@@ -118,3 +120,9 @@ class Links:
 
     def _integers(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=self.device)
+
+
+def _evenly(n: int, most: int) -> int:
+    """How many of n make a part, where a part is at most `most`: the last one is then no small rest."""
+    parts = -(-n // most)
+    return -(-n // parts)

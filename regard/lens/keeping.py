@@ -1,6 +1,6 @@
 """What `keep="qk"` keeps of a call: q, k and its mask, which the model cannot write over, and once for many steps.
 
-A model goes on with its own tensors: a cache is written over, a buffer is used again. What may be is copied. Keys of a
+A model goes on with its own tensors: a cache is written over, a buffer is used again. So they are copied. Keys of a
 generation are kept once, those of the latest step: every step before sees the beginning of them.
 
 It does not know what is measured, nor how calls are caught.
@@ -60,7 +60,7 @@ class Keeper:
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
         self._runs: dict[tuple[int, str], _Keys] = {}
-        self._masks: deque[tuple[Tensor, int, Tensor]] = deque(maxlen=MASKS)  # what was copied, its version, the copy
+        self._masks: deque[tuple[int, Tensor]] = deque(maxlen=MASKS)  # where it lay, and the copy
 
     def keep(self, path: str, call: Call, lse: Tensor, link: Link, rest_hidden: bool) -> Remembered:
         """The weights of a call, kept.
@@ -87,50 +87,27 @@ class Keeper:
             del self._runs[run]  # what this call saw must stay as it is
         return Stepped(kept, lse if self.device is None else lse.to(self.device), keys)
 
-    def forget(self) -> None:
-        """Let go of the model's own masks, by which copies were found again."""
-        self._masks.clear()
-
     def _own(self, x: Tensor) -> Tensor:
-        """A tensor on its device that nobody else writes to."""
-        x = x.detach()
-        if self.device is not None and self.device != x.device:
-            return x.to(self.device)
-        return x.clone() if _may_change(x) else x
+        """A tensor on its device that nobody else writes to.
+
+        Whether somebody might is not to be known: inside torch's dispatcher, where calls are caught, tensors do not say
+        how often they were written to.
+        """
+        copied = x.detach().clone() if self.device in (None, x.device) else x.to(self.device)
+        return copied.contiguous() if copied.untyped_storage().nbytes() > copied.nbytes else copied
 
     def _cells(self, cells: Tensor) -> Tensor:
         """The same for a mask or bias, which many layers may share."""
-        for source, version, copy in tuple(self._masks):
-            if _is_same(source, cells) and (
-                version == _version(cells) >= 0 or torch.equal(copy, cells.to(copy.device))
-            ):
+        for where, copy in tuple(self._masks):
+            if where == cells.data_ptr() and copy.dtype == cells.dtype and torch.equal(copy, cells.to(copy.device)):
                 return copy
         copy = self._own(cells)
-        self._masks.append((cells.detach(), _version(cells), copy))
+        self._masks.append((cells.data_ptr(), copy))
         return copy
 
 
 def _goes_on(before: Tensor, k: Tensor, link: Link) -> bool:
     """Are the keys of a run still the first of these?"""
-    if link.after is None or link.first or link.rows is not None or before.shape[2] > k.shape[2]:
+    if link.after is None or link.first or before.shape[2] > k.shape[2]:
         return False
     return torch.equal(before[:, :, : link.known], k[:, :, : link.known])
-
-
-def _may_change(x: Tensor) -> bool:
-    """Has a tensor been written to, or is it a part of a larger one, as caches and buffers are?
-
-    What came out of one operation, whole, is not written to again; what was once, will be.
-    """
-    return x.untyped_storage().nbytes() > x.numel() * x.element_size() or _version(x) != 0
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Do two tensors lie in the same memory in the same way?"""
-    where = a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
-    return where and a.shape == b.shape and a.stride() == b.stride()
-
-
-def _version(x: Tensor) -> int:
-    """How often a tensor was written to; −1 for inference tensors, which do not count."""
-    return -1 if x.is_inference() else x._version

@@ -80,7 +80,7 @@ def _add(at, x, inside, ALL: tl.constexpr):
         tl.atomic_add(at, x, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["head_from", "line_from"])
 def measure(
     Q, K, LSE, BIAS_AT, KINDS, CELLS,
     RECEIVED, ENTROPY, SQUARES, MAXIMUM, MAXIMA, MAP_AT,
@@ -107,7 +107,7 @@ def measure(
     j = first + tl.arange(0, BLOCK_K)
     within, d = tl.arange(0, BLOCK_Q), tl.arange(0, WIDTH)
     row_base = which.to(tl.int64) * nq
-    first_group = ((which - head_from).to(tl.int64) * tl.num_programs(0) + tile) * (BLOCK_K // GROUP)
+    first_group = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tile) * (BLOCK_K // GROUP)
 
     row_step = tl.zeros([], tl.int64) + q_n
     q_at = Q + b.to(tl.int64) * q_b + h * q_h
@@ -187,7 +187,7 @@ def measure(
                 received += p
             if WANT_ENTROPY:
                 if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
-                    surprise = tl.sum(tl.where(p > 0.0, p * t, 0.0), 1)  # 0 · −∞
+                    surprise = tl.sum(tl.where(p == 0.0, 0.0, p * t), 1)  # not 0 · −∞; NaN stays
                 else:
                     surprise = tl.sum(p * t, 1)
             if WANT_MAXIMUM:

@@ -14,10 +14,30 @@ from functools import cached_property
 from math import inf
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DEFAULT", "MEASURES", "NAMES", "Measure", "Tile", "Wanted", "cell_edges", "cell_of_positions", "read_wanted"]
+__all__ = [
+    "DEFAULT",
+    "MAP_SIZE",
+    "MEASURES",
+    "NAMES",
+    "TOP",
+    "Measure",
+    "Pool",
+    "Sizes",
+    "Tile",
+    "Wanted",
+    "at_least_one",
+    "cell_edges",
+    "cell_of_positions",
+    "finish_effective",
+    "finish_entropy",
+    "finish_map",
+    "finish_top",
+    "read_wanted",
+]
 
 NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
 DEFAULT = ("entropy", "received", "max_logit", "map")
@@ -34,13 +54,14 @@ class Wanted:
     top: int = TOP
 
 
-def read_wanted(measures: object, size: int = MAP_SIZE, top: int = TOP) -> Wanted:
+def read_wanted(measures: object, size: object = MAP_SIZE, top: object = TOP) -> Wanted:
     """Read a `measures=` argument: names from `NAMES`, one alone or several; None means the default ones.
 
     >>> sorted(read_wanted(["map", "entropy"]).names)
     ['entropy', 'map']
 
-    Raises ValueError for a name that is none of them, TypeError for what is no name.
+    Raises ValueError for a name that is none of them and for a size or top below 1, TypeError for what is no name and
+    for what is no integer.
     """
     given = DEFAULT if measures is None else (measures,) if isinstance(measures, str) else measures
     if not isinstance(given, Iterable):
@@ -49,10 +70,22 @@ def read_wanted(measures: object, size: int = MAP_SIZE, top: int = TOP) -> Wante
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(NAMES)}")
-    for what, number in (("map size", size), ("top", top)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{what} must be an integer of at least 1, got {number!r}")
-    return Wanted(frozenset(names), size, top)
+    return Wanted(frozenset(names), at_least_one("size", size), at_least_one("top", top))
+
+
+def at_least_one(name: str, value: object) -> int:
+    """Read a number of things.
+
+    >>> at_least_one("size", 8)
+    8
+
+    Raises TypeError for what is no integer, ValueError for one below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer of at least 1, got {type(value).__name__}: {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+    return int(value)
 
 
 def cell_edges(n: int, size: int) -> list[int]:
@@ -265,29 +298,38 @@ class Top:
     """The largest weights of each row with their keys, the lower key first among equals."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
-        shape = (*sizes[:3], min(wanted.top, sizes[3]))
-        self.k, self.short = shape[-1], wanted.top - shape[-1]
+        self.k, self.short = min(wanted.top, sizes[3]), max(0, wanted.top - sizes[3])
+        shape = (*sizes[:3], self.k + 1)  # one more: a row is tied if the next one is as good as the last
         self.score, self.key = like.new_full(shape, -inf), torch.full(shape, -1, device=like.device)
-        self.tied = torch.zeros(sizes[:3], dtype=torch.bool, device=like.device)
 
     def add(self, tile: Tile) -> None:
-        """Keep the best k of those so far and the tile's own."""
-        best, at = tile.s.topk(min(self.k + 1, tile.s.shape[-1]), dim=-1)
+        """Keep the best of those so far and the tile's own."""
+        best, at = _best(tile.s, self.k + 1)
         score = torch.cat([self.score[tile.queries], best], -1)
         key = torch.cat([self.key[tile.queries], at + tile.cols.start], -1)
-        score, key = by_score(score, torch.where(score == -inf, -1, key))
-        last, next_ = score[..., self.k - 1], score[..., self.k]
-        # A tie lasts while nothing better pushes it out: the k-th score is then the same as before.
-        still = self.tied[tile.queries] & (last == self.score[tile.queries][..., -1])
-        self.tied[tile.queries] = ((last == next_) & (last > -inf)) | still
-        self.score[tile.queries], self.key[tile.queries] = score[..., : self.k], key[..., : self.k]
+        score, key = _by_score(score, torch.where(score == -inf, -1, key))
+        self.score[tile.queries], self.key[tile.queries] = score[..., : self.k + 1], key[..., : self.k + 1]
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
-        """Keys and weights (B, H, Nq, k), and whether a key left out weighs as much as the last one taken."""
-        return finish_top(self.score, self.key, self.tied, lse, self.short)
+        """Keys and weights (B, H, Nq, k), and whether a key left out is as strong as the last one taken."""
+        score, key, next_ = self.score[..., : self.k], self.key[..., : self.k], self.score[..., self.k]
+        tied = (self.score[..., self.k - 1] == next_) & (next_ > -inf)
+        return finish_top(score, key, tied, lse, self.short)
 
 
-def by_score(score: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def _best(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of each row (b, h, r, c) and where they are; among equals at the end, the first ones."""
+    best, at = s.topk(min(k, s.shape[-1]), dim=-1)
+    if k >= s.shape[-1] or k < 2:
+        return best, at
+    unsettled = (best[..., -1] == best[..., -2]) & (best[..., -1] > -inf)  # topk takes any of the equal ones
+    if bool(unsettled.any()):
+        first, where = s[unsettled].sort(dim=-1, descending=True, stable=True)
+        best[unsettled], at[unsettled] = first[:, :k], where[:, :k]
+    return best, at
+
+
+def _by_score(score: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Sort the last axis by score, descending, the lower key first among equals."""
     key, order = key.sort(dim=-1, stable=True)
     score, best = score.gather(-1, order).sort(dim=-1, descending=True, stable=True)

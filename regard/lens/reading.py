@@ -22,6 +22,9 @@ __all__ = ["raise_rows", "read_call", "split_cells", "trusted_lse"]
 LOWEST = -1e30
 """An lse below it means that the dtype's smallest number was added to a whole row: no digit is left for the weights."""
 
+HIDDEN = -1e4
+"""From here on, downwards, a number that is added to a whole row costs it digits; BERT hides by just this one."""
+
 AT_ONCE = 1 << 22
 """Cells that are looked at in one piece."""
 
@@ -106,12 +109,12 @@ def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:
     return lse
 
 
-def raise_rows(call: Call, rows: Tensor) -> tuple[Call, Tensor]:
-    """The same weights from scores of ordinary size, for rows whose every key carries a large negative number.
+def raise_rows(call: Call) -> tuple[Call, Tensor | None]:
+    """The same weights from scores of ordinary size, where every key of a row carries a large negative number.
 
     >>> q = torch.ones(1, 1, 2, 3)
     >>> call = read_call(q, q, q, cells=torch.tensor([[-1e4, -1e4], [-1e4, 0.0]]))
-    >>> raised, taken = raise_rows(call, torch.tensor([[[True, False]]]))
+    >>> raised, taken = raise_rows(call)
     >>> raised.bias.cells.tolist(), taken.tolist()
     ([[[[0.0, 0.0], [-10000.0, 0.0]]]], [[[-10000.0, 0.0]]])
 
@@ -119,17 +122,23 @@ def raise_rows(call: Call, rows: Tensor) -> tuple[Call, Tensor]:
     a number was so large that it swallowed the scores, as the dtype's smallest does, the kernel never saw them: there
     q becomes 0, and the row is as even as it was in the kernel.
 
-    call: with a `DenseBias`, without sinks.  rows: (B or 1, H or 1, Nq) booleans, which rows these are.
-    Returns the call, and (B or 1, H or 1, Nq or 1) what was taken off, 0 in other rows.
+    Returns the call, and (B or 1, H or 1, Nq or 1) what was taken off, 0 in other rows; None where there are no such
+    rows. With sinks nothing is done: a sink does not move with the row, and leaves nothing of it.
     """
-    assert isinstance(call.bias, DenseBias)
-    assert call.sinks is None, "a sink does not move with the row"
+    if not isinstance(call.bias, DenseBias) or call.sinks is not None or 0 in call.sizes:
+        return call, None
+    cells = call.bias.cells.detach()
+    if not bool(cells.amin() <= HIDDEN):
+        return call, None
     most = _most_added(call)
-    taken = torch.where(rows[..., : most.shape[-1]], most, 0.0)
-    cells = call.bias.cells.detach().to(call.wide) - taken.unsqueeze(-1)
+    rows = (most <= HIDDEN) & (most > -inf)
+    if not bool(rows.any()):
+        return call, None
+    taken = torch.where(rows, most, 0.0)
     # A number x leaves x·eps/2 at most of what is added to it, half of that just above a power of two.
     swallowed = rows & (_largest_scores(call, rows) <= taken.abs() * (torch.finfo(call.wide).eps / 4))
-    return replace(call, q=call.q.masked_fill(swallowed.unsqueeze(-1), 0.0), bias=DenseBias(cells)), taken
+    q = call.q.masked_fill(swallowed.unsqueeze(-1), 0.0)
+    return replace(call, q=q, bias=DenseBias(cells.to(call.wide) - taken.unsqueeze(-1))), taken
 
 
 def _most_added(call: Call) -> Tensor:
@@ -153,7 +162,7 @@ def _largest_scores(call: Call, rows: Tensor) -> Tensor:
     batch, heads, nq, nk = call.sizes
     largest = torch.zeros(batch, heads, nq, dtype=call.wide, device=call.device)
     bare = Remembered(replace(call, mask=None, bias=None), largest)
-    chosen = rows.any(0).any(0).nonzero().view(-1)
+    chosen = rows.any(0).any(0).expand(nq).nonzero().view(-1)
     for part in torch.split(chosen, max(1, AT_ONCE // max(1, batch * heads * nk))):
         largest[:, :, part] = bare.scores(part, slice(None)).abs().amax(-1)
     return largest

@@ -29,7 +29,7 @@ class Link:
     """How a call carries on an earlier call of its module.
 
     after: which call of the module that is; None for a call that begins a run.
-    first: the place of its first key among the keys of the run: above 0 where a cache has dropped the oldest.
+    first: the place of its first key in the run: more than before where a cache has dropped the oldest.
     known: how many of its first keys were there before its own.
     rows: for each batch row, the batch row of the earlier call that it carries on; None where all are in place. It is
         known for certain when the model's next pass begins.
@@ -102,22 +102,23 @@ class _Call:
 
 
 class _Pass:
-    """One way of a batch through the layers of a model."""
+    """One way of a batch through the layers of a model; what is said by batch size, for parts of it may differ."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
-        self.steps: dict[int, bool] = {}  # by batch size: did the latest self-attention carry something on?
-        self.links: dict[int, list[Link]] = {}
-        self.alike: dict[int, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, which belong together
+        self.steps: dict[int, bool] = {}  # did the latest self-attention carry something on?
+        self.links: dict[int, list[Link]] = {}  # of what carries something on
+        self.alike: dict[int, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
+        self.moved: set[int] = set()  # where some are not in the same place
 
     def close(self) -> None:
         """Say where the batch rows were, from all that was seen of them."""
-        for batch, pairs in self.alike.items():
-            if not all(torch.equal(old, new) for old, new in pairs):
-                same = torch.stack([_same_rows(old, new).cpu() for old, new in pairs]).all(0)
-                rows = _chosen(same)
-                for link in self.links.get(batch, []):
-                    link.rows = rows
+        for batch in self.moved:
+            same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batch]]).all(0)
+            for link in self.links[batch]:
+                link.rows = _chosen(same)
+                if not bool(same.any(1).all()):  # layers contradict each other: it is nothing's continuation
+                    link.after, link.rows = None, None
         self.alike.clear()
 
 
@@ -186,16 +187,18 @@ def _judge(now: _Pass, before: _Call, sizes: Sizes, marks: Tensor | None) -> Lin
         return Link(before.n, first, known)
     begin = first - before.first
     old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
-    if not torch.equal(old, new) and not bool(_same_rows(old, new).any(1).all()):
-        return Link()
+    if not torch.equal(old, new):
+        if not bool(_same_rows(old, new).any(1).all()):
+            return Link()
+        now.moved.add(sizes[0])
     now.alike.setdefault(sizes[0], []).append((old, new))
     return Link(before.n, first, known)
 
 
 def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
-    """Where the keys of a step begin, and how many were there before: all, in a cache with room or without, or the latest.
+    """Where the keys of a step begin, and how many were there before; None for what is no step.
 
-    None for what is no step.
+    A step sees all that was there, in a cache with room or without, or the latest of it, and itself.
     """
     _, _, nq, nk = sizes
     first = before.total + nq - nk  # if the newest key is the last
@@ -208,8 +211,8 @@ def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
 def _in_cross(now: _Pass, before: _Call, sizes: Sizes) -> tuple[int, int] | None:
     """The same over another sequence, where a step has one query; the self-attention before it knows if it is one."""
     batch, _, nq, nk = sizes
-    step = nq == 1 < nk == before.sizes[3] and now.steps.get(batch, True)
-    return (0, nk) if step else None
+    step = nq == 1 and nk > 1 and nk == before.sizes[3]
+    return (0, nk) if step and now.steps.get(batch, True) else None
 
 
 def _same_rows(old: Tensor, new: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from regard.rules import IndexRule
 
 __all__ = ["lse_of", "measure", "measure_given", "measure_tiles"]
 
-TILE_CELLS = 1 << 18  # of all the heads in a tile together: 1 MiB in fp32, 512×512
+TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
 
 
@@ -136,8 +136,9 @@ class _Source(ABC):
         self.sizes, self.device = sizes, device
         batch, heads, nq, nk = sizes
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
-        cols = min(nk, cells // max(1, min(nq, isqrt(cells))))
-        rows = min(nq, cells // max(1, cols))
+        of_one = cells // 2  # a head's part: as large as the tile, it would make few heads slow
+        cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
+        rows = min(nq, of_one // max(1, cols))
         together = cells // max(1, rows * cols)
         self.size = rows, cols
         self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
@@ -252,9 +253,10 @@ class _FromTiles(_Source):
 
     def __init__(self, weights: Weights) -> None:
         self.source = weights
-        batch, heads, nq, nk = weights.sizes
+        batch, heads, _, _ = weights.sizes
         super().__init__(weights.sizes, weights.tile(slice(0, 0), slice(0, 0)).device, None)
-        rows = max(1, min(nq, self.size[0] * self.heads_at_once // max(1, heads * batch)))
+        together = self.heads_at_once * self.rows_at_once
+        rows = max(1, self.size[0] * together // max(1, heads * batch))
         self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
 
     def tile(self, at: _Place) -> Tile:

@@ -27,7 +27,7 @@ NO_KEY = tl.constexpr(2147483647)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["head_from", "k"])
 def select(
     MAXIMA, THRESHOLD, HIGHEST, LISTS, LENGTHS,
     head_from, row_from, rows, nq, tiles, k,
@@ -67,7 +67,7 @@ def select(
     tl.store(at, row[None, :] + tl.zeros_like(place), mask=picked != 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["head_from", "k"])
 def collect(
     Q, K, BIAS_AT, KINDS, CELLS,
     THRESHOLD, LISTS, LENGTHS, COUNTS, SCORES, KEYS,
@@ -127,11 +127,11 @@ def collect(
             s = tl.where(j[None, :] == key[:, None], float("-inf"), s)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["head_from", "k"])
 def finish(
     SCORES, KEYS, COUNTS, THRESHOLD, TOP_SCORE, TOP_KEY, TIED,
     head_from, row_from, rows, nq, k,
-    ROWS: tl.constexpr, ROOM: tl.constexpr, FEW: tl.constexpr,
+    ROWS: tl.constexpr, ROOM: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """The k best of what was found of each row: grid (blocks of rows, heads).
 
@@ -148,7 +148,7 @@ def finish(
     if tl.max(count, 0) <= FEW:  # most often: a narrow block sorts faster
         _sort(SCORES, KEYS, TOP_SCORE, TOP_KEY, TIED, found_at, out_at, row < rows, count, lost, k, ROOM, FEW)
     else:
-        _sort(SCORES, KEYS, TOP_SCORE, TOP_KEY, TIED, found_at, out_at, row < rows, count, lost, k, ROOM, ROOM)
+        _sort(SCORES, KEYS, TOP_SCORE, TOP_KEY, TIED, found_at, out_at, row < rows, count, lost, k, ROOM, WIDE)
 
 
 @triton.jit
@@ -158,7 +158,7 @@ def _sort(
 ):  # fmt: skip
     """k times the best that is left, the lower key first among equals; then, is the next one as good?"""
     c = tl.arange(0, WIDTH)
-    there = c[None, :] < count[:, None]
+    there = c[None, :] < tl.minimum(count, ROOM)[:, None]
     s = tl.load(SCORES + found_at[:, None] * ROOM + c[None, :], mask=there, other=float("-inf"))
     key = tl.load(KEYS + found_at[:, None] * ROOM + c[None, :], mask=there, other=NO_KEY)  # (ROWS, WIDTH)
     best = tl.max(s, 1)

@@ -98,7 +98,6 @@ class Watching:
     ) -> None:
         self._taps.__exit__(kind, problem, where)
         self._runs.close()
-        self._keeper.forget()
         named = name_unseen(self.model, self._taps, self._seen, self.capture.records, self.plan.layers)
         self.capture.unseen.update(named)
         if kind is None:
@@ -140,7 +139,7 @@ class Watching:
         device, link = self.plan.device, record.link
         if isinstance(weights, Given):
             scores = None if weights.scores is None else _moved(weights.scores, device)
-            return Given(_moved(weights.weights, device), scores)
+            return Given(_copied(weights.weights, device), scores)  # the model may have given its weights to others
         assert isinstance(weights, Remembered)
         assert link is not None
         assert sight is not None
@@ -171,7 +170,7 @@ def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, S
 
 
 def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, plan: Plan) -> Weights:
-    raised, taken = _raised(call, sight)
+    raised, taken = raise_rows(call)
     lse = streaming.lse_of(raised) if sighting.lse is None or taken is not None else sighting.lse
     found, engine = engines.measure(raised, lse, plan.wanted)
     found["lse"] = lse
@@ -181,14 +180,6 @@ def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, pla
     weights = Remembered(raised, lse)
     _finish(record, weights, found, sight, sighting.output, plan, engine)
     return weights
-
-
-def _raised(call: Call, sight: Sight) -> tuple[Call, Tensor | None]:
-    """The call with digits in rows that finite numbers hide altogether, and what was taken off; None for nothing."""
-    if sight.bias_kind != "large negative" or call.sinks is not None:  # beside a sink nothing is left of such a row
-        return call, None
-    rows = sight.survey.unhidden > 0
-    return raise_rows(call, rows) if bool(rows.any()) else (call, None)
 
 
 def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
@@ -222,7 +213,7 @@ def _finish(
         view.held |= {f"pattern {name}": score for name, score in view.score_patterns().items()}
     record.heads = {name: _moved(x, plan.device) for name, x in _heads(view, output).items()}
     view.weights = None
-    view.given_output = _moved(output, plan.device) if "output" in plan.keep and output is not None else None
+    view.given_output = _copied(output, plan.device) if "output" in plan.keep and output is not None else None
     if plan.device is not None:
         parts = (_moved(x, plan.device) if isinstance(x, Tensor) else x for x in vars(place).values())
         view = replace(view.moved(plan.device), place=Told(*parts))
@@ -244,6 +235,10 @@ def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
 
 def _moved(x: Tensor, device: torch.device | None) -> Tensor:
     return x if device is None else x.to(device)
+
+
+def _copied(x: Tensor, device: torch.device | None) -> Tensor:
+    return x.clone() if device in (None, x.device) else x.to(device)
 
 
 def _rest_hidden(sight: Sight, link: Link) -> bool:
