@@ -299,6 +299,15 @@ def test_rooms_suffice_where_the_best_keys_are_neighbours(top: int) -> None:
     assert_exact_links(prepare(q, torch.zeros(1, 1, 743, 2), torch.zeros(1, 1, 743, 2), bias=bias), top)
 
 
+@pytest.mark.parametrize("top", [8, gpu_top.WHOLE_TILES + 1])
+def test_rooms_suffice_where_a_few_keys_stand_out_of_equal_ones(top: int) -> None:
+    """The tiles of those few are full of scores that are as good as the last links."""
+    keys = torch.zeros(1, 1, 743, 2)
+    keys[:, :, 400::32] = 1.0
+    keys[:, :, 3] = -1.0
+    assert_exact_links(prepare(torch.tensor([[[[1.0, 2.0], [0.0, 0.0], [-1.0, 0.0]]]]), keys, keys), top)
+
+
 def test_a_tie_beyond_the_last_link_is_no_tie() -> None:
     scores = torch.tensor([5.0, 4.0, 3.0, 3.0, 2.0])
     q, k = torch.ones(1, 1, 1, 1), scores.view(1, 1, 5, 1)

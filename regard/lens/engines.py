@@ -47,6 +47,8 @@ def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
         return measure(weights.call, weights.lse, wanted)[0]
     if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
         raise LookupError("max_logit needs the scores, which were not kept")
-    return streaming.measure_given(weights, wanted) if isinstance(weights, Given) else streaming.measure_tiles(
-        weights, wanted
+    return (
+        streaming.measure_given(weights, wanted)
+        if isinstance(weights, Given)
+        else streaming.measure_tiles(weights, wanted)
     )

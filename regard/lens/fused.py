@@ -8,9 +8,10 @@ It does not know what lse is needed for.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from regard.backends import choose, reference, tiled
+from regard.backends import choose, reference
 from regard.backends.call import Call
 from regard.lens.streaming import lse_of
 
@@ -20,14 +21,18 @@ __all__ = ["forward"]
 def forward(call: Call, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) as `regard.attention` gives it, and lse (B, H, Nq) in fp32 or wider, without gradient.
 
-    call: on torch tensors.  backend: "auto" or a name, as for `regard.attention`; raises as that does.
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 3, 2)
+    >>> forward(prepare(x, x, x))[1]
+    tensor([[[1.0986, 1.0986, 1.0986]]])
+
+    call: with queries, keys and values, of each at least one; NumPy's arrays become tensors.
+    backend: "auto" or a name, as for `regard.attention`; raises as that does.
     """
     chosen = choose(call, backend)
-    name = chosen.__name__.rpartition(".")[2]
-    if name == "reference":
-        made = reference.stages(call)
-        return made.output, made.lse.detach()
-    if name == "tiled":
-        return tiled.forward_with_lse(call)
-    out, lse = chosen.forward_with_lse(call)
-    return out, lse_of(call) if lse is None else lse
+    with torch.autocast(call.device.type, enabled=False):  # as attention does: in the dtype that came in
+        if chosen is reference:  # in NumPy for NumPy's arrays
+            made = reference.stages(call)
+            return torch.as_tensor(made.output), torch.as_tensor(made.lse).detach()
+        output, lse = chosen.forward_with_lse(call)
+        return output, lse_of(call.in_torch()) if lse is None else lse

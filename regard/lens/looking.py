@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens import engines, fused
+from regard.lens import engines, fused, streaming
 from regard.lens.measures import MAP_SIZE, TOP, read_wanted
 from regard.lens.sight import see
 from regard.lens.view import View
 from regard.lens.weights import Remembered
+from regard.op import attention
 
 __all__ = ["look"]
 
@@ -55,10 +55,11 @@ def look(
     """
     wanted = read_wanted(measures, size, top)
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    output, lse, inner = _forward(call, backend)
-    with torch.no_grad():
-        weights = Remembered(inner, lse)
-        found, engine = engines.measure(weights.call, lse, wanted)
+    if call.numpy and call.q.dtype.itemsize > 8:
+        raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
+    output, lse = _forward(call, backend)
+    weights = Remembered(call.in_torch(), lse)
+    found, engine = engines.measure(weights.call, lse, wanted)
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
     return View(
         sizes=call.sizes,
@@ -70,18 +71,14 @@ def look(
         lead=None if q.ndim == 4 else tuple(q.shape[:-2]),
         numpy=call.numpy,
         engine=engine,
+        links=wanted.top,
     )
 
 
-def _forward(call: Call, backend: str) -> tuple[Tensor, Tensor, Call]:
-    """Output, lse, and the call on torch tensors."""
-    if call.numpy and call.q.dtype.itemsize > 8:
-        raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
+def _forward(call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    """Output and lse; of nothing there is no kernel, and `attention` says what comes of it."""
+    if 0 not in call.sizes and 0 not in call.v.shape:
+        return fused.forward(call, backend)
     inner = call.in_torch()
-    if 0 in call.sizes or 0 in call.v.shape:
-        out = inner.q.new_zeros(*call.sizes[:3], call.v.shape[-1])
-        return out, fused.lse_of(inner), inner
-    kind = inner.device.type
-    with torch.autocast(kind, enabled=False):
-        return (*fused.forward(inner, backend), inner)
-
+    keywords = {name: getattr(inner, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
+    return attention(inner.q, inner.k, inner.v, **keywords, backend=backend), streaming.lse_of(inner)

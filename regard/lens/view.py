@@ -16,13 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.lens import engines, patterns
 from regard.lens.checking import Report, judge
-from regard.lens.measures import MAP_SIZE, NAMES, TOP, Wanted
-from regard.lens.weights import Given, Remembered, Weights
+from regard.lens.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
+from regard.lens.weights import Weights, sources
+from regard.masks.marked import at_positions
+from regard.masks.mask import Grid
 
-__all__ = ["Place", "Told", "Tokens", "Top", "View"]
+__all__ = ["PER_QUERY", "Place", "Told", "Tokens", "Top", "View"]
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
@@ -34,7 +37,7 @@ class Top:
 
     index: (…, H, Nq, k) keys, strongest first, the lower key first among equals; −1 beyond what is visible.
     weight: (…, H, Nq, k) their weights, 0 there.
-    tied: (…, H, Nq) whether a key that was left out weighs as much as the last one taken.
+    tied: (…, H, Nq) whether a key that was left out is as strong as the last one taken.
     """
 
     index: Any
@@ -78,11 +81,11 @@ class Tokens:
     delimiters: Tensor | None = None
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class View:
     """One attention call seen from all sides. Arrays are of the inputs' kind, with leading axes (…, H) as the queries'.
 
-    `output`, `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`, `top(k)`;
+    `output`; `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`, `top(k)`;
     exact weights by `row`, `column`, `tile`; `patterns()`, `mean(name)` per head, `check()`.
     """
 
@@ -98,6 +101,7 @@ class View:
     numpy: bool = False
     engine: str = ""
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
+    links: int = TOP  # that `top` gives, where none are held
 
     # ------------------------------------------------------------------------------------------------------- measures
 
@@ -133,45 +137,54 @@ class View:
         """(…, H, Nk) Σ p over the queries: what each key gets from all of them."""
         return self._give(self._held("received"))
 
-    def map(self, size: int = MAP_SIZE) -> Any:
+    def map(self, size: int | None = None) -> Any:
         """Weights pooled to at most size × size cells, (…, H, cells, cells); with N ≤ size they are exact.
 
         A cell is the sum over its queries and keys, divided by the number of its queries: a row of cells sums to 1.
+
+        size: default that of the map which was measured, or to be measured, with the view.
         Raises LookupError where another size was measured and q and k were not kept.
         """
-        _at_least_one("size", size)
-        fits = [min(size, n) == min(self.size, n) for n in self.sizes[2:]]
-        if "map" in self.held and all(fits):
-            return self._give(self.held["map"])
+        size = self.size if size is None else at_least_one("size", size)
+        if all(min(size, n) == min(self.size, n) for n in self.sizes[2:]):
+            return self._give(self._held("map"))
         hint = f"; this view holds map({self.size})" if "map" in self.held else ""
-        return self._give(self._measure("map", f"a map of size {size}", hint, size=size)["map"])
+        weights = self._exact(f"a map of size {size}", hint, f"size={size}")
+        return self._give(engines.measure_weights(weights, Wanted(frozenset(["map"]), size))["map"])
 
-    def top(self, k: int = TOP) -> Top:
-        """The k strongest links of each row, exact. Raises LookupError where fewer were measured and q, k not kept."""
-        _at_least_one("k", k)
-        held = self.held.get("top_key")
-        have = -1 if held is None else held.shape[-1]
-        if held is not None and have >= min(k, self.sizes[3]) and k <= have:
-            found = self.held
-        else:
-            hint = f"; this view holds top({have})" if have > 0 else ""
-            found = self._measure("top", f"the {k} strongest links of each row", hint, top=k)
-        key, weight = found["top_key"][..., :k], found["top_weight"][..., :k]
-        tied = found["top_tied"]
-        if key.shape[-1] < found["top_key"].shape[-1]:  # fewer than were measured: the next one is known
-            after = found["top_weight"][..., k]
-            tied = (after == weight[..., -1]) & (after > 0)
+    def top(self, k: int | None = None) -> Top:
+        """The k strongest links of each row, exact.
+
+        k: default as many as were measured, or asked for, with the view.
+        Raises LookupError where fewer were measured and q and k were not kept.
+        """
+        have = self.held["top_key"].shape[-1] if "top_key" in self.held else 0
+        k = (have or self.links) if k is None else at_least_one("k", k)
+        if "top_key" not in self.held or have < min(k, self.sizes[3]):
+            hint = f"; this view holds top({have})" if have else ""
+            weights = self._exact(f"top({k})", hint, f"measures=['top'], top={k}")
+            self.held |= engines.measure_weights(weights, Wanted(frozenset(["top"]), top=k))
+            have = k
+        key, weight, tied = (self.held[f"top_{part}"] for part in ("key", "weight", "tied"))
+        if k < have:  # the next one is known
+            tied = (weight[..., k] == weight[..., k - 1]) & (key[..., k] >= 0)
+        short = (0, max(0, k - have))  # beyond all the keys there are
+        key, weight = pad(key[..., :k], short, value=-1), pad(weight[..., :k], short)
         return Top(self._give(key), self._give(weight), self._give(tied))
 
     def how(self, name: str) -> str:
-        """ "exact" or "pooled": whether a measure's numbers stand for single positions.
+        """Do a measure's numbers stand for single positions ("exact") or for several together ("pooled")?
 
         >>> import torch, regard
         >>> x = torch.zeros(100, 4)
         >>> view = regard.look(x, x, x)
         >>> view.how("entropy"), view.how("map")
         ('exact', 'pooled')
+
+        name: a measure, or "lse"; of the map, it is said of `map()`. Raises ValueError for another.
         """
+        if name not in ("lse", *NAMES):
+            raise ValueError(f"no measure {name!r}; there are lse, {', '.join(NAMES)}")
         if name == "map":
             return "exact" if max(self.sizes[2:]) <= self.size else "pooled"
         return "pooled" if name in self.pooled else "exact"
@@ -179,21 +192,35 @@ class View:
     def mean(self, name: str) -> Any:
         """One number per head, (…, H): a measure's mean over the queries that are neither padding nor see nothing.
 
-        name: "entropy", "effective", "max_logit" or "lse".
+        >>> import torch, regard
+        >>> x = torch.zeros(2, 4)
+        >>> regard.look(x, x, x, mask=regard.masks.causal()).mean("effective")
+        tensor(1.5000)
+
+        name: "lse", "entropy", "max_logit" or "effective". Raises ValueError for another, and LookupError where the
+            numbers were pooled before, or not measured with q and k gone.
         """
         if name not in PER_QUERY:
             raise ValueError(f"mean is over queries: one of {', '.join(PER_QUERY)}; got {name!r}")
+        if f"mean {name}" in self.held:
+            return self._give(self.held[f"mean {name}"])
+        if name in self.pooled:
+            raise LookupError(f"{name} was pooled, padding and all; a mean over the queries can no longer be told")
         values = self._held(name)
         counted = self._real_rows(values.device)
-        if "lse" in self.held and self.held["lse"].shape == values.shape:
-            counted = counted & (self.held["lse"] > -inf)
-        if values.shape[-1] != counted.shape[-1]:  # pooled into bins
-            return self._give(values.mean(-1))
+        for row in ("lse", "max_logit"):  # with a sink, a row that sees nothing has an lse
+            if row in self.held and row not in self.pooled:
+                counted = counted & (self.held[row] != -inf)
         total = torch.where(counted, values, 0.0).sum(-1)
         return self._give(total / counted.expand_as(values).sum(-1).clamp(min=1))
 
     def patterns(self) -> dict[str, Any]:
         """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.patterns`.
+
+        >>> import torch, regard
+        >>> x = torch.eye(4) * 30
+        >>> regard.look(x, x, x).patterns()["own"]
+        tensor(1.)
 
         Raises LookupError if they were not measured and q and k were not kept.
         """
@@ -206,8 +233,8 @@ class View:
         """The pattern scores as tensors (B, H), from exact weights."""
         weights, place, tokens = self._exact("patterns"), self.place, self.tokens
         visible = place.visible
-        if visible is not None and isinstance(weights, Remembered) and weights.call.sinks is not None:
-            visible = visible + 1
+        if visible is not None and any(source.has_sink for source in sources(weights)):
+            visible = visible + 1  # a sink takes part in the entropy
         among_keys = self.kind == "self"
         return patterns.score(
             weights,
@@ -224,79 +251,90 @@ class View:
     # --------------------------------------------------------------------------------------------------- exact weights
 
     def row(self, i: int) -> Any:
-        """The exact weights of query i over all keys, (…, H, Nk). Negative i counts from the end."""
+        """The exact weights of query i over all keys, (…, H, Nk). Negative i counts from the end.
+
+        Raises IndexError for a query that is not there, LookupError where q and k were not kept.
+        """
         i = _index("row", i, self.sizes[2], "queries")
-        return self._give(self._exact("row").tile(slice(i, i + 1), slice(None))[:, :, 0])
+        return self._give(self._exact(f"row({i})").tile(slice(i, i + 1), slice(None))[:, :, 0])
 
     def column(self, j: int) -> Any:
-        """The exact weights that key j gets from all queries, (…, H, Nq)."""
+        """The exact weights that key j gets from all queries, (…, H, Nq). Raises as `row` does."""
         j = _index("column", j, self.sizes[3], "keys")
-        return self._give(self._exact("column").tile(slice(None), slice(j, j + 1))[..., 0])
+        return self._give(self._exact(f"column({j})").tile(slice(None), slice(j, j + 1))[..., 0])
 
     def tile(self, rows: slice | range | Sequence[int], cols: slice | range | Sequence[int]) -> Any:
-        """The exact weights of these queries and keys, (…, H, rows, columns). As many as you ask for are made."""
-        r, c = _part("rows", rows, self.sizes[2]), _part("cols", cols, self.sizes[3])
+        """The exact weights of these queries and keys, (…, H, rows, columns). As many as you ask for are made.
+
+        >>> import numpy as np, regard
+        >>> x = np.eye(3)
+        >>> regard.look(x, x, x).tile(slice(0, 2), [2, 0]).round(2)
+        array([[0.26, 0.47],
+               [0.26, 0.26]])
+
+        rows, cols: a slice, a range, or integers, of which negative ones count from the end.
+        Raises IndexError and LookupError as `row` does, TypeError for what is none of these.
+        """
+        r, c = _part("rows", rows, self.sizes[2], "queries"), _part("cols", cols, self.sizes[3], "keys")
         return self._give(self._exact("tile").tile(r, c))
 
     def check(self) -> Report:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
 
+        >>> import torch, regard
+        >>> x = torch.tensor([[1.0, 0.0], [float("nan"), 1.0]])
+        >>> print(regard.look(x, x, x, mask=torch.eye(2, dtype=torch.bool)).check())
+        1 of 2 rows is not attention weights (tolerance 2.15e-06):
+          row 1: holds NaN; often a row whose keys are all hidden
+
         Raises LookupError if q and k were not kept.
         """
         weights, (batch, heads, nq, nk) = self._exact("check"), self.sizes
         at_once = max(1, CHECK_CELLS // max(1, batch * heads * nk))
-        ends = []
+        parts = [torch.zeros(3, batch, heads, 0, dtype=torch.float64)]
         for i in range(0, nq, at_once):
             p = weights.tile(slice(i, min(i + at_once, nq)), slice(None))  # (B, H, rows, Nk)
-            low, high = p.aminmax(dim=-1) if nk else (p.sum(-1), p.sum(-1))
-            ends.append(torch.stack([low, high, p.sum(-1)]).double().cpu())
-        whole = torch.cat(ends, -1) if ends else torch.zeros(3, batch, heads, 0, dtype=torch.float64)
-        low, high, total = (x.reshape(*(self.lead or (batch, heads)), nq).numpy() for x in whole)
-        sinks = isinstance(weights, Remembered) and weights.call.sinks is not None
-        return judge(low, high, total, tolerance=self._rounding(weights), sinks=sinks)
-
-    def _rounding(self, weights: Weights) -> float:
-        """What rounding alone may do to a row's sum: of the sum itself, and of lse and the scores in e^(s − lse)."""
-        wide = self.held["lse"].dtype if "lse" in self.held else torch.float32
-        eps = torch.finfo(wide).eps
-        if not isinstance(weights, Remembered):
-            return float(torch.finfo(weights.weights.dtype).eps if isinstance(weights, Given) else eps) + (
-                eps * self.sizes[3]
-            )
-        finite = weights.lse[weights.lse.isfinite()]
-        largest = float(finite.abs().max()) if finite.numel() else 0.0
-        return eps * (self.sizes[3] + 16 * max(1.0, largest))
+            total = p.sum(-1)
+            low, high = p.aminmax(dim=-1) if nk else (total, total)
+            parts.append(torch.stack([low, high, total]).double().cpu())
+        lead = (batch, heads) if self.lead is None else self.lead
+        low, high, total = torch.cat(parts, -1).reshape(3, *lead, nq).numpy()
+        made_of = sources(weights)
+        return judge(
+            low,
+            high,
+            total,
+            tolerance=max(source.rounding for source in made_of),
+            sinks=any(source.has_sink for source in made_of),
+        )
 
     # ------------------------------------------------------------------------------------------------------- plumbing
 
     def _held(self, name: str) -> Tensor:
+        """A measure that is there, or by one more pass; after that it is there."""
         if name not in self.held:
-            if name == "lse" or name not in NAMES:
+            if name not in NAMES:
                 raise LookupError(f"this view holds no {name}")
-            self.held[name] = self._measure(name, name, "")[name]
+            weights = self._exact(name, "", f"measures=['{name}']")
+            self.held |= engines.measure_weights(weights, Wanted(frozenset([name]), self.size))
         return self.held[name]
 
-    def _measure(self, name: str, what: str, hint: str, size: int = MAP_SIZE, top: int = TOP) -> dict[str, Tensor]:
-        """One more pass for what was not measured."""
-        return engines.measure_weights(self._exact(what, hint), Wanted(frozenset([name]), size, top))
-
-    def _exact(self, what: str, hint: str = "") -> Weights:
+    def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:
         if self.weights is None:
+            measured = f", and {instead} measures it while the model runs" if instead else ""
             raise LookupError(
-                f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them, and "
-                f"measures=[…] measures more while the model runs"
+                f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
             )
         return self.weights
 
     def _real_rows(self, device: torch.device) -> Tensor:
-        """(B or 1, 1, Nq): which queries are no padding."""
+        """(B or 1, H or 1, Nq): which queries are no padding."""
         _, _, nq, nk = self.sizes
-        padding, offset = self.place.padding, self.place.offset
-        if padding is None or self.kind == "cross" or isinstance(offset, Tensor):
+        padding = self.place.padding
+        if padding is None or self.kind == "cross" or nk == 0:
             return torch.ones(1, 1, nq, dtype=torch.bool, device=device)
-        at = torch.arange(nq, device=device) + (nk - nq if offset is None else offset)
-        inside = (at >= 0) & (at < nk)
-        return ~(padding.to(device)[:, at.clamp(0, max(0, nk - 1))] & inside).unsqueeze(1)
+        positions = Grid(nq, nk, (1, 1), padding.device).positions(self.place.offset)
+        return ~at_positions(padding, positions, outside=False).to(device)
 
     def _give(self, x: Tensor) -> Any:
         """A tensor (B, H, …) as the caller's kind of array, with the caller's leading axes."""
@@ -323,17 +361,12 @@ def _index(name: str, value: object, n: int, of: str) -> int:
     return int(value) % n
 
 
-def _part(name: str, value: object, n: int) -> slice | Tensor:
-    if isinstance(value, range):
-        value = list(value)
+def _part(name: str, value: object, n: int, of: str) -> slice | Tensor:
     if isinstance(value, slice):
         start, stop, step = value.indices(n)
         return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
-    if isinstance(value, (list, tuple, np.ndarray, Tensor)):
-        return torch.tensor([_index(name, int(v), n, name) for v in value], dtype=torch.long)
-    raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}")
-
-
-def _at_least_one(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    if isinstance(value, (np.ndarray, Tensor)):
+        value = value.tolist()
+    if isinstance(value, (range, list, tuple)):
+        return torch.tensor([_index(name, v, n, of) for v in value], dtype=torch.long)
+    raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}: {value!r}")

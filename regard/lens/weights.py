@@ -22,7 +22,7 @@ from regard.biases import Bias
 from regard.masks import Mask
 from regard.rules import indices
 
-__all__ = ["Given", "Part", "Remembered", "Weights", "as_they_are", "exponentials", "grouped_scores"]
+__all__ = ["Given", "Part", "Remembered", "Weights", "as_they_are", "exponentials", "grouped_scores", "sources"]
 
 PAIR_CELLS = 1 << 24  # numbers of q that are held in fp32 at once while pairs are weighed
 LOG2E = 1 / log(2)
@@ -55,6 +55,22 @@ class Remembered:
         self.sizes = call.sizes
         self.lse = lse
         self._shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+
+    @property
+    def has_sink(self) -> bool:
+        """Does a sink take a part of each row?"""
+        return self.call.sinks is not None
+
+    @property
+    def rounding(self) -> float:
+        """What rounding alone may do to a row's sum: to the sum itself, and to the scores and lse in e^(s − lse).
+
+        A score errs in proportion to |q|·|k|, which is more than itself where products cancel.
+        """
+        call = self.call
+        q, k = (_largest(torch.linalg.vector_norm(x, dim=-1, dtype=call.wide)) for x in (call.q, call.k))
+        size = max(1.0, _largest(self.lse), q * k * abs(call.scale))
+        return float(torch.finfo(call.wide).eps * (self.sizes[3] + 16 * size))
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
@@ -123,6 +139,18 @@ class Given:
         batch, heads, nq, nk = weights.shape
         self.sizes = (batch, heads, nq, nk)
 
+    @property
+    def has_sink(self) -> bool:
+        """Does a sink take a part of each row?"""
+        return self.scores is not None and self.scores.shape[-1] > self.sizes[3]
+
+    @property
+    def rounding(self) -> float:
+        """What rounding alone may do to a row's sum: to each weight, and to the sum in fp32 or wider."""
+        own = self.weights.dtype
+        wide = torch.promote_types(own, torch.float32)
+        return float(torch.finfo(own).eps + self.sizes[3] * torch.finfo(wide).eps)
+
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
         part = self.weights[:, :, rows][..., cols]
@@ -138,6 +166,12 @@ class Given:
         there = (keys >= 0) & (keys < nk)
         chosen = self.weights.gather(-1, torch.where(there, keys, 0).unsqueeze(-1)).squeeze(-1)
         return torch.where(there, chosen, 0.0).to(wide)
+
+
+def sources(weights: Weights) -> tuple[Remembered | Given, ...]:
+    """What weights come from in the end: themselves, or the calls of a generation whose `parts` they put together."""
+    parts = getattr(weights, "parts", (weights,))
+    return tuple(part for part in parts if isinstance(part, (Remembered, Given)))
 
 
 @contextmanager
@@ -157,6 +191,12 @@ def exponentials(t: Tensor, out: Tensor) -> Tensor:
     tensor([1., 0.])
     """
     return torch.mul(t, LOG2E, out=out).exp2_()
+
+
+def _largest(x: Tensor) -> float:
+    """The largest finite number, whichever its sign; 0 where there is none."""
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
