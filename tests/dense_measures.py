@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -22,6 +23,8 @@ def dense_measures(weights: Tensor, masked: Tensor, lse: Tensor, sinks: Tensor |
     squares = outcomes.square().sum(-1)
     entropy = -torch.where(outcomes > 0, outcomes * outcomes.log(), 0.0).sum(-1)
     return {
+        "weights": weights,
+        "seen": masked > -inf,
         "lse": lse,
         "entropy": entropy,
         "received": weights.sum(-2),
@@ -33,10 +36,8 @@ def dense_measures(weights: Tensor, masked: Tensor, lse: Tensor, sinks: Tensor |
 
 def _pooled(weights: Tensor, size: int) -> Tensor:
     rows, cols = (cell_edges(n, size) for n in weights.shape[-2:])
-    bands = [weights[..., a:b, :].sum(-2) / (b - a) for a, b in zip(rows, rows[1:], strict=False)]
-    return torch.stack(
-        [torch.stack([band[..., a:b].sum(-1) for a, b in zip(cols, cols[1:], strict=False)], -1) for band in bands], -2
-    )
+    bands = [weights[..., a:b, :].sum(-2) / (b - a) for a, b in pairwise(rows)]
+    return torch.stack([torch.stack([band[..., a:b].sum(-1) for a, b in pairwise(cols)], -1) for band in bands], -2)
 
 
 def truth_and_baseline(case: Case, dtype: torch.dtype, size: int) -> tuple[Call, dict[str, Tensor], dict[str, Tensor]]:
@@ -56,8 +57,8 @@ def _measures_of(call: Call, size: int) -> dict[str, Tensor]:
 def _from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tensor]:
     """By the lens's definition, weights e^(s − lse), in the call's own precision.
 
-    lse is rounded once, and with it all weights of a row: that is part of what a kernel hands over. In fp64 the axes are
-    reversed, since truth and baseline would otherwise be one computation.
+    lse is rounded once, and with it all weights of a row: that is part of what a kernel hands over. In fp64 the axes
+    are reversed, since truth and baseline would otherwise be one computation.
     """
     flip = (lambda x, *axes: x.flip(axes)) if backwards else (lambda x, *axes: x)
     visible, bias = (None if c is None else flip(c, -1, -2) for c in (cells_of_mask(call), cells_of_bias(call)))
@@ -74,8 +75,7 @@ def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth:
     The step of a weight is one step of lse, which is rounded before the weights are made from it: a relative step of
     |lse|, and twice that for Σp². lse and the largest score are judged at the scale of the scores.
     """
-    lse = truth["lse"][truth["lse"] > -inf]
-    step = max(1.0, float(lse.abs().max())) if lse.numel() else 1.0
+    step = _step(truth)
     for name in sorted(ours.keys() & truth.keys()):
         mine, base, true = ours[name].cpu(), baseline[name], truth[name]
         nothing = true == -inf
@@ -84,3 +84,39 @@ def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth:
         largest = float(true.abs().max()) if true.numel() else 0.0
         scale = step if name in ("lse", "max_logit") else largest * step * (2 if name == "effective" else 1)
         assert_rule(mine, base, true, scale=scale, what=f"{what}: {name}")
+
+
+def assert_top(found: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor], what: str) -> None:
+    """The k keys of each row are its heaviest as far as rounding can tell, with their weights, descending.
+
+    By how much rounding can err is the numeric rule's for weights: a key that was left out may be heavier than one that
+    was taken by twice that, and by no more. Where the truth's gap is wider, this means that the sets are equal.
+    """
+    key, weight, weights = found["top_key"].cpu(), found["top_weight"].cpu(), truth["weights"]
+    k, nk = key.shape[-1], weights.shape[-1]
+    visible = truth["seen"].sum(-1, keepdim=True)
+    assert torch.equal(key >= 0, torch.arange(k) < visible), f"{what}: keys taken are not as many as are visible"
+    assert bool((weight[key < 0] == 0).all()), f"{what}: a weight where there is no key"
+    assert bool((weight[..., 1:] <= weight[..., :-1]).all()), f"{what}: not descending"
+    taken = torch.zeros(*key.shape[:-1], nk + 1, dtype=torch.long).scatter_add_(
+        -1, key % (nk + 1), torch.ones_like(key)
+    )
+    assert int(taken[..., :nk].max()) <= 1, f"{what}: a key twice"
+    assert not bool((taken[..., :nk].bool() & ~truth["seen"]).any()), f"{what}: a hidden key"
+    picked = weights.gather(-1, key.clamp(min=0)).masked_fill(key < 0, 0.0)
+    base = baseline["weights"].gather(-1, key.clamp(min=0)).masked_fill(key < 0, 0.0)
+    largest = float(weights.max()) * _step(truth)
+    assert_rule(weight, base, picked, scale=largest, what=f"{what}: weights of the strongest links")
+    best = torch.nn.functional.pad(weights.topk(min(k, nk), -1).values, (0, max(0, k - nk)))
+    error = float((baseline["weights"].double() - weights).abs().max())
+    short = float((best.masked_fill(key < 0, 0.0) - picked).abs().max())
+    allowed = 4 * (error + torch.finfo(weight.dtype).eps * largest)
+    assert short <= allowed, (
+        f"{what}: a link heavier by {short:.3g} was left out, {allowed:.3g} is what rounding may do"
+    )
+
+
+def _step(truth: dict[str, Tensor]) -> float:
+    """How many steps of its own a weight is off when lse is off by one: |lse|, at least 1."""
+    lse = truth["lse"][truth["lse"] > -inf]
+    return max(1.0, float(lse.abs().max())) if lse.numel() else 1.0

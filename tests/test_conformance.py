@@ -27,7 +27,7 @@ def small_tiles(monkeypatch):
 def flex_without_compiling():
     """FlexAttention's own debugging path: the same mask_mod and score_mod, without thousands of compilations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regard.backends.flex, "_kernel_for", lambda call: regard.backends.flex._kernel)
+        patch.setattr(regard.backends.flex, "_kernel_for", lambda call, with_lse: regard.backends.flex._kernel)
         patch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         yield
 

@@ -181,7 +181,7 @@ def test_nothing_is_kept_unless_asked_for() -> None:
     model = Stack(1)
     with regard.watch(model) as seen:
         model(x())
-    with pytest.raises(LookupError, match=r"row needs q and k, which were not kept: watch\(model, keep='qk'\)"):
+    with pytest.raises(LookupError, match=r"needs q and k, which were not kept: watch\(model, keep='qk'\)"):
         seen[0].row(0)
     with pytest.raises(LookupError, match=r"the output was not kept: watch\(model, keep='output'\) keeps it"):
         seen[0].output  # noqa: B018
@@ -533,6 +533,28 @@ def test_cache_that_is_written_over_does_not_change_what_was_kept() -> None:
         cache.fill_(7.0)
         mask.fill_(True)
     close(rows(seen[0]), weights(q, k, torch.arange(M) < 4))
+
+
+def test_step_that_saw_the_room_in_a_cache_keeps_what_was_there() -> None:
+    """What comes into the cache later is not what this step saw."""
+    q, k, v = qkv(M, M)
+    cache = k.clone()
+    cache[:, :, 4:] = 0.5
+
+    class Reader(nn.Module):
+        def forward(self, at: int, n: int) -> Tensor:
+            window = masks.window(2, 3, offset=at)
+            return regard.attention(q[:, :, at : at + n], cache, v, mask=window)
+
+    model = Reader()
+    with regard.watch(model, keep="qk") as seen:
+        model(0, 4)
+        before = cache.clone()
+        cache[:, :, 4] = k[:, :, 4]
+        model(4, 1)
+    assert seen.records[1].link.after == 0
+    visible = masks.window(2, 3, offset=0).dense(4, M)
+    close(rows(seen["", 0]), weights(q[:, :, :4], before, visible))
 
 
 def test_queries_that_are_written_over_do_not_change_what_was_kept() -> None:

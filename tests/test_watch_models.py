@@ -478,11 +478,13 @@ def test_rows_hidden_by_finite_numbers_are_as_even_as_the_kernel_makes_them() ->
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 5}
 
 
-def generated(model: Any, batch: dict[str, torch.Tensor], **asked: Any) -> tuple[Any, torch.Tensor]:
+def generated(
+    model: Any, batch: dict[str, torch.Tensor], layers: str | None = None, **asked: Any
+) -> tuple[Any, torch.Tensor]:
     """A capture of a generation, and the tokens, which are those of the unwatched run."""
     with torch.no_grad():
         before = model.generate(**batch, **GREEDY | asked)
-        with regard.watch(model, keep="qk") as seen:
+        with regard.watch(model, keep="qk", layers=layers) as seen:
             during = model.generate(**batch, **GREEDY | asked)
     assert torch.equal(before, during)
     assert seen.unseen == {}
@@ -594,6 +596,17 @@ def test_cross_attention_of_a_generation_is_assembled(name: str, beams: int) -> 
     for own, other, path in zip(out.decoder_attentions, out.cross_attentions, paths[::2], strict=True):
         assert_same_rows(seen[path], own)
         assert_same_rows(seen[paths[paths.index(path) + 1]], other)
+
+
+def test_beams_are_followed_in_cross_attention_that_is_watched_alone() -> None:
+    kind, case = SEQUENCES["t5"]
+    model = built(Case(kind, case.config, case.inputs, [], fp32=True), "sdpa")
+    beams = {"num_beams": 3, "num_return_sequences": 3}
+    both_kinds, _ = generated(model, padded("right"), **beams)
+    alone, _ = generated(model, padded("right"), layers="*.EncDecAttention", **beams)
+    truth = [record.link for record in both_kinds.records if record.kind == "cross"]
+    assert any(link.rows is not None for link in truth)
+    assert [record.link for record in alone.records] == truth
 
 
 def assert_same_rows(view: Any, truth: torch.Tensor) -> None:

@@ -117,6 +117,7 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if first[-1] == 0 and last.sizes[3] == nk else Tokens(),
         size=views[0].size,
+        links=views[0].links,
         engine=views[0].engine,
     )
 

@@ -1,7 +1,7 @@
 """The forward pass with its lse, from the backend that `regard.attention` would take for the call.
 
-torch's own kernels compute lse and drop it on the way to `scaled_dot_product_attention`'s caller; FlexAttention gives it
-on request, the tiled backend always. Where a kernel keeps it to itself, lse costs one more pass over q·kᵀ.
+torch's own kernels compute lse and drop it on the way to `scaled_dot_product_attention`'s caller; FlexAttention gives
+it on request, the tiled backend always. Where a kernel keeps it to itself, lse costs one more pass over q·kᵀ.
 
 It does not know what lse is needed for.
 """

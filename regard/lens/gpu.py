@@ -19,10 +19,9 @@ from regard.lens.measures import Wanted, cell_of_positions, finish_effective, fi
 
 __all__ = ["Blocks", "blocks_for", "measure", "refuse"]
 
-LONG_LINE = 1 << 20  # tiles in a line of the map, from which on a program of its own pays
 MOST_HEADS = 65535  # CUDA's limit for all axes of a grid but the first
 NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
-BY_TILE, BY_ROW, BY_LINE = 1, 2, 3  # MAP of the kernel; 0 is none
+BY_TILE, BY_ROW = 1, 2  # MAP of the kernel; 0 is none
 
 
 def refuse(call: Call, wanted: Wanted) -> str | None:
@@ -86,16 +85,12 @@ class _Launch:
     def _map_kind(self) -> int:
         """How the kernel keeps the map's sums.
 
-        BY_LINE: one program walks one line of the map, where a line is long enough to pay for it.
         BY_TILE: a sum per row of a tile and map cell, where a tile meets at most two map cells each way.
         BY_ROW: a sum per query and map cell, for short sequences.
         """
         (nq, nk), cut = self.call.sizes[2:], self.blocks
         tall, wide = nq // self.cells[0], nk // self.cells[1]
-        if tall < cut.queries or wide < cut.keys:
-            return BY_ROW
-        free = self.call.mask is None or self.call.mask.band(nq, nk) is not None
-        return BY_LINE if tall >= LONG_LINE * cut.queries and (free or self._aligned()) else BY_TILE
+        return BY_ROW if tall < cut.queries or wide < cut.keys else BY_TILE
 
     def _aligned(self) -> bool:
         """Does every tile lie within one map cell?"""
@@ -133,15 +128,11 @@ class _Launch:
         from regard.lens import kernels
 
         nq, names, links = self.call.sizes[2], self.wanted.names, self.links
-        lines, line_from, line_to = 1, 0, 1
-        if self.map_kind == BY_LINE:
-            lines = self.cells[0]
-            line_from, line_to = part.row_from * lines // nq, -(-(part.row_from + part.rows) * lines // nq)
-        kernels.measure[(kernel_call.tiles, part.heads, line_to - line_from)](
-            **kernel_call.arguments, **part.numbers, line_from=line_from,
+        kernels.measure[(kernel_call.tiles, part.heads)](
+            **kernel_call.arguments, **part.numbers,
             LSE=shift, RECEIVED=self.received, ENTROPY=self.entropy, SQUARES=self.squares, MAXIMUM=self.maximum,
             MAXIMA=maxima, MAP_AT=self.map, map_q=self.cells[0], map_k=self.cells[1],
-            STAGES=self.blocks.stages, EVEN_Q=nq % (lines * self.blocks.queries) == 0,
+            STAGES=self.blocks.stages, EVEN_Q=nq % self.blocks.queries == 0,
             MAP=self.map_kind, ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
             GROUP=self.blocks.keys if links is None else links.group,
             WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names, WANT_SQUARES="effective" in names,

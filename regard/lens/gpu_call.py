@@ -90,7 +90,7 @@ class KernelCall:
     @property
     def skips_tiles(self) -> bool:
         """Does the measuring kernel leave out tiles that nobody sees?"""
-        return bool(self.arguments["MASK"] == BAND)
+        return bool(self.arguments["MASK"] != 0)
 
     def _mask(self) -> dict[str, Any]:
         """The kind of mask, its band, its kinds per tile, its cells, and whether only mixed tiles are stored."""

@@ -23,8 +23,8 @@ __all__ = ["MOST_LINKS", "Buffers", "Links"]
 
 BYTES = 256 << 20
 MOST_LINKS = 64
-WHOLE_TILES = 21  # links up to which groups as wide as a tile will do: what may be found of a row, (k + 1)², is ≤ 484
-NARROW = 8  # keys in a group beyond that: k + 1 groups, and the rest of a tile, are at most 8k + k + 1 keys
+WHOLE_TILES = 21  # links up to which groups are as wide as a tile: k + 1 tiles, and k + 1 scores of each, are ≤ 484
+NARROW = 8  # keys in a group beyond that: k + 1 groups are ≤ 520 scores
 FEW = 32  # what most rows need of their room
 SHARES = 4  # programs that share one list: some tiles are on every row's
 CELLS = 1 << 14  # maxima that one program holds at most: 64 registers a thread
@@ -37,6 +37,7 @@ class Buffers:
 
     maxima: Tensor  # (heads, groups, rows) largest scores
     threshold: Tensor  # (heads, rows) what a score must reach
+    cut: Tensor  # (heads, rows) the key from which on it must be more; of narrow groups only
     lists: Tensor  # (heads, tiles, rows) which rows must look into a tile
     lengths: Tensor  # (heads, tiles) how many they are
     scores: Tensor  # (heads, rows, room) those that reach the threshold
@@ -54,7 +55,8 @@ class Links:
         self.k, self.short = min(top, nk), max(0, top - nk)
         self.group = blocks.keys if self.k <= WHOLE_TILES else NARROW
         self.tiles, self.per_tile = -(-nk // blocks.keys), blocks.keys // self.group
-        self.room = min(nk, (self.k + 1) ** 2, self.k * self.group + self.k + 1)
+        bound = min(nk, (self.k + 1) * min(self.k + 1, self.group))
+        self.room = -(-bound // 16) * 16  # rows that begin on 64 bytes load faster
         self.score = self._floats(batch, heads, nq, self.k)
         self.key = torch.empty(batch, heads, nq, self.k, dtype=torch.int64, device=call.device)
         self.tied = torch.zeros(batch, heads, nq, dtype=torch.bool, device=call.device)
@@ -63,7 +65,7 @@ class Links:
     def at_once(self, most_heads: int) -> tuple[int, int]:
         """How many heads and how many of their queries make a part: whole heads, or some tiles of one."""
         batch, heads, nq, _ = self.sizes
-        rows = BYTES // (4 * (self.tiles * self.per_tile + self.tiles + 3) + 8 * self.room)
+        rows = BYTES // (4 * (self.tiles * self.per_tile + self.tiles + 4) + 8 * self.room)
         if rows >= nq:
             return _evenly(batch * heads, min(rows // nq, most_heads)), nq
         tall = self.blocks.queries
@@ -76,6 +78,7 @@ class Links:
         return Buffers(
             maxima=maxima.fill_(-inf) if skips_tiles else maxima,
             threshold=self._floats(heads, rows),
+            cut=self._integers(heads, rows),
             lists=self._integers(heads, self.tiles, rows),
             lengths=self._integers(heads, self.tiles).zero_(),
             scores=self._floats(heads, rows, self.room),
@@ -90,18 +93,18 @@ class Links:
         groups = power_of_two(self.tiles * self.per_tile)
         tall = max(1, min(32, CELLS // groups))
         top_kernels.select[(-(-part.rows // tall), part.heads)](
-            at.maxima, at.threshold, self.highest, at.lists, at.lengths,
+            at.maxima, at.threshold, at.cut, self.highest, at.lists, at.lengths,
             **part.numbers, nq=self.sizes[2], tiles=self.tiles, k=self.k,
-            GROUPS=groups, PER_TILE=self.per_tile, ROWS=tall, WANT_MAXIMUM=self.want_maximum,
+            GROUPS=groups, GROUP=self.group, PER_TILE=self.per_tile, ROWS=tall, WANT_MAXIMUM=self.want_maximum,
             num_warps=max(1, min(32, groups * tall // 2048)),
         )  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](
             **kernel_call.arguments, **part.numbers, k=self.k,
-            THRESHOLD=at.threshold, LISTS=at.lists, LENGTHS=at.lengths,
-            COUNTS=at.counts, SCORES=at.scores, KEYS=at.keys, ROOM=self.room,
+            THRESHOLD=at.threshold, CUT=at.cut, LISTS=at.lists, LENGTHS=at.lengths,
+            COUNTS=at.counts, SCORES=at.scores, KEYS=at.keys, ROOM=self.room, PER_TILE=self.per_tile,
             num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
-        wide = max(2, power_of_two(self.room))
+        wide = power_of_two(self.room)
         tall = max(1, min(32, SORTED // wide))
         top_kernels.finish[(-(-part.rows // tall), part.heads)](
             at.scores, at.keys, at.counts, at.threshold, self.score, self.key, self.tied.view(torch.uint8),

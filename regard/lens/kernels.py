@@ -3,12 +3,11 @@
 In every tile the kernel has the scores s and, lse being known, the exact weights p = 2^(s·log₂e − lse·log₂e). What is
 summed over queries (received) grows cell by cell in registers and is reduced once, at the end. What is summed over keys
 (entropy, squares, maximum) is reduced within the tile and added to memory atomically. Maxima per row and group of keys,
-for top-k, are written as they are. The map comes from the rows' sums, or, where one program walks one line of the map,
-from what its keys received.
+for top-k, are written as they are. The map comes from the rows' sums.
 
 Numbers are fp32, in units of log₂. The kernel does not know torch, masks or measures: only pointers and sizes.
 """
-# ruff: noqa: N803, SIM102, SIM108
+# ruff: noqa: N803, SIM108
 # mypy: ignore-errors
 
 import triton
@@ -18,7 +17,7 @@ __all__ = ["measure", "scores"]
 
 # MASK: 1 keys within (before, after) of the query's position, 2 a kind per tile (0 hidden, 1 visible, else mixed).
 # BIAS: 1 a number per j − i, 2 a number per cell.
-# MAP, how its sums are kept: 1 per row of a tile and cell, 2 per query and column of cells, 3 per line; see gpu.py.
+# MAP, how its sums are kept: 1 per row of a tile and cell, 2 per query and column of cells; see gpu.py.
 # 0 is none, for each of them.
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -80,7 +79,7 @@ def _add(at, x, inside, ALL: tl.constexpr):
         tl.atomic_add(at, x, mask=inside, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["head_from", "line_from"])
+@triton.jit(do_not_specialize=["head_from"])
 def measure(
     Q, K, LSE, BIAS_AT, KINDS, CELLS,
     RECEIVED, ENTROPY, SQUARES, MAXIMUM, MAXIMA, MAP_AT,
@@ -88,7 +87,7 @@ def measure(
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
     heads, group, nq, nk, map_q, map_k,
     scale, cap, offset, before, after,
-    head_from, row_from, rows, line_from,
+    head_from, row_from, rows,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_Q: tl.constexpr, EVEN_K: tl.constexpr, IEEE: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MAP: tl.constexpr,
@@ -96,9 +95,9 @@ def measure(
     WANT_RECEIVED: tl.constexpr, WANT_ENTROPY: tl.constexpr, WANT_SQUARES: tl.constexpr,
     WANT_MAXIMUM: tl.constexpr, WANT_MAXIMA: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one head: grid (key tiles, heads of all batch rows, lines of the map or 1).
+    """One tile of keys of one head: grid (key tiles, heads of all batch rows).
 
-    head_from, line_from: what the grid's heads and lines are counted from.
+    head_from: what the grid's heads are counted from.
     row_from, rows: the queries to walk, where SOME_ROWS; from a multiple of BLOCK_Q on.
     """
     tile, which = tl.program_id(0), tl.program_id(1) + head_from
@@ -132,21 +131,15 @@ def measure(
         start, stop, inner, outer = 0, nq, 0, nq
     if SOME_ROWS:
         start, stop = tl.maximum(start, row_from), tl.minimum(stop, row_from + rows)
-    if MAP == 3:  # only those in one line of the map
-        line = tl.program_id(2) + line_from
-        start = tl.maximum(start, (line * nq) // map_q)
-        stop = tl.minimum(stop, ((line + 1) * nq) // map_q)
-    if SOME_ROWS or MAP == 3:
         inner = tl.minimum(tl.maximum(inner, start), stop)
         outer = tl.minimum(tl.maximum(outer, inner), stop)
 
     received = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-    if MAP == 1 or MAP == 3:
+    if MAP == 1:
         column = ((first + 1) * map_k - 1) // nk
         edge_k = ((column + 1) * nk) // map_k  # the first key of the next map cell
         straddles = edge_k < tl.minimum(first + BLOCK_K, nk)
-        cell_at = which.to(tl.int64) * (map_q * map_k) + column
-        map_at = MAP_AT + (cell_at * BLOCK_Q if MAP == 1 else cell_at + line * map_k)
+        map_at = MAP_AT + (which.to(tl.int64) * (map_q * map_k) + column) * BLOCK_Q
 
     for phase in tl.static_range(3 if MASK == 1 else 1):
         if MASK == 1:
@@ -157,82 +150,80 @@ def measure(
         # The few tiles at the band's edges are not worth buffers of their own, which would halve what fits on a core.
         for at in tl.range(begin, end, BLOCK_Q, num_stages=STAGES if MASK != 1 or phase == 1 else 1):
             i = at + within
-            if EVEN_Q and WIDTH == D:
-                q = tl.load((q_at + at * row_step) + (within[:, None] * q_n + d[None, :]))
-                shift = tl.load((LSE + row_base + at) + within)
+            if MASK == 2:
+                visible = tl.load(kinds_at + (at // BLOCK_Q) * kinds_i) != 0
             else:
-                inside = (i[:, None] < end) & (d[None, :] < D)
-                q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=inside, other=0.0)
-                shift = tl.load(LSE + row_base + i, mask=i < end, other=float("inf"))  # p = 0 beyond the last query
-            s = scores(
-                q, k, i, j, within,
-                bias_at, kinds_at + (at // BLOCK_Q) * kinds_i, cells_at, bias_i, bias_j, cells_i, cells_j,
-                nq, nk, scale, cap, offset, before, after,
-                BLOCK_Q, BLOCK_K, EVEN_K, IEEE, MASK, phase != 1, PACKED, BIAS, SOFTCAP,
-            )  # fmt: skip
+                visible = True  # known when compiling: no branch
+            if visible:
+                if EVEN_Q and WIDTH == D:
+                    q = tl.load((q_at + at * row_step) + (within[:, None] * q_n + d[None, :]))
+                    shift = tl.load((LSE + row_base + at) + within)
+                else:
+                    inside = (i[:, None] < end) & (d[None, :] < D)
+                    q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=inside, other=0.0)
+                    shift = tl.load(LSE + row_base + i, mask=i < end, other=float("inf"))  # p = 0 beyond the last query
+                s = scores(
+                    q, k, i, j, within,
+                    bias_at, kinds_at + (at // BLOCK_Q) * kinds_i, cells_at, bias_i, bias_j, cells_i, cells_j,
+                    nq, nk, scale, cap, offset, before, after,
+                    BLOCK_Q, BLOCK_K, EVEN_K, IEEE, MASK, phase != 1, PACKED, BIAS, SOFTCAP,
+                )  # fmt: skip
 
-            inside_rows = i < end
-            if WANT_MAXIMA:
-                maxima_at = MAXIMA + first_group * rows + (i - row_from)
-                if GROUP == BLOCK_K:
-                    tl.store(maxima_at, tl.max(s, 1), mask=inside_rows)
-                else:
-                    best = tl.max(tl.reshape(s, [BLOCK_Q, BLOCK_K // GROUP, GROUP]), 2)
-                    spot = maxima_at[:, None] + tl.arange(0, BLOCK_K // GROUP)[None, :].to(tl.int64) * rows
-                    tl.store(spot, best, mask=inside_rows[:, None])
-            t = s - shift[:, None]
-            p = tl.exp2(t)
-            # All sums come before all writes: the other way round, t and p stay in registers and these spill.
-            if WANT_RECEIVED or MAP == 3:
-                received += p
-            if WANT_ENTROPY:
-                if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
-                    surprise = tl.sum(tl.where(p == 0.0, 0.0, p * t), 1)  # not 0 · −∞; NaN stays
-                else:
-                    surprise = tl.sum(p * t, 1)
-            if WANT_MAXIMUM:
-                peak = tl.max(t, 1)
-            if WANT_SQUARES:
-                square = tl.sum(p * p, 1)
-            if MAP == 1 and ALIGNED:
-                mass = tl.sum(p, 1)
-            row_at = row_base + at
-            if WANT_ENTROPY:
-                _add((ENTROPY + row_at) + within, surprise, inside_rows, EVEN_Q)
-            if WANT_SQUARES:
-                _add((SQUARES + row_at) + within, square, inside_rows, EVEN_Q)
-            if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
-                bits = (peak + shift).to(tl.int32, bitcast=True)
-                bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-                tl.atomic_max((MAXIMUM + row_at) + within, bits, mask=inside_rows, sem="relaxed")
-            if MAP == 1:
-                # One number per row of the tile and map cell: the same row of every tile in a cell adds to it.
-                if ALIGNED:
-                    tl.atomic_add(map_at + (at * map_q // nq) * (map_k * BLOCK_Q) + within, mass, sem="relaxed")
-                else:
-                    spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * BLOCK_Q) + within
-                    low = tl.where(j[None, :] < edge_k, p, 0.0)
-                    tl.atomic_add(spot, tl.sum(low, 1), mask=inside_rows, sem="relaxed")
-                    if straddles:
-                        tl.atomic_add(spot + BLOCK_Q, tl.sum(p - low, 1), mask=inside_rows, sem="relaxed")
-            if MAP == 2:
-                last = tl.minimum(first + BLOCK_K, nk)  # one beyond
-                for c in range(((first + 1) * map_k - 1) // nk, (last * map_k - 1) // nk + 1):
-                    own = (j >= (c * nk) // map_k) & (j < ((c + 1) * nk) // map_k)
-                    share = tl.sum(tl.where(own[None, :], p, 0.0), 1)
-                    tl.atomic_add(MAP_AT + (row_base + i) * map_k + c, share, mask=inside_rows, sem="relaxed")
+                inside_rows = i < end
+                if WANT_MAXIMA:
+                    maxima_at = MAXIMA + first_group * rows + (i - row_from)
+                    if GROUP == BLOCK_K:
+                        tl.store(maxima_at, tl.max(s, 1), mask=inside_rows)
+                    else:
+                        best = tl.max(tl.reshape(s, [BLOCK_Q, BLOCK_K // GROUP, GROUP]), 2)
+                        spot = maxima_at[:, None] + tl.arange(0, BLOCK_K // GROUP)[None, :].to(tl.int64) * rows
+                        tl.store(spot, best, mask=inside_rows[:, None])
+                t = s - shift[:, None]
+                p = tl.exp2(t)
+                # All sums come before all writes: the other way round, t and p stay in registers and these spill.
+                if WANT_RECEIVED:
+                    received += p
+                if WANT_ENTROPY:
+                    if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
+                        surprise = tl.sum(tl.where(p == 0.0, 0.0, p * t), 1)  # not 0 · −∞; NaN stays
+                    else:
+                        surprise = tl.sum(p * t, 1)
+                if WANT_MAXIMUM:
+                    peak = tl.max(t, 1)
+                if WANT_SQUARES:
+                    square = tl.sum(p * p, 1)
+                if MAP == 1 and ALIGNED:
+                    mass = tl.sum(p, 1)
+                row_at = row_base + at
+                if WANT_ENTROPY:
+                    _add((ENTROPY + row_at) + within, surprise, inside_rows, EVEN_Q)
+                if WANT_SQUARES:
+                    _add((SQUARES + row_at) + within, square, inside_rows, EVEN_Q)
+                if WANT_MAXIMUM:  # integers in the order of the floats: one integer atomic, where floats need two
+                    bits = (peak + shift).to(tl.int32, bitcast=True)
+                    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+                    tl.atomic_max((MAXIMUM + row_at) + within, bits, mask=inside_rows, sem="relaxed")
+                if MAP == 1:
+                    # One number per row of the tile and map cell: the same row of every tile in a cell adds to it.
+                    if ALIGNED:
+                        tl.atomic_add(map_at + (at * map_q // nq) * (map_k * BLOCK_Q) + within, mass, sem="relaxed")
+                    else:
+                        spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * BLOCK_Q) + within
+                        low = tl.where(j[None, :] < edge_k, p, 0.0)
+                        tl.atomic_add(spot, tl.sum(low, 1), mask=inside_rows, sem="relaxed")
+                        if straddles:
+                            tl.atomic_add(spot + BLOCK_Q, tl.sum(p - low, 1), mask=inside_rows, sem="relaxed")
+                if MAP == 2:
+                    last = tl.minimum(first + BLOCK_K, nk)  # one beyond
+                    for c in range(((first + 1) * map_k - 1) // nk, (last * map_k - 1) // nk + 1):
+                        own = (j >= (c * nk) // map_k) & (j < ((c + 1) * nk) // map_k)
+                        share = tl.sum(tl.where(own[None, :], p, 0.0), 1)
+                        tl.atomic_add(MAP_AT + (row_base + i) * map_k + c, share, mask=inside_rows, sem="relaxed")
 
-    if WANT_RECEIVED or MAP == 3:
-        columns = tl.sum(received, 0)  # (BLOCK_K,)
-    if MAP == 3:
-        if start < stop:
-            tl.atomic_add(map_at, tl.sum(tl.where(j < edge_k, columns, 0.0), 0), sem="relaxed")
-            if straddles:
-                tl.atomic_add(map_at + 1, tl.sum(tl.where(j < edge_k, 0.0, columns), 0), sem="relaxed")
     if WANT_RECEIVED:
+        columns = tl.sum(received, 0)  # (BLOCK_K,)
         received_at = RECEIVED + which.to(tl.int64) * nk + j
-        if MAP == 3 or SOME_ROWS:  # others add to these keys, too
-            if start < stop:
-                tl.atomic_add(received_at, columns, mask=j < nk, sem="relaxed")
+        if SOME_ROWS:  # other launches add to these keys, too
+            tl.atomic_add(received_at, columns, mask=j < nk, sem="relaxed")
         else:
             tl.store(received_at, columns, mask=j < nk)

@@ -8,9 +8,10 @@ It does not know how tiles are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import Protocol
 
@@ -116,7 +117,7 @@ class Pool:
         self.first, last = (((i + 1) * cells - 1) // n for i in (part.start, part.stop - 1))
         self.count = last + 1 - self.first
         edges = [part.start, *(c * n // cells for c in range(self.first + 1, last + 1)), part.stop]
-        self.even = len({b - a for a, b in zip(edges, edges[1:], strict=False)}) == 1
+        self.even = len({b - a for a, b in pairwise(edges)}) == 1
         self.member = like.new_zeros(0 if self.even else self.count, part.stop - part.start)  # (cells, positions)
         if not self.even:
             at = cell_of_positions(torch.arange(part.start, part.stop, device=like.device), n, size)
@@ -129,11 +130,11 @@ class Pool:
 
     def rows(self, x: Tensor) -> Tensor:
         """(b, h, positions, c) → (b, h, cells, c)."""
-        return x.unflatten(2, (self.count, -1)).sum(3) if self.even else self.member @ x
+        return x.view(*x.shape[:2], self.count, -1, x.shape[3]).sum(3) if self.even else self.member @ x
 
     def columns(self, x: Tensor) -> Tensor:
         """(b, h, r, positions) → (b, h, r, cells)."""
-        return x.unflatten(3, (self.count, -1)).sum(4) if self.even else x @ self.member.mT
+        return x.view(*x.shape[:3], self.count, -1).sum(4) if self.even else x @ self.member.mT
 
 
 @dataclass
@@ -206,7 +207,7 @@ def finish_entropy(entropy: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor
     if sinks is not None:
         t = _log_share(lse, sinks)
         entropy = entropy - torch.where(t == -inf, 0.0, t.exp() * t)
-    return entropy.clamp(min=0.0)
+    return entropy.clamp(min=0.0) + 0.0  # −0 + 0 is 0
 
 
 def _log_share(lse: Tensor, sinks: Tensor) -> Tensor:
@@ -343,7 +344,7 @@ def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int
     return {"top_key": pad(key, (0, short), value=-1), "top_weight": pad(weight, (0, short)), "top_tied": tied}
 
 
-MEASURES: dict[str, type[Measure]] = {
+MEASURES: dict[str, Callable[[Sizes, Tensor, Wanted], Measure]] = {
     "entropy": Entropy,
     "received": Received,
     "max_logit": MaxLogit,

@@ -136,7 +136,7 @@ class _Source(ABC):
         self.sizes, self.device = sizes, device
         batch, heads, nq, nk = sizes
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
-        of_one = cells // 2  # a head's part: as large as the tile, it would make few heads slow
+        of_one = max(1, cells // 2)  # of one head: torch takes two of them in half the time of one twice as large
         cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
         rows = min(nq, of_one // max(1, cols))
         together = cells // max(1, rows * cols)
@@ -177,7 +177,8 @@ class _FromCall(_Source):
         super().__init__(call.sizes, call.device, call.mask)
         _, _, nq, nk = call.sizes
         self.call, self.group = call, call.sizes[1] // max(1, call.k.shape[1])
-        self.q, self.k = call.q.detach(), call.k.detach()
+        self.q: Tensor = call.q.detach()
+        self.k: Tensor = call.k.detach()
         self.shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
         self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
         self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
@@ -210,7 +211,7 @@ class _FromCall(_Source):
     def _rooms(self, shape: tuple[int, ...]) -> Sequence[Tensor]:
         """Four tensors for a tile's numbers, of the same memory for every tile: fresh memory would cost page faults."""
         if shape not in self.rooms:
-            self.rooms[shape] = self.space[:, : prod(shape)].unflatten(1, shape).unbind()
+            self.rooms[shape] = self.space[:, : prod(shape)].view(4, *shape).unbind()
         return self.rooms[shape]
 
     def _keys(self, at: _Place) -> Tensor:

@@ -6,9 +6,10 @@ maximum reaches t. `select` finds t and writes, for each tile of keys, the list 
 `collect` computes those scores once more, as the measuring kernel did, and keeps what reaches t; `finish` sorts the few
 that are left.
 
-How many are left is bounded, whatever the scores: among groups whose maximum is t itself only the first are chosen, so
-that k + 1 groups are chosen at most, and k + 1 scores are kept of a tile at most, the lower key first among equals.
-One more than k, because the row is tied if the next score equals the last one taken.
+How many are left is bounded, whatever the scores. Among groups whose maximum is t itself only the first are chosen, so
+that k + 1 groups are chosen at most; and k + 1 scores are kept of a tile at most, the lower key first among equals. One
+more than k, because the row is tied if the next score equals the last one taken. Where k is large, groups are narrower
+than tiles, and a tile may hold scores t in groups that were not chosen: keys beyond `cut` are then kept only above t.
 
 Scores are in units of log₂. A part is some heads of all batch rows and some of their queries, see gpu_top.py. The
 kernels do not know torch or measures.
@@ -29,13 +30,13 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit(do_not_specialize=["head_from", "k"])
 def select(
-    MAXIMA, THRESHOLD, HIGHEST, LISTS, LENGTHS,
+    MAXIMA, THRESHOLD, CUT, HIGHEST, LISTS, LENGTHS,
     head_from, row_from, rows, nq, tiles, k,
-    GROUPS: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, WANT_MAXIMUM: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, WANT_MAXIMUM: tl.constexpr,
 ):  # fmt: skip
     """Each row's t, and for each tile of keys the rows that must look into it: grid (blocks of rows, heads).
 
-    MAXIMA: (heads, groups, rows).  THRESHOLD: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score.
+    MAXIMA: (heads, groups, rows).  THRESHOLD, CUT: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score.
     LISTS: (heads, tiles, rows) the rows of a tile in any order.  LENGTHS: (heads, tiles) how many they are, from 0.
     """
     head = tl.program_id(1).to(tl.int64)
@@ -53,10 +54,16 @@ def select(
     tl.store(THRESHOLD + head * rows + row, t, mask=row < rows)
 
     chosen = (x >= t[None, :]) & (x > float("-inf"))
-    if tl.max(tl.sum(chosen.to(tl.int32), 0), 0) > k + 1:
+    reach = tl.sum(chosen.to(tl.int32), 0)
+    cut = tl.full([ROWS], NO_KEY, tl.int32)
+    if tl.max(reach, 0) > k + 1:
         above = tl.sum((x > t[None, :]).to(tl.int32), 0)
         order = tl.cumsum((x == t[None, :]).to(tl.int32), 0)
         chosen = chosen & ((x > t[None, :]) | (order <= k + 1 - above[None, :]))
+        last = tl.max(tl.where(chosen & (x == t[None, :]), group[:, None], 0), 0)
+        cut = tl.where(reach > k + 1, (last + 1) * GROUP, cut)
+    if PER_TILE > 1:
+        tl.store(CUT + head * rows + row, cut, mask=row < rows)
 
     picked = tl.max(tl.reshape(chosen.to(tl.int32), [GROUPS // PER_TILE, PER_TILE, ROWS]), 1)  # (tiles, ROWS)
     tile = tl.arange(0, GROUPS // PER_TILE)
@@ -70,7 +77,7 @@ def select(
 @triton.jit(do_not_specialize=["head_from", "k"])
 def collect(
     Q, K, BIAS_AT, KINDS, CELLS,
-    THRESHOLD, LISTS, LENGTHS, COUNTS, SCORES, KEYS,
+    THRESHOLD, CUT, LISTS, LENGTHS, COUNTS, SCORES, KEYS,
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
     heads, group, nq, nk,
@@ -79,7 +86,7 @@ def collect(
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, IEEE: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
-    ROOM: tl.constexpr,
+    ROOM: tl.constexpr, PER_TILE: tl.constexpr,
 ):  # fmt: skip
     """What reaches t in one tile of keys, of the rows on its list: grid (key tiles, heads, shares of the list).
 
@@ -115,7 +122,10 @@ def collect(
         )  # fmt: skip
         spot = head * rows + row
         t = tl.load(THRESHOLD + spot)
-        s = tl.where((s >= t[:, None]) & listed[:, None], s, float("-inf"))
+        kept = s >= t[:, None]
+        if PER_TILE > 1:
+            kept = kept & ((s > t[:, None]) | (j[None, :] < tl.load(CUT + spot)[:, None]))
+        s = tl.where(kept & listed[:, None], s, float("-inf"))
         many = tl.minimum(tl.sum((s > float("-inf")).to(tl.int32), 1), k + 1)
         begin = tl.atomic_add(COUNTS + spot, many, mask=many > 0, sem="relaxed")
         for n in range(tl.max(many, 0)):

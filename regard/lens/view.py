@@ -25,7 +25,7 @@ from regard.lens.weights import Weights, sources
 from regard.masks.marked import at_positions
 from regard.masks.mask import Grid
 
-__all__ = ["PER_QUERY", "Place", "Told", "Tokens", "Top", "View"]
+__all__ = ["PER_QUERY", "Place", "Tokens", "Told", "Top", "View"]
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
@@ -162,7 +162,7 @@ class View:
         k = (have or self.links) if k is None else at_least_one("k", k)
         if "top_key" not in self.held or have < min(k, self.sizes[3]):
             hint = f"; this view holds top({have})" if have else ""
-            weights = self._exact(f"top({k})", hint, f"measures=['top'], top={k}")
+            weights = self._exact(f"finding the {k} strongest links of each row", hint, f"measures=['top'], top={k}")
             self.held |= engines.measure_weights(weights, Wanted(frozenset(["top"]), top=k))
             have = k
         key, weight, tied = (self.held[f"top_{part}"] for part in ("key", "weight", "tied"))
@@ -207,10 +207,7 @@ class View:
         if name in self.pooled:
             raise LookupError(f"{name} was pooled, padding and all; a mean over the queries can no longer be told")
         values = self._held(name)
-        counted = self._real_rows(values.device)
-        for row in ("lse", "max_logit"):  # with a sink, a row that sees nothing has an lse
-            if row in self.held and row not in self.pooled:
-                counted = counted & (self.held[row] != -inf)
+        counted = self._counted(values.device)
         total = torch.where(counted, values, 0.0).sum(-1)
         return self._give(total / counted.expand_as(values).sum(-1).clamp(min=1))
 
@@ -256,12 +253,12 @@ class View:
         Raises IndexError for a query that is not there, LookupError where q and k were not kept.
         """
         i = _index("row", i, self.sizes[2], "queries")
-        return self._give(self._exact(f"row({i})").tile(slice(i, i + 1), slice(None))[:, :, 0])
+        return self._give(self._exact("row").tile(slice(i, i + 1), slice(None))[:, :, 0])
 
     def column(self, j: int) -> Any:
         """The exact weights that key j gets from all queries, (…, H, Nq). Raises as `row` does."""
         j = _index("column", j, self.sizes[3], "keys")
-        return self._give(self._exact(f"column({j})").tile(slice(None), slice(j, j + 1))[..., 0])
+        return self._give(self._exact("column").tile(slice(None), slice(j, j + 1))[..., 0])
 
     def tile(self, rows: slice | range | Sequence[int], cols: slice | range | Sequence[int]) -> Any:
         """The exact weights of these queries and keys, (…, H, rows, columns). As many as you ask for are made.
@@ -282,9 +279,9 @@ class View:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
 
         >>> import torch, regard
-        >>> x = torch.tensor([[1.0, 0.0], [float("nan"), 1.0]])
-        >>> print(regard.look(x, x, x, mask=torch.eye(2, dtype=torch.bool)).check())
-        1 of 2 rows is not attention weights (tolerance 2.15e-06):
+        >>> x = torch.eye(2)
+        >>> print(regard.look(x / torch.tensor([[1], [0]]), x, x).check())
+        1 of 2 rows is not attention weights (tolerance 2.35e-06):
           row 1: holds NaN; often a row whose keys are all hidden
 
         Raises LookupError if q and k were not kept.
@@ -304,7 +301,7 @@ class View:
             low,
             high,
             total,
-            tolerance=max(source.rounding for source in made_of),
+            tolerance=max((source.rounding for source in made_of), default=nk * torch.finfo(torch.float32).eps),
             sinks=any(source.has_sink for source in made_of),
         )
 
@@ -321,25 +318,29 @@ class View:
 
     def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:
         if self.weights is None:
-            measured = f", and {instead} measures it while the model runs" if instead else ""
+            measured = f"; watch(model, {instead}) measures it while the model runs" if instead else ""
             raise LookupError(
                 f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
             )
         return self.weights
 
-    def _real_rows(self, device: torch.device) -> Tensor:
-        """(B or 1, H or 1, Nq): which queries are no padding."""
-        _, _, nq, nk = self.sizes
-        padding = self.place.padding
-        if padding is None or self.kind == "cross" or nk == 0:
-            return torch.ones(1, 1, nq, dtype=torch.bool, device=device)
-        positions = Grid(nq, nk, (1, 1), padding.device).positions(self.place.offset)
-        return ~at_positions(padding, positions, outside=False).to(device)
+    def _counted(self, device: torch.device) -> Tensor:
+        """(B or 1, H or 1, Nq): which queries are no padding and see something."""
+        (_, _, nq, nk), place = self.sizes, self.place
+        counted = torch.ones(1, 1, nq, dtype=torch.bool, device=device)
+        if place.padding is not None and self.kind == "self" and nk:
+            positions = Grid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
+            counted = ~at_positions(place.padding, positions, outside=False).to(device)
+        if place.visible is not None:
+            counted = counted & (place.visible > 0).to(device)
+        if "lse" in self.held and "lse" not in self.pooled:  # a bias may hide all keys of a row
+            counted = counted & (self.held["lse"] != -inf)
+        return counted
 
     def _give(self, x: Tensor) -> Any:
         """A tensor (B, H, …) as the caller's kind of array, with the caller's leading axes."""
         if self.lead is not None:
-            x = x.reshape(*self.lead, *x.shape[2:])
+            x = x.reshape((*self.lead, *x.shape[2:]))
         return x.detach().cpu().numpy() if self.numpy else x
 
     def __repr__(self) -> str:

@@ -207,8 +207,17 @@ def _finish(
 ) -> None:
     """Patterns, what the doctor wants to know, and the view."""
     place = Told(sight.visible, sight.padding, sight.offset)
-    tokens = plan.tokens_for(weights.sizes)
-    view = View(weights.sizes, found, None, weights, record.kind, place, tokens, plan.wanted.size, engine=engine)
+    view = View(
+        weights.sizes,
+        found,
+        weights=weights,
+        kind=record.kind,
+        place=place,
+        tokens=plan.tokens_for(weights.sizes),
+        size=plan.wanted.size,
+        links=plan.wanted.top,
+        engine=engine,
+    )
     if plan.patterns:
         view.held |= {f"pattern {name}": score for name, score in view.score_patterns().items()}
     record.heads = {name: _moved(x, plan.device) for name, x in _heads(view, output).items()}

@@ -42,7 +42,7 @@ class Weights(Protocol):
         """The weights of these queries and keys, (B, H, rows, cols), in fp32 or wider."""
 
     def pairs(self, keys: Tensor) -> Tensor:
-        """The weight of one key per query, (B, H, Nq); `keys` are indices (Nq,) or (B or 1, H or 1, Nq), −1 for none."""
+        """The weight of one key per query, (B, H, Nq); keys (Nq,) or (B or 1, H or 1, Nq) are indices, −1 for none."""
 
 
 class Remembered:
@@ -90,7 +90,7 @@ class Remembered:
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq); 0 where the key is −1 or hidden."""
-        batch, heads, nq, nk = self.sizes
+        batch, heads, nq, _ = self.sizes
         keys = keys.to(self.call.device).expand(batch, heads, nq)
         if 0 in self.sizes:
             return self._shift.new_zeros(batch, heads, nq)
