@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from regard.lens.patterns import label
 from regard.lens.runs import Link, by_sizes, runs_of
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Capture", "Record", "per_head"]
 
@@ -159,6 +162,32 @@ class Capture:
 
     def _first(self, path: str) -> View:
         return _view(self.calls(path)[0])
+
+    def show(
+        self,
+        layer: int | str | None = None,
+        head: int | None = None,
+        *,
+        measure: str = "entropy",
+        batch: int = 0,
+        dark: bool = False,
+    ) -> Figure:
+        """A picture: all heads coloured by a measure; with a layer, its maps; with a head as well, its map and margins.
+
+        layer: a number or a path, as in capture[layer].  measure: as for `atlas`.  batch: which batch row.
+        Raises as capture[layer] does, IndexError for a head or batch row that is not there.
+        """
+        from regard.lens import showing
+
+        if layer is None:
+            return showing.atlas_of(self, measure, dark)
+        tokens = None if self.tokens is None else self.tokens[batch if batch < len(self.tokens) else 0]
+        return showing.picture_of(self[layer], batch=batch, head=head, tokens=tokens, dark=dark)
+
+    def _repr_html_(self) -> str:
+        from regard.lens import showing
+
+        return showing.html_of(self)
 
     def doctor(self) -> Diagnosis:
         """What is wrong with the masks and numbers of this run, and what is worth a look."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from regard.lens.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
 from regard.lens.weights import Weights, sources
 from regard.masks.marked import at_positions
 from regard.masks.mask import Grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["PER_QUERY", "Place", "Tokens", "Told", "Top", "View"]
 
@@ -342,6 +345,20 @@ class View:
         if self.lead is not None:
             x = x.reshape((*self.lead, *x.shape[2:]))
         return x.detach().cpu().numpy() if self.numpy else x
+
+    def show(self, head: int | None = None, *, batch: int = 0, dark: bool = False) -> Figure:
+        """A picture: the maps of all heads, or one head's with what keys receive and its queries' entropy.
+
+        Raises IndexError for a head or batch row that is not there, LookupError where no map was measured.
+        """
+        from regard.lens import showing
+
+        return showing.picture_of(self, batch=batch, head=head, dark=dark)
+
+    def _repr_png_(self) -> bytes | None:
+        from regard.lens import showing
+
+        return showing.png_of(self)
 
     def __repr__(self) -> str:
         batch, heads, nq, nk = self.sizes
