@@ -205,8 +205,8 @@ def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
     >>> grouped_scores(torch.ones(1, 4, 3, 2), torch.ones(1, 2, 5, 2)).shape
     torch.Size([1, 4, 3, 5])
     """
-    batch, heads, rows, width = q.shape
-    if heads == k.shape[1]:
+    (batch, heads, rows, width), (_, kv_heads, cols, _) = q.shape, k.shape
+    if heads == kv_heads:
         return q @ k.mT
-    together = q.reshape(batch, k.shape[1], -1, width) @ k.mT  # (B, Hkv, G·r, c)
-    return together.view(batch, heads, rows, -1)
+    together = q.reshape(batch, kv_heads, heads // kv_heads * rows, width) @ k.mT  # (B, Hkv, G·r, c)
+    return together.view(batch, heads, rows, cols)
