@@ -73,7 +73,8 @@ def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth:
     """Every measure obeys the numeric rule; −∞ (rows that see nothing) must be there exactly.
 
     The step of a weight is one step of lse, which is rounded before the weights are made from it: a relative step of
-    |lse|, and twice that for Σp². lse and the largest score are judged at the scale of the scores.
+    |lse|, and twice that for Σp². An entropy has it once more, whatever its size, since ln p itself is off by as much.
+    lse and the largest score are judged at the scale of the scores.
     """
     step = _step(truth)
     for name in sorted(ours.keys() & truth.keys()):
@@ -82,7 +83,9 @@ def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth:
         assert torch.equal(mine == -inf, nothing), f"{what}: {name}: −∞ elsewhere than where a row sees nothing"
         mine, base, true = (x.masked_fill(nothing, 0.0) for x in (mine, base, true))
         largest = float(true.abs().max()) if true.numel() else 0.0
-        scale = step if name in ("lse", "max_logit") else largest * step * (2 if name == "effective" else 1)
+        scale = step * {"lse": 1, "max_logit": 1, "entropy": max(1, largest), "effective": 2 * largest}.get(
+            name, largest
+        )
         assert_rule(mine, base, true, scale=scale, what=f"{what}: {name}")
 
 

@@ -116,8 +116,10 @@ def _kernel(
     if aux is None:
         assert isinstance(result, Tensor)
         return result, None
-    out, lse = result[0], result[1].lse
-    assert isinstance(out, Tensor) and isinstance(lse, Tensor)
+    out, stats = result
+    lse = stats.lse
+    assert isinstance(out, Tensor)
+    assert isinstance(lse, Tensor)
     if sinks is None:
         return out, lse
     # The sink adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink).

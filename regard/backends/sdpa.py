@@ -130,9 +130,9 @@ def _with_lse(
         )
         return out, lse
     if q.device.type == "cuda" and cells is None and choice == CUDNN:
-        out, lse = ops._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, dropout, is_causal, False, scale=scale
-        )[:2]
+        out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, is_causal, False, scale=scale)[
+            :2
+        ]
         return out, lse.reshape(q.shape[:-1])
     if q.device.type == "cuda" and cells is None and choice == FLASH and q.shape[-1] % 8 == 0:
         out, lse = ops._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)[:2]

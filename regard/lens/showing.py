@@ -52,15 +52,25 @@ def picture_of(
         size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
         return figures.heatmap(cells[:MOST_HEADS], named, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
     _there("head", head, heads)
-    measures = {
-        name: _four(view, getattr(view, name))[batch, head]
-        for name, n in (("received", nk), ("entropy", nq))
-        if name in view.held and view.held[name].shape[-1] == n
-    }
     labels = list(tokens) if tokens is not None and exact and nq == nk == len(tokens) else None
     return figures.map_with_marginals(
-        cells[head], rows=nq, columns=nk, tokens=labels, exact=exact, title=f"head {head}", dark=dark, **measures
+        cells[head],
+        received=_strip(view, "received", nk, batch, head),
+        entropy=_strip(view, "entropy", nq, batch, head),
+        rows=nq,
+        columns=nk,
+        tokens=labels,
+        exact=exact,
+        title=f"head {head}",
+        dark=dark,
     )
+
+
+def _strip(view: View, name: str, n: int, batch: int, head: int) -> Tensor | None:
+    """A measure of one head where the view holds it for every position or for every cell of the map."""
+    held = view.held.get(name)
+    fits = held is not None and held.shape[-1] in (n, min(view.size, n))
+    return _four(view, getattr(view, name))[batch, head] if fits else None
 
 
 def atlas_of(capture: Capture, measure: str = "entropy", dark: bool = False) -> Figure:
