@@ -480,28 +480,36 @@ def memory(which):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(which))  # KiB
 
-def growth(n, mask):
+def growth(n, work):
     q, k, v = (torch.randn(1, 1, n, 64) for _ in range(3))
     with open("/proc/self/clear_refs", "w") as peak:
         peak.write("5")  # the peak so far is forgotten
     before = memory("VmRSS")
-    view = regard.look(q, k, v, mask=mask, measures=["entropy", "received", "max_logit", "effective", "map", "top"])
-    view.patterns(), view.row(3), view.map(32), view.mean("entropy")
+    work(q, k, v)
     return memory("VmHWM") - before
 
+def look(mask):
+    def work(q, k, v):
+        view = regard.look(q, k, v, mask=mask, measures=["entropy", "received", "max_logit", "effective", "map", "top"])
+        view.patterns(), view.row(3), view.map(32), view.mean("entropy")
+    return work
+
 torch.set_num_threads(1)
-growth(64, masks.window(256, 0))  # libraries load before the count begins
-print(growth(16384, masks.window(256, 0)), growth(16384, masks.padding([16384 // 16])))
+growth(64, look(masks.window(256, 0)))  # libraries load before the count begins
+print(growth(16384, look(masks.window(256, 0))), growth(16384, look(masks.padding([1024]))), growth(8192, look(None)))
+print(growth(8192, lambda q, k, v: q @ k.mT))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
-def test_looking_takes_little_memory_at_16384_positions():
+def test_looking_takes_little_memory_at_16384_positions_and_without_a_mask():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    window, padding = map(int, done.stdout.split())
-    # In KiB; one N×N matrix would be 1 GiB, one of booleans 256 MiB.
-    assert 4_096 < window < 120_000
-    assert 4_096 < padding < 120_000
+    window, padding, whole, dense = map(int, done.stdout.split())
+    # In KiB. At 16384 positions one N×N matrix is 1 GiB, one of booleans 256 MiB; at 8192 a quarter of that.
+    assert window < 120_000
+    assert padding < 120_000
+    assert whole < 60_000
+    assert dense > 250_000, "what N×N takes is not seen, so the others mean nothing"
 
 
 def test_the_output_of_the_definition_is_what_look_gives_for_one_case():

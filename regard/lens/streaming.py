@@ -136,7 +136,9 @@ class _Source(ABC):
         self.sizes, self.device = sizes, device
         batch, heads, nq, nk = sizes
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
-        of_one = max(1, cells // 2)  # of one head: torch takes two of them in half the time of one twice as large
+        of_one = max(
+            1, cells // 2
+        )  # of one head: two heads' tiles in one product are quicker than one tile twice as large
         cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
         rows = min(nq, of_one // max(1, cols))
         together = cells // max(1, rows * cols)
