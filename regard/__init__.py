@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from regard.layers import MultiHeadAttention
     from regard.lens import figures
     from regard.lens.checking import check
+    from regard.lens.files.saving import open
     from regard.lens.looking import look
-    from regard.lens.saving import open
     from regard.lens.watching import watch
     from regard.op import attention, steps
 
@@ -37,7 +37,7 @@ _HOME = {
     "layers": "regard.layers",
     "look": "regard.lens.looking",
     "masks": "regard.masks",
-    "open": "regard.lens.saving",
+    "open": "regard.lens.files.saving",
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",

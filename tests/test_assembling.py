@@ -10,9 +10,9 @@ from torch import Tensor
 
 import regard
 from regard.lens.assembling import Assembled, assemble
+from regard.lens.measuring.weights import Given
 from regard.lens.runs import Link
 from regard.lens.view import Tokens, Told, View
-from regard.lens.weights import Given
 
 B, H = 3, 2
 ALL = slice(None)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.biases import DenseBias
-from regard.lens import bias_kinds
-from regard.lens.bias_kinds import THRESHOLD, classify, hiding_numbers, kind_of
+from regard.lens.diagnosing import bias_kinds
+from regard.lens.diagnosing.bias_kinds import THRESHOLD, classify, hiding_numbers, kind_of
 from regard.positions import alibi
 
 FP32, FP16, BF16 = (torch.finfo(t).min for t in (torch.float32, torch.float16, torch.bfloat16))

@@ -24,8 +24,8 @@ from hypothesis.extra import numpy as arrays
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from regard.lens import capture_file
-from regard.lens.capture_file import VERSION, CaptureFileError, read, write
+from regard.lens.files import capture_file
+from regard.lens.files.capture_file import VERSION, CaptureFileError, read, write
 
 KNOWN = frozenset({"tokens", "names", "n"})
 HEADER = {"tokens": ["나는", "고양이", "을 본다 🙂", ""], "names": {"layers.0": [1, -2, 0.1, None, True]}, "n": 5}
@@ -200,7 +200,7 @@ def test_equal_content_gives_equal_bytes_in_any_order_and_in_any_process(path, t
     write(path, dict(reversed(HEADER.items())), {name: TENSORS[name].clone() for name in reversed(TENSORS)})
     assert path.read_bytes() == content
     code = (
-        "import sys; from regard.lens.capture_file import read, write\n"
+        "import sys; from regard.lens.files.capture_file import read, write\n"
         "write(sys.argv[2], *read(sys.argv[1], {'tokens', 'names', 'n'}))"
     )
     other = tmp_path / "other.regard"

@@ -10,11 +10,11 @@ import torch
 from regard import masks
 from regard.backends.call import prepare
 from regard.lens.capture import Capture, Record
-from regard.lens.comparing import Change, Unlike, compare
-from regard.lens.facts import read
+from regard.lens.diagnosing.facts import read
+from regard.lens.files.comparing import Change, Unlike, compare
+from regard.lens.files.saving import overview_of
 from regard.lens.looking import look
-from regard.lens.measures import NAMES
-from regard.lens.saving import overview_of
+from regard.lens.measuring.measures import NAMES
 from regard.lens.view import PER_QUERY, View
 
 B, H, NQ, NK, D = 2, 3, 7, 11, 5

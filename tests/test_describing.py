@@ -9,8 +9,8 @@ import torch
 import regard
 from regard import masks
 from regard.lens.describing import describe_heads, plain, strongest_links
-from regard.lens.patterns import label
-from regard.lens.saving import overview_of
+from regard.lens.diagnosing.patterns import label
+from regard.lens.files.saving import overview_of
 from regard.lens.view import Told, View
 
 B, H, NQ, NK, D = 2, 3, 7, 11, 5

@@ -7,9 +7,9 @@ import torch
 
 from regard import masks
 from regard.backends.call import prepare
-from regard.lens.diagnosis import Diagnosis, draw
-from regard.lens.doctor import examine
-from regard.lens.facts import read
+from regard.lens.diagnosing.diagnosis import Diagnosis, draw
+from regard.lens.diagnosing.doctor import examine
+from regard.lens.diagnosing.facts import read
 
 
 def seen(path: str, nq: int = 3, nk: int = 3, n: int = 0, batch: int = 1, **arguments: object) -> SimpleNamespace:

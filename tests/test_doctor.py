@@ -11,10 +11,10 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends.call import prepare
-from regard.lens.diagnosis import Diagnosis
-from regard.lens.doctor import CHECKS, Case, examine
-from regard.lens.facts import Facts, read
-from regard.lens.findings import Finding
+from regard.lens.diagnosing.diagnosis import Diagnosis
+from regard.lens.diagnosing.doctor import CHECKS, Case, examine
+from regard.lens.diagnosing.facts import Facts, read
+from regard.lens.diagnosing.findings import Finding
 
 B, H, N, D = 3, 5, 7, 2
 LEAST = torch.finfo(torch.float32).min

@@ -13,8 +13,8 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens import sight as sight_module
-from regard.lens.facts import Facts, Rows, read, read_weights, see, visible_counts
+from regard.lens.diagnosing import sight as sight_module
+from regard.lens.diagnosing.facts import Facts, Rows, read, read_weights, see, visible_counts
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.transforms import Bbox
 
-from regard.lens import letters
-from regard.lens.colours import DARK, LIGHT
 from regard.lens.figures import heatmap, mask, save, steps
+from regard.lens.pictures import letters
+from regard.lens.pictures.colours import DARK, LIGHT
 from regard.masks import causal, dense, padding, window
 from regard.masks import globals as seen_by_all
 from regard.op import steps as keep

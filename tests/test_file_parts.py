@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.lens.capture_file import CaptureFileError
-from regard.lens.file_parts import Incoming, Outgoing, fields, is_list_of, without_repeats
-from regard.lens.packing import pack_bits
+from regard.lens.files.capture_file import CaptureFileError
+from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of, without_repeats
+from regard.lens.files.packing import pack_bits
 
 ANY4 = (None, None, None, None)
 

@@ -8,13 +8,13 @@ import torch
 from regard import masks, positions
 from regard.backends.call import prepare
 from regard.biases import DenseBias
-from regard.lens import file_weights
-from regard.lens.capture_file import CaptureFileError
-from regard.lens.file_parts import Incoming, Outgoing
-from regard.lens.file_weights import pack_weights, unpack_weights
-from regard.lens.measures import Wanted
-from regard.lens.streaming import lse_of, measure
-from regard.lens.weights import Given, Remembered
+from regard.lens.files import file_weights
+from regard.lens.files.capture_file import CaptureFileError
+from regard.lens.files.file_parts import Incoming, Outgoing
+from regard.lens.files.file_weights import pack_weights, unpack_weights
+from regard.lens.measuring.measures import Wanted
+from regard.lens.measuring.streaming import lse_of, measure
+from regard.lens.measuring.weights import Given, Remembered
 from regard.masks import Causal, DenseMask
 from regard.positions import Relative
 

@@ -4,7 +4,7 @@ from string import Formatter
 
 import pytest
 
-from regard.lens.findings import EXAMPLE, SEVERITIES, WHY, WORDS, Finding
+from regard.lens.diagnosing.findings import EXAMPLE, SEVERITIES, WHY, WORDS, Finding
 
 
 def asked_for(template: str) -> set[str]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from regard.lens import flex_masks
-from regard.lens.flex_masks import flex_mask
+from regard.lens.taps import flex_masks
+from regard.lens.taps.flex_masks import flex_mask
 from regard.masks import EMPTY, FULL, PARTIAL
 
 B, H, NQ, NK = 2, 3, 37, 53

@@ -13,9 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
-from regard.lens import function_taps
-from regard.lens.sightings import HERE
-from regard.lens.taps import Taps
+from regard.lens.taps import function_taps
+from regard.lens.taps.installing import Taps
+from regard.lens.taps.sightings import HERE
 from regard.testing import assert_rule
 
 pytestmark = [

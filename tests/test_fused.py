@@ -14,7 +14,7 @@ import regard
 from regard import backends, masks
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens import fused
+from regard.lens.measuring import fused
 from regard.testing import cases
 
 NAMES = ("auto", *backends.NAMES)

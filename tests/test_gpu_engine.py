@@ -19,8 +19,8 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.biases import Bias
-from regard.lens import gpu, gpu_top, streaming
-from regard.lens.measures import NAMES, read_wanted
+from regard.lens.measuring import gpu, gpu_top, streaming
+from regard.lens.measuring.measures import NAMES, read_wanted
 from regard.positions import alibi
 from regard.testing import MASKS, SHAPES, Case, assert_rule, cases
 
@@ -54,7 +54,7 @@ def interpreted() -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    from regard.lens import kernels, top_kernels
+    from regard.lens.measuring import kernels, top_kernels
 
     # The interpreter also writes into these, and leaves it at that.
     language = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
@@ -322,7 +322,7 @@ def test_links_do_not_depend_on_what_else_is_measured() -> None:
 
 
 def test_a_row_that_was_not_collected_whole_gets_nan_and_not_a_result() -> None:
-    from regard.lens import top_kernels
+    from regard.lens.measuring import top_kernels
 
     room, k = 4, 2
     scores, keys = torch.zeros(1, 3, room, device=DEVICE), torch.arange(room, dtype=torch.int32, device=DEVICE)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.backends.call import Call, prepare
 from regard.lens.keeping import Keeper
+from regard.lens.measuring.streaming import lse_of
+from regard.lens.measuring.weights import Remembered
 from regard.lens.runs import Link
-from regard.lens.streaming import lse_of
-from regard.lens.weights import Remembered
 from regard.masks import causal
 
 B, H, N, D = 2, 3, 7, 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.lens.layer_names import places, stack_of
+from regard.lens.diagnosing.layer_names import places, stack_of
 
 
 @pytest.mark.parametrize(

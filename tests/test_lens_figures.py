@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.transforms import Bbox
 
-from regard.lens.colours import DARK, LIGHT
 from regard.lens.figures import atlas, atlas_html, links, map_with_marginals, save, text_heat, text_heat_html
-from regard.lens.head_atlas import short_names
-from regard.lens.measures import cell_edges
-from regard.lens.pieces import readable
+from regard.lens.measuring.measures import cell_edges
+from regard.lens.pictures.colours import DARK, LIGHT
+from regard.lens.pictures.head_atlas import short_names
+from regard.lens.pictures.pieces import readable
 
 ROOT = Path(__file__).resolve().parent.parent
 KOREAN = ["▁나는", "▁어제", "▁고양이", "를", "▁보았다"]

@@ -21,7 +21,7 @@ import regard
 from regard import masks, positions
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens.measures import DEFAULT, NAMES
+from regard.lens.measuring.measures import DEFAULT, NAMES
 from regard.testing import Case, cases
 
 B, H, HKV, NQ, NK, D, DV = 2, 6, 3, 7, 11, 5, 4

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import masks
-from regard.lens.mask_names import Outline, sides, trace
-from regard.lens.visibility import survey
+from regard.lens.diagnosing.mask_names import Outline, sides, trace
+from regard.lens.diagnosing.visibility import survey
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.lens.measures import (
+from regard.lens.measuring.measures import (
     DEFAULT,
     MAP_SIZE,
     MEASURES,

@@ -11,8 +11,8 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens.patterns import MEANING, NAMES, THRESHOLDS, label, score
-from regard.lens.weights import Given, Remembered, Weights
+from regard.lens.diagnosing.patterns import MEANING, NAMES, THRESHOLDS, label, score
+from regard.lens.measuring.weights import Given, Remembered, Weights
 
 B, H, HKV, N, D = 3, 4, 2, 11, 5
 PADDING = {

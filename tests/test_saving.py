@@ -16,16 +16,16 @@ from torch import nn
 
 import regard
 from regard import masks, positions
-from regard.lens import capture_file, file_weights, saving
 from regard.lens.capture import Capture, Record
-from regard.lens.capture_file import CaptureFileError
-from regard.lens.facts import Facts, Rows
-from regard.lens.file_records import _form_of
-from regard.lens.measures import NAMES
-from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.saving import overview_of
+from regard.lens.diagnosing.facts import Facts, Rows
+from regard.lens.diagnosing.patterns import NAMES as PATTERNS
+from regard.lens.files import capture_file, file_weights, saving
+from regard.lens.files.capture_file import CaptureFileError
+from regard.lens.files.file_records import _form_of
+from regard.lens.files.saving import overview_of
+from regard.lens.measuring.measures import NAMES
+from regard.lens.measuring.weights import Given, Remembered
 from regard.lens.view import PER_QUERY, Told, View
-from regard.lens.weights import Given, Remembered
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
 ALL = slice(None)

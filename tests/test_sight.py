@@ -8,8 +8,8 @@ import torch
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens import sight as sight_module
-from regard.lens.sight import Sight, see, visible_counts
+from regard.lens.diagnosing import sight as sight_module
+from regard.lens.diagnosing.sight import Sight, see, visible_counts
 
 B, H, N, D = 2, 3, 7, 5
 BANDS = [None, masks.causal(), masks.causal(offset=-2), masks.window(2, 1), masks.window(0, 3, offset=1)]

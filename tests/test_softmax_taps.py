@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout, softmax
 
-from regard.lens import softmax_taps
-from regard.lens.taps import Taps
+from regard.lens.taps import softmax_taps
+from regard.lens.taps.installing import Taps
 
 B, H, NQ, NK, D = 2, 3, 5, 11, 7
 

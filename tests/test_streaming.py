@@ -20,9 +20,9 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens import streaming
-from regard.lens.measures import NAMES, Tile, Wanted, read_wanted
-from regard.lens.weights import Given, Remembered
+from regard.lens.measuring import streaming
+from regard.lens.measuring.measures import NAMES, Tile, Wanted, read_wanted
+from regard.lens.measuring.weights import Given, Remembered
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, cases
 
 SIZE, TOP = 6, 3

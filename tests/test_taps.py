@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import masks
-from regard.lens.fused_taps import CPU_KERNELS
-from regard.lens.reading import read_call, split_cells, trusted_lse
-from regard.lens.sightings import HERE, measuring
-from regard.lens.taps import Taps
+from regard.lens.taps.fused_taps import CPU_KERNELS
+from regard.lens.taps.installing import Taps
+from regard.lens.taps.reading import read_call, split_cells, trusted_lse
+from regard.lens.taps.sightings import HERE, measuring
 from regard.op import observe, unobserve
 from regard.testing import _backwards, assert_rule
 
@@ -449,7 +449,7 @@ def test_switch_of_the_fast_path_is_put_back_to_what_it_was():
 def test_entering_warns_of_nothing_leaves_the_filters_and_imports_no_compiler():
     code = """
 import sys, warnings, torch
-from regard.lens.taps import Taps
+from regard.lens.taps.installing import Taps
 warnings.simplefilter("error")
 before = list(warnings.filters)
 model = torch.nn.MultiheadAttention(8, 2)

@@ -13,11 +13,12 @@ from dense_measures import assert_measures, assert_top, truth_and_baseline
 
 import regard
 from regard import masks, positions
-from regard.lens import engines, patterns
 from regard.lens import view as module
-from regard.lens.measures import MAP_SIZE, NAMES, TOP
+from regard.lens.diagnosing import patterns
+from regard.lens.measuring import engines
+from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP
+from regard.lens.measuring.weights import Given, Remembered
 from regard.lens.view import PER_QUERY, Tokens, Told, View
-from regard.lens.weights import Given, Remembered
 from regard.testing import Case
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5

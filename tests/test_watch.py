@@ -23,9 +23,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
-from regard.lens import function_taps
-from regard.lens.fused_taps import CPU_KERNELS
-from regard.lens.sightings import HERE, Sighting
+from regard.lens.taps import function_taps
+from regard.lens.taps.fused_taps import CPU_KERNELS
+from regard.lens.taps.sightings import HERE, Sighting
 from regard.lens.watching import Watching
 from regard.op import _observers
 
@@ -783,7 +783,7 @@ def test_what_was_seen_before_an_exception_is_there_and_the_model_is_as_it_was(p
 
 
 def test_error_in_measuring_is_named_and_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.lens import engines
+    from regard.lens.measuring import engines
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no room")

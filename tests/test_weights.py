@@ -16,8 +16,8 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens import weights as module
-from regard.lens.weights import Given, Remembered, exponentials, grouped_scores, sources
+from regard.lens.measuring import weights as module
+from regard.lens.measuring.weights import Given, Remembered, exponentials, grouped_scores, sources
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, cases
 
 ALL = slice(None)

@@ -1,6 +1,6 @@
 """`regard diff`: two captures side by side, what differs and by how much.
 
-It reads options and prints what `regard.lens.comparing.compare` finds.
+It reads options and prints what `regard.lens.files.comparing.compare` finds.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -17,7 +17,7 @@ from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
-    from regard.lens.comparing import Comparison
+    from regard.lens.files.comparing import Comparison
 
 __all__ = ["add"]
 
@@ -52,7 +52,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
         lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
     ) -> None:
-        from regard.lens.comparing import compare
+        from regard.lens.files.comparing import compare
 
         spoken = known(lang)
         captures = read_capture(a), read_capture(b)

@@ -15,7 +15,7 @@ from regard.cli.language import Lang, known, speaker
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from regard.lens.diagnosis import Diagnosis
+    from regard.lens.diagnosing.diagnosis import Diagnosis
 
 __all__ = ["add"]
 

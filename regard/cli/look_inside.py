@@ -162,7 +162,7 @@ def _of_arrays(file: Path, causal: bool, mask: str | None, scale: float | None, 
     from regard.cli.mask_language import read_mask
     from regard.lens.describing import plain
     from regard.lens.looking import look
-    from regard.lens.measures import MAP_SIZE, NAMES
+    from regard.lens.measuring.measures import MAP_SIZE, NAMES
 
     if causal and mask is not None:
         raise ValueError(f"--causal and --mask exclude each other; write --mask 'causal & ({mask})'")

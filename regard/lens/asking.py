@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.lens.measures import NAMES, Wanted, read_wanted
+from regard.lens.measuring.measures import NAMES, Wanted, read_wanted
 from regard.lens.view import Tokens
 
 __all__ = ["Layers", "Plan", "read_plan"]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.lens.measuring.weights import Part, Remembered, Weights
 from regard.lens.runs import Link
 from regard.lens.view import PER_QUERY, Tokens, Told, View
-from regard.lens.weights import Part, Remembered, Weights
 
 __all__ = ["Assembled", "assemble"]
 

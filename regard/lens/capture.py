@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens import doctor as doctors
 from regard.lens.assembling import assemble
-from regard.lens.diagnosis import SAID, Diagnosis
-from regard.lens.facts import Facts
-from regard.lens.findings import spoken
-from regard.lens.layer_names import places
-from regard.lens.patterns import label
+from regard.lens.diagnosing import doctor as doctors
+from regard.lens.diagnosing.diagnosis import SAID, Diagnosis
+from regard.lens.diagnosing.facts import Facts
+from regard.lens.diagnosing.findings import spoken
+from regard.lens.diagnosing.layer_names import places
+from regard.lens.diagnosing.patterns import label
 from regard.lens.runs import Link, by_sizes, runs_of
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
@@ -140,8 +140,8 @@ class Capture:
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
 
     def save(self, path: str | os.PathLike[str], overview: bool = False) -> None:
-        """Write it to a file that `regard.open` reads, see `regard.lens.saving.save`."""
-        from regard.lens.saving import save  # which makes captures, and so imports this file
+        """Write it to a file that `regard.open` reads, see `regard.lens.files.saving.save`."""
+        from regard.lens.files.saving import save  # which makes captures, and so imports this file
 
         save(self, path, overview)
 

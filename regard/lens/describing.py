@@ -21,8 +21,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.lens.capture import per_head
-from regard.lens.measures import cell_edges
-from regard.lens.patterns import label
+from regard.lens.diagnosing.patterns import label
+from regard.lens.measuring.measures import cell_edges
 from regard.lens.view import View
 
 __all__ = ["Head", "Linked", "describe_heads", "plain", "strongest_links"]

@@ -25,13 +25,23 @@ from uuid import uuid4
 import numpy as np
 from torch import Tensor
 
-from regard.lens.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
-from regard.lens.head_atlas import atlas, atlas_html
-from regard.lens.letters import clip, drawable, register_fonts
-from regard.lens.pooled_map import map_with_marginals
-from regard.lens.sheet import DPI, Labels, Panel, Shape, cell_signs, compose, grid_columns, panel_inches, room_for
-from regard.lens.word_heat import text_heat, text_heat_html
-from regard.lens.word_links import links
+from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
+from regard.lens.pictures.head_atlas import atlas, atlas_html
+from regard.lens.pictures.letters import clip, drawable, register_fonts
+from regard.lens.pictures.pooled_map import map_with_marginals
+from regard.lens.pictures.sheet import (
+    DPI,
+    Labels,
+    Panel,
+    Shape,
+    cell_signs,
+    compose,
+    grid_columns,
+    panel_inches,
+    room_for,
+)
+from regard.lens.pictures.word_heat import text_heat, text_heat_html
+from regard.lens.pictures.word_links import links
 from regard.masks import EMPTY, FULL, PARTIAL, Mask
 from regard.stages import NAMES, Steps, pick
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
+from regard.lens.measuring.weights import Remembered
 from regard.lens.runs import Link
-from regard.lens.weights import Remembered
 from regard.masks import DenseMask
 
 __all__ = ["Keeper", "Stepped"]

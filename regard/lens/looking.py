@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens import engines, fused, streaming
-from regard.lens.measures import MAP_SIZE, TOP, read_wanted
-from regard.lens.sight import see
+from regard.lens.diagnosing.sight import see
+from regard.lens.measuring import engines, fused, streaming
+from regard.lens.measuring.measures import MAP_SIZE, TOP, read_wanted
+from regard.lens.measuring.weights import Remembered
 from regard.lens.view import View
-from regard.lens.weights import Remembered
 from regard.op import attention
 
 __all__ = ["look"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.lens import figures
-from regard.lens.measures import MAP_SIZE
+from regard.lens.measuring.measures import MAP_SIZE
 from regard.lens.view import View
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from regard.lens.asking import Layers
-from regard.lens.callers import original_path
 from regard.lens.capture import Record
-from regard.lens.layer_names import places
-from regard.lens.taps import Taps
+from regard.lens.diagnosing.layer_names import places
+from regard.lens.taps.callers import original_path
+from regard.lens.taps.installing import Taps
 
 __all__ = ["name_unseen"]
 

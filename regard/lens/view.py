@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.lens import engines, patterns
 from regard.lens.checking import Report, judge
-from regard.lens.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
-from regard.lens.weights import Weights, sources
+from regard.lens.diagnosing import patterns
+from regard.lens.measuring import engines
+from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
+from regard.lens.measuring.weights import Weights, sources
 from regard.masks.marked import at_positions
 from regard.masks.mask import Grid
 
@@ -49,7 +50,7 @@ class Top:
 
 
 class Place(Protocol):
-    """How a call's queries stand among its keys: `regard.lens.sight.Sight`, or what a file says of it."""
+    """How a call's queries stand among its keys: `regard.lens.diagnosing.sight.Sight`, or what a file says of it."""
 
     @property
     def visible(self) -> Tensor | None:
@@ -215,7 +216,7 @@ class View:
         return self._give(total / counted.expand_as(values).sum(-1).clamp(min=1))
 
     def patterns(self) -> dict[str, Any]:
-        """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.patterns`.
+        """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.diagnosing.patterns`.
 
         >>> import torch, regard
         >>> x = torch.eye(4) * 30

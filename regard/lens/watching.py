@@ -2,7 +2,7 @@
 
 The taps report each call; here it is measured at once, and only small arrays stay. Nothing is placed on the model.
 
-It does not know how calls are caught: `taps.py` does.
+It does not know how calls are caught: `taps/` does.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.call import Call
-from regard.lens import engines, facts, streaming
 from regard.lens.asking import Plan, read_plan
 from regard.lens.capture import Capture, Record
+from regard.lens.diagnosing import facts
+from regard.lens.diagnosing.sight import Sight, see
 from regard.lens.keeping import Keeper
-from regard.lens.measures import MAP_SIZE, TOP
-from regard.lens.reading import raise_rows
+from regard.lens.measuring import engines, streaming
+from regard.lens.measuring.measures import MAP_SIZE, TOP
+from regard.lens.measuring.weights import Given, Remembered, Weights
 from regard.lens.runs import Link, Runs, key_marks
-from regard.lens.sight import Sight, see
-from regard.lens.sightings import Sighting
-from regard.lens.taps import Taps
+from regard.lens.taps.installing import Taps
+from regard.lens.taps.reading import raise_rows
+from regard.lens.taps.sightings import Sighting
 from regard.lens.unseen import name_unseen
 from regard.lens.view import Told, View
-from regard.lens.weights import Given, Remembered, Weights
 
 __all__ = ["watch"]
 

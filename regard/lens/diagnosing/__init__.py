@@ -1,0 +1,1 @@
+"""What masks and heads do: counted, named, and judged."""

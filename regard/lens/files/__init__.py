@@ -1,0 +1,1 @@
+"""Captures as files: written, read, compared."""

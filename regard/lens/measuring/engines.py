@@ -1,0 +1,54 @@
+"""Which engine makes the measuring pass: Triton on CUDA where it can, plain torch everywhere else.
+
+Both give the same measures of the same weights; a view says which one it came from.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.lens.measuring import streaming
+from regard.lens.measuring.measures import Wanted
+from regard.lens.measuring.weights import Given, Remembered, Weights
+
+__all__ = ["measure", "measure_weights", "why_not_triton"]
+
+
+def why_not_triton(call: Call, wanted: Wanted) -> str | None:
+    """Why the Triton engine does not make this pass, or None."""
+    if call.device.type != "cuda":
+        return f"q is on {call.device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install 'regard[gpu]'"
+    from regard.lens.measuring import gpu
+
+    return gpu.refuse(call, wanted)
+
+
+def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
+    """What `wanted` names of this call's weights, and the engine that measured it: "triton", or "torch (why)".
+
+    call: on torch tensors.  lse: (B, H, Nq).
+    """
+    why = why_not_triton(call, wanted)
+    if why is not None:
+        return streaming.measure(call, lse, wanted), "torch" if call.device.type == "cpu" else f"torch ({why})"
+    from regard.lens.measuring import gpu
+
+    return gpu.measure(call, lse, wanted), "triton"
+
+
+def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+    """The same from any source of exact weights. Raises LookupError for scores that nobody knows any more."""
+    if isinstance(weights, Remembered):
+        return measure(weights.call, weights.lse, wanted)[0]
+    if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
+        raise LookupError("max_logit needs the scores, which were not kept")
+    return (
+        streaming.measure_given(weights, wanted)
+        if isinstance(weights, Given)
+        else streaming.measure_tiles(weights, wanted)
+    )

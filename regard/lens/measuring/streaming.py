@@ -1,0 +1,278 @@
+"""The measuring pass in plain torch: any device, any mask, bias or dtype, a tile at a time.
+
+Given lse, each visible tile's exact weights are made once and handed to every measure. On a CPU a tile stays in the
+caches between measures; short sequences share a tile with other heads and batch rows.
+
+It does not know what is measured.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from math import inf, isqrt, prod
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.biases import Bias, DenseBias
+from regard.lens.measuring.measures import MEASURES, Pool, Sizes, Tile, Wanted
+from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials
+from regard.masks import EMPTY, FULL, DenseMask, Mask
+from regard.rules import IndexRule
+
+__all__ = ["lse_of", "measure", "measure_given", "measure_tiles"]
+
+TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
+GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
+
+
+def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
+    """Everything that `wanted` names: name → tensor, see regard.lens.measuring.measures.
+
+    call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
+    """
+    with as_they_are(call.device):
+        return _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+
+
+def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
+    """The same measures of weights that a model made itself; scores that hold one key more have a sink's there.
+
+    lse is among them where the scores are known; "max_logit" cannot be told without.
+    """
+    scores, wide = weights.scores, torch.promote_types(weights.weights.dtype, torch.float32)
+    if scores is None:
+        return measure_tiles(weights, wanted)
+    with as_they_are(scores.device):
+        lse = scores.to(wide).logsumexp(-1)
+        sinks = scores[..., -1] if scores.shape[-1] > weights.sizes[3] else None
+        return {"lse": lse} | _measure(_FromScores(scores, weights.weights), lse, sinks, wanted)
+
+
+def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+    """The same measures of any exact weights, for which scores are not known: all but "max_logit"."""
+    like = weights.tile(slice(0, 0), slice(0, 0))
+    with as_they_are(like.device):
+        return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
+
+
+def lse_of(call: Call) -> Tensor:
+    """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen."""
+    with as_they_are(call.device):
+        peak = torch.full(call.sizes[:3], -inf, dtype=call.wide, device=call.device)
+        total = torch.zeros_like(peak)
+        if call.sinks is not None:  # a key seen before all others
+            peak.copy_(call.sinks.detach().to(call.wide)[:, None])
+            total.fill_(1.0)
+        source = _FromCall(call, total)
+        for at in source.places() if 0 not in call.sizes else ():
+            s = source.scores(at)
+            before, sum_before = peak[at.queries], total[at.queries]
+            higher = torch.maximum(before, s.amax(-1))
+            floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
+            grown = exponentials(s.sub_(floor.unsqueeze(-1)), out=s).sum(-1)
+            sum_before.mul_(torch.exp(before - floor)).add_(grown)
+            before.copy_(higher)
+        return torch.where(peak == -inf, -inf, peak + total.log())
+
+
+def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
+    found = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
+    if 0 not in source.sizes:
+        pools = _Pools(source.sizes, wanted.size, lse) if "map" in wanted.names else None
+        for at in source.places():
+            tile = source.tile(at)
+            if pools is not None:
+                tile.row_pool, tile.col_pool = pools.of(at.rows, 2), pools.of(at.cols, 3)
+            for each in found:
+                each.add(tile)
+    return {k: v for each in found for k, v in each.found(lse, sinks).items()}
+
+
+class _Pools:
+    """How the rows and columns of tiles meet the map's cells: found once for each stretch of either."""
+
+    def __init__(self, sizes: Sizes, size: int, like: Tensor) -> None:
+        self.sizes, self.size, self.like = sizes, size, like
+        self.known: dict[tuple[int, int], Pool] = {}
+
+    def of(self, part: slice, axis: int) -> Pool:
+        """The pool of a tile's rows (axis 2) or columns (axis 3)."""
+        key = axis, part.start
+        if key not in self.known:
+            self.known[key] = Pool(part, self.sizes[axis], self.size, self.like)
+        return self.known[key]
+
+
+class _Place:
+    """Where a tile lies, and whether its cells must be masked one by one."""
+
+    def __init__(self, batch: slice, heads: slice, rows: slice, cols: slice, masked: bool) -> None:
+        self.batch, self.heads, self.rows, self.cols, self.masked = batch, heads, rows, cols, masked
+        self.queries = batch, heads, rows
+
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j, shaped to broadcast to the tile."""
+        b, h, i, j = (_range(x, device) for x in (self.batch, self.heads, self.rows, self.cols))
+        return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), i.view(-1, 1), j
+
+    def part(self, x: Tensor) -> Tensor:
+        """The tile of (B or 1, H or 1, Nq or 1, Nk or 1); an axis of 1 is there for all."""
+        every = slice(None)
+        at = (self.batch, self.heads, self.rows, self.cols)
+        return x[tuple(every if n == 1 else s for n, s in zip(x.shape, at, strict=True))]
+
+    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor) -> Tile:
+        """What the measures are handed."""
+        return Tile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch)
+
+
+class _Source(ABC):
+    """A call cut into tiles: which there are, and which are walked together."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, mask: Mask | None) -> None:
+        self.sizes, self.device = sizes, device
+        batch, heads, nq, nk = sizes
+        cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
+        of_one = max(
+            1, cells // 2
+        )  # of one head: two heads' tiles in one product are quicker than one tile twice as large
+        cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
+        rows = min(nq, of_one // max(1, cols))
+        together = cells // max(1, rows * cols)
+        self.size = rows, cols
+        self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
+        self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
+
+    @abstractmethod
+    def tile(self, at: _Place) -> Tile:
+        """The tile with its weights."""
+
+    def places(self) -> Iterator[_Place]:
+        """The tiles that somebody can see."""
+        batch, heads, nq, nk = self.sizes
+        for b in _cut(batch, self.rows_at_once):
+            for h in _cut(heads, self.heads_at_once):
+                kinds = self._kinds(b, h)
+                for r, rows in enumerate(_cut(nq, self.size[0])):
+                    for c, cols in enumerate(_cut(nk, self.size[1])):
+                        low, high = (FULL, FULL) if kinds is None else kinds[r][c]
+                        if high != EMPTY:
+                            yield _Place(b, h, rows, cols, masked=low != FULL)
+
+    def _kinds(self, batch: slice, heads: slice) -> list[list[list[int]]] | None:
+        """The least and the most visible kind of each tile among these batch rows and heads."""
+        if self.kinds is None:
+            return None
+        every = slice(None)
+        part = self.kinds[every if self.kinds.shape[0] == 1 else batch, every if self.kinds.shape[1] == 1 else heads]
+        both: list[list[list[int]]] = torch.stack([part.amin((0, 1)), part.amax((0, 1))], -1).tolist()
+        return both
+
+
+class _FromCall(_Source):
+    """Weights recomputed from q, k and lse."""
+
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        super().__init__(call.sizes, call.device, call.mask)
+        _, _, nq, nk = call.sizes
+        self.call, self.group = call, call.sizes[1] // max(1, call.k.shape[1])
+        self.q: Tensor = call.q.detach()
+        self.k: Tensor = call.k.detach()
+        self.shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+        self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
+        self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
+        cells = prod(self.size) * self.heads_at_once * self.rows_at_once
+        self.space = torch.empty(4, cells, dtype=call.wide, device=call.device)
+        self.rooms: dict[tuple[int, ...], Sequence[Tensor]] = {}
+
+    def tile(self, at: _Place) -> Tile:
+        """s, t = s − lse and p = e^t."""
+        s = self.scores(at)
+        _, t, p, scratch = self._rooms(s.shape)
+        torch.sub(s, self.shift[at.queries], out=t)
+        if at.masked or self.term is not None:  # a bias, too, may hold −∞
+            t.clamp_(min=torch.finfo(t.dtype).min)
+        return at.tile(s, t, exponentials(t, out=p), scratch)
+
+    def scores(self, at: _Place) -> Tensor:
+        """The scores as the softmax gets them (b, h, r, c), −∞ where hidden; gone when the next ones are asked for."""
+        call = self.call
+        q, k = self.q[at.queries].to(call.wide) * call.scale, self._keys(at).to(call.wide)
+        s = torch.matmul(q, k.mT, out=self._rooms((*q.shape[:3], k.shape[2]))[0])
+        if call.softcap is not None:
+            s.div_(call.softcap).tanh_().mul_(call.softcap)
+        if call.bias is not None and self.term is not None:
+            s.add_(self._read(call.bias, self.term, at))
+        if at.masked and call.mask is not None and self.see is not None:
+            s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
+        return s
+
+    def _rooms(self, shape: tuple[int, ...]) -> Sequence[Tensor]:
+        """Four tensors for a tile's numbers, of the same memory for every tile: fresh memory would cost page faults."""
+        if shape not in self.rooms:
+            self.rooms[shape] = self.space[:, : prod(shape)].view(4, *shape).unbind()
+        return self.rooms[shape]
+
+    def _keys(self, at: _Place) -> Tensor:
+        """The keys these heads read: (b, 1 or h, c, D)."""
+        first, last = at.heads.start // self.group, (at.heads.stop - 1) // self.group
+        k = self.k[at.batch, first : last + 1, at.cols]
+        if first == last or self.group == 1:
+            return k
+        return k[:, _range(at.heads, self.device) // self.group - first]
+
+    def _read(self, rule: Mask | Bias, bound: IndexRule, at: _Place) -> Tensor:
+        """A mask's or a bias's cells in a tile: a view where they are all there, else computed."""
+        if isinstance(rule, DenseMask):
+            return at.part(rule.cells.to(self.device))
+        if isinstance(rule, DenseBias):
+            return at.part(rule.cells.to(self.device)).to(self.call.wide)
+        cells: Tensor = bound(*at.indices(self.device))
+        return cells
+
+
+class _FromScores(_Source):
+    """Weights that are there already, with their scores."""
+
+    def __init__(self, scores: Tensor, weights: Tensor) -> None:
+        batch, heads, nq, nk = weights.shape
+        super().__init__((batch, heads, nq, nk), weights.device, None)
+        self.s, self.p = scores, weights
+        self.wide = torch.promote_types(weights.dtype, torch.float32)
+
+    def tile(self, at: _Place) -> Tile:
+        """The scores, ln p and p."""
+        part = (*at.queries, at.cols)
+        s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
+        t = p.log().clamp_(min=torch.finfo(self.wide).min)
+        return at.tile(s, t, p, torch.empty_like(t))
+
+
+class _FromTiles(_Source):
+    """Exact weights that come from somewhere, all batch rows and heads at once; ln p stands for the scores."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.source = weights
+        batch, heads, _, _ = weights.sizes
+        super().__init__(weights.sizes, weights.tile(slice(0, 0), slice(0, 0)).device, None)
+        together = self.heads_at_once * self.rows_at_once
+        rows = max(1, self.size[0] * together // max(1, heads * batch))
+        self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
+
+    def tile(self, at: _Place) -> Tile:
+        """ln p twice, −∞ where p is 0 and finite there, and p."""
+        p = self.source.tile(at.rows, at.cols)
+        s = p.log()
+        t = s.clamp(min=torch.finfo(s.dtype).min)
+        return at.tile(s, t, p, torch.empty_like(t))
+
+
+def _cut(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, max(1, size))]
+
+
+def _range(part: slice, device: torch.device) -> Tensor:
+    return torch.arange(part.start, part.stop, device=device)

@@ -1,0 +1,292 @@
+"""The map of one head with its marginals: weights pooled or exact, received mass above, entropy at the right.
+
+    >>> import numpy as np
+    >>> picture = map_with_marginals(np.eye(4) / 2 + 1 / 8, rows=512, columns=512, entropy=np.ones(512))
+    >>> [text.get_text() for text in picture.texts if "pooled" in text.get_text()]
+    ['pooled, 128 × 128 tokens per cell']
+
+Cells lie where their tokens do, so that the strips stand at the keys and queries they speak of.
+
+Axis letters here: R × C cells over Nq queries and Nk keys.
+
+This file does not know how the cells were pooled. It imports matplotlib only to make a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
+from regard.lens.pictures.drawn_input import read_numbers
+from regard.lens.pictures.letters import measure, register_fonts
+from regard.lens.pictures.map_sides import Side, Strip, read_sides, read_strip
+from regard.lens.pictures.page import CAPTION, MARGIN, Sheet, canvas, hatch, open_page, sign_size
+from regard.lens.pictures.sheet import AT, FROM, Pair, cell_signs, panel_inches
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Colouring", "map_with_marginals"]
+
+Colouring = Literal["linear", "log", "rank"]
+"""How weights become colours: by their size, by its logarithm, or by their rank among the cells."""
+
+STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
+MOST = 1024  # cells of a side: each has a dot of its own
+
+
+def map_with_marginals(
+    cells: Any,
+    *,
+    received: Any = None,
+    entropy: Any = None,
+    rows: int | Sequence[int] | None = None,
+    columns: int | Sequence[int] | None = None,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    exact: bool = False,
+    sink: bool = True,
+    scale: Colouring = "linear",
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """One head's weights as a map, with the mass each key receives above it and each query's entropy beside it.
+
+    >>> picture = map_with_marginals(np.eye(3), received=np.ones(3), tokens=["나는", "cat", "sat"], exact=True)
+    >>> [text.get_text() for text in picture.texts if text.get_text() in ("나는", "received")]
+    ['received', '나는', '나는']
+
+    cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 of a side. Exactly 0 is bare paper, NaN red.
+    received: (Nk,) or (C,), drawn above.  entropy: (Nq,) or (R,) in nats, drawn at the right.
+    rows, columns: the positions that the cells cover: how many, for cells of equal size from position 0; a `range`, for
+        a part; or the R + 1 (C + 1) edges of the cells. Without them the cells are numbered.
+    tokens, key_tokens: one per query and key covered; written where a cell is one token and there are at most 96. Those
+        of the queries serve the keys too, where these are the same positions.
+    exact: a cell is one weight, rather than pooled. Known without saying where the positions are as many as the cells.
+    sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A key
+        that takes most of the weight otherwise leaves all others pale.
+    scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
+    dark: for dark paper.
+
+    Raises TypeError or ValueError for arguments of a wrong kind or size, negative weights, exact=True where a cell
+    covers several tokens, and sink=False where key 0 is not there or alone.
+    """
+    register_fonts()
+    cells = _read_cells(cells, scale)
+    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
+    theme = DARK if dark else LIGHT
+    hidden = 0 if sink else _sink_columns(across)
+    painted, keys = _painted(cells, scale, hidden, _name(down, across), theme)
+    keys += _notes(down, across, hidden, strips)
+    size = panel_inches((down.count, across.count), 1, 1, 6.4)
+    drawing = _Drawing(cells, painted, down, across, size, hidden, theme)
+    return drawing.compose(title, keys, *strips)
+
+
+# --------------------------------------------------------------------------------------------------- reading what comes
+
+
+def _read_cells(cells: Any, scale: str) -> Array:
+    if scale not in get_args(Colouring):
+        raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
+    weights = read_numbers("cells", cells, "(R, C)")
+    if max(weights.shape) > MOST:
+        raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {weights.shape}; pool them, as View.map does")
+    if (weights < 0).any():
+        raise ValueError(f"cells must not be negative, got {np.nanmin(weights):.3g}; they are attention weights")
+    return weights
+
+
+def _sink_columns(across: Side) -> int:
+    if across.first != 0 or across.cells == 1:
+        why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
+        raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
+    return 1
+
+
+# -------------------------------------------------------------------------------------------------------------- colours
+
+
+def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> tuple[Array, list[Key]]:
+    """(R, C) weights → (R, C, 3) colours and their legend; the first `hidden` columns do not count."""
+    counted = cells[:, hidden:]
+    positive = np.sort(counted[np.isfinite(counted) & (counted > 0)])
+    high = float(positive[-1]) if positive.size else 0.0
+    scale = Scale(name, theme.weight, 0.0, high, hidden=0.0)
+    first, *others = legend([scale], [counted], theme)
+    if kind == "linear" or not positive.size:
+        return scale.paint(cells, theme), [first, *others]
+    found, lowest = (_by_size if kind == "log" else _by_rank)(cells, positive)
+    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(found, theme)
+    painted[~np.isfinite(cells)] = rgb(theme.alarm)
+    painted[cells == 0] = rgb(theme.paper)
+    how = {"log": "log scale", "rank": "by rank"}[kind]
+    note: list[Key] = [(f"half of those above 0 are below {np.median(positive):.2g}",)] if kind == "rank" else []
+    return painted, [(f"{name},", how, lowest, *first[2:]), *note, *others]
+
+
+def _by_size(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by logarithm, and what the lowest stands for; positive: the sorted weights."""
+    high = float(positive[-1])
+    low = max(float(positive[0]), high * 1e-6)
+    found = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
+    return found, f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
+
+
+def _by_rank(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by rank, equal weights in the middle of theirs; positive: the sorted weights."""
+    values, amount = np.unique(positive, return_counts=True)
+    middle = np.cumsum(amount) - amount / 2
+    places = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
+    return np.interp(cells, values, places), f"{values[0]:.2g}"
+
+
+def _name(down: Side, across: Side) -> str:
+    return "weight" if down.single and across.single else "weight per cell"
+
+
+def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ...]) -> list[Key]:
+    """What the picture says of itself: exact or pooled, what is hatched, what a bar stands for."""
+    if down.single and across.single:
+        keys: list[Key] = [("exact: a cell is one weight",)]
+    elif down.known and across.known:
+        keys = [(f"pooled, {_tokens_per_cell(down)} × {_tokens_per_cell(across)} tokens per cell",)]
+    else:
+        keys = [("pooled",)]
+    if hidden:
+        last = int(across.edges[1]) - 1
+        said = "the first column" if not across.known else f"keys 0 to {last}" if last else "key 0"
+        keys.append((f"hatched: {said}, left out of the colours",))
+    for strip in strips:
+        if strip is not None and strip.each > 1:
+            which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
+            keys.append((f"a bar of {strip.name}: {which}",))
+    return keys
+
+
+def _tokens_per_cell(side: Side) -> str:
+    fewest, most = np.diff(side.edges).min(), np.diff(side.edges).max()
+    return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """The map, and where its strips and words stand around it."""
+
+    cells: Array  # (R, C)
+    painted: Array  # (R, C, 3)
+    down: Side
+    across: Side
+    inches: Pair  # (height, width) of the map
+    hidden: int  # columns that are hatched
+    theme: Theme
+
+    def compose(self, title: str | None, keys: list[Key], received: Strip | None, entropy: Strip | None) -> Figure:
+        (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
+        side = self.down.ticks(high, side_by_side=False)
+        top = self.across.ticks(wide, side_by_side=True)
+        said = [_said(strip, self.hidden, self.across) for strip in (received, entropy)]
+        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *said[0]))) + 0.12
+        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
+        depth = max(0.38, top.depth)  # at least the two captions in the corner
+        below = 0.3 if entropy and not received else 0.0
+        page = open_page((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
+        sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1 + above
+        self._map(sheet, x, y)
+        if received:
+            self._bars(sheet, received, x, y - above, (STRIP, wide))
+            _write(sheet, x - 0.08, y - above + 0.26, said[0], ha="right")
+        if entropy:
+            self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
+            # Below, where leaning labels of the keys may pass above.
+            _write(sheet, x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
+        if self.hidden:
+            share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
+            hatch(sheet, x, y - above, (high + above, wide * float(share)))
+        sheet.labels(x, y, side, side_by_side=False)
+        sheet.labels(x, y - above, top, side_by_side=True)
+        _write(sheet, x - 0.08, y - above - 0.31, (AT, FROM), ha="right")
+        return page.finish()
+
+    def _map(self, sheet: Sheet, x: float, y: float) -> None:
+        axes = canvas(sheet, x, y, self.inches)
+        rows, cols = self.cells.shape
+        gap = min(1.2, 2.9 * min(self.inches[0] / rows, self.inches[1] / cols))  # points: 4% of a cell
+        if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
+            axes.pcolormesh(
+                self.across.edges, self.down.edges, self.painted, edgecolors=self.theme.paper, linewidth=gap
+            )
+        else:
+            axes.pcolorfast(self.across.edges, self.down.edges, self.painted)
+        axes.set(xlim=self.across.edges[[0, -1]], ylim=self.down.edges[[-1, 0]])
+        _frame(axes, self.theme)
+        self._numbers(sheet, axes)
+
+    def _numbers(self, sheet: Sheet, axes: Axes) -> None:
+        """The weights in the cells, where they are exact and few."""
+        single = self.down.single and self.across.single
+        signs = cell_signs(self.cells, Scale("", (), 0.0, 1.0, hidden=0.0), self.inches, None) if single else None
+        if signs is None:
+            return
+        size = sign_size(set(signs.flat), signs.shape, self.inches)
+        for (r, c), sign in np.ndenumerate(signs):
+            if c >= self.hidden:
+                colour = self.theme.muted if sign == "·" else readable_on(self.painted[r, c])
+                place = (self.across.first + c + 0.5, self.down.first + r + 0.5)
+                axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
+
+    def _bars(self, sheet: Sheet, strip: Strip, x: float, y: float, inches: Pair) -> None:
+        axes = canvas(sheet, x, y, inches)
+        beside = strip.name == "entropy"
+        most = _most(strip, self.hidden, self.across) or 1.0
+        bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
+        way: Any = "horizontal" if beside else "vertical"
+        axes.stairs(bars, strip.edges, fill=True, orientation=way, color=self.theme.weight[4], linewidth=0)
+        if not np.isfinite(strip.values).all():
+            broken = np.where(np.isfinite(strip.values), 0.0, most)
+            axes.stairs(broken, strip.edges, fill=True, orientation=way, color=self.theme.alarm, linewidth=0)
+        if beside:
+            axes.set(xlim=(0, most), ylim=self.down.edges[[-1, 0]])
+        else:
+            axes.set(xlim=self.across.edges[[0, -1]], ylim=(0, most))
+        _frame(axes, self.theme)
+
+
+def _most(strip: Strip, hidden: int, across: Side) -> float:
+    """The largest value that counts for a strip's height."""
+    counted = strip.values
+    if strip.name == "received" and hidden:
+        counted = counted[strip.edges[:-1] >= across.edges[hidden]]
+    return float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
+
+
+def _said(strip: Strip | None, hidden: int, across: Side) -> tuple[str, str]:
+    """The words beside a strip: its name and its range."""
+    if strip is None:
+        return "", ""
+    if not np.isfinite(strip.values).any():
+        return strip.name, "not finite"
+    unit = " nats" if strip.name == "entropy" else ""
+    return strip.name, f"0 to {_most(strip, hidden, across):.3g}{unit}"
+
+
+def _write(sheet: Sheet, x: float, y: float, lines: tuple[str, str], ha: Any) -> None:
+    for n, line in enumerate(lines):
+        sheet.write(x, y + 0.16 * n, line, CAPTION, muted=True).set(ha=ha)
+
+
+def _frame(axes: Axes, theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
+    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
+    axes.add_patch(frame)

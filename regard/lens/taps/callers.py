@@ -1,0 +1,252 @@
+"""Which module of a watched model is making the call that we are inside of: found by walking Python's own frames.
+
+Nothing is placed on the model, so nothing can be left on it. A call belongs to a model only if one of its modules is
+really on the stack: another thread's call, or another model's, is not ours.
+
+This file does not know what was called, nor how the call was caught.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from traceback import format_tb
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
+from regard.op import attention
+
+__all__ = ["Caller", "Watch", "active", "attempt", "deliver", "find", "join", "leave", "original_path", "running"]
+
+COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
+GENERATED = "<eval_with_key>"
+"""Whose frames stand between a compiled module and the kernels it runs: these modules', and generated code's."""
+
+CONTEXTS = (
+    "key_value_states",
+    "encoder_hidden_states",
+    "cross_attention_states",
+    "image_hidden_states",
+    "kv_hidden_states",
+    "kv_states",
+    "context",
+    "memory",
+)
+"""Arguments that hold another sequence to look at."""
+
+SOURCES = ("hidden_states", "x", "query", "inputs", "input", "tgt")
+"""Arguments that hold the sequence that looks."""
+
+CAPTURED = "a CUDA graph was being captured, in which nothing can be measured; watch the model without CUDA graphs"
+
+CROSS = re.compile(r"cross.*att|^x_?att|enc_?dec_?att|encoder_att|enc_att|src_att", re.IGNORECASE)
+OWN = re.compile(r"self_?att", re.IGNORECASE)
+
+_OP = attention.__code__
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Watch:
+    """One watched model: its modules by identity, whom to tell, and what went wrong in telling."""
+
+    model: nn.Module
+    on_sighting: Callable[[Sighting], None]
+    modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
+    codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
+    errors: list[tuple[str, Exception]] = field(default_factory=list)
+    unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = field(default_factory=dict)  # did a product make its scores?
+
+    def __post_init__(self) -> None:
+        self.modules = {id(module): (module, original_path(name)) for name, module in self.model.named_modules()}
+        modules = [module for module, _ in self.modules.values()]
+        kinds = {cls for module in modules for cls in type(module).__mro__}
+        methods = [value for holder in (*kinds, *modules) for value in vars(holder).values()]
+        self.codes = {id(code): code for value in methods for code in _codes(value)}
+
+
+@dataclass(frozen=True, eq=False)
+class Caller:
+    """A module that makes a call, and the watch it belongs to."""
+
+    watch: Watch
+    module: nn.Module
+    path: str
+    kind: Kind
+    compiled: bool
+    inside_op: bool  # does our own operation stand between the module and the call?
+
+
+_watches: tuple[Watch, ...] = ()
+
+
+def active() -> bool:
+    """Is anybody watching, and is this thread not measuring just now?"""
+    return bool(_watches) and not HERE.quiet
+
+
+def join(watch: Watch) -> None:
+    """Let a watch be told from now on."""
+    global _watches
+    _watches = (*_watches, watch)
+
+
+def leave(watch: Watch) -> bool:
+    """Tell a watch no more. True if it was the last."""
+    global _watches
+    _watches = tuple(w for w in _watches if w is not watch)
+    return not _watches
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+
+
+def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
+    """The innermost module of each watched model among a frame and its callers; empty where there is none to tell.
+
+    frame: where the call was made.  x: a tensor of the call.
+    through: a kind of module to pass by, in favour of the one that it is a part of.
+
+    Nothing is told of a backward pass, where activation checkpointing runs the forward a second time, nor of stand-ins
+    for tensors, nor while a CUDA graph is captured.
+    """
+    if not active() or torch._C._current_graph_task_id() != -1 or _is_stand_in(x):
+        return []
+    try:
+        callers = list(_found(frame, _watches, through))
+    except Exception as problem:  # whatever is wrong with us, the model must run
+        for watch in _watches:
+            watch.errors.append(("", _without_frames(problem)))
+        return []
+    if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
+        for caller in callers:
+            caller.watch.errors.append((caller.path, RuntimeError(CAPTURED)))
+        return []
+    return callers
+
+
+def _is_stand_in(x: object) -> bool:
+    """Does a tensor belong to a graph being traced, or wrap others that will come by here themselves?"""
+    if not isinstance(x, Tensor):
+        return False
+    wraps = torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
+    return wraps or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def _found(
+    frame: FrameType | None, watches: tuple[Watch, ...], through: type[nn.Module] | tuple[()]
+) -> Iterator[Caller]:
+    waiting, compiled, inside_op = list(watches), False, False
+    while frame is not None and waiting:
+        code = frame.f_code
+        for watch in [w for w in waiting if id(code) in w.codes]:
+            module, path = watch.modules.get(id(_first(frame)), (None, ""))
+            if module is not None and not isinstance(module, through):
+                waiting.remove(watch)
+                scripted = isinstance(module, torch.jit.ScriptModule)
+                yield Caller(watch, module, path, _kind(frame, module, path), compiled or scripted, inside_op)
+        inside_op = inside_op or code is _OP
+        name = str(frame.f_globals.get("__name__", ""))
+        compiled = compiled or name.startswith(COMPILERS) or code.co_filename.startswith(GENERATED)
+        frame = frame.f_back
+
+
+def running(caller: Caller, frame: FrameType | None) -> bool:
+    """Is a module still among the callers of a frame?"""
+    while frame is not None:
+        if id(frame.f_code) in caller.watch.codes and _first(frame) is caller.module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _first(frame: FrameType) -> object:
+    """A method's first argument.
+
+    To be read in few frames only: until Python 3.12 it makes a dict that keeps the frame's variables alive for longer.
+    """
+    return frame.f_locals.get(frame.f_code.co_varnames[0])
+
+
+def original_path(name: str) -> str:
+    """A module's path without the steps that torch.compile adds."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _codes(value: object) -> Iterator[CodeType]:
+    """The code of a method, and of what it wraps."""
+    # By type, which runs nobody's code: a model's attributes may be anything.
+    if type(value) in (classmethod, staticmethod, MethodType):
+        value = value.__func__  # type: ignore[attr-defined]
+    while type(value) is FunctionType:
+        if value.__code__.co_argcount:
+            yield value.__code__
+        value = getattr(value, "__wrapped__", None)
+
+
+# -------------------------------------------------------------------------------------------------------- self or cross
+
+
+def _kind(frame: FrameType, module: nn.Module, path: str) -> Kind:
+    code, local = frame.f_code, frame.f_locals
+    said = local.get("is_cross_attention")
+    if isinstance(said, bool):
+        return "cross" if said else "self"
+    if isinstance(module, nn.MultiheadAttention) and "query" in local:
+        return "self" if local["query"] is local.get("key") else "cross"
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if any(_looks_away(local, name) for name in CONTEXTS if name in arguments):
+        return "cross"
+    return _kind_by_name(path, type(module).__name__)
+
+
+def _looks_away(local: Mapping[str, Any], name: str) -> bool:
+    context = local.get(name)
+    return isinstance(context, Tensor) and all(local.get(source) is not context for source in SOURCES)
+
+
+def _kind_by_name(path: str, kind: str) -> Kind:
+    for part in (*reversed(path.split(".")), kind):
+        if OWN.search(part):
+            return "self"
+        if CROSS.search(part):
+            return "cross"
+    return "self"
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+
+
+def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
+    """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
+    with measuring():
+        seen = attempt(callers, make)
+        if seen is None:
+            return
+        for caller in callers:
+            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled)
+            attempt([caller], partial(caller.watch.on_sighting, told))
+
+
+def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
+    """Do something of ours. Whatever is wrong with it, the model must run: what it raises is kept in `errors`."""
+    try:
+        return do()
+    except Exception as problem:
+        for caller in callers:
+            caller.watch.errors.append((caller.path, _without_frames(problem)))
+        return None
+
+
+def _without_frames(problem: Exception) -> Exception:
+    """An exception with its traceback as a note: the frames themselves would keep the call's tensors alive."""
+    if problem.__traceback__ is not None:
+        problem.add_note("".join(format_tb(problem.__traceback__)))
+    problem.__context__ = problem.__cause__ = None
+    return problem.with_traceback(None)

@@ -1,0 +1,203 @@
+"""Taps: while they are installed, every attention call of a watched model is reported, and nothing else changes.
+
+    >>> import torch
+    >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = torch.zeros(1, 3, 8)
+    >>> seen = []
+    >>> with Taps(layer, seen.append):
+    ...     _ = layer(x, x, x, need_weights=False)
+    >>> seen[0].path, seen[0].source, seen[0].kind, seen[0].call.sizes
+    ('', 'sdpa', 'self', (1, 2, 3, 3))
+
+Read `sightings.py` for what is reported, `callers.py` for whose call it is, then the three kinds of taps:
+`fused_taps.py` (torch's kernels), `softmax_taps.py` (by hand), `function_taps.py` (FlexAttention, flash_attn).
+
+This file installs and removes. What is installed serves the whole process, once, however many models are watched: the
+first in installs, the last out removes.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import RLock
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.library import Library
+
+from regard.backends import sdpa
+from regard.backends.call import Call
+from regard.lens.taps import function_taps
+from regard.lens.taps.callers import Watch, deliver, find, join, leave
+from regard.lens.taps.fused_taps import CPU_KERNELS, CUDA_KERNELS, FusedTap
+from regard.lens.taps.sightings import HERE, Lent, Sighting
+from regard.lens.taps.softmax_taps import ProductTap, SoftmaxTap, settle
+from regard.op import observe, unobserve
+
+__all__ = ["Taps"]
+
+
+class Taps:
+    """Report every attention call of a model, as a context manager.
+
+    model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
+    on_sighting: called with a `Sighting` after each attention call, in the thread that made it, under `measuring()`.
+
+    errors: (path, exception) of what went wrong in reporting, which the model never notices.
+
+    The fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` calls nothing that could be tapped, and is off
+    meanwhile; their results are then equal up to rounding. Everything else computes the same bits as unwatched.
+
+    Raises TypeError for a model that is not an nn.Module or a callback that is not callable, RuntimeError when entered
+    a second time before it was left.
+    """
+
+    def __init__(self, model: nn.Module, on_sighting: Callable[[Sighting], None]) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
+        if not callable(on_sighting):
+            raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
+        self.model, self.on_sighting = model, on_sighting
+        self.errors: list[tuple[str, Exception]] = []
+        self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
+        self._watch: Watch | None = None
+
+    @property
+    def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(path, shape) of softmaxes that were never seen to meet values: routers, or attention of an odd form."""
+        return list(self._unconfirmed)
+
+    @property
+    def suspected(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Those of them whose scores a product of matrices made, as attention's are."""
+        return [at for at, by_product in self._unconfirmed.items() if by_product]
+
+    def __enter__(self) -> Taps:
+        if self._watch is not None:
+            raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
+        watch = Watch(self.model, self.on_sighting, self.errors, self._unconfirmed)
+        with _LOCK:
+            try:
+                _install(self.model)
+                join(watch)
+            except BaseException:
+                if leave(watch):
+                    _remove()
+                raise
+        self._watch = watch
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
+    ) -> None:
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        with _LOCK:
+            last = leave(watch)
+            settle(watch)
+            if last:
+                _remove()
+
+
+# ------------------------------------------------------------------------------------------------- install and remove
+
+_LOCK = RLock()
+_library: Library | None = None  # our kernels over torch's, while there are any
+_fast_path = True  # what PyTorch's switch was before
+_warned = False  # did torch say that a kernel was covered?
+
+
+def _install(model: nn.Module) -> None:
+    global _library, _fast_path
+    if _library is None:
+        _library, _fast_path = _covering(), torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        observe(_on_op)
+    # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
+    if "_orig_mod" not in model._modules and model._compiled_call_impl is None:
+        function_taps.bind(model)
+
+
+def _remove() -> None:
+    global _library
+    function_taps.unbind()
+    if _library is not None:
+        torch.backends.mha.set_fastpath_enabled(_fast_path)
+        unobserve(_on_op)
+        _library._destroy()  # type: ignore[no-untyped-call]
+        _library = None
+
+
+def _covering() -> Library:
+    """Taps over every kernel that this machine has."""
+    taps = _taps()
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with _without_the_warning():
+            for tap, key in taps:
+                _keep_from_dynamo(tap)
+                library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)  # type: ignore
+    except BaseException:
+        library._destroy()  # type: ignore[no-untyped-call]
+        raise
+    return library
+
+
+@contextmanager
+def _without_the_warning() -> Iterator[None]:
+    """Torch warns once per process that a kernel was covered. The user's filters are touched that once, not again."""
+    global _warned
+    if _warned and not torch.is_warn_always_enabled():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        yield
+    _warned = True
+
+
+def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:
+    cuda = torch.cuda.is_available()
+    kernels = (*CPU_KERNELS, *(CUDA_KERNELS if cuda else ()))
+    taps: list[tuple[FusedTap | SoftmaxTap | ProductTap, str]] = [(FusedTap(name, key), key) for name, key in kernels]
+    for key in ("CPU", "CUDA") if cuda else ("CPU",):
+        taps += [(SoftmaxTap(key), key), *((ProductTap(name, key), key) for name in ("bmm", "baddbmm"))]
+    return taps
+
+
+def _keep_from_dynamo(tap: Any) -> None:
+    """Never trace a tap: torch.compile would, where a function that it left alone calls a kernel.
+
+    This is what torch.compiler.disable does, without importing the compiler for those who compile nothing.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(type(tap).__call__.__code__, skip)
+
+
+# --------------------------------------------------------------------------------------------------- our own operation
+
+
+def _on_op(call: Call, backend: str, output: Any) -> None:
+    """Told by `regard.op` of each call."""
+    lent, HERE.lent = HERE.lent, None
+    frame = sys._getframe(1).f_back  # beyond the operation itself
+    callers = find(frame, call.q)
+    if callers and not HERE.inside:
+        deliver(callers, lambda: _sighting(call.in_torch(), backend, output, lent))
+
+
+def _sighting(call: Call, backend: str, output: Any, lent: Lent | None) -> Sighting:
+    q, k, v = (x.detach() for x in (call.q, call.k, call.v))
+    detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
+    kernel, lse = backend, None
+    if backend == "sdpa" and lent is not None:
+        # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
+        kernel, lse = lent.kernel, lent.lse if sdpa.plain(call) is not None else None
+    return Sighting(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())
