@@ -170,7 +170,7 @@ def test_query_heads_read_the_keys_of_their_group(monkeypatch):
     q, k = torch.randn(2, 6, 7, 5, dtype=torch.float64), torch.randn(2, 3, 11, 5, dtype=torch.float64)
     call = prepare(q, k, k, scale=1.0)
     expected = q @ k.repeat_interleave(2, 1).mT
-    for cells in (20, 7 * 11 * 2, 7 * 11 * 6, 7 * 11 * 8, 7 * 11 * 30):
+    for cells in (20, 7 * 11 * 2, 7 * 11 * 3, 7 * 11 * 6, 7 * 11 * 8, 7 * 11 * 30):
         monkeypatch.setattr(streaming, "TILE_CELLS", cells)
         source = streaming._FromCall(call, torch.zeros(2, 6, 7))
         for at in source.places():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,6 +196,12 @@ def test_means_leave_out_padding_and_rows_that_see_nothing(name):
     assert torch.allclose(view.mean(name), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", PER_QUERY)
+def test_means_leave_out_rows_that_see_nothing_where_nobody_counted_what_they_see(name):
+    view = look(mask=masks.causal(offset=-2))
+    assert torch.allclose(replace(view, place=Told()).mean(name), getattr(view, name)[:, :, 2:].mean(-1))
+
+
 def test_means_find_padding_where_offsets_differ_by_batch_row():
     q, k = torch.randn(2, 1, 3, 4), torch.randn(2, 1, 6, 4)
     view = regard.look(q, k, k, mask=masks.causal(offset=[0, 3]) & masks.padding([2, 6]))
@@ -294,13 +301,13 @@ def test_patterns_that_are_held_are_given_as_they_are():
 
 
 def test_patterns_count_a_sink_among_what_a_row_may_spread_over():
-    q = torch.zeros(1, 2, 4, 3)
-    assert regard.look(q, q, q, sinks=torch.zeros(2)).patterns()["uniform"].tolist() == [[1.0, 1.0]]
-    scores = torch.zeros(1, 2, 4, 5)
-    given = View(
-        (1, 2, 4, 4), {}, weights=Given(scores.softmax(-1)[..., :4], scores), place=Told(torch.tensor([[[4] * 4]]))
-    )
-    assert given.patterns()["uniform"].tolist() == [[pytest.approx(1.0)] * 2]
+    view = look(mask=None, sinks=torch.linspace(-1, 2, H))
+    expected = (view.entropy / log(NK + 1)).mean(-1)
+    assert torch.allclose(view.patterns()["uniform"], expected)
+    scores = torch.randn(1, 2, 4, 6)
+    place = Told(torch.tensor([[[5] * 4]]))
+    given = View((1, 2, 4, 5), {}, weights=Given(scores.softmax(-1)[..., :5], scores), place=place)
+    assert torch.allclose(given.patterns()["uniform"], (given.entropy / log(6)).mean(-1))
 
 
 def test_tokens_add_patterns_by_token_but_not_across():

@@ -21,7 +21,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.diagnosing import facts
 from regard.lens.diagnosing.sight import Sight, see
 from regard.lens.keeping import Keeper
-from regard.lens.measuring import engines, streaming
+from regard.lens.measuring import engines, fused, streaming
 from regard.lens.measuring.measures import MAP_SIZE, TOP
 from regard.lens.measuring.weights import Given, Remembered, Weights
 from regard.lens.runs import Link, Runs, key_marks
@@ -172,7 +172,7 @@ def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, S
 
 def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, plan: Plan) -> Weights:
     raised, taken = raise_rows(call)
-    lse = streaming.lse_of(raised) if sighting.lse is None or taken is not None else sighting.lse
+    lse = fused.exact_lse(raised, None if taken is not None else sighting.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
     found["lse"] = lse
     if taken is not None:  # these two are of the scores themselves

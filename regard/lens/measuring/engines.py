@@ -18,7 +18,14 @@ __all__ = ["measure", "measure_weights", "why_not_triton"]
 
 
 def why_not_triton(call: Call, wanted: Wanted) -> str | None:
-    """Why the Triton engine does not make this pass, or None."""
+    """Why the Triton engine does not make this pass, or None.
+
+    >>> import torch
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 3, 2)
+    >>> why_not_triton(prepare(x, x, x), Wanted(frozenset(["entropy"])))
+    'q is on cpu'
+    """
     if call.device.type != "cuda":
         return f"q is on {call.device.type}"
     if find_spec("triton") is None:
@@ -31,6 +38,12 @@ def why_not_triton(call: Call, wanted: Wanted) -> str | None:
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
     """What `wanted` names of this call's weights, and the engine that measured it: "triton", or "torch (why)".
 
+    >>> import torch
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 2, 3)
+    >>> measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), Wanted(frozenset(["effective"])))
+    ({'effective': tensor([[[2., 2.]]])}, 'torch')
+
     call: on torch tensors.  lse: (B, H, Nq).
     """
     why = why_not_triton(call, wanted)
@@ -42,13 +55,18 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor],
 
 
 def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
-    """The same from any source of exact weights. Raises LookupError for scores that nobody knows any more."""
+    """The same from any source of exact weights.
+
+    >>> import torch
+    >>> measure_weights(Given(torch.eye(2).view(1, 1, 2, 2)), Wanted(frozenset(["received"])))
+    {'received': tensor([[[1., 1.]]])}
+
+    Raises LookupError for "max_logit" where the scores are not known.
+    """
     if isinstance(weights, Remembered):
         return measure(weights.call, weights.lse, wanted)[0]
     if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
         raise LookupError("max_logit needs the scores, which were not kept")
-    return (
-        streaming.measure_given(weights, wanted)
-        if isinstance(weights, Given)
-        else streaming.measure_tiles(weights, wanted)
-    )
+    if isinstance(weights, Given):
+        return streaming.measure_given(weights, wanted)
+    return streaming.measure_tiles(weights, wanted)

@@ -44,6 +44,11 @@ def exact_lse(call: Call, lse: Tensor | None) -> Tensor:
     On a CPU, in half precision, torch's kernel takes a quick exponential: its output does not show it, but its lse is
     off by 5e-5, and all the weights of a row with it.
 
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 1, 2)
+    >>> exact_lse(prepare(x, x, x), None)
+    tensor([[[0.]]])
+
     call: on torch tensors.  lse: (B, H, Nq), None where the kernel keeps it to itself.
     """
     rough = call.device.type == "cpu" and call.q.dtype.itemsize < 4

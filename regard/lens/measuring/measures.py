@@ -308,7 +308,7 @@ class Top:
         best, at = _best(tile.s, self.k + 1)
         score = torch.cat([self.score[tile.queries], best], -1)
         key = torch.cat([self.key[tile.queries], at + tile.cols.start], -1)
-        score, key = _by_score(score, torch.where(score == -inf, -1, key))
+        score, key = _by_score(score, key)  # of hidden keys none comes before the −1 of places still empty
         self.score[tile.queries], self.key[tile.queries] = score[..., : self.k + 1], key[..., : self.k + 1]
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
@@ -319,9 +319,9 @@ class Top:
 
 
 def _best(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row (b, h, r, c) and where they are; among equals at the end, the first ones."""
+    """The k ≥ 2 best of each row (b, h, r, c) and where they are; among equals at the end, the first ones."""
     best, at = s.topk(min(k, s.shape[-1]), dim=-1)
-    if k >= s.shape[-1] or k < 2:
+    if k >= s.shape[-1]:
         return best, at
     unsettled = (best[..., -1] == best[..., -2]) & (best[..., -1] > -inf)  # topk takes any of the equal ones
     if bool(unsettled.any()):

@@ -31,6 +31,12 @@ GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cach
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
     """Everything that `wanted` names: name → tensor, see regard.lens.measuring.measures.
 
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 2, 3)
+    >>> call = prepare(x, x, x)
+    >>> measure(call, lse_of(call), Wanted(frozenset(["effective"])))
+    {'effective': tensor([[[2., 2.]]])}
+
     call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
     """
     with as_they_are(call.device):
@@ -39,6 +45,10 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
 
 def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
     """The same measures of weights that a model made itself; scores that hold one key more have a sink's there.
+
+    >>> scores = torch.zeros(1, 1, 1, 4)
+    >>> measure_given(Given(scores.softmax(-1), scores), Wanted(frozenset(["max_logit"])))
+    {'lse': tensor([[[1.3863]]]), 'max_logit': tensor([[[0.]]])}
 
     lse is among them where the scores are known; "max_logit" cannot be told without.
     """
@@ -52,14 +62,25 @@ def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
 
 
 def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
-    """The same measures of any exact weights, for which scores are not known: all but "max_logit"."""
+    """The same measures of any exact weights, for which scores are not known: all but "max_logit".
+
+    >>> measure_tiles(Given(torch.full((1, 1, 3, 2), 0.5)), Wanted(frozenset(["received"])))
+    {'received': tensor([[[1.5000, 1.5000]]])}
+    """
     like = weights.tile(slice(0, 0), slice(0, 0))
     with as_they_are(like.device):
         return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
 
 
 def lse_of(call: Call) -> Tensor:
-    """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen."""
+    """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen.
+
+    >>> from regard import masks
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 3, 2)
+    >>> lse_of(prepare(x, x, x, mask=masks.causal(offset=-1)))
+    tensor([[[  -inf, 0.0000, 0.6931]]])
+    """
     with as_they_are(call.device):
         peak = torch.full(call.sizes[:3], -inf, dtype=call.wide, device=call.device)
         total = torch.zeros_like(peak)

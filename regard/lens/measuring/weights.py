@@ -53,8 +53,8 @@ class Remembered:
         q, k = call.q.detach(), call.k.detach()
         self.call = replace(call, q=q, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
         self.sizes = call.sizes
-        self.lse = lse
-        self._shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+        self.lse = lse.detach()
+        self._shift = torch.where(self.lse == -inf, 0.0, self.lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
 
     @property
     def has_sink(self) -> bool:
@@ -74,9 +74,8 @@ class Remembered:
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
-        with as_they_are(self.lse.device):
-            t = self.scores(rows, cols).sub_(self._shift[:, :, rows])
-            return exponentials(t, out=t)
+        t = self.scores(rows, cols).sub_(self._shift[:, :, rows])
+        return exponentials(t, out=t)
 
     def scores(self, rows: Part, cols: Part) -> Tensor:
         """What the softmax gets: scaled, capped, biased, −∞ where hidden. (B, H, rows, cols)."""
