@@ -4,6 +4,7 @@ It does not know any test or any part of regard.
 """
 
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -32,6 +33,15 @@ def data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data, which is not at ../shared/data beside this checkout")
     return folder
+
+
+@pytest.fixture
+def compiler() -> None:
+    """What torch.compile builds C++ with; torch hands it the path of its own libraries unquoted."""
+    if which("g++") is None:
+        pytest.skip("needs a C++ compiler, g++, for torch.compile")
+    if " " in torch.__file__:
+        pytest.skip("torch.compile cannot link where torch's path has a space in it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -290,6 +290,7 @@ def table():
     return dict(AttentionInterface._global_mapping)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_hugging_face_model_is_read_with_its_mask(hugging_face):
     model = hugging_face.LlamaModel(hugging_face.LlamaConfig(**SIZES)).eval()
     batch, before = padded_batch(), table()
@@ -308,6 +309,7 @@ def test_hugging_face_model_is_read_with_its_mask(hugging_face):
     assert_explains(seen[0])
 
 
+@pytest.mark.usefixtures("compiler")
 def test_softcap_of_a_hugging_face_model_is_read(hugging_face):
     config = hugging_face.Gemma2Config(**SIZES, head_dim=D, attn_logit_softcapping=0.1, sliding_window=3)
     model = hugging_face.Gemma2Model(config).eval()

@@ -764,6 +764,7 @@ def test_compiled_model_is_seen_without_compiling_again(backend):
     assert_explains(seen[0])
 
 
+@pytest.mark.usefixtures("compiler")
 def test_model_compiled_by_inductor_is_seen_with_the_same_bits():
     torch._dynamo.reset()
     model, x = torch.compile(Attend()), tokens()

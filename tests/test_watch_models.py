@@ -408,6 +408,7 @@ def flex(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("flex")
+@pytest.mark.usefixtures("compiler")
 def test_softcap_and_windows_under_flex_are_those_of_eager() -> None:
     """torch's kernel knows no softcap. Nor sinks: transformers refuses those under FlexAttention on a CPU as well."""
     case = EAGER["gemma2"]
