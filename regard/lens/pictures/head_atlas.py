@@ -23,7 +23,7 @@ from regard.lens.pictures import web_colours
 from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, rgb
 from regard.lens.pictures.drawn_input import read_numbers, read_tokens
 from regard.lens.pictures.letters import clip, drawable, measure, register_fonts
-from regard.lens.pictures.page import CAPTION, MARGIN, Sheet, open_page, sign_size, ticks
+from regard.lens.pictures.page import CAPTION, MARGIN, Sheet, open_page, sign_size, ticks_of
 from regard.lens.pictures.sheet import Pair, Panel, cell_signs, panel_inches
 
 if TYPE_CHECKING:
@@ -209,8 +209,8 @@ def _beginning(word: str, words: list[str]) -> str:
 
 def _compose(panel: Panel, title: str | None, keys: list[Key], theme: Theme) -> Figure:
     (count, heads), (high, wide) = panel.shape, panel.inches
-    side = ticks(panel.rows, count, high, side_by_side=False)
-    top = ticks(None, heads, wide, side_by_side=True)
+    side = ticks_of(panel.rows, count, high, side_by_side=False)
+    top = ticks_of(None, heads, wide, side_by_side=True)
     left = max(side.depth, measure(DOWN, CAPTION), measure(ACROSS, CAPTION)) + 0.1
     depth = max(0.32, top.depth)  # at least the two captions in the corner
     page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)

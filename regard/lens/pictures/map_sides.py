@@ -17,7 +17,7 @@ from regard.lens.measuring.measures import cell_edges
 from regard.lens.pictures.colours import Array
 from regard.lens.pictures.drawn_input import read_numbers, read_tokens
 from regard.lens.pictures.letters import clip, drawable
-from regard.lens.pictures.page import Ticks, ruler, ticks
+from regard.lens.pictures.page import Ticks, ruler, ticks_of
 from regard.lens.pictures.pieces import readable
 from regard.lens.pictures.sheet import Labels
 from regard.rules import numbers
@@ -59,7 +59,7 @@ class Side:
     def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
         """The names along the side: tokens, or round positions."""
         if self.names is not None:
-            return ticks(self.names, self.count, inches, side_by_side=side_by_side)
+            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
         return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
 
 

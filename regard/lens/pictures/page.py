@@ -14,20 +14,37 @@ import numpy as np
 
 from regard.lens.pictures.colours import Key, Theme
 from regard.lens.pictures.letters import drawable, measure
-from regard.lens.pictures.sheet import CAPTION, MARGIN, TITLE, Pair
-from regard.lens.pictures.sheet import _flow as flow
-from regard.lens.pictures.sheet import _key_width as key_width
-from regard.lens.pictures.sheet import _Sheet as Sheet
-from regard.lens.pictures.sheet import _sign_size as sign_size
-from regard.lens.pictures.sheet import _Ticks as Ticks
-from regard.lens.pictures.sheet import _ticks as ticks
-from regard.lens.pictures.sheet import _wrapped as wrapped
+from regard.lens.pictures.sheet import (
+    CAPTION,
+    MARGIN,
+    TITLE,
+    Pair,
+    Sheet,
+    Ticks,
+    flow,
+    key_width,
+    sign_size,
+    ticks_of,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CAPTION", "MARGIN", "Page", "Sheet", "Ticks", "canvas", "hatch", "open_page", "ruler", "sign_size", "ticks"]
+__all__ = [
+    "CAPTION",
+    "MARGIN",
+    "Page",
+    "Sheet",
+    "Ticks",
+    "canvas",
+    "hatch",
+    "open_page",
+    "ruler",
+    "sign_size",
+    "ticks_of",
+]
 
 
 @dataclass(frozen=True)

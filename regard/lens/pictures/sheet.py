@@ -23,16 +23,26 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 __all__ = [
+    "CAPTION",
     "DPI",
+    "MARGIN",
+    "TITLE",
     "Labels",
     "Pair",
     "Panel",
     "Shape",
+    "Sheet",
+    "Ticks",
     "cell_signs",
     "compose",
+    "flow",
     "grid_columns",
+    "key_width",
     "panel_inches",
     "room_for",
+    "sign_size",
+    "ticks_of",
+    "wrapped",
 ]
 
 Pair = tuple[float, float]
@@ -93,16 +103,16 @@ def cell_signs(values: Array, scale: Scale, inches: Pair, force: bool | None) ->
     """
     if force is False or (force is None and max(values.shape) > 16):
         return None
-    if _sign_size({"0.00"}, values.shape, inches) >= 3:  # before millions of numbers are written
+    if sign_size({"0.00"}, values.shape, inches) >= 3:  # before millions of numbers are written
         signs = np.array([[scale.sign(value) for value in row] for row in values.tolist()], dtype=object)
-        if _sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 5):
+        if sign_size(set(signs.flat), values.shape, inches) >= (3 if force else 5):
             return signs
     if force:
         raise ValueError(f"values=True: numbers in {values.shape[0]} × {values.shape[1]} cells are too small to read")
     return None
 
 
-def _sign_size(signs: set[str], shape: tuple[int, ...], inches: Pair) -> float:
+def sign_size(signs: set[str], shape: tuple[int, ...], inches: Pair) -> float:
     """Points at which all of the signs fit a cell."""
     height, width = inches[0] / shape[0], inches[1] / shape[1]
     return min(9.5, 43 * height, 0.84 * width / max(measure(sign, 1.0) for sign in signs))
@@ -112,7 +122,7 @@ def _sign_size(signs: set[str], shape: tuple[int, ...], inches: Pair) -> float:
 
 
 @dataclass(frozen=True)
-class _Ticks:
+class Ticks:
     """The labels along one side of a panel, thinned until they fit."""
 
     places: list[tuple[float, str]]  # inches from the panel's start, text
@@ -122,7 +132,7 @@ class _Ticks:
     over: float  # inches past the panel's end
 
 
-def _ticks(labels: Labels, count: int, inches: float, *, side_by_side: bool) -> _Ticks:
+def ticks_of(labels: Labels, count: int, inches: float, *, side_by_side: bool) -> Ticks:
     """Labels of the columns stand side by side, and lean where they must; those of the rows stand in a pile."""
     cell = inches / count
     size = min(9.5, max(7.0, 44 * cell))
@@ -136,13 +146,13 @@ def _ticks(labels: Labels, count: int, inches: float, *, side_by_side: bool) -> 
     places = [((i + 0.5) * cell, names[i]) for i in range(0, count, step)]
     slanted = 0.71 * (widest + line)
     depth = slanted if lean else line if side_by_side else widest
-    return _Ticks(places, size, lean, depth, max(0.0, places[-1][0] + (slanted if lean else widest / 2) - inches))
+    return Ticks(places, size, lean, depth, max(0.0, places[-1][0] + (slanted if lean else widest / 2) - inches))
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-class _Sheet:
+class Sheet:
     """A figure addressed in inches from its upper left corner."""
 
     def __init__(self, width: float, height: float, theme: Theme) -> None:
@@ -197,7 +207,7 @@ class _Sheet:
                 self.cells(x, y - 0.11, (0.13, _part_width(part)), part[None], (1, len(part)), 0.0)
             x += _part_width(part) + 0.07
 
-    def labels(self, x: float, y: float, ticks: _Ticks, *, side_by_side: bool) -> None:
+    def labels(self, x: float, y: float, ticks: Ticks, *, side_by_side: bool) -> None:
         """Draw labels above (x, y) and to the right of it, or to its left and downwards."""
         for place, label in ticks.places:
             at = (x + place, y - 0.06) if side_by_side else (x - 0.08, y + place)
@@ -215,24 +225,25 @@ def _part_width(part: str | Array) -> float:
     return measure(part, CAPTION) if isinstance(part, str) else 0.14 if len(part) == 1 else 1.1
 
 
-def _key_width(key: Key) -> float:
+def key_width(key: Key) -> float:
+    """How many inches an entry of the legend takes."""
     return sum(_part_width(part) + 0.07 for part in key) + 0.2
 
 
-def _flow(keys: list[Key], room: float) -> list[list[tuple[float, Key]]]:
+def flow(keys: list[Key], room: float) -> list[list[tuple[float, Key]]]:
     """Entries of the legend in lines no wider than `room`, each with its distance from the left."""
     lines: list[list[tuple[float, Key]]] = [[]]
     x = 0.0
     for key in keys:
-        if lines[-1] and x + _key_width(key) > room:
+        if lines[-1] and x + key_width(key) > room:
             lines.append([])
             x = 0.0
         lines[-1].append((x, key))
-        x += _key_width(key)
+        x += key_width(key)
     return lines
 
 
-def _wrapped(title: str, room: float) -> list[str]:
+def wrapped(title: str, room: float) -> list[str]:
     """The title in at most four lines no wider than `room`."""
     likely = ceil(len(title) * room / max(measure(title, TITLE, bold=True), room))
     for columns in range(min(len(title), likely + 20), 7, -1):
@@ -242,7 +253,7 @@ def _wrapped(title: str, room: float) -> list[str]:
     return [title] if title else []
 
 
-def _across(panels: list[Panel], tops: list[_Ticks], start: float) -> tuple[list[float], float]:
+def _across(panels: list[Panel], tops: list[Ticks], start: float) -> tuple[list[float], float]:
     """Where the panels of a row begin, and where the last one ends with all its words."""
     xs, x = [], start
     for n, (panel, top) in enumerate(zip(panels, tops, strict=True)):
@@ -257,20 +268,20 @@ def compose(panels: list[Panel], columns: int, title: str, keys: list[Key], them
     """Panels in a grid, row by row: labels to the left of the first column and above the first row."""
     grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     high = panels[0].inches[0]
-    side = _ticks(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
-    tops = [_ticks(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
+    side = ticks_of(panels[0].rows, panels[0].shape[0], high, side_by_side=False)
+    tops = [ticks_of(panel.cols, panel.shape[1], panel.inches[1], side_by_side=True) for panel in grid[0]]
     xs, end = _across(grid[0], tops, MARGIN + max(side.depth, measure(FROM, CAPTION)) + 0.1)
     title = drawable(title)
-    room = max(end - MARGIN, min(6.0, max(measure(title, TITLE, bold=True), sum(map(_key_width, keys)))))
-    lines, legend = _wrapped(title, room), _flow(keys, room)
+    room = max(end - MARGIN, min(6.0, max(measure(title, TITLE, bold=True), sum(map(key_width, keys)))))
+    lines, legend = wrapped(title, room), flow(keys, room)
     words = 0.22 * bool(panels[0].heading) + 0.17 * bool(panels[0].formula)
     depth = max(0.32, *(top.depth for top in tops))  # at least the two captions in the corner
     ys = [MARGIN + 0.28 * len(lines) + words + 0.1 + depth]
     ys += [ys[0] + row * (high + words + GAP) for row in range(1, len(grid))]
     foot = ys[-1] + high + 0.4
     printed = [(set(panel.signs.flat), panel.signs.shape, panel.inches) for panel in panels if panel.signs is not None]
-    size = min((_sign_size(*signs) for signs in printed), default=0.0)  # one for all panels
-    sheet = _Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
+    size = min((sign_size(*signs) for signs in printed), default=0.0)  # one for all panels
+    sheet = Sheet(room + 2 * MARGIN, foot + 0.24 * (len(legend) - 1) + MARGIN, theme)
 
     for n, line in enumerate(lines):
         sheet.write(MARGIN, MARGIN + 0.14 + 0.25 * n, line, TITLE, bold=True)
