@@ -9,14 +9,13 @@ Peers run in the same process on the same inputs, alternately. A ratio is peer t
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 
 import torch
-from timing import alternate, best_of, cuda_time, heading, peak_memory, section, write
+from timing import alternate, best_of, cuda_time, heading, memory_alone, peak_memory, section, write
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
@@ -109,7 +108,7 @@ def row_of_times(theirs: Callable[[], object], ours: Callable[[], object]) -> li
 
 def on_cpu() -> list[str]:
     torch.manual_seed(0)
-    return [dispatch(), masked_on_cpu(), memory_on_cpu()]
+    return [dispatch(), masked_on_cpu(), memory_alone("tiled", "regard.attention(q, k, v, backend='tiled')")]
 
 
 def dispatch() -> str:
@@ -151,31 +150,6 @@ def masked_on_cpu() -> str:
         ["mask", "backend", "sdpa ms", "ours ms", "ratio"],
         rows,
     )
-
-
-MEMORY = """
-import re, time, torch, regard
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-small = torch.randn(1, 1, 256, 64)
-regard.attention(small, small, small, backend="tiled")
-q, k, v = (torch.randn(1, 1, 32768, 64) for _ in range(3))
-before, start = peak(), time.perf_counter()
-regard.attention(q, k, v, backend="tiled")
-print(peak() - before, time.perf_counter() - start)
-"""
-
-
-def memory_on_cpu() -> str:
-    """In a process of its own: a peak that an earlier measurement reached would hide this one.
-
-    VmHWM, not ru_maxrss, which a child begins with its parent's size.
-    """
-    if not Path("/proc/self/status").exists():
-        return section("peak memory: not measured here, for it needs Linux's /proc", [""], [])
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    above, seconds = map(float, done.stdout.split())
-    rows = [["tiled", f"{above:.0f}", f"{seconds:.1f}"], ["the dense matrix", "4096", ""]]
-    return section("peak memory above the inputs, one head, N = 32,768, D = 64, fp32", ["", "MiB", "s"], rows)
 
 
 if __name__ == "__main__":

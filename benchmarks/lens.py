@@ -11,14 +11,13 @@ on the same inputs.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from timing import alternate, best_of, cuda_time, heading, peak_memory, section, write
+from timing import alternate, best_of, cuda_time, heading, memory_alone, peak_memory, section, write
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -164,29 +163,7 @@ def on_cpu() -> list[str]:
         name = "causal" if causal else "full"
         rows.append([name, f"{a * 1e3:.0f}", f"{b * 1e3:.0f}", f"{b / a:.2f}", f"{c / d:.2f}"])
     headers = ["mask", "sdpa ms", "look ms", "ratio", "eager ÷ look"]
-    return [section("look, (1, 8, 4096, 64) fp32", headers, rows), memory_on_cpu()]
-
-
-MEMORY = """
-import re, time, torch, regard
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-small = torch.randn(1, 1, 256, 64)
-regard.look(small, small, small)
-q, k, v = (torch.randn(1, 1, 32768, 64) for _ in range(3))
-before, start = peak(), time.perf_counter()
-regard.look(q, k, v)
-print(peak() - before, time.perf_counter() - start)
-"""
-
-
-def memory_on_cpu() -> str:
-    """In a process of its own: a peak that an earlier measurement reached would hide this one."""
-    if not Path("/proc/self/status").exists():
-        return section("peak memory: not measured here, for it needs Linux's /proc", [""], [])
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    above, seconds = map(float, done.stdout.split())
-    rows = [["look", f"{above:.0f}", f"{seconds:.1f}"], ["the dense matrix", "4096", ""]]
-    return section("peak memory above the inputs, one head, N = 32,768, D = 64, fp32", ["", "MiB", "s"], rows)
+    return [section("look, (1, 8, 4096, 64) fp32", headers, rows), memory_alone("look", "regard.look(q, k, v)")]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +85,26 @@ def alternate(
         for which in (0, 1) if turn % 2 else (1, 0):  # neither is always the one that comes after the other
             times[which].append(clock((a, b)[which]))
     return pick(times[0]), pick(times[1])
+
+
+def memory_alone(what: str, call: str) -> str:
+    """The peak of one call with one head of 32,768 tokens, in a process of its own, where nothing earlier hides it.
+
+    call: Python that uses q, k and v.  VmHWM, not ru_maxrss, which a child begins with its parent's size.
+    """
+    if not Path("/proc/self/status").exists():
+        return section("peak memory: not measured here, for it needs Linux's /proc", [""], [])
+    script = f"""
+import re, time, torch, regard
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+q = k = v = torch.randn(1, 1, 256, 64)
+{call}
+q, k, v = (torch.randn(1, 1, 32768, 64) for _ in range(3))
+before, start = peak(), time.perf_counter()
+{call}
+print(peak() - before, time.perf_counter() - start)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    above, seconds = map(float, done.stdout.split())
+    rows = [[what, f"{above:.0f}", f"{seconds:.1f}"], ["the dense matrix", "4096", ""]]
+    return section("peak memory above the inputs, one head, N = 32,768, D = 64, fp32", ["", "MiB", "s"], rows)
