@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 
 from regard.backends.call import Call, cells_of_bias, cells_of_mask, keep_mask
 
-__all__ = ["Stages", "define", "how", "refuse", "run"]
+__all__ = ["Stages", "define", "forward_with_lse", "how", "refuse", "run"]
 
 
 class Stages(NamedTuple):
@@ -98,3 +98,9 @@ def how(call: Call) -> str:
 def run(call: Call) -> Any:
     """The output (B, H, Nq, Dv)."""
     return stages(call).output
+
+
+def forward_with_lse(call: Call) -> tuple[Any, Any]:
+    """The output, and each row's lse (B, H, Nq), −∞ where it sees nothing; NumPy's for NumPy's arrays."""
+    made = stages(call)
+    return made.output, made.lse

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.rules import IndexRule, Number, Rule, indices, size_or_one
 
-__all__ = ["EMPTY", "FULL", "PARTIAL", "Bounds", "Grid", "Mask"]
+__all__ = ["EMPTY", "FULL", "PARTIAL", "And", "Bounds", "Grid", "Mask"]
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 """What `Mask.tiles` says of a tile."""
@@ -74,7 +74,7 @@ class Mask(Rule):
         return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])
 
     def __and__(self, other: Mask) -> Mask:
-        return _And(self, other) if isinstance(other, Mask) else NotImplemented
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __or__(self, other: Mask) -> Mask:
         return _Or(self, other) if isinstance(other, Mask) else NotImplemented
@@ -161,12 +161,16 @@ class _Pair(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _And(_Pair):
+class And(_Pair):
+    """What `&` makes; named, because a reader of masks takes it apart."""
+
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j): both."""
         left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
         return lambda b, h, i, j: left(b, h, i, j) & right(b, h, i, j)
 
     def bounds(self, grid: Grid) -> Bounds:
+        """What both may show; full for certain where both are."""
         (some1, every1), (some2, every2) = self.left.bounds(grid), self.right.bounds(grid)
         return some1 & some2, every1 & every2
 
@@ -186,7 +190,7 @@ class _Or(_Pair):
         return some1 | some2, every1 | every2
 
     def __repr__(self) -> str:
-        right = repr(self.right) if isinstance(self.right, _And) else _in_brackets(self.right)
+        right = repr(self.right) if isinstance(self.right, And) else _in_brackets(self.right)
         return f"{self.left!r} | {right}"
 
 

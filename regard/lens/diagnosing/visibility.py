@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
-from regard.masks.mask import _And
+from regard.masks.mask import And
 from regard.rules import indices, part_of, size_or_one
 
 __all__ = ["BANDS", "KEPT", "Visible", "band_counts", "conjuncts", "dense_cells", "holds_cells", "survey"]
@@ -92,7 +92,7 @@ def conjuncts(mask: Mask | None) -> list[Mask]:
     >>> conjuncts(causal() & padding([2, 3]))
     [causal(), padding([2, 3])]
     """
-    if isinstance(mask, _And):
+    if isinstance(mask, And):
         return [*conjuncts(mask.left), *conjuncts(mask.right)]
     return [] if mask is None else [mask]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.backends import choose, reference, sdpa
+from regard.backends import choose, sdpa
 from regard.backends.call import Call
 from regard.lens.measuring.streaming import lse_of
 
@@ -31,11 +31,10 @@ def forward(call: Call, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """
     chosen = choose(call, backend)
     with torch.autocast(call.device.type, enabled=False):  # as attention does: in the dtype that came in
-        if chosen is reference:  # in NumPy for NumPy's arrays
-            made = reference.stages(call)
-            return torch.as_tensor(made.output), torch.as_tensor(made.lse).detach()
         output, lse = chosen.forward_with_lse(call)
-        return output, exact_lse(call.in_torch(), lse) if chosen is sdpa or lse is None else lse
+        if chosen is sdpa:
+            return output, exact_lse(call.in_torch(), lse)
+        return torch.as_tensor(output), torch.as_tensor(lse).detach()
 
 
 def exact_lse(call: Call, lse: Tensor | None) -> Tensor:

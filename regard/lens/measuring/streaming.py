@@ -157,9 +157,7 @@ class _Source(ABC):
         self.sizes, self.device = sizes, device
         batch, heads, nq, nk = sizes
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
-        of_one = max(
-            1, cells // 2
-        )  # of one head: two heads' tiles in one product are quicker than one tile twice as large
+        of_one = max(1, cells // 2)  # two heads' tiles in one product are quicker than one head's of twice the size
         cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
         rows = min(nq, of_one // max(1, cols))
         together = cells // max(1, rows * cols)
