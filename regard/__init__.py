@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import open
     from regard.lens.looking import look
     from regard.lens.watching import watch
+    from regard.models.loading import load
     from regard.op import attention, steps
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOME = {
     "cost": "regard.costs",
     "figures": "regard.lens.figures",
     "layers": "regard.layers",
+    "load": "regard.models.loading",
     "look": "regard.lens.looking",
     "masks": "regard.masks",
     "open": "regard.lens.files.saving",
@@ -54,6 +56,7 @@ __all__ = [
     "cost",
     "figures",
     "layers",
+    "load",
     "look",
     "masks",
     "open",

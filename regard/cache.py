@@ -48,6 +48,11 @@ class GrowingCache:
         if self._k is not None and self._v is not None:
             self._k, self._v = (self._k[:, :, :length], self._v[:, :, :length]) if length else (None, None)
 
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave."""
+        if self._k is not None and self._v is not None:
+            self._k, self._v = self._k[rows], self._v[rows]
+
     def clear(self) -> None:
         """Forget everything."""
         self.crop(0)
@@ -128,6 +133,10 @@ class FixedCache:
         """Forget all but the first `length` positions, and keep the room."""
         _check_crop(length, self._used)
         self._used = length
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave. Their number may change."""
+        self._k, self._v = self._k[rows], self._v[rows]
 
     def clear(self) -> None:
         """Forget everything and keep the room."""

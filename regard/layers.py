@@ -9,7 +9,7 @@ It does not know which backend runs, nor any model family.
 
 from __future__ import annotations
 
-from typing import Protocol, cast, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from regard.backends import load
 from regard.cache import Cache, FixedCache, GrowingCache
 from regard.op import attention
 from regard.positions import Bias, Rotary
+from regard.rotary import Angles
 
-__all__ = ["MultiHeadAttention"]
+__all__ = ["ContextKeys", "Joined", "MultiHeadAttention"]
 
 
 @runtime_checkable
@@ -29,6 +30,27 @@ class ScorePosition(Protocol):
 
     def bias(self, q: Tensor, scale: float) -> Bias:
         """The term to add to the scores of q (B, H, Nq, D)."""
+
+
+class Joined(nn.Linear):
+    """Several linear maps of one input, their rows one under another: one product instead of several.
+
+    >>> Joined(4, (8, 2, 2), bias=False).weight.shape
+    torch.Size([12, 4])
+
+    rows: how many rows each map has, in order.
+    """
+
+    def __init__(self, inputs: int, rows: tuple[int, ...], *, bias: bool = True) -> None:
+        super().__init__(inputs, sum(rows), bias)
+        self.rows = rows
+
+
+class ContextKeys(NamedTuple):
+    """Keys and values of a context, made once by `MultiHeadAttention.keys` and looked at by many calls."""
+
+    k: Tensor  # (B, Hkv, M, D)
+    v: Tensor  # (B, Hkv, M, D)
 
 
 class MultiHeadAttention(nn.Module):
@@ -85,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
         wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
         if fused:
-            self.w_qkv = nn.Linear(d_model, wide + 2 * narrow, bias)
+            self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
         else:
             self.w_q = nn.Linear(d_model, wide, bias)
             self.w_k, self.w_v = nn.Linear(d_context, narrow, bias), nn.Linear(d_context, narrow, bias)
@@ -95,42 +117,68 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor | None = None,
+        context: Tensor | ContextKeys | None = None,
         *,
         mask: object = None,
         cache: Cache | None = None,
-        positions: Tensor | None = None,
+        positions: Tensor | Angles | None = None,
         context_positions: Tensor | None = None,
     ) -> Tensor:
         """x (B, N, d_model) looks at itself, or at context (B, M, d_context); the result is (B, N, d_model).
 
+        context: where many calls look at one context (a decoder's steps), `keys(context)`, made once.
         mask: as in `regard.attention`.  cache: keys and values of earlier positions, which x continues.
         positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
+          Layers of one model can share `rotary.angles(positions)`.
         """
         if x.ndim == 2:
-            context = None if context is None else context[None]
+            context = context[None] if isinstance(context, Tensor) else context
             return self._attend(x[None], context, mask, cache, positions, context_positions)[0]
         return self._attend(x, context, mask, cache, positions, context_positions)
+
+    def keys(self, context: Tensor, positions: Tensor | None = None) -> ContextKeys:
+        """Keys and values of context (B, M, d_context), for calls to look at instead of the context.
+
+        >>> layer, context = MultiHeadAttention(6, 2), torch.randn(1, 5, 6)
+        >>> torch.equal(layer(context[:, :1], layer.keys(context)), layer(context[:, :1], context))
+        True
+
+        positions: of the context, integers (M,) or (B, M) for Rotary; default 0, 1, ….
+        """
+        if context.ndim != 3 or context.shape[-1] != self.d_context:
+            raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
+        narrow = self.kv_heads * self.head_dim
+        if self.fused:
+            weight, bias = self.w_qkv.weight[-2 * narrow :], self.w_qkv.bias
+            kv = linear(context, weight, None if bias is None else bias[-2 * narrow :])
+            k, v = torch.split(kv, [narrow, narrow], -1)
+        else:
+            k, v = self.w_k(context), self.w_v(context)
+        k, v = self._split(k, self.kv_heads), self._split(v, self.kv_heads)
+        if isinstance(self.position, Rotary):
+            k = self.position.turn(k, _count(context, 0) if positions is None else positions)
+        return ContextKeys(k, v)
 
     def _attend(
         self,
         x: Tensor,
-        context: Tensor | None,
+        context: Tensor | ContextKeys | None,
         mask: object,
         cache: Cache | None,
-        positions: Tensor | None,
+        positions: Tensor | Angles | None,
         context_positions: Tensor | None,
     ) -> Tensor:
         self._check(x, context, cache, positions, context_positions)
-        q, k, v = self.project(x, context)
         before = 0 if cache is None else len(cache)
+        if context is None:
+            q, k, v = self.project(x)
+        else:
+            q = self._query(x)
+            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context
         if isinstance(self.position, Rotary):
-            positions = _count(x, before) if positions is None else positions
-            if context is None:
-                context_positions = positions
-            elif context_positions is None:
-                context_positions = _count(context, 0)
-            q, k = self.position.turn(q, positions), self.position.turn(k, context_positions)
+            here = _count(x, before) if positions is None else positions
+            q = self.position.turn(q, here)
+            k = self.position.turn(k, here) if context is None else k  # a context's keys are turned already
         term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
             k, v = cache.append(k, v)
@@ -152,20 +200,20 @@ class MultiHeadAttention(nn.Module):
             raise
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, D) from x; k and v (B, Hkv, M, D) from context, or from x."""
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if not self.fused:
-            source = x if context is None else context
-            q, k, v = self.w_q(x), self.w_k(source), self.w_v(source)
-        elif context is None:
-            q, k, v = torch.split(self.w_qkv(x), [wide, narrow, narrow], -1)
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
+        if self.fused:
+            q, k, v = torch.split(self.w_qkv(x), list(self.w_qkv.rows), -1)
         else:
-            weight, bias = self.w_qkv.weight, self.w_qkv.bias
-            q = linear(x, weight[:wide], None if bias is None else bias[:wide])
-            kv = linear(context, weight[wide:], None if bias is None else bias[wide:])
-            k, v = torch.split(kv, [narrow, narrow], -1)
+            q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
         return self._split(q, self.heads), self._split(k, self.kv_heads), self._split(v, self.kv_heads)
+
+    def _query(self, x: Tensor) -> Tensor:
+        """q (B, H, N, D) of x alone."""
+        if not self.fused:
+            return self._split(self.w_q(x), self.heads)
+        wide, bias = self.heads * self.head_dim, self.w_qkv.bias
+        return self._split(linear(x, self.w_qkv.weight[:wide], None if bias is None else bias[:wide]), self.heads)
 
     def _split(self, y: Tensor, heads: int) -> Tensor:
         """(B, N, h·D) → (B, h, N, D)."""
@@ -174,9 +222,9 @@ class MultiHeadAttention(nn.Module):
     def _check(
         self,
         x: Tensor,
-        context: Tensor | None,
+        context: Tensor | ContextKeys | None,
         cache: Cache | None,
-        positions: Tensor | None,
+        positions: Tensor | Angles | None,
         context_positions: Tensor | None,
     ) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
@@ -191,7 +239,10 @@ class MultiHeadAttention(nn.Module):
             if self.d_context != self.d_model:
                 raise ValueError(f"this layer looks at a context of width {self.d_context}: pass context=")
             return
-        if context.ndim != 3 or context.shape[-1] != self.d_context or context.shape[0] != x.shape[0]:
+        if isinstance(context, ContextKeys):
+            if context_positions is not None:
+                raise ValueError("context_positions= went into the keys already: give them to keys(…)")
+        elif context.ndim != 3 or context.shape[-1] != self.d_context or context.shape[0] != x.shape[0]:
             raise ValueError(f"context must be ({x.shape[0]}, M, {self.d_context}), got {tuple(context.shape)}")
         if cache is not None:
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")

@@ -15,14 +15,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["DynamicNTK", "Linear", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
+__all__ = ["Angles", "DynamicNTK", "Linear", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
 
 CPU = torch.device("cpu")
+_WANTED, _TRY = "a torch tensor of integers", "try torch.arange({})"
 
 
 class Scaling(ABC):
@@ -256,6 +257,13 @@ class LongRope(Scaling):
         return 1.0 / (torch.where(length > self.original, long, short) * base**exponents)
 
 
+class Angles(NamedTuple):
+    """What `Rotary.turn` turns by: (N, R/2) each, or (B, N, R/2)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
 @dataclass(frozen=True)
 class Rotary:
     """Rotary positions for heads of size `dim`: a frozen value that turns q and k.
@@ -321,7 +329,7 @@ class Rotary:
             return 1.0 / self.base**exponents
         return self.scaling.frequencies(self.base, exponents, torch.as_tensor(length, dtype=dtype, device=device))
 
-    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+    def turn(self, x: Tensor, positions: Tensor | Angles) -> Tensor:
         """The vectors x (…, N, D) turned to their positions; same shape and dtype.
 
         >>> q, k = torch.randn(2, 5, 8).unbind()
@@ -330,21 +338,31 @@ class Rotary:
         >>> torch.allclose(a, b, atol=1e-4)                    # only distances count
         True
 
-        positions: integers (N,), or (B, N) for x (B, N, D) or (B, H, N, D). Angles and turning are in fp32, for fp64
-        in fp64. Raises TypeError if x is not floating or positions not integer, ValueError if the shapes do not fit.
+        positions: integers (N,), or (B, N) for x (B, N, D) or (B, H, N, D); or what `angles` made of them, so that the
+        layers of a model share one set. Angles and turning are in fp32, for fp64 in fp64. Raises TypeError if x is not
+        floating or positions not integer, ValueError if the shapes do not fit.
         """
-        self._check(x, positions)
-        cos, sin = self._angles(positions.to(x.device), torch.promote_types(x.dtype, torch.float32))  # (…, N, R/2)
-        if positions.ndim == 2 and x.ndim == 4:
+        if isinstance(positions, Tensor):
+            self._check(x, positions)
+            positions = self.angles(positions.to(x.device), torch.promote_types(x.dtype, torch.float32))
+        elif not isinstance(positions, Angles):
+            raise TypeError(f"positions must be {_WANTED}, got {type(positions).__name__}; {_TRY.format(x.shape[-2])}")
+        cos, sin = positions.cos, positions.sin  # (…, N, R/2)
+        if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)
         turned = self._turn(x[..., : self.width].to(cos.dtype), cos, sin).to(x.dtype)
         return turned if self.width == self.dim else torch.cat([turned, x[..., self.width :]], -1)
 
-    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Angles:
+        """Cosine and sine of every angle at these positions, (N,) or (B, N), times the magnitude.
+
+        >>> Rotary(4).angles(torch.arange(3)).cos.shape
+        torch.Size([3, 2])
+        """
         length = positions.max() + 1 if self.scaling is not None and positions.numel() else 0
         frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
         angles = positions.to(dtype).unsqueeze(-1) * frequencies  # (…, N, R/2)
-        return angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        return Angles(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turn every pair (a, b) of x (…, N, R) into (a·cos − b·sin, b·cos + a·sin)."""
@@ -363,7 +381,7 @@ class Rotary:
         )
         if not integer:
             got = getattr(positions, "dtype", type(positions).__name__)
-            raise TypeError(f"positions must be a torch tensor of integers, got {got}; try torch.arange({x.shape[-2]})")
+            raise TypeError(f"positions must be {_WANTED}, got {got}; {_TRY.format(x.shape[-2])}")
         fits = tuple(positions.shape) == (x.shape[-2],) or (
             x.ndim in (3, 4) and tuple(positions.shape) in ((1, x.shape[-2]), (x.shape[0], x.shape[-2]))
         )

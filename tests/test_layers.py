@@ -588,7 +588,7 @@ def test_layer_prints_its_sizes():
     assert str(MultiHeadAttention(12, 6, kv_heads=2, head_dim=5, fused=True)) == (
         "MultiHeadAttention(\n"
         "  12, heads=6, head_dim=5, kv_heads=2\n"
-        "  (w_qkv): Linear(in_features=12, out_features=50, bias=True)\n"
+        "  (w_qkv): Joined(in_features=12, out_features=50, bias=True)\n"
         "  (w_o): Linear(in_features=30, out_features=12, bias=True)\n"
         ")"
     )

@@ -49,6 +49,7 @@ PUBLIC = [
     "cost",
     "figures",
     "layers",
+    "load",
     "look",
     "masks",
     "open",

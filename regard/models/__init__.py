@@ -1,0 +1,1 @@
+"""Models on the one operation: a short file per family, and the parts they share."""

@@ -1,0 +1,137 @@
+"""BERT (Devlin et al. 2018): an encoder that sees both ways, trained to fill in hidden words.
+
+Peculiar: the segment of each token is embedded beside word and position; the sum of the three is normed; blocks norm
+after adding, as in 2017; a pooler sums up a text in its first token. Sentence encoders such as MiniLM are BERTs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.family import Family, Task
+from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
+from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.settings import Settings
+from regard.models.sources import Names, Rows
+from regard.models.text_model import TextModel
+
+__all__ = ["FAMILY", "names", "tower"]
+
+LAYER = "encoder.layer.{i}."
+NAMES: Names = {
+    "tower.embed.tokens": "embeddings.word_embeddings",
+    "tower.embed.positions": "embeddings.position_embeddings",
+    "tower.embed.types": "embeddings.token_type_embeddings",
+    "tower.embed.norm": "embeddings.LayerNorm",
+    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.self.{name}" for name in ("query", "key", "value"))),
+    "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.output.dense",
+    "tower.blocks.{i}.attention_norm": f"{LAYER}attention.output.LayerNorm",
+    "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}intermediate.dense",
+    "tower.blocks.{i}.feed_forward.w_out": f"{LAYER}output.dense",
+    "tower.blocks.{i}.feed_forward_norm": f"{LAYER}output.LayerNorm",
+    "pooler.dense": "pooler.dense",
+}
+WORDS: Names = {
+    "head.transform.dense": "cls.predictions.transform.dense",
+    "head.transform.norm": "cls.predictions.transform.LayerNorm",
+    "head.words": "cls.predictions.decoder",
+    "head.bias": "cls.predictions.bias",
+}
+RELATION = "cls.seq_relationship"
+POOLED = {"none", "next", "pretrain", "classify"}  # the tasks that look at the pooled vector
+
+
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every BERT."""
+    return NAMES
+
+
+def tower(settings: Settings, *, offset: int = 0) -> Tower:
+    """Embedding and blocks. offset: of the positions, for RoBERTa."""
+    d, eps = settings.whole("hidden_size"), settings.number("layer_norm_eps", 1e-12)
+    dropout = settings.number("hidden_dropout_prob", 0.1)
+    settings.only("position_embedding_type", "absolute")
+    embed = Embedding(
+        settings.whole("vocab_size"),
+        d,
+        positions=nn.Embedding(settings.whole("max_position_embeddings"), d),
+        offset=offset,
+        types=settings.whole("type_vocab_size", 2, least=0),
+        norm=nn.LayerNorm(d, eps),
+        dropout=dropout,
+    )
+
+    def block() -> Block:
+        return Block(
+            MultiHeadAttention(
+                d,
+                settings.whole("num_attention_heads"),
+                fused=True,
+                dropout=settings.number("attention_probs_dropout_prob", 0.1),
+            ),
+            FeedForward(d, settings.whole("intermediate_size"), settings.text("hidden_act", "gelu")),
+            [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
+            norm_first=False,
+            dropout=dropout,
+        )
+
+    return Tower(embed, [block() for _ in range(settings.layers("num_hidden_layers"))], causal=False)
+
+
+def words(settings: Settings) -> LanguageHead:
+    """The masked LM: transformed vectors scored against the token table, or one of its own."""
+    d, vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
+    norm = nn.LayerNorm(d, settings.number("layer_norm_eps", 1e-12))
+    transform = Transform(d, d, settings.text("hidden_act", "gelu"), norm)
+    return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
+
+
+def labels(settings: Settings, count: int, *, pooled: bool) -> Labels:
+    """Scores of `count` labels, for the text or for each token."""
+    dropout = settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
+    return Labels(settings.whole("hidden_size"), count, pooled=pooled, dropout=dropout)
+
+
+def build(settings: Settings, task: str) -> TextModel:
+    """The model for a task."""
+    d, n = settings.whole("hidden_size"), len(settings.labels())
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "fill": lambda: words(settings),
+        "next": lambda: Labels(d, 2, pooled=True),
+        "pretrain": lambda: PretrainingHead(words(settings), Labels(d, 2, pooled=True)),
+        "classify": lambda: labels(settings, n, pooled=True),
+        "tag": lambda: labels(settings, n, pooled=False),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "none": lambda: None,
+    }
+    pooler = Pooler(d) if task in POOLED else None
+    return TextModel(settings, tower(settings), pooler=pooler, head=heads[task]())
+
+
+FAMILY = Family(
+    title="BERT",
+    model_type="bert",
+    prefix="bert",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="BertModel"),
+        "fill": Task(architecture="BertForMaskedLM", names=WORDS),
+        "next": Task(architecture="BertForNextSentencePrediction", names={"head.score": RELATION}),
+        "pretrain": Task(
+            architecture="BertForPreTraining",
+            names={
+                **{name.replace("head.", "head.words.", 1): source for name, source in WORDS.items()},
+                "head.relation.score": RELATION,
+            },
+        ),
+        "classify": Task(architecture="BertForSequenceClassification", names={"head.score": "classifier"}),
+        "tag": Task(architecture="BertForTokenClassification", names={"head.score": "classifier"}),
+        "answer": Task(architecture="BertForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    ignored=(r"embeddings\.position_ids$", r"^cls\.predictions\.decoder\.(weight|bias)$"),
+    renamed={".gamma": ".weight", ".beta": ".bias"},
+)

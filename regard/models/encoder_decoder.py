@@ -1,0 +1,126 @@
+"""A model with two towers: an encoder reads a text, a decoder writes another while looking at it (2017, T5, BART).
+
+It knows no family.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.heads import Seen
+from regard.models.model import Model, Result
+from regard.models.parts import Passed, Tower
+from regard.models.settings import Settings
+from regard.models.state import State
+
+__all__ = ["EncoderDecoder", "Reading"]
+
+
+class EncoderDecoder(Model):
+    """Encoder, decoder, and the head of its task if it has one.
+
+    start: the token that the decoder begins with.
+    """
+
+    def __init__(
+        self, settings: Settings, encoder: Tower, decoder: Tower, *, start: int, head: nn.Module | None = None
+    ) -> None:
+        super().__init__(settings)
+        self.encoder, self.decoder, self.start, self.head = encoder, decoder, start, head
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.decoder.embed.tokens.num_embeddings
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        target: Tensor,
+        target_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        target_positions: Tensor | None = None,
+        every_layer: bool = False,
+    ) -> Result:
+        """ids (B, N), read by the encoder, and target (B, M), read so far by the decoder → Result of the decoder.
+
+        mask: (B, N), target_mask: (B, M), True = token; None if all are.
+        positions, target_positions: by default tokens are counted, so that padding shifts nobody.
+        every_layer: keep what stood after each block, of both.
+        """
+        read, mask = self._encode(ids, mask, positions, every_layer)
+        target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.most)
+        hidden, layers = self.decoder(
+            target,
+            mask=target_mask,
+            positions=target_positions,
+            memory=read.hidden,
+            memory_mask=mask,
+            every_layer=every_layer,
+        )
+        logits = None if self.head is None else self.head(self._seen(hidden, target_mask))
+        kept = (layers, read.layers) if every_layer else (None, None)
+        return Result(hidden, logits, layers=kept[0], memory=read.hidden, memory_layers=kept[1])
+
+    def encode(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the encoder makes of ids (B, N): (B, N, d)."""
+        return self._encode(ids, mask, None, False)[0].hidden
+
+    def _encode(
+        self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, every_layer: bool
+    ) -> tuple[Passed, Tensor | None]:
+        mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
+        return self.encoder(ids, mask=mask, positions=positions, every_layer=every_layer), mask
+
+    def _seen(self, hidden: Tensor, mask: Tensor | None) -> Seen:
+        return Seen(hidden, None, self.decoder.embed.tokens.weight, mask)
+
+    # ---------------------------------------------------------------------------------------- one token after another
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, mask: Tensor | None = None) -> Reading:
+        """Let the encoder read, once, what the decoder will look at in every step."""
+        passed, mask = self._encode(ids, mask, None, False)
+        return Reading(self, passed.hidden, mask)
+
+
+class Reading:
+    """A decoder that has a memory to look at: begins with start tokens, then goes on token by token."""
+
+    def __init__(self, model: EncoderDecoder, memory: Tensor, mask: Tensor | None) -> None:
+        self.model, self.memory, self.mask = model, memory, mask
+
+    @torch.no_grad()
+    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
+        """Read start tokens (B, N) and make room for `length` positions in all: logits (B, V), and the state.
+
+        mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
+        """
+        model, most = self.model, self.model.decoder.embed.most
+        mask = model.check(ids, mask, model.vocabulary, most)
+        if most is not None and length > most:
+            raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
+        if len(ids) != len(self.memory):
+            raise ValueError(f"{len(ids)} texts are to be written, and the encoder has read {len(self.memory)}")
+        state = State.room(model.decoder, len(ids), length, mask, model.dtype, model.device)
+        state.memory, state.memory_mask = model.decoder.keys(self.memory), self.mask
+        return self._advance(state, ids), state
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> Tensor:
+        """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
+        state.see(len(tokens))
+        return self._advance(state, tokens.unsqueeze(1))
+
+    def _advance(self, state: State, ids: Tensor) -> Tensor:
+        model = self.model
+        passed = model.decoder(
+            ids, mask=state.mask, caches=state.caches, memory=state.memory, memory_mask=state.memory_mask
+        )
+        assert model.head is not None
+        return cast(Tensor, model.head(model._seen(passed.hidden[:, -1:], None)))[:, 0]  # (B, V)

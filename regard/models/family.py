@@ -1,0 +1,71 @@
+"""What a family's file says of it: how to build the model, how its weights are called, which tasks it has.
+
+It does not know how a checkpoint is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from regard.models.settings import Settings
+from regard.models.sources import Names
+
+if TYPE_CHECKING:
+    from regard.models.model import Model
+
+__all__ = ["Family", "Task"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One head of a family.
+
+    architecture: the class in `transformers` that has this head, which config.json names.
+    names: templates of the head's weights, from the root of the checkpoint.
+    """
+
+    architecture: str
+    names: Names = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family of models.
+
+    title: for people.  model_type: as in config.json.
+    prefix: what stands before the names of the body's weights in a checkpoint that has a head; "" for nothing.
+    build: settings and task → the model, with weights of no value yet.
+    names: settings → templates of the body's weights, without the prefix.
+    tasks: by the name people ask for: none, fill, next, pretrain, classify, tag, answer, generate.
+    ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
+    renamed: endings of names in old checkpoints → what they are called now.
+    harmless: keys of config.json that change nothing here.
+    """
+
+    title: str
+    model_type: str
+    prefix: str
+    build: Callable[[Settings, str], Model]
+    names: Callable[[Settings], Names]
+    tasks: Mapping[str, Task]
+    ignored: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()
+
+    def task_of(self, architectures: object) -> str:
+        """The task whose architecture config.json names; "none" if it names none.
+
+        Raises ValueError for an architecture that the family does not have.
+        """
+        if not isinstance(architectures, list) or not architectures:
+            return "none"
+        for name, task in self.tasks.items():
+            if task.architecture == architectures[0]:
+                return name
+        known = ", ".join(task.architecture for task in self.tasks.values())
+        raise ValueError(
+            f"the checkpoint is a {architectures[0]}, and {self.title} is supported as {known}. "
+            "Name the task to read it as: regard.load(…, task='none') reads the body without a head"
+        )

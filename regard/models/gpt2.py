@@ -1,0 +1,102 @@
+"""GPT-2 (Radford et al. 2019): a decoder that continues text.
+
+Peculiar: blocks norm before each part and once more at the end; learned positions; the tanh form of GELU; the words are
+scored with the token table itself; matrices are stored (inputs, outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.family import Family, Task
+from regard.models.heads import Labels, LanguageHead, LastToken
+from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.settings import Settings
+from regard.models.sources import Names, Turned
+from regard.models.text_model import TextModel
+
+__all__ = ["FAMILY"]
+
+NAMES: Names = {
+    "tower.embed.tokens": "wte",
+    "tower.embed.positions": "wpe",
+    "tower.blocks.{i}.attention_norm": "h.{i}.ln_1",
+    "tower.blocks.{i}.attention.w_qkv": Turned("h.{i}.attn.c_attn"),
+    "tower.blocks.{i}.attention.w_o": Turned("h.{i}.attn.c_proj"),
+    "tower.blocks.{i}.feed_forward_norm": "h.{i}.ln_2",
+    "tower.blocks.{i}.feed_forward.w_in": Turned("h.{i}.mlp.c_fc"),
+    "tower.blocks.{i}.feed_forward.w_out": Turned("h.{i}.mlp.c_proj"),
+    "tower.norm": "ln_f",
+}
+
+SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
+
+
+def tower(settings: Settings) -> Tower:
+    """Embedding and blocks."""
+    d, eps = settings.whole("n_embd"), settings.number("layer_norm_epsilon", 1e-5)
+    heads, inner = settings.whole("n_head"), settings.whole("n_inner", 4 * d)
+    added = settings.number("resid_pdrop", 0.1)
+    shrinking = settings.flag("scale_attn_by_inverse_layer_idx", False)
+    scale = (d // heads) ** -0.5 if settings.flag("scale_attn_weights", True) else 1.0
+    embed = Embedding(
+        settings.whole("vocab_size"),
+        d,
+        positions=nn.Embedding(settings.whole("n_positions"), d),
+        dropout=settings.number("embd_pdrop", 0.1),
+    )
+
+    def block(number: int) -> Block:
+        return Block(
+            MultiHeadAttention(
+                d,
+                heads,
+                fused=True,
+                dropout=settings.number("attn_pdrop", 0.1),
+                scale=scale / (number + 1) if shrinking else scale,
+            ),
+            FeedForward(d, inner, settings.text("activation_function", "gelu_new")),
+            [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
+            norm_first=True,
+            dropout=added,
+        )
+
+    blocks = [block(number) for number in range(settings.layers("n_layer"))]
+    return Tower(embed, blocks, causal=True, norm=nn.LayerNorm(d, eps))
+
+
+def build(settings: Settings, task: str) -> TextModel:
+    """The model for a task."""
+    d, n = settings.whole("n_embd"), len(settings.labels())
+    vocabulary = settings.whole("vocab_size")
+    dropout = settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1))
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "generate": lambda: LanguageHead(vocabulary, None if settings.tied() else d),
+        "classify": lambda: LastToken(d, n),
+        "tag": lambda: Labels(d, n, pooled=False, dropout=dropout),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "none": lambda: None,
+    }
+    return TextModel(settings, tower(settings), head=heads[task]())
+
+
+FAMILY = Family(
+    title="GPT-2",
+    model_type="gpt2",
+    prefix="transformer",
+    build=build,
+    names=lambda settings: NAMES,
+    tasks={
+        "none": Task(architecture="GPT2Model"),
+        "generate": Task(architecture="GPT2LMHeadModel", names={"head.words": "lm_head"}),
+        "classify": Task(architecture="GPT2ForSequenceClassification", names={"head.score": "score"}),
+        "tag": Task(architecture="GPT2ForTokenClassification", names={"head.score": "classifier"}),
+        "answer": Task(architecture="GPT2ForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
+    # A precision of attention's scores, which are fp32 or wider here always; and a head nobody trains any more.
+    harmless=("reorder_and_upcast_attn", "n_ctx", *(f"summary_{x}" for x in SUMMARY)),
+)

@@ -1,0 +1,315 @@
+"""The parts that every text model is made of: embedding, feed-forward, block, tower.
+
+A tower turns token ids (B, N) into vectors (B, N, d):
+
+    embed ─ block ─ block ─ … ─ norm        block: attention, (attention to a memory), feed-forward, each added to x
+
+Families differ in values given to these parts, not in code. This file knows no family and no checkpoint.
+
+Axis letters: B batch, N positions, d width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, relu, silu
+
+from regard import masks
+from regard.cache import Cache
+from regard.layers import ContextKeys, Joined, MultiHeadAttention
+from regard.masks import Mask
+from regard.rotary import Angles, Rotary
+
+__all__ = ["ACTIVATIONS", "Block", "Embedding", "FeedForward", "Passed", "Tower", "Waves", "count", "visible"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_fast": partial(gelu, approximate="tanh"),
+    "gelu_new": partial(gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+    "tanh": torch.tanh,
+}
+"""By the names that checkpoints use."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name. Raises ValueError with the names there are."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """Two layers applied to each position alone: w_out(f(w_in(x))), or gated, w_out(f(gate) · up).
+
+    >>> FeedForward(6, 10, "gelu")(torch.zeros(2, 5, 6)).shape
+    torch.Size([2, 5, 6])
+
+    d_model, d_ff: widths outside and inside.  function: a name of `ACTIVATIONS`.  gated: w_in makes gate and up at once
+    (LLaMA, T5 v1.1).  bias: of both layers.  dropout: on what is inside, in training only.
+    """
+
+    def __init__(
+        self, d_model: int, d_ff: int, function: str, *, gated: bool = False, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.w_in = Joined(d_model, (d_ff, d_ff), bias=bias) if gated else nn.Linear(d_model, d_ff, bias)
+        self.w_out = nn.Linear(d_ff, d_model, bias)
+        self.dropout = nn.Dropout(dropout)
+        self.function, self.gated = activation(function), gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, d_model) → (…, d_model)."""
+        y = self.w_in(x)  # (…, d_ff), gated (…, 2·d_ff)
+        if self.gated:
+            gate, up = y.chunk(2, -1)
+            y = self.function(gate) * up
+        else:
+            y = self.function(y)
+        return cast(Tensor, self.w_out(self.dropout(y)))
+
+
+class Waves(nn.Module):
+    """The sines and cosines of the 2017 paper at any positions: no table, no limit.
+
+    >>> from regard.positions import sinusoidal
+    >>> torch.equal(Waves(6)(torch.arange(4)), sinusoidal(4, 6))
+    True
+
+    d: width, even.  halves: all sines, then all cosines (Marian, tensor2tensor), instead of in turn (the paper).
+    """
+
+    def __init__(self, d: int, *, halves: bool = False) -> None:
+        super().__init__()
+        if d < 2 or d % 2:
+            raise ValueError(f"sines and cosines need an even width, got {d}")
+        self.d, self.halves = d, halves
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Integers (…) → (…, d) in fp32, computed in fp64."""
+        pairs = torch.arange(0, self.d, 2, dtype=torch.float64, device=positions.device)
+        angles = positions.double().unsqueeze(-1) * 10000.0 ** -(pairs / self.d)  # (…, d/2)
+        both = (angles.sin(), angles.cos())
+        return (torch.cat(both, -1) if self.halves else torch.stack(both, -1).flatten(-2)).float()
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors: token + position + segment, then whatever the family does to the sum.
+
+    >>> embed = Embedding(11, 6, positions=nn.Embedding(7, 6))
+    >>> embed(torch.tensor([[3, 1, 2]]), torch.arange(3)).shape
+    torch.Size([1, 3, 6])
+
+    vocabulary, d: rows and columns of the table.  positions: an nn.Embedding or `Waves`, or None.  offset: added to the
+    positions before they are looked up.  types: how many segments, 0 for none.  norm: of the sum.
+    widen: width of the model where it is not d (ALBERT).  scale: of the token vectors.  dropout: in training only.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        d: int,
+        *,
+        positions: nn.Embedding | Waves | None = None,
+        offset: int = 0,
+        types: int = 0,
+        norm: nn.Module | None = None,
+        widen: int | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, d)
+        self.positions, self.offset, self.scale = positions, offset, scale
+        self.types = nn.Embedding(types, d) if types else None
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.widen = None if widen is None else nn.Linear(d, widen)
+
+    @property
+    def most(self) -> int | None:
+        """The most positions there are, or None without a limit."""
+        return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
+
+    def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+        """ids (B, N), positions (N,) or (B, N), types (B, N) or None for segment 0 → (B, N, d)."""
+        x = self.tokens(ids)  # (B, N, d)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if self.positions is not None:
+            x = x + self.positions(positions + self.offset).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        return x if self.widen is None else cast(Tensor, self.widen(x))
+
+
+class Block(nn.Module):
+    """Attention, attention to a memory where there is one, and feed-forward, each added to x and normalised.
+
+    >>> norms = [nn.LayerNorm(6) for _ in range(2)]
+    >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "relu"), norms, norm_first=False)
+    >>> block(torch.zeros(2, 5, 6)).shape
+    torch.Size([2, 5, 6])
+
+    norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
+    cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        norms: Sequence[nn.Module],
+        *,
+        norm_first: bool,
+        cross: MultiHeadAttention | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention, self.cross, self.feed_forward = attention, cross, feed_forward
+        assert len(norms) == (2 if cross is None else 3), len(norms)
+        self.attention_norm, self.feed_forward_norm = norms[0], norms[-1]
+        self.cross_norm = None if cross is None else norms[1]
+        self.norm_first, self.dropout = norm_first, nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | Angles | None = None,
+        memory: Tensor | ContextKeys | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Tensor:
+        """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask."""
+        look = partial(self.attention, mask=mask, cache=cache, positions=positions)
+        x = self._add(x, self.attention_norm, look)
+        if self.cross is not None:
+            assert self.cross_norm is not None
+            x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return x + cast(Tensor, self.dropout(part(norm(x))))
+        return cast(Tensor, norm(x + self.dropout(part(x))))
+
+
+class Passed(NamedTuple):
+    """What a tower makes of ids."""
+
+    hidden: Tensor  # (B, N, d)
+    layers: tuple[Tensor, ...]  # the embedding, then what each block gave, the last one normed; empty unless asked for
+
+
+class Tower(nn.Module):
+    """An embedding and blocks: an encoder, or with `causal` a decoder.
+
+    order: which block stands at each depth, where blocks are used more than once (ALBERT).  norm: of the last block's
+    result.  rotary: the one that the attentions have, so that its angles are made once.  dropout: after the norm.
+    """
+
+    def __init__(
+        self,
+        embed: Embedding,
+        blocks: Sequence[Block],
+        *,
+        causal: bool,
+        order: Sequence[int] | None = None,
+        norm: nn.Module | None = None,
+        rotary: Rotary | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
+        self.order = tuple(range(len(blocks))) if order is None else tuple(order)
+        self.causal, self.rotary, self.dropout = causal, rotary, nn.Dropout(dropout)
+
+    @property
+    def depth(self) -> list[Block]:
+        """The block at each depth."""
+        return [cast(Block, self.blocks[i]) for i in self.order]
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        caches: Sequence[Cache] | None = None,
+        memory: Tensor | Sequence[ContextKeys] | None = None,
+        memory_mask: Tensor | None = None,
+        every_layer: bool = False,
+    ) -> Passed:
+        """ids (B, N) → vectors.
+
+        mask: (B, Nk), True = token, over what the caches hold and ids.  positions: (N,) or (B, N); by default tokens
+        are counted, so that padding shifts nobody.  caches: one for each depth.
+        memory: (B, M, d) of an encoder, or the keys of it for each depth; memory_mask: (B, M).
+        """
+        before = len(caches[0]) if caches else 0
+        if positions is None:
+            positions = count(ids, mask, before)
+        x = self.embed(ids, positions, types)  # (B, N, d)
+        here = positions if self.rotary is None else self.rotary.angles(positions, torch.promote_types(x.dtype, F32))
+        seen = visible(mask, causal=self.causal)
+        behind = visible(memory_mask, causal=False)
+        layers = [x] if every_layer else []
+        for number, block in enumerate(self.depth):
+            x = block(
+                x,
+                mask=seen,
+                cache=caches[number] if caches else None,
+                positions=None if self.rotary is None else here,
+                memory=memory if memory is None or isinstance(memory, Tensor) else memory[number],
+                memory_mask=behind,
+            )
+            layers += [x] if every_layer else []
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        return Passed(x, (*layers[:-1], x) if every_layer else ())
+
+    def keys(self, memory: Tensor) -> list[ContextKeys]:
+        """The memory's keys and values for each depth, made once for all steps of a decoder."""
+        return [block.cross.keys(memory) for block in self.depth if block.cross is not None]
+
+
+F32 = torch.float32
+
+
+def count(ids: Tensor, mask: Tensor | None, before: int = 0) -> Tensor:
+    """The positions of ids (B, N) that follow `before` others: tokens counted, padding not.
+
+    >>> count(torch.zeros(1, 4), torch.tensor([[False, False, True, True]])).tolist()
+    [[0, 0, 0, 1]]
+    """
+    n = ids.shape[1]
+    if mask is None:
+        return torch.arange(before, before + n, device=ids.device)
+    return (mask.cumsum(1) - 1).clamp(min=0)[:, -n:]
+
+
+def visible(mask: Tensor | None, *, causal: bool) -> Mask | None:
+    """Who sees whom: tokens but no padding, and for a decoder nothing ahead.
+
+    >>> visible(None, causal=True)
+    causal()
+    """
+    padding = None if mask is None else masks.padding(mask)
+    if not causal:
+        return padding
+    return masks.causal() if padding is None else masks.causal() & padding

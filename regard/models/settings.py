@@ -1,0 +1,163 @@
+"""A checkpoint's config.json, read key by key: what nobody read is refused, because it might change the maths.
+
+    >>> settings = Settings({"hidden_size": 12, "model_type": "bert", "use_rotary": True})
+    >>> settings.whole("hidden_size")
+    12
+    >>> settings.finish("BERT")
+    Traceback (most recent call last):
+        ...
+    ValueError: config.json has keys that BERT does not know, and that may change what it computes: use_rotary = True. \
+If they do not, name them: regard.load(…, ignore=["use_rotary"])
+
+It does not know any family, nor what the keys mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Settings"]
+
+MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
+MOST_LAYERS = 2000
+
+# Keys that say where a model comes from, how it is trained or started, how text is generated, or what a head is like
+# (the heads read those): none of them changes what a body computes in one forward pass.
+HARMLESS = {
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels",
+    "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob", "cross_attention_hidden_size",
+    "decoder_start_token_id", "directionality", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "generation", "gradient_checkpointing", "id2label", "init_std",
+    "initializer_factor", "initializer_range", "is_encoder_decoder", "label2id", "language", "length_penalty",
+    "max_length", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores",
+    "pad_token_id", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty",
+    "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params",
+    "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k",
+    "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "use_bfloat16", "use_cache",
+}  # fmt: skip
+OFF = {"pruned_heads": ({}, None), "is_decoder": (False, None), "add_cross_attention": (False, None)}
+
+
+class Settings:
+    """The values of one config.json, and which of them have been read."""
+
+    def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
+        self.values, self.where = values, where
+        self._read: set[str] = set()
+
+    @classmethod
+    def open(cls, directory: Path) -> Settings:
+        """Read directory/config.json. Raises FileNotFoundError if there is none, ValueError if it is no JSON object."""
+        path = directory / "config.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{directory} holds no config.json, so no model: it holds {_contents(directory)}")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of settings")
+        return cls(values, str(path))
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands, or the default where the key is missing or null."""
+        self._read.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number from `least` to 2³¹. Raises ValueError if it is missing without a default, or none."""
+        value = self._needed(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+            raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {MOST}, got {value!r}")
+        return value
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        """How many blocks: each is made, if only in name, before the weights are looked for."""
+        value = self.whole(key, default)
+        if value > MOST_LAYERS:
+            raise ValueError(f"{self.where}: {key} is {value}, and no model has more than {MOST_LAYERS} layers")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number. Raises ValueError if it is missing without a default, or none."""
+        value = self._needed(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError(f"{self.where}: {key} must be a number, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or False."""
+        value = self._needed(key, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.where}: {key} must be true or false, got {value!r}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._needed(key, default)
+        if not isinstance(value, str):
+            raise ValueError(f"{self.where}: {key} must be a string, got {value!r}")
+        return value
+
+    def tied(self, default: bool = True) -> bool:
+        """Are words scored with the table that embeds them?"""
+        return self.flag("tie_word_embeddings", default)
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Accept a key whose other values would change the maths; the first allowed one is the default.
+
+        >>> Settings({"position_embedding_type": "relative_key"}).only("position_embedding_type", "absolute")
+        Traceback (most recent call last):
+            ...
+        ValueError: config.json: position_embedding_type is 'relative_key', and only 'absolute' is supported
+        """
+        value = self.get(key, allowed[0])
+        if value not in allowed:
+            wanted = " or ".join(map(repr, allowed))
+            raise ValueError(f"{self.where}: {key} is {value!r}, and only {wanted} is supported")
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels, by default 2."""
+        named = self.get("id2label")
+        if isinstance(named, dict):
+            return tuple(str(named[key]) for key in sorted(named, key=int))
+        return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", 2)))
+
+    def finish(self, family: str, *, harmless: Iterable[str] = (), ignore: Iterable[str] = ()) -> None:
+        """Refuse what nobody has read. Raises ValueError with the keys and their values.
+
+        harmless: keys that the family knows to change nothing.  ignore: keys that the user says change nothing.
+        """
+        for key, allowed in OFF.items():
+            if key not in self._read:
+                self.only(key, *allowed)
+        known = self._read | HARMLESS | set(harmless) | set(ignore)
+        unread = {key: value for key, value in self.values.items() if key not in known and value is not None}
+        if unread:
+            said = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
+            raise ValueError(
+                f"{self.where} has keys that {family} does not know, and that may change what it computes: {said}. "
+                f"If they do not, name them: regard.load(…, ignore={json.dumps(list(unread))})"
+            )
+
+    def _needed(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise ValueError(f"{self.where}: {key} is missing")
+        return value
+
+
+def _contents(directory: Path) -> str:
+    names = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
+    return ", ".join(names[:12]) + (" …" if len(names) > 12 else "") if names else "nothing"

@@ -1,0 +1,108 @@
+"""A model with one tower: an encoder with a task (BERT) or a decoder that continues text (GPT-2, LLaMA).
+
+    >>> model = regard.load("sentence-transformers/all-MiniLM-L6-v2")     # doctest: +SKIP
+    >>> model(model.tokenizer.batch(["It was too tired."]).ids).hidden.shape      # doctest: +SKIP
+    torch.Size([1, 7, 384])
+
+It knows no family.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.heads import Pooler, PretrainingHead, Seen
+from regard.models.model import Model, Result
+from regard.models.parts import Tower
+from regard.models.settings import Settings
+from regard.models.state import State
+
+__all__ = ["TextModel"]
+
+
+class TextModel(Model):
+    """One tower, its pooler if it has one, and the head of its task if it has one.
+
+    most: the most positions, where no table of positions says so (rotary).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tower: Tower,
+        *,
+        pooler: Pooler | None = None,
+        head: nn.Module | None = None,
+        most: int | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self.tower, self.pooler, self.head = tower, pooler, head
+        self.most = tower.embed.most if most is None else most
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self.tower.embed.tokens.num_embeddings
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        every_layer: bool = False,
+    ) -> Result:
+        """ids (B, N) → Result.
+
+        mask: (B, N), True = token; None if all are.  types: (B, N), the segment of each token (BERT, ALBERT).
+        positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
+        every_layer: keep what stood after each block.
+        """
+        mask = self.check(ids, mask, self.vocabulary, self.most)
+        self._check_types(ids, types)
+        hidden, layers = self.tower(ids, mask=mask, positions=positions, types=types, every_layer=every_layer)
+        pooled = None if self.pooler is None else self.pooler(hidden, mask)
+        seen = Seen(hidden, pooled, self.tower.embed.tokens.weight, mask)
+        relation = self.head.relation(seen) if isinstance(self.head, PretrainingHead) else None
+        logits = None if self.head is None else self.head(seen)
+        return Result(hidden, logits, pooled, relation, layers if every_layer else None)
+
+    def _check_types(self, ids: Tensor, types: Tensor | None) -> None:
+        if types is None:
+            return
+        if self.tower.embed.types is None:
+            raise ValueError(f"{self.family.title} has no segments: leave out types=")
+        if types.shape != ids.shape:
+            raise ValueError(f"types must be {tuple(ids.shape)} as ids, got {tuple(types.shape)}")
+
+    # ---------------------------------------------------------------------------------------- one token after another
+
+    @torch.no_grad()
+    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
+        """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
+
+        mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
+        """
+        mask = self.check(ids, mask, self.vocabulary, self.most)
+        if self.most is not None and length > self.most:
+            raise ValueError(
+                f"{length} positions are asked for, and the model has {self.most}: ask for fewer new tokens"
+            )
+        state = State.room(self.tower, len(ids), length, mask, self.dtype, self.device)
+        return self._advance(state, ids), state
+
+    @torch.no_grad()
+    def step(self, state: State, tokens: Tensor) -> Tensor:
+        """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
+        state.see(len(tokens))
+        return self._advance(state, tokens.unsqueeze(1))
+
+    def _advance(self, state: State, ids: Tensor) -> Tensor:
+        hidden = self.tower(ids, mask=state.mask, caches=state.caches).hidden[:, -1:]  # (B, 1, d)
+        seen = Seen(hidden, None, self.tower.embed.tokens.weight, None)
+        assert self.head is not None
+        return cast(Tensor, self.head(seen))[:, 0]  # (B, V)

@@ -1,0 +1,212 @@
+"""Tiny random models of `transformers`, written to disk and opened by regard: both must compute the same.
+
+The numeric rule (regard/testing.py) with truth = transformers in fp64 and baseline = transformers in the dtype at hand,
+both with eager attention. Two things need saying:
+- transformers computes norms, rotary angles and softmax in fp32 even in an fp64 model. `widened` makes truth true: what
+  it asks to have in fp32 it gets in fp64.
+- In fp64 truth and baseline are one computation. There the baseline's error is the one it makes in fp32, scaled by the
+  ratio of the two rounding steps; and truth, which errs as much, may be that far from the truth itself.
+
+Weights are drawn so that every one matters, and representable in bf16, so that all dtypes compute one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from regard.models.loading import load, sources
+from regard.models.model import Model, Result
+from regard.testing import largest_error
+
+RATIO = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+
+
+@contextmanager
+def widened() -> Iterator[None]:
+    """Inside, torch.float32 means fp64 for Python code: transformers' own casts to fp32 lose nothing."""
+    kept = torch.float32, torch.float, Tensor.float
+    torch.float32 = torch.float = torch.float64
+    Tensor.float = Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, Tensor.float = kept
+
+
+def build(architecture: str, config: Any, dtype: torch.dtype) -> nn.Module:
+    """The `transformers` model, its weights drawn from a fixed seed, the same in every dtype."""
+    config._attn_implementation = "eager"
+    model = getattr(transformers, architecture)(config).to(dtype).eval()
+    random = torch.Generator().manual_seed(17)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            drawn = torch.randn(p.shape, generator=random, dtype=torch.float64)
+            wide = p.shape[-1] ** -0.5 if p.ndim > 1 else 0.2
+            near = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0  # a norm
+            p.copy_((near + drawn * wide).bfloat16())
+    model.tie_weights()
+    return model
+
+
+def texts(vocabulary: int, side: str = "none", *, length: int = 11, pad: int = 0, first: int = 3) -> dict[str, Tensor]:
+    """Thirteen texts of ids from `first` on; padded to the left or right, with their mask and counted positions.
+
+    Ids below `first` stand for special tokens: transformers gives the row of the padding token no gradient, ours does.
+    Thirteen, because the rule compares largest errors, and the largest of a few numbers may be small by luck.
+    """
+    ids = torch.randint(first, vocabulary, (13, length), generator=torch.Generator().manual_seed(3))
+    if side == "none":
+        return {"ids": ids}
+    lengths, place = (length - torch.arange(13) % (length - 1))[:, None], torch.arange(length)
+    mask = place < lengths if side == "right" else place >= length - lengths
+    return {"ids": ids.where(mask, pad), "mask": mask, "positions": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+@dataclass
+class Twin:
+    """One model of transformers in fp64, and the directory it is in."""
+
+    architecture: str
+    config: Any
+    directory: Path
+    truth: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        build(self.architecture, self.config, torch.float32).save_pretrained(self.directory)
+        with widened():  # after the other: modules imported in here would keep what fp32 means here
+            self.truth = build(self.architecture, self.config, torch.float64)
+
+    def baseline(self, dtype: torch.dtype) -> nn.Module:
+        return build(self.architecture, self.config, dtype)
+
+    def ours(self, dtype: torch.dtype, **more: Any) -> Model:
+        return load(self.directory, dtype=dtype, **more)
+
+
+def assert_same(
+    twin: Twin,
+    dtype: torch.dtype,
+    inputs: dict[str, Any],
+    theirs: dict[str, Any] | None = None,
+    *,
+    real: Tensor | None = None,
+    gradients: bool = True,
+) -> None:
+    """Ours on `inputs` obeys the rule against transformers on `theirs` (ids and mask renamed by default).
+
+    real: (B, N) booleans, the positions that count (of the decoder); default the mask given, else all.
+    """
+    theirs = {**their_names(inputs), **(theirs or {})}
+    real = inputs.get("mask") if real is None else real
+    ours = twin.ours(dtype)
+    made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, every_layer=True)), real, gradients)}
+    for kind in {torch.float32, dtype} - {torch.float64}:
+        made["base", kind] = run(twin.baseline(kind), theirs, of_theirs, real, gradients)
+    with widened():
+        truth = run(twin.truth, theirs, of_theirs, real, gradients)
+    mine, base = made[dtype], made["base", torch.float32 if dtype == torch.float64 else dtype]
+    carried = RATIO if dtype == torch.float64 else 1.0
+    mine |= _gradients_by_their_names(ours, mine.pop("gradients", {}))
+    base |= base.pop("gradients", {})
+    truth |= truth.pop("gradients", {})
+    if "pooled" not in truth:  # transformers does not hand it out beside logits
+        mine.pop("pooled", None)
+    assert set(mine) == set(truth), f"ours lacks {set(truth) - set(mine)}, and has beside {set(mine) - set(truth)}"
+    slope = max((float(t.abs().max()) for n, t in truth.items() if n.startswith("gradient")), default=0.0)
+    for name, value in mine.items():
+        steep = name.startswith("gradient")
+        expected = truth[name]
+        assert value.shape == expected.shape, (name, value.shape, expected.shape)
+        assert value.dtype == dtype, name
+        assert bool(value.isfinite().all()), name
+        err, where = largest_error(value, expected)
+        allowed = largest_error(base[name], expected)[0] * carried
+        scale = slope if steep else float(expected.abs().max())
+        step = torch.finfo(dtype).eps * scale
+        limit = ((3 if steep else 2) + (1 if dtype == torch.float64 else 0)) * (allowed + step)
+        assert err <= limit, f"{name} in {dtype} errs by {err:.3g} at {where}; baseline {allowed:.3g}, step {step:.3g}"
+
+
+def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Ours → theirs: ids, mask, types, target, target_mask. Positions are counted in the mask, as ours are."""
+    names = {
+        "ids": "input_ids",
+        "mask": "attention_mask",
+        "types": "token_type_ids",
+        "positions": "position_ids",
+        "target": "decoder_input_ids",
+        "target_mask": "decoder_attention_mask",
+    }
+    return {names[n]: t.long() if t.dtype == torch.bool else t for n, t in inputs.items() if t is not None}
+
+
+def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None, gradients: bool) -> dict[str, Any]:
+    """What a model makes of its inputs, and the gradient of a fixed random projection of it to every weight."""
+    made = read(model, inputs)
+    made = {n: t[real] if real is not None and t.shape[:2] == real.shape else t for n, t in made.items()}
+    found: dict[str, Any] = {n: t.detach() for n, t in made.items()}
+    if gradients:
+        last = made["logits"] if "logits" in made else made["hidden"]
+        towards = torch.randn(last.shape, generator=torch.Generator().manual_seed(13), dtype=torch.float64)
+        model.zero_grad()
+        (last * towards.bfloat16().to(last)).sum().backward()
+        found["gradients"] = {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return found
+
+
+def of_ours(result: Result) -> dict[str, Tensor]:
+    named = {"logits": result.logits, "pooled": result.pooled, "next sentence": result.next_sentence}
+    if result.logits is None:
+        named["hidden"] = result.hidden
+    named |= {f"layer {i}": t for i, t in enumerate(result.layers or ())}
+    named |= {f"memory layer {i}": t for i, t in enumerate(result.memory_layers or ())}
+    return {n: t for n, t in named.items() if t is not None}
+
+
+def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    out = model(**inputs, output_hidden_states=True)
+    get = out.get
+    named = {"logits": get("logits", get("prediction_logits"))}
+    named["pooled"] = get("pooler_output")
+    named["next sentence"] = get("seq_relationship_logits", get("sop_logits"))
+    if get("start_logits") is not None:
+        named["logits"] = torch.stack([out.start_logits, out.end_logits], -1)
+    if named["logits"] is None:
+        named["hidden"] = out.last_hidden_state
+    layers = get("decoder_hidden_states", get("hidden_states")) or ()
+    named |= {f"layer {i}": t for i, t in enumerate(layers)}
+    named |= {f"memory layer {i}": t for i, t in enumerate(get("encoder_hidden_states") or ())}
+    return {n: t for n, t in named.items() if t is not None}
+
+
+def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = model.family.prefix + "." if model.family.prefix and model.task != "none" else ""
+    named = {}
+    for name, source, theirs in sources(model, prefix):
+        gradient = gradients.get(f"gradient of {name}")
+        if gradient is not None:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            parts = source.split(gradient, getattr(owner, "rows", None))
+            named |= {f"gradient of {n}": part for n, part in zip(theirs, parts, strict=True)}
+    return named
+
+
+def assert_saved(twin: Twin, elsewhere: Path, inputs: dict[str, Any]) -> None:
+    """What ours writes, transformers opens, and computes with it exactly what it did."""
+    twin.ours(torch.float32).save(elsewhere)
+    again, info = getattr(transformers, twin.architecture).from_pretrained(
+        elsewhere, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    theirs = their_names(inputs)
+    before, after = of_theirs(twin.baseline(torch.float32), theirs), of_theirs(again.eval(), theirs)
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
