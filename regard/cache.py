@@ -134,9 +134,27 @@ class FixedCache:
         _check_crop(length, self._used)
         self._used = length
 
+    @property
+    def room(self) -> tuple[Tensor, Tensor]:
+        """All of it, keys and values (B, Hkv, length, D), used or not: for a kernel that writes by itself."""
+        return self._k, self._v
+
+    def advance(self, count: int) -> None:
+        """Count positions as used that a kernel wrote by itself. Raises ValueError if there is no such room."""
+        if not 0 <= count <= self.length - self._used:
+            raise ValueError(f"no room: {self._used} of {self.length} positions are used and {count} more came")
+        self._used += count
+
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave. Their number may change."""
-        self._k, self._v = self._k[rows], self._v[rows]
+        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave. Their number may change.
+
+        With as many rows as before the addresses stay, and only what is used is copied.
+        """
+        if len(rows) != len(self._k):
+            self._k, self._v = self._k[rows], self._v[rows]
+            return
+        for room in (self._k, self._v):
+            room[:, :, : self._used] = room[:, :, : self._used][rows]
 
     def clear(self) -> None:
         """Forget everything and keep the room."""

@@ -15,7 +15,7 @@ from regard.backends import choose, reference
 from regard.backends.call import Call, prepare
 from regard.stages import Steps, project
 
-__all__ = ["Observer", "attention", "observe", "steps", "unobserve"]
+__all__ = ["Observer", "attention", "observe", "observed", "steps", "unobserve"]
 
 Observer = Callable[[Call, str, Any], None]
 """Told of each call: what was asked, the backend that ran, and its output (B, H, Nq, Dv)."""
@@ -106,6 +106,15 @@ def observe(observer: Observer) -> None:
     """
     global _observers
     _observers = (*_observers, observer)
+
+
+def observed() -> bool:
+    """Is anybody told of calls? A step that is replayed from a recording would tell nobody.
+
+    >>> observed()
+    False
+    """
+    return bool(_observers)
 
 
 def unobserve(observer: Observer) -> None:

@@ -347,6 +347,10 @@ class Rotary:
             positions = self.angles(positions.to(x.device), torch.promote_types(x.dtype, torch.float32))
         elif not isinstance(positions, Angles):
             raise TypeError(f"positions must be {_WANTED}, got {type(positions).__name__}; {_TRY.format(x.shape[-2])}")
+        elif torch.promote_types(x.dtype, positions.cos.dtype) != positions.cos.dtype:
+            raise ValueError(
+                f"x is {x.dtype} and the angles {positions.cos.dtype}: make them with angles(…, {x.dtype})"
+            )
         cos, sin = positions.cos, positions.sin  # (…, N, R/2)
         if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)

@@ -225,8 +225,15 @@ def order(*qkv, **extra):
     ],
     ids=str,
 )
-def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first):
+def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first, monkeypatch):
+    monkeypatch.setattr(backends, "SMALL", NQ * NK - 1)
     assert order(*tensors(), **extra)[0] == first
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_on_a_gpu_nobody_waits_for_a_kernel_where_a_dense_mask_is_small(monkeypatch):
+    monkeypatch.setattr(backends, "SMALL", NQ * NK)
+    assert order(*tensors(), mask=masks.window(2, 1)) == ("sdpa", "tiled", "flex", "reference")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])

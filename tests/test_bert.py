@@ -57,3 +57,12 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
         if ours[side].shape[:2] == given["mask"].shape:
             ours[side] = ours[side][given["mask"]]
     torch.testing.assert_close(ours["left"], ours["right"], rtol=0, atol=1e-13)
+
+
+def test_a_body_is_read_from_a_checkpoint_whose_head_does_not_pool(tmp_path):
+    twin = twin_of("ForMaskedLM", "five heads", tmp_path)
+    model = twin.ours(torch.float32, task="none")
+    result = model(**inputs())
+    assert result.pooled is None
+    assert result.logits is None
+    assert torch.equal(result.hidden, twin.ours(torch.float32)(**inputs()).hidden)

@@ -97,6 +97,38 @@ def test_a_cleared_fixed_cache_has_its_whole_room_at_the_same_address():
     assert (len(cache), cache.length) == (5, 5)
 
 
+# ------------------------------------------------------------------------------------------------ rows that come and go
+
+
+@CACHES
+@pytest.mark.parametrize("rows", [[1, 0], [1, 1], [0], [1, 0, 1], []], ids=str)
+def test_keep_takes_the_rows_named_in_their_order(make, rows):
+    cache, (k, v) = make(), keys_and_values(4)
+    cache.append(k, v)
+    cache.keep(torch.tensor(rows, dtype=torch.int64))
+    assert len(cache) == 4
+    more_k, more_v = torch.randn(len(rows), H, 2, D), torch.randn(len(rows), H, 2, DV)
+    all_k, all_v = cache.append(more_k, more_v)
+    assert torch.equal(all_k, torch.cat([k[rows], more_k], 2))
+    assert torch.equal(all_v, torch.cat([v[rows], more_v], 2))
+
+
+def test_keep_of_an_empty_cache_changes_nothing():
+    growing, cache = GrowingCache(), fixed()
+    growing.keep(torch.tensor([1]))
+    assert len(growing) == 0
+    cache.keep(torch.tensor([1, 0, 1]))
+    assert cache.append(torch.ones(3, H, 2, D), torch.ones(3, H, 2, DV))[0].shape == (3, H, 2, D)
+
+
+def test_a_fixed_cache_that_keeps_as_many_rows_stays_where_it_is():
+    cache = fixed()
+    first_k, first_v = cache.append(*keys_and_values(4))
+    cache.keep(torch.tensor([1, 0]))
+    k, v = cache.append(*keys_and_values(1))
+    assert (k.data_ptr(), v.data_ptr()) == (first_k.data_ptr(), first_v.data_ptr())
+
+
 # ---------------------------------------------------------------------------------------------------------- fixed: room
 
 

@@ -338,9 +338,9 @@ def test_an_index_larger_than_any_is_not_read(sharded, monkeypatch):
 
 def test_an_index_and_files_that_differ_are_refused_with_the_names(sharded):
     weight_map = json.loads((sharded / INDEX).read_text())["weight_map"]
-    changed_index(sharded, weight_map=weight_map | {"ghost": shard(1, 3), "scale": shard(2, 3)})
+    changed_index(sharded, weight_map=weight_map | {"ghost": shard(1, 3), "norm.bias": shard(3, 3)})
     lacking = (
-        r"names tensors that are not in those files: 'scale' \(model-00002.*\), 'ghost' \(model-00001.*\); download"
+        r"names tensors that are not in those files: 'norm.bias' \(model-00003.*\), 'ghost' \(model-00001.*\); download"
     )
     with pytest.raises(CheckpointError, match=lacking):
         Checkpoint.open(sharded)
@@ -459,6 +459,29 @@ def test_an_interrupted_write_leaves_what_was_there_wherever_it_stops(
             break
     assert stop >= 1
     assert_same(values(tmp_path), NEW)
+
+
+@pytest.mark.parametrize("after", SIZES)
+@pytest.mark.parametrize("before", SIZES)
+def test_at_no_moment_are_old_and_new_weights_mixed(tmp_path, monkeypatch, before, after):
+    """Look at the directory before each rename, as a reader would, and as it stays if the program is killed there."""
+    write(tmp_path, TENSORS, shard_bytes=before)
+    seen = []
+    real = os.replace
+
+    def replace(source, target):
+        try:
+            seen.append(set(values(tmp_path)))
+        except FileNotFoundError:
+            seen.append(set())
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write(tmp_path, NEW, shard_bytes=after)
+    assert seen[0] == set(TENSORS)
+    assert all(names in (set(TENSORS), set(NEW), set()) for names in seen)
+    if 1000 in (before, after):  # one file wins over shards, so that there is no moment without weights
+        assert set() not in seen
 
 
 def test_an_interruption_while_tensors_are_made_leaves_what_was_there(tmp_path):

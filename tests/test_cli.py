@@ -21,7 +21,8 @@ from regard.tables import width
 ROOT = Path(__file__).resolve().parent.parent
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
-COMMANDS = ["steps", "look", "doctor", "diff", "mask", "cost", "backends"]
+ASKED = ["generate", "fill", "embed", "classify"]
+COMMANDS = ["steps", "look", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
 
 
 @pytest.fixture(autouse=True)

@@ -178,11 +178,12 @@ def test_the_blocks_that_a_gpu_uses_give_the_same(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_every_case_holds_on_a_gpu(shape: str, dtype: torch.dtype) -> None:
+def test_every_case_holds_on_a_gpu(mask: str, shape: str, dtype: torch.dtype) -> None:
     for case in cases():
-        if case.shape == shape:
+        if (case.mask, case.shape) == (mask, shape):
             check(case, dtype, blocks=None)
 
 
@@ -449,6 +450,7 @@ def test_links_of_long_bf16_rows_are_the_streaming_engines(mask: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 def test_links_make_nobody_wait_and_need_no_more_than_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_top, "BYTES", 48 << 20)  # less than the four heads need together
     call, lse = _long_call(masks.causal())

@@ -1,5 +1,6 @@
 """Multi-head attention against itself written by hand, against torch's, in one pass and step by step with a cache."""
 
+import re
 from copy import deepcopy
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from torch import nn
 import regard
 from regard import masks
 from regard.cache import FixedCache, GrowingCache
-from regard.layers import MultiHeadAttention
+from regard.layers import Joined, MultiHeadAttention
 from regard.positions import T5, Rotary, Shaw, Swin, alibi
 from regard.testing import assert_rule as assert_detached
 
@@ -403,6 +404,91 @@ def test_each_batch_row_may_have_positions_of_its_own(cached):
             alone = x[row : row + 1, N - length :]
             truth = wide(layer)(alone.double(), mask=masks.causal())
             assert_rule(ours[row : row + 1, N - length :], layer(alone, mask=masks.causal()), truth)
+
+
+def test_layers_may_share_one_set_of_angles():
+    layer = MultiHeadAttention(D_MODEL, HEADS, position=Rotary(D))
+    x = torch.randn(B, N, D_MODEL)
+    for positions in (torch.arange(N) + 3, torch.tensor([[*range(N)], [*range(5, 5 + N)]])):
+        assert torch.equal(layer(x, positions=Rotary(D).angles(positions)), layer(x, positions=positions))
+
+
+def test_angles_are_refused_where_there_is_no_rotary():
+    with pytest.raises(ValueError, match=r"^positions are read by Rotary only, and this layer has none$"):
+        MultiHeadAttention(D_MODEL, HEADS)(torch.randn(B, N, D_MODEL), positions=Rotary(D).angles(torch.arange(N)))
+
+
+# --------------------------------------------------------------------------------------- keys of a context, made once
+
+CROSSING = {
+    "separate": {"d_context": D_CONTEXT},
+    "grouped, no bias": {"d_context": D_CONTEXT, "kv_heads": 1, "bias": False},
+    "fused": {"fused": True},
+    "fused, grouped, no bias": {"fused": True, "kv_heads": 1, "bias": False},
+    "rotary": {"d_context": D_CONTEXT, "position": Rotary(D)},
+}
+
+
+@pytest.mark.parametrize("options", CROSSING.values(), ids=CROSSING)
+def test_keys_made_once_are_the_context_itself(options):
+    layer = MultiHeadAttention(D_MODEL, HEADS, **options)
+    x, context = torch.randn(B, N, D_MODEL), torch.randn(B, M, layer.d_context)
+    mask = masks.padding(torch.tensor([3, M]))
+    made = layer.keys(context)
+    assert made.k.shape == made.v.shape == (B, layer.kv_heads, M, D)
+    assert torch.equal(layer(x, made, mask=mask), layer(x, context, mask=mask))
+    steps = [layer(x[:, n : n + 1], made, mask=mask, **_from(layer, n)) for n in range(N)]
+    with torch.no_grad():
+        assert_rule(
+            torch.cat(steps, 1), layer(x, context, mask=mask), wide(layer)(x.double(), context.double(), mask=mask)
+        )
+
+
+def _from(layer, n):
+    return {"positions": torch.tensor([n])} if isinstance(layer.position, Rotary) else {}
+
+
+def test_keys_of_a_context_are_its_projections_turned_to_its_positions():
+    layer = MultiHeadAttention(D_MODEL, HEADS, kv_heads=1, position=Rotary(D))
+    context, there = torch.randn(B, M, D_MODEL), torch.tensor([2, 3, 5, 7, 11])
+    _, k, v = layer.project(context)
+    made = layer.keys(context, there)
+    assert torch.equal(made.k, Rotary(D).turn(k, there))
+    assert torch.equal(made.v, v)
+    x = torch.randn(B, N, D_MODEL)
+    assert torch.equal(layer(x, made), layer(x, context, context_positions=there))
+
+
+def test_gradient_flows_through_keys_made_once():
+    layer = MultiHeadAttention(D_MODEL, HEADS, fused=True)
+    x, context = torch.randn(B, N, D_MODEL), torch.randn(B, M, D_MODEL, requires_grad=True)
+    (ours,) = torch.autograd.grad(layer(x, layer.keys(context)).sum(), context)
+    (theirs,) = torch.autograd.grad(layer(x, context).sum(), context)
+    assert torch.equal(ours, theirs)
+
+
+def test_keys_refuse_what_does_not_fit():
+    layer = MultiHeadAttention(D_MODEL, HEADS, d_context=D_CONTEXT)
+    for shape in ((B, M, D_MODEL), (M, D_CONTEXT)):
+        with pytest.raises(ValueError, match=rf"^context must be \(B, M, 11\), got {re.escape(str(shape))}$"):
+            layer.keys(torch.zeros(shape))
+    turning = MultiHeadAttention(D_MODEL, HEADS, position=Rotary(D))
+    made = turning.keys(torch.zeros(B, M, D_MODEL))
+    with pytest.raises(ValueError, match=r"^context_positions= went into the keys already: give them to keys\(…\)$"):
+        turning(torch.zeros(B, N, D_MODEL), made, context_positions=torch.arange(M))
+    with pytest.raises(ValueError, match=r"^a cache continues x itself; with a context there is nothing to continue"):
+        turning(torch.zeros(B, N, D_MODEL), made, cache=GrowingCache())
+
+
+def test_joined_is_several_linear_maps_under_one_another():
+    joined, x = Joined(7, (5, 3, 2)), torch.randn(B, 7)
+    parts = [nn.Linear(7, rows) for rows in (5, 3, 2)]
+    with torch.no_grad():
+        joined.weight.copy_(torch.cat([part.weight for part in parts]))
+        joined.bias.copy_(torch.cat([part.bias for part in parts]))
+    assert joined.rows == (5, 3, 2)
+    torch.testing.assert_close(joined(x), torch.cat([part(x) for part in parts], -1))
+    assert Joined(7, (5, 3), bias=False).bias is None
 
 
 def test_positions_of_the_context_without_a_context_are_refused():

@@ -56,6 +56,7 @@ PUBLIC = [
     "positions",
     "steps",
     "testing",
+    "verify",
     "watch",
 ]
 OPTIONAL = ["IPython", "fastapi", "matplotlib", "rich", "torch._inductor", "transformers", "triton", "typer"]

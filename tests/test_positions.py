@@ -280,6 +280,46 @@ def test_no_positions_give_no_vectors(scaling):
     assert empty.shape == (2, 0, 6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "rotary", [Rotary(6), Rotary(11, rotated=6, scaling=Yarn(4.0, 8)), Rotary(6, layout="interleaved")]
+)
+def test_angles_made_once_turn_as_their_positions_do(rotary, dtype):
+    x = torch.randn(2, 3, 5, rotary.dim).to(dtype)
+    for positions in (torch.arange(5) + 7, torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])):
+        angles = rotary.angles(positions, torch.promote_types(dtype, torch.float32))
+        assert torch.equal(rotary.turn(x, angles), rotary.turn(x, positions))
+        if positions.ndim == 2:
+            assert torch.equal(rotary.turn(x[:, 0], angles), rotary.turn(x[:, 0], positions))
+
+
+def test_angles_are_cosines_and_sines_of_position_times_frequency_and_the_magnitude():
+    rotary, positions = Rotary(6, base=97.0, scaling=Yarn(4.0, 8)), torch.tensor([[3, 0], [41, 7]])
+    cos, sin = rotary.angles(positions, torch.float64)
+    frequencies = rotary.frequencies(dtype=torch.float64)
+    for b, n, p in product(range(2), range(2), range(3)):
+        angle = positions[b, n] * frequencies[p]
+        assert float(cos[b, n, p]) == pytest.approx(rotary.magnitude * math.cos(angle), abs=4 * EPS64)
+        assert float(sin[b, n, p]) == pytest.approx(rotary.magnitude * math.sin(angle), abs=4 * EPS64)
+    assert cos.shape == sin.shape == (2, 2, 3)
+    assert rotary.angles(positions).cos.dtype == torch.float32
+
+
+def test_angles_narrower_than_what_they_turn_are_refused():
+    rotary, x = Rotary(6), torch.randn(5, 6, dtype=torch.float64)
+    message = r"^x is torch\.float64 and the angles torch\.float32: make them with angles\(…, torch\.float64\)$"
+    with pytest.raises(ValueError, match=message):
+        rotary.turn(x, rotary.angles(torch.arange(5)))
+    assert rotary.turn(x, rotary.angles(torch.arange(5), torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2, 3, 4], (torch.ones(5, 3), torch.zeros(5, 3)), None])
+def test_neither_positions_nor_angles_is_refused(positions):
+    message = rf"positions must be a torch tensor of integers, got {type(positions).__name__}; try torch\.arange\(5\)"
+    with pytest.raises(TypeError, match=message):
+        Rotary(6).turn(torch.zeros(5, 6), positions)
+
+
 def test_rotary_is_a_value():
     make = lambda: Rotary(22, scaling=LongRope(SHORT, LONG, 64, factor=4.0))  # noqa: E731
     assert make() == make()

@@ -12,7 +12,8 @@ Weights are drawn so that every one matters, and representable in bf16, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from regard.models.encoder_decoder import shift_right
 from regard.models.loading import load, sources
 from regard.models.model import Model, Result
 from regard.testing import largest_error
@@ -31,28 +33,41 @@ RATIO = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 @contextmanager
 def widened() -> Iterator[None]:
-    """Inside, torch.float32 means fp64 for Python code: transformers' own casts to fp32 lose nothing."""
+    """Inside, torch.float32 means fp64 for Python code: transformers' own casts to fp32 lose nothing.
+
+    Nor do numbers without a dtype (the base of a dynamic rotary): fp64 is the default there too.
+    """
     kept = torch.float32, torch.float, Tensor.float
+    torch.set_default_dtype(torch.float64)
     torch.float32 = torch.float = torch.float64
     Tensor.float = Tensor.double
     try:
         yield
     finally:
         torch.float32, torch.float, Tensor.float = kept
+        torch.set_default_dtype(torch.float32)
 
 
-def build(architecture: str, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The `transformers` model, its weights drawn from a fixed seed, the same in every dtype."""
+def build(
+    architecture: str, config: Any, dtype: torch.dtype, change: Callable[[nn.Module], None] | None = None
+) -> nn.Module:
+    """The `transformers` model, its weights drawn from a fixed seed, the same in every dtype; what is fixed stays."""
     config._attn_implementation = "eager"
-    model = getattr(transformers, architecture)(config).to(dtype).eval()
+    model = getattr(transformers, architecture)(config).eval()
+    for p in model.parameters():  # not the buffers: rotary frequencies stay in fp32, as from_pretrained leaves them
+        p.data = p.data.to(dtype)
     random = torch.Generator().manual_seed(17)
     with torch.no_grad():
         for name, p in model.named_parameters():
+            if not p.requires_grad:
+                continue
             drawn = torch.randn(p.shape, generator=random, dtype=torch.float64)
             wide = p.shape[-1] ** -0.5 if p.ndim > 1 else 0.2
             near = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0  # a norm
             p.copy_((near + drawn * wide).bfloat16())
-    model.tie_weights()
+        model.tie_weights()
+        if change is not None:
+            change(model)
     return model
 
 
@@ -70,22 +85,55 @@ def texts(vocabulary: int, side: str = "none", *, length: int = 11, pad: int = 0
     return {"ids": ids.where(mask, pad), "mask": mask, "positions": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
+def pairs(vocabulary: int, side: str = "none", *, end: int | None = None, start: int = 2) -> dict[str, Tensor]:
+    """Texts of 11 tokens for an encoder, and others of 7 and of other lengths for a decoder, with their masks.
+
+    end: each text ends with this token, and the decoder reads the same text after `start`, as to classify it.
+    """
+    given = texts(vocabulary, side)
+    given.pop("positions", None)
+    mask = given.get("mask", torch.ones_like(given["ids"], dtype=torch.bool))
+    if end is not None:
+        given["ids"][torch.arange(13), (mask * torch.arange(1, 12)).argmax(1)] = end
+        again = {"target": shift_right(given["ids"], start, mask), "target_mask": mask}
+    else:
+        other = texts(vocabulary, side, length=7)
+        again = {"target": other["ids"].flip(0), "target_mask": other.get("mask", mask[:, :7]).flip(0)}
+    return given | again if side != "none" else given | {"target": again["target"]}
+
+
+def side_by_side(model: Model, right: dict[str, Tensor], left: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What a model with two towers makes of the same tokens padded right and left: logits or vectors of tokens."""
+    for name, mask in (("ids", "mask"), ("target", "target_mask")):
+        left[name] = torch.zeros_like(left[name]).masked_scatter(left[mask], right[name][right[mask]])
+    made = []
+    for given in (right, left):
+        result = model(**given)
+        found = result.hidden if result.logits is None else result.logits
+        made.append(found[given["target_mask"]] if found.shape[:2] == given["target_mask"].shape else found)
+    return made[0], made[1]
+
+
 @dataclass
 class Twin:
-    """One model of transformers in fp64, and the directory it is in."""
+    """One model of transformers in fp64, and the directory it is in.
+
+    change: what is done to the weights after they are drawn.
+    """
 
     architecture: str
     config: Any
     directory: Path
+    change: Callable[[nn.Module], None] | None = None
     truth: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        build(self.architecture, self.config, torch.float32).save_pretrained(self.directory)
+        build(self.architecture, self.config, torch.float32, self.change).save_pretrained(self.directory)
         with widened():  # after the other: modules imported in here would keep what fp32 means here
-            self.truth = build(self.architecture, self.config, torch.float64)
+            self.truth = build(self.architecture, self.config, torch.float64, self.change)
 
     def baseline(self, dtype: torch.dtype) -> nn.Module:
-        return build(self.architecture, self.config, dtype)
+        return build(self.architecture, self.config, dtype, self.change)
 
     def ours(self, dtype: torch.dtype, **more: Any) -> Model:
         return load(self.directory, dtype=dtype, **more)
@@ -102,9 +150,10 @@ def assert_same(
 ) -> None:
     """Ours on `inputs` obeys the rule against transformers on `theirs` (ids and mask renamed by default).
 
+    theirs: what else transformers gets, or gets otherwise; None: it does not get it.
     real: (B, N) booleans, the positions that count (of the decoder); default the mask given, else all.
     """
-    theirs = {**their_names(inputs), **(theirs or {})}
+    theirs = {n: t for n, t in {**their_names(inputs), **(theirs or {})}.items() if t is not None}
     real = inputs.get("mask") if real is None else real
     ours = twin.ours(dtype)
     made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, every_layer=True)), real, gradients)}
@@ -136,7 +185,10 @@ def assert_same(
 
 
 def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Ours → theirs: ids, mask, types, target, target_mask. Positions are counted in the mask, as ours are."""
+    """Ours → theirs: ids, mask, types, target, target_mask. Positions are counted in the mask, as ours are.
+
+    A decoder beside an encoder takes no positions there.
+    """
     names = {
         "ids": "input_ids",
         "mask": "attention_mask",
@@ -145,7 +197,8 @@ def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
         "target": "decoder_input_ids",
         "target_mask": "decoder_attention_mask",
     }
-    return {names[n]: t.long() if t.dtype == torch.bool else t for n, t in inputs.items() if t is not None}
+    given = {n: t for n, t in inputs.items() if t is not None and n != "target_positions"}
+    return {names[n]: t.long() if t.dtype == torch.bool else t for n, t in given.items()}
 
 
 def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None, gradients: bool) -> dict[str, Any]:
@@ -188,9 +241,8 @@ def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    prefix = model.family.prefix + "." if model.family.prefix and model.task != "none" else ""
     named = {}
-    for name, source, theirs in sources(model, prefix):
+    for name, source, theirs in sources(model, model.family.before(model.task)):
         gradient = gradients.get(f"gradient of {name}")
         if gradient is not None:
             owner = model.get_submodule(name.rpartition(".")[0])
@@ -199,14 +251,46 @@ def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dic
     return named
 
 
-def assert_saved(twin: Twin, elsewhere: Path, inputs: dict[str, Any]) -> None:
-    """What ours writes, transformers opens, and computes with it exactly what it did."""
+def assert_saved(twin: Twin, elsewhere: Path, inputs: dict[str, Any], *, remade: Collection[str] = ()) -> None:
+    """What ours writes, transformers opens, and computes with it exactly what it did.
+
+    remade: tensors that it makes by itself, though it calls them missing.
+    """
     twin.ours(torch.float32).save(elsewhere)
     again, info = getattr(transformers, twin.architecture).from_pretrained(
         elsewhere, attn_implementation="eager", output_loading_info=True
     )
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert info["missing_keys"] == set(remade), info
+    assert not info["unexpected_keys"], info
+    assert not info["mismatched_keys"], info
     theirs = their_names(inputs)
     before, after = of_theirs(twin.baseline(torch.float32), theirs), of_theirs(again.eval(), theirs)
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
+
+
+def assert_side_of_padding_changes_nothing(model: Model, *, pad: int = 0) -> None:
+    """Ours, in fp64, on the same texts padded right and left: the same vectors, logits and pooled vectors.
+
+    For heads that look at the first token: transformers takes the first position, padding or not.
+    """
+    assert model.dtype == torch.float64
+    made = {}
+    tokens = texts(31, "right", first=7)
+    for side in ("right", "left"):
+        mask = texts(31, side)["mask"]
+        ids = torch.full(mask.shape, pad).masked_scatter(mask, tokens["ids"][tokens["mask"]])
+        found = of_ours(model(ids, mask))
+        made[side] = {n: t[mask] if t.shape[:2] == mask.shape else t for n, t in found.items()}
+    assert made["right"]
+    for name, value in made["right"].items():
+        torch.testing.assert_close(
+            made["left"][name], value, rtol=0, atol=1e-13, msg=lambda said, n=name: f"{n}: {said}"
+        )
+
+
+def change(directory: Path, **values: Any) -> Path:
+    """The same directory, its config.json changed."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return directory

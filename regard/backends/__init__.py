@@ -64,8 +64,11 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
 def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
     if call.device.type == "cuda":
-        plain = sdpa.plain(call) is not None or call.dropout
-        return ("sdpa", "flex", "tiled", "reference") if plain else ("flex", "sdpa", "tiled", "reference")
+        if sdpa.plain(call) is not None or call.dropout:
+            return ("sdpa", "flex", "tiled", "reference")
+        # A flex kernel takes half a minute to compile: for what a dense mask does at once, nobody would wait.
+        small = call.sizes[2] * call.sizes[3] <= SMALL
+        return ("sdpa", "tiled", "flex", "reference") if small else ("flex", "sdpa", "tiled", "reference")
     return ("sdpa", "tiled", "flex", "reference") if _dense_pays(call) else ("tiled", "sdpa", "flex", "reference")
 
 

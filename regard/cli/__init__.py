@@ -1,4 +1,6 @@
-"""The command line `regard`: steps, look, doctor, diff, mask, cost, backends. It parses, calls and prints.
+"""The command line `regard`: steps, look, doctor, diff, generate, fill, embed, classify, verify, mask, cost, backends.
+
+It parses, calls and prints.
 
     >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
     window(1, 0)   3 queries × 3 keys
@@ -31,7 +33,7 @@ __all__ = ["main"]
 INSTALL = "pip install 'regard[cli]'"
 WRONG_INPUT, MISSING_PART, INTERRUPTED = 2, 1, 130
 """Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
-`regard diff` found a difference."""
+`regard diff` found a difference, `regard verify` a bug."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,13 +7,18 @@ import typer
 
 from regard import __version__
 from regard.cli import (
+    classify_texts,
     compare_captures,
     count_cost,
     diagnose_capture,
     draw_mask,
+    embed_texts,
+    fill_masks,
+    generate_text,
     list_backends,
     look_inside,
     show_steps,
+    verify_model,
 )
 from regard.cli.language import Lang, speaker
 
@@ -24,7 +29,7 @@ def app_in(lang: Lang) -> typer.Typer:
     """The app; its help is in the language.
 
     >>> [command.name for command in app_in("en").registered_commands]
-    ['steps', 'look', 'doctor', 'diff', 'mask', 'cost', 'backends']
+    ['steps', 'look', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'verify', 'mask', 'cost', 'backends']
     """
     say = speaker(lang)
     app = typer.Typer(
@@ -48,6 +53,7 @@ def app_in(lang: Lang) -> typer.Typer:
             print(context.get_help())
 
     inside = (show_steps, look_inside, diagnose_capture, compare_captures)
-    for command in (*inside, draw_mask, count_cost, list_backends):
+    asked = (generate_text, fill_masks, embed_texts, classify_texts)
+    for command in (*inside, *asked, verify_model, draw_mask, count_cost, list_backends):
         command.add(app, lang)
     return app

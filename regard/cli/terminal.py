@@ -35,3 +35,7 @@ class Terminal:
         if self.room is None:
             line.rstrip()
         self._console.print(line, soft_wrap=self.room is None)
+
+    def write(self, *parts: Part) -> None:
+        """Print parts of a line that goes on; a terminal breaks it where it must."""
+        self._console.print(Text.assemble(*parts), soft_wrap=True, end="")

@@ -10,15 +10,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
 from regard.models.family import Family, Task
 from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
-from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.parts import Block, Embedding, Tower, encoder_block
 from regard.models.settings import Settings
 from regard.models.sources import Names, Rows
 from regard.models.text_model import TextModel
 
-__all__ = ["FAMILY", "names", "tower"]
+__all__ = ["FAMILY", "labels", "names", "tower"]
 
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
@@ -65,17 +64,14 @@ def tower(settings: Settings, *, offset: int = 0) -> Tower:
     )
 
     def block() -> Block:
-        return Block(
-            MultiHeadAttention(
-                d,
-                settings.whole("num_attention_heads"),
-                fused=True,
-                dropout=settings.number("attention_probs_dropout_prob", 0.1),
-            ),
-            FeedForward(d, settings.whole("intermediate_size"), settings.text("hidden_act", "gelu")),
-            [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
-            norm_first=False,
+        return encoder_block(
+            d,
+            settings.whole("num_attention_heads"),
+            settings.whole("intermediate_size"),
+            settings.text("hidden_act", "gelu"),
+            eps=eps,
             dropout=dropout,
+            attention_dropout=settings.number("attention_probs_dropout_prob", 0.1),
         )
 
     return Tower(embed, [block() for _ in range(settings.layers("num_hidden_layers"))], causal=False)

@@ -246,7 +246,7 @@ def write(
 
     Raises TypeError or ValueError for what a safetensors file cannot hold, OSError when writing fails: then, as after
     an interruption, what was there is untouched. Killed, it leaves that too, and a hidden folder `.….part`; killed
-    between the last renames, shards without an index, which nothing opens; never a mixture.
+    between the last renames of shards over shards, an incomplete set, which is refused; never a mixture.
     """
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be at least 1, got {shard_bytes}")
@@ -311,10 +311,10 @@ def _shards(pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[d
 def _put_in_place(part: Path, place: Path, names: Sequence[str]) -> None:
     """Move finished files to where they belong and drop the weights that were there; undone if that fails.
 
-    `model.safetensors` wins over an index, so it replaces anything in one step, and goes last.
+    `model.safetensors` wins over an index: it replaces anything in one step, and goes when all else is in place. Old
+    shards go before new ones come, which may have the same names.
     """
     old = sorted(name for name in os.listdir(place) if name == INDEX or SHARD.fullmatch(name))
-    old.sort(key=lambda name: name != INDEX)  # first, so that no index ever names other weights than its own
     if names == [SINGLE]:
         os.replace(part / SINGLE, place / SINGLE)
         for name in old:

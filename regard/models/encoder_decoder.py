@@ -1,5 +1,8 @@
 """A model with two towers: an encoder reads a text, a decoder writes another while looking at it (2017, T5, BART).
 
+    >>> shift_right(torch.tensor([[5, 6, 7]]), start=1)  # what the decoder reads, to write 5 6 7
+    tensor([[1, 5, 6]])
+
 It knows no family.
 """
 
@@ -10,26 +13,52 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.models.heads import Seen
+from regard.models.heads import LanguageHead, Seen
 from regard.models.model import Model, Result
 from regard.models.parts import Passed, Tower
 from regard.models.settings import Settings
 from regard.models.state import State
 
-__all__ = ["EncoderDecoder", "Reading"]
+__all__ = ["EncoderDecoder", "Reading", "shift_right"]
+
+
+def shift_right(ids: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
+    """What a decoder reads in order to write ids (B, N): start, then all but the last, wherever padding stands.
+
+    >>> shift_right(torch.tensor([[5, 6, 7], [0, 8, 9]]), 1, torch.tensor([[True, True, True], [False, True, True]]))
+    tensor([[1, 5, 6],
+            [0, 1, 8]])
+
+    start: the token that the decoder begins with.  mask: (B, N), True = token; None if all are. It is the mask of the
+    result, too.
+    """
+    before = ids.roll(1, 1)
+    if mask is None:
+        return before.index_fill(1, torch.zeros(1, dtype=torch.long, device=ids.device), start)
+    first = mask & (mask.cumsum(1) == 1)  # (B, N), True where a text begins
+    return torch.where(first, start, torch.where(mask, before, ids))
 
 
 class EncoderDecoder(Model):
     """Encoder, decoder, and the head of its task if it has one.
 
-    start: the token that the decoder begins with.
+    start: the token that the decoder begins with.  rereads: may target be left out, the decoder then reading the
+    same text as the encoder (BART; tasks that judge a text instead of writing one).
     """
 
     def __init__(
-        self, settings: Settings, encoder: Tower, decoder: Tower, *, start: int, head: nn.Module | None = None
+        self,
+        settings: Settings,
+        encoder: Tower,
+        decoder: Tower,
+        *,
+        start: int,
+        rereads: bool,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__(settings)
-        self.encoder, self.decoder, self.start, self.head = encoder, decoder, start, head
+        self.encoder, self.decoder, self.head = encoder, decoder, head
+        self.start, self.rereads = start, rereads
 
     @property
     def vocabulary(self) -> int:
@@ -41,7 +70,7 @@ class EncoderDecoder(Model):
         ids: Tensor,
         mask: Tensor | None = None,
         *,
-        target: Tensor,
+        target: Tensor | None = None,
         target_mask: Tensor | None = None,
         positions: Tensor | None = None,
         target_positions: Tensor | None = None,
@@ -50,11 +79,16 @@ class EncoderDecoder(Model):
         """ids (B, N), read by the encoder, and target (B, M), read so far by the decoder → Result of the decoder.
 
         mask: (B, N), target_mask: (B, M), True = token; None if all are.
+        target: by default, where the model `rereads`, ids shifted right.
         positions, target_positions: by default tokens are counted, so that padding shifts nobody.
         every_layer: keep what stood after each block, of both.
+        Raises TypeError or ValueError for ids, target and masks that do not fit the model or each other.
         """
+        target, target_mask = self._target(ids, mask, target, target_mask)
         read, mask = self._encode(ids, mask, positions, every_layer)
         target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.most)
+        if len(target) != len(ids):
+            raise ValueError(f"target has {len(target)} texts, and ids {len(ids)}: they must be as many")
         hidden, layers = self.decoder(
             target,
             mask=target_mask,
@@ -63,7 +97,7 @@ class EncoderDecoder(Model):
             memory_mask=mask,
             every_layer=every_layer,
         )
-        logits = None if self.head is None else self.head(self._seen(hidden, target_mask))
+        logits = None if self.head is None else self.head(self._seen(hidden, target_mask, ids))
         kept = (layers, read.layers) if every_layer else (None, None)
         return Result(hidden, logits, layers=kept[0], memory=read.hidden, memory_layers=kept[1])
 
@@ -77,14 +111,33 @@ class EncoderDecoder(Model):
         mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
         return self.encoder(ids, mask=mask, positions=positions, every_layer=every_layer), mask
 
-    def _seen(self, hidden: Tensor, mask: Tensor | None) -> Seen:
-        return Seen(hidden, None, self.decoder.embed.tokens.weight, mask)
+    def _target(
+        self, ids: Tensor, mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the decoder reads."""
+        if target is None and target_mask is None and self.rereads:
+            self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
+            return shift_right(ids, self.start, mask), mask
+        if target is None:
+            raise ValueError(
+                "target is missing: the tokens (B, M) that the decoder has read so far, the first of them "
+                f"model.start, {self.start}; shift_right makes them of a text to be learnt"
+            )
+        return target, target_mask
+
+    def _seen(self, hidden: Tensor, mask: Tensor | None, ids: Tensor | None = None) -> Seen:
+        return Seen(hidden, None, self.decoder.embed.tokens.weight, mask, ids)
 
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
     def read(self, ids: Tensor, mask: Tensor | None = None) -> Reading:
-        """Let the encoder read, once, what the decoder will look at in every step."""
+        """Let the encoder read, once, what the decoder will look at in every step.
+
+        Raises ValueError for a model that has no words to choose from.
+        """
+        if not isinstance(self.head, LanguageHead):
+            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
         passed, mask = self._encode(ids, mask, None, False)
         return Reading(self, passed.hidden, mask)
 

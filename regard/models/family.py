@@ -5,7 +5,7 @@ It does not know how a checkpoint is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,14 @@ class Task:
 
     architecture: the class in `transformers` that has this head, which config.json names.
     names: templates of the head's weights, from the root of the checkpoint.
+    prefix: what stands before the body's weights beside this head; default what the family has.
+    unused: regular expressions of tensors that this task does without, as the decoder where only the encoder is asked.
     """
 
     architecture: str
     names: Names = field(default_factory=dict)
+    prefix: str | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,11 @@ class Family:
     prefix: what stands before the names of the body's weights in a checkpoint that has a head; "" for nothing.
     build: settings and task → the model, with weights of no value yet.
     names: settings → templates of the body's weights, without the prefix.
-    tasks: by the name people ask for: none, fill, next, pretrain, classify, tag, answer, generate.
+    tasks: by the name people ask for: none, fill, next, pretrain, classify, tag, answer, generate, encode.
     ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
     renamed: endings of names in old checkpoints → what they are called now.
     harmless: keys of config.json that change nothing here.
+    settle: settings and the names of the checkpoint's tensors → settings, where these know better (T5's word table).
     """
 
     title: str
@@ -53,6 +58,13 @@ class Family:
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
+    settle: Callable[[Settings, Collection[str]], Settings] = lambda settings, stored: settings
+
+    def before(self, task: str) -> str:
+        """What stands before the names of the body's weights in a checkpoint with this task's head, with its dot."""
+        prefix = self.tasks[task].prefix
+        prefix = self.prefix if prefix is None else prefix
+        return prefix + "." if prefix and task != "none" else ""
 
     def task_of(self, architectures: object) -> str:
         """The task whose architecture config.json names; "none" if it names none.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regard.models.checkpoints import INDEX, SINGLE, weight_files
 
-__all__ = ["find"]
+__all__ = ["POOLING", "TOKENIZER", "find"]
 
 WEIGHTS = [SINGLE, INDEX, "*-of-*.safetensors"]
 SETTINGS = ["config.json", "generation_config.json"]

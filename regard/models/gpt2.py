@@ -6,13 +6,11 @@ scored with the token table itself; matrices are stored (inputs, outputs).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from regard.layers import MultiHeadAttention
 from regard.models.family import Family, Task
-from regard.models.heads import Labels, LanguageHead, LastToken
+from regard.models.heads import decoder_head
 from regard.models.parts import Block, Embedding, FeedForward, Tower
 from regard.models.settings import Settings
 from regard.models.sources import Names, Turned
@@ -70,17 +68,16 @@ def tower(settings: Settings) -> Tower:
 
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("n_embd"), len(settings.labels())
-    vocabulary = settings.whole("vocab_size")
-    dropout = settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1))
-    heads: dict[str, Callable[[], nn.Module | None]] = {
-        "generate": lambda: LanguageHead(vocabulary, None if settings.tied() else d),
-        "classify": lambda: LastToken(d, n),
-        "tag": lambda: Labels(d, n, pooled=False, dropout=dropout),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
-    }
-    return TextModel(settings, tower(settings), head=heads[task]())
+    d = settings.whole("n_embd")
+    head = decoder_head(
+        task,
+        d,
+        vocabulary=settings.whole("vocab_size"),
+        labels=len(settings.labels()),
+        tied=settings.tied(),
+        dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
+    )
+    return TextModel(settings, tower(settings), head=head)
 
 
 FAMILY = Family(

@@ -5,6 +5,7 @@ They know no family and no checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -13,7 +14,18 @@ from torch.nn.functional import linear
 
 from regard.models.parts import activation
 
-__all__ = ["FirstToken", "Labels", "LanguageHead", "LastToken", "Pooler", "PretrainingHead", "Seen", "Transform"]
+__all__ = [
+    "EndToken",
+    "FirstToken",
+    "Labels",
+    "LanguageHead",
+    "LastToken",
+    "Pooler",
+    "PretrainingHead",
+    "Seen",
+    "Transform",
+    "decoder_head",
+]
 
 
 class Seen(NamedTuple):
@@ -23,6 +35,7 @@ class Seen(NamedTuple):
     pooled: Tensor | None  # (B, d)
     embedding: Tensor  # (V, e), the table of the tokens, for heads that share it
     mask: Tensor | None  # (B, N), True = token
+    ids: Tensor | None = None  # (B, N), the text, for heads that look for a token in it
 
 
 class Pooler(nn.Module):
@@ -98,16 +111,20 @@ class Labels(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """A score for each label from the first token, through a layer of its own (RoBERTa, DistilBERT)."""
+    """A score for each label from the first token, through a layer of its own (RoBERTa, DistilBERT).
 
-    def __init__(self, d: int, labels: int, function: str, *, dropout: float = 0.0) -> None:
+    function: after that layer.  before, dropout: dropout before the layer and after it, in training only.
+    """
+
+    def __init__(self, d: int, labels: int, function: str, *, before: float = 0.0, dropout: float = 0.0) -> None:
         super().__init__()
         self.dense, self.function = nn.Linear(d, d), activation(function)
-        self.score, self.dropout = nn.Linear(d, labels), nn.Dropout(dropout)
+        self.before, self.score, self.dropout = nn.Dropout(before), nn.Linear(d, labels), nn.Dropout(dropout)
 
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, labels)."""
-        return cast(Tensor, self.score(self.dropout(self.function(self.dense(first_token(seen.hidden, seen.mask))))))
+        x = self.before(first_token(seen.hidden, seen.mask))  # (B, d)
+        return cast(Tensor, self.score(self.dropout(self.function(self.dense(x)))))
 
 
 class LastToken(nn.Module):
@@ -120,6 +137,49 @@ class LastToken(nn.Module):
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, labels)."""
         return cast(Tensor, self.score(last_token(seen.hidden, seen.mask)))
+
+
+def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool, dropout: float) -> nn.Module | None:
+    """What a decoder has for a task: generate, classify, tag, answer, none.
+
+    >>> decoder_head("classify", 6, vocabulary=11, labels=3, tied=True, dropout=0.0)
+    LastToken(
+      (score): Linear(in_features=6, out_features=3, bias=False)
+    )
+
+    d: width of the model.  tied: are words scored with the table that embeds them.  dropout: before tags are scored.
+    """
+    makers: dict[str, Callable[[], nn.Module | None]] = {
+        "generate": lambda: LanguageHead(vocabulary, None if tied else d),
+        "classify": lambda: LastToken(d, labels),
+        "tag": lambda: Labels(d, labels, pooled=False, dropout=dropout),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "none": lambda: None,
+    }
+    return makers[task]()
+
+
+class EndToken(nn.Module):
+    """A score for each label from where the text's last end token stands, through a layer of its own (BART, T5).
+
+    end: id of that token.
+    """
+
+    def __init__(self, d: int, labels: int, end: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dense, self.score, self.end = nn.Linear(d, d), nn.Linear(d, labels), end
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, seen: Seen) -> Tensor:
+        """→ (B, labels). Raises ValueError for a text without an end token, or read in another length."""
+        assert seen.ids is not None
+        if seen.ids.shape != seen.hidden.shape[:2]:
+            raise ValueError(f"to classify, target must be as long as ids, {tuple(seen.ids.shape)}: leave out target=")
+        ends = seen.ids == self.end  # (B, N)
+        if not torch.compiler.is_compiling() and not ends.any(1).all():
+            raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to classify by")
+        x = last_token(seen.hidden, ends)  # (B, d)
+        return cast(Tensor, self.score(self.dropout(torch.tanh(self.dense(self.dropout(x))))))
 
 
 class PretrainingHead(nn.Module):

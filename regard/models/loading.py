@@ -15,16 +15,19 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.models.checkpoints import Checkpoint, write
 from regard.models.family import Family
-from regard.models.finding import find
+from regard.models.finding import POOLING, TOKENIZER, find
 from regard.models.model import Model
 from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
+from regard.models.text_model import TextModel
 
 __all__ = ["FAMILIES", "family_of", "load", "save"]
 
@@ -35,18 +38,13 @@ FAMILIES = {
     "distilbert": "distilbert",
     "gpt2": "gpt2",
     "llama": "llama",
-    "marian": "transformer",
+    "marian": "marian",
     "roberta": "roberta",
     "t5": "t5",
+    "transformer": "transformer",
+    "xlm-roberta": "xlm_roberta",
 }
 """model_type of config.json → the file of its family."""
-
-TEXT_SIDE = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
-    *("source.spm", "target.spm", "generation_config.json", "modules.json", "1_Pooling/config.json"),
-)
-"""Files of a checkpoint that are neither config.json nor weights."""
 
 LISTED = 8  # names in an error before it says how many more
 
@@ -70,9 +68,11 @@ def load(
     >>> regard.load("no/such/directory/here")
     Traceback (most recent call last):
         ...
-    FileNotFoundError: no/such/directory/here is not a directory, nor the id of a model on the hub (owner/name)
+    FileNotFoundError: there is no directory 'no/such/directory/here'; a model of the hub is called 'name' or \
+'owner/name'
 
-    task: which head: none, fill, next, pretrain, classify, tag, answer, generate; default what config.json names.
+    task: which head: none, fill, next, pretrain, classify, tag, answer, generate, encode; default what
+      config.json names.
     dtype: of the weights; default as stored.  device: where they go, straight from the file.
     ignore: keys of config.json that you know to change nothing.  revision: of a model on the hub.
     progress: called after each tensor with bytes read and bytes in all.
@@ -88,6 +88,7 @@ def load(
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     checkpoint = Checkpoint.open(directory)
+    settings = family.settle(settings, checkpoint.entries)
     model = empty(family, settings, task)
     settings.finish(family.title, harmless=family.harmless, ignore=ignore)
     fill(model, checkpoint, dtype, torch.device(device), progress)
@@ -110,7 +111,7 @@ def family_of(settings: Settings) -> Family:
 
 def empty(family: Family, settings: Settings, task: str) -> Model:
     """The model without memory: shapes only. Raises ValueError for sizes that do not fit each other."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Unset():
         model = family.build(settings, task)
     model.family, model.task = family, task
     return model
@@ -121,14 +122,19 @@ def fill(
 ) -> None:
     """Read every weight of a model, after all of them are known to be there and to fit."""
     stored = _stored_names(checkpoint, model.family)
-    plan = [(name, source, theirs) for name, source, theirs in sources(model, _prefix(stored, model.family))]
+    prefix = _prefix(stored, model.family)
+    if isinstance(model, TextModel) and model.task == "none" and not _has_pooler(model, prefix, stored):
+        model.pooler = None  # a body saved beside a head that does not pool
+    plan = list(sources(model, prefix))
     _check(model, plan, checkpoint, stored)
-    done = 0
+    owners, done = dict(model.named_modules()), 0
     for name, source, theirs in plan:
-        entries = [stored[part] for part in theirs]
-        parts = [checkpoint.read(entry, device=device, dtype=dtype) for entry in entries]
-        _put(model, name, source.join(parts))
-        done += sum(part.nbytes for part in parts)
+        if not (source.needed or stored.keys() & set(theirs)):
+            _put(owners, name, torch.zeros(model.get_parameter(name).shape, dtype=model.dtype, device=device))
+            continue
+        parts = [checkpoint.read(stored[part], device=device, dtype=dtype) for part in theirs]
+        _put(owners, name, source.join(parts))
+        done += sum(checkpoint.entries[stored[part]].nbytes for part in theirs)
         if progress is not None:
             progress(done, checkpoint.nbytes)
 
@@ -154,7 +160,7 @@ def save(model: Model, directory: str | Path) -> None:
         raise NotADirectoryError(f"{directory} is a file; save writes a directory")
     directory.mkdir(parents=True, exist_ok=True)
     family = model.family
-    prefix = family.prefix + "." if family.prefix and model.task != "none" else ""
+    prefix = family.before(model.task)
     parameters = dict(model.named_parameters())
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -162,7 +168,7 @@ def save(model: Model, directory: str | Path) -> None:
             parts = source.split(parameters[name].detach(), _rows(model, name))
             yield from zip(theirs, parts, strict=True)
 
-    write(directory, dict(tensors()))
+    write(directory, tensors())
     values = model.settings.values | {
         "architectures": [family.tasks[model.task].architecture],
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -174,6 +180,21 @@ def save(model: Model, directory: str | Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces
+
+
+class _Unset(TorchFunctionMode):
+    """Parameters get no initial values: on the meta device drawing them costs seconds of imports and draws nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
+        if not in_place:
+            return func(*args, **(kwargs or {}))
+        return args[0] if args else kwargs["tensor"]
+
+
+def _has_pooler(model: Model, prefix: str, stored: Iterable[str]) -> bool:
+    wanted = {part for name, _, theirs in sources(model, prefix) if name.startswith("pooler.") for part in theirs}
+    return bool(wanted & set(stored))
 
 
 def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
@@ -189,8 +210,8 @@ def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
 
 def _prefix(stored: Iterable[str], family: Family) -> str:
     """What stands before the body's weights in this checkpoint: a bare body has no prefix."""
-    prefix = family.prefix + "."
-    return prefix if family.prefix and any(name.startswith(prefix) for name in stored) else ""
+    known = sorted({family.before(task) for task in family.tasks} - {""})
+    return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
 
 
 def _check(
@@ -199,13 +220,14 @@ def _check(
     """Refuse missing, misshapen and left-over tensors, all of them in one message."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     wanted = {part for _, _, theirs in plan for part in theirs}
-    missing = sorted(wanted - set(stored))
+    missing = sorted({part for _, source, theirs in plan if source.needed for part in theirs} - set(stored))
     misshapen = []
     for name, source, theirs in plan:
-        if not set(theirs) & set(missing):
-            found = source.shape([checkpoint.entries[stored[part]].shape for part in theirs])
-            if found != shapes[name]:
-                misshapen.append(f"{' + '.join(theirs)} {found} instead of {shapes[name]}")
+        if set(theirs) <= set(stored):
+            for part, shape in zip(theirs, source.shapes(shapes[name], _rows(model, name)), strict=True):
+                found = checkpoint.entries[stored[part]].shape
+                if found != shape:
+                    misshapen.append(f"{part} {found} instead of {shape}")
     known = _known(model)
     left = sorted(name for name in set(stored) - wanted if not any(p.search(name) for p in known))
     problems = [
@@ -228,19 +250,21 @@ def _known(model: Model) -> list[re.Pattern[str]]:
     """What may be left over: what holds nothing learnt, and the heads of the family's other tasks."""
     family = model.family
     everything: list[Names] = [family.names(model.settings), *(task.names for task in family.tasks.values())]
-    patterns = list(family.ignored)
+    ignored = (*family.ignored, *family.tasks[model.task].unused)
+    patterns = list(ignored)
     for names in everything:
         for source in names.values():
             for theirs in (source,) if isinstance(source, str) else source.names("{i}", ""):
                 exact = re.escape(theirs).replace(re.escape("{i}"), r"\d+")
                 patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")
     # The body's layers beyond those asked for are not harmless: they would have been computed with.
-    return [re.compile(p) for p in patterns if r"\d+" not in p or p in family.ignored]
+    return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
 
 
-def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+def _put(owners: dict[str, nn.Module], name: str, tensor: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
+    module = owners[owner]
+    setattr(module, leaf, nn.Parameter(tensor, requires_grad=getattr(module, leaf).requires_grad))
 
 
 def _rows(model: nn.Module, name: str) -> tuple[int, ...] | None:
@@ -262,7 +286,7 @@ def _write_json(path: Path, values: object) -> None:
 
 def _copy_text_side(source: Path, directory: Path) -> None:
     """The tokenizer, and what a checkpoint says of generating and pooling, as they came."""
-    for name in TEXT_SIDE:
+    for name in ("generation_config.json", *TOKENIZER, *POOLING):
         if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
             (directory / name).parent.mkdir(exist_ok=True)
             beside = directory / (name + ".part")

@@ -25,7 +25,18 @@ from regard.layers import ContextKeys, Joined, MultiHeadAttention
 from regard.masks import Mask
 from regard.rotary import Angles, Rotary
 
-__all__ = ["ACTIVATIONS", "Block", "Embedding", "FeedForward", "Passed", "Tower", "Waves", "count", "visible"]
+__all__ = [
+    "ACTIVATIONS",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "Passed",
+    "Tower",
+    "Waves",
+    "count",
+    "encoder_block",
+    "visible",
+]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -64,7 +75,7 @@ class FeedForward(nn.Module):
         self.w_in = Joined(d_model, (d_ff, d_ff), bias=bias) if gated else nn.Linear(d_model, d_ff, bias)
         self.w_out = nn.Linear(d_ff, d_model, bias)
         self.dropout = nn.Dropout(dropout)
-        self.function, self.gated = activation(function), gated
+        self.function, self.activation, self.gated = activation(function), function, gated
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, d_model) → (…, d_model)."""
@@ -205,6 +216,23 @@ class Block(nn.Module):
         if self.norm_first:
             return x + cast(Tensor, self.dropout(part(norm(x))))
         return cast(Tensor, norm(x + self.dropout(part(x))))
+
+
+def encoder_block(
+    d: int, heads: int, d_ff: int, function: str, *, eps: float, dropout: float, attention_dropout: float
+) -> Block:
+    """A block of the 2017 encoder, query, key and value in one matrix: BERT's, ALBERT's and DistilBERT's.
+
+    >>> encoder_block(6, 2, 10, "gelu", eps=1e-12, dropout=0.1, attention_dropout=0.0).feed_forward.w_in
+    Linear(in_features=6, out_features=10, bias=True)
+
+    d, d_ff: widths outside and inside feed-forward.  function: a name of `ACTIVATIONS`.  eps: of the norms.
+    dropout, attention_dropout: on what each part adds and on attention's weights, in training only.
+    Raises ValueError for sizes that do not fit each other and for an unknown function.
+    """
+    attention = MultiHeadAttention(d, heads, fused=True, dropout=attention_dropout)
+    norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
+    return Block(attention, FeedForward(d, d_ff, function), norms, norm_first=False, dropout=dropout)
 
 
 class Passed(NamedTuple):

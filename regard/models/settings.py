@@ -127,12 +127,19 @@ class Settings:
             wanted = " or ".join(map(repr, allowed))
             raise ValueError(f"{self.where}: {key} is {value!r}, and only {wanted} is supported")
 
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels, by default 2."""
+    def labels(self, count: int = 2) -> tuple[str, ...]:
+        """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels.
+
+        count: how many, where neither is given.
+        """
         named = self.get("id2label")
         if isinstance(named, dict):
             return tuple(str(named[key]) for key in sorted(named, key=int))
-        return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", 2)))
+        return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", count)))
+
+    def unread(self) -> dict[str, Any]:
+        """What is given and nobody has read."""
+        return {key: value for key, value in self.values.items() if key not in self._read and value is not None}
 
     def finish(self, family: str, *, harmless: Iterable[str] = (), ignore: Iterable[str] = ()) -> None:
         """Refuse what nobody has read. Raises ValueError with the keys and their values.
@@ -142,8 +149,8 @@ class Settings:
         for key, allowed in OFF.items():
             if key not in self._read:
                 self.only(key, *allowed)
-        known = self._read | HARMLESS | set(harmless) | set(ignore)
-        unread = {key: value for key, value in self.values.items() if key not in known and value is not None}
+        known = HARMLESS | set(harmless) | set(ignore)
+        unread = {key: value for key, value in self.unread().items() if key not in known}
         if unread:
             said = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
             raise ValueError(

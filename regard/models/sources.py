@@ -14,11 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Names", "Plain", "Rows", "Turned", "lookup"]
+__all__ = ["Names", "Plain", "Row", "Rows", "Turned", "lookup"]
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Plain:
     """One tensor, as it is."""
 
     name: str
+    needed: ClassVar[bool] = True
 
     def names(self, index: str, leaf: str) -> tuple[str, ...]:
         """The checkpoint's names of the tensors that make one of ours."""
@@ -39,9 +43,9 @@ class Plain:
         """Theirs from ours."""
         return [ours]
 
-    def shape(self, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape of ours from the shapes of theirs."""
-        return parts[0]
+    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
+        """The shapes of theirs from the shape of ours."""
+        return [ours]
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,28 @@ class Turned(Plain):
         """Theirs from ours."""
         return [ours.mT.contiguous() if ours.ndim == 2 else ours]
 
-    def shape(self, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape of ours from the shapes of theirs."""
-        return parts[0][::-1] if len(parts[0]) == 2 else parts[0]
+    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
+        """The shapes of theirs from the shape of ours."""
+        return [ours[::-1] if len(ours) == 2 else ours]
+
+
+@dataclass(frozen=True)
+class Row(Plain):
+    """One vector, stored as a matrix of one row; where a checkpoint has none it is zero (BART's final_logits_bias)."""
+
+    needed: ClassVar[bool] = False
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return parts[0][0]
+
+    def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
+        """Theirs from ours."""
+        return [ours[None]]
+
+    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
+        """The shapes of theirs from the shape of ours."""
+        return [(1, *ours)]
 
 
 @dataclass(frozen=True, init=False)
@@ -66,6 +89,7 @@ class Rows:
     """Several tensors, one under another: query, key and value in one matrix (`regard.layers.Joined`)."""
 
     parts: tuple[str, ...]
+    needed: ClassVar[bool] = True
 
     def __init__(self, *parts: str) -> None:
         object.__setattr__(self, "parts", parts)
@@ -83,9 +107,10 @@ class Rows:
         assert rows is not None, self.parts
         return [part.contiguous() for part in torch.split(ours, list(rows))]
 
-    def shape(self, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape of ours from the shapes of theirs."""
-        return (sum(part[0] for part in parts), *parts[0][1:])
+    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
+        """The shapes of theirs from the shape of ours."""
+        assert rows is not None, self.parts
+        return [(count, *ours[1:]) for count in rows]
 
 
 Source = Plain | Rows

@@ -6,6 +6,7 @@ It knows towers, and neither heads nor how tokens are chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch import Tensor
 from regard.cache import FixedCache
 from regard.layers import ContextKeys
 from regard.models.parts import Tower
+
+if TYPE_CHECKING:
+    from regard.models.decoding.capturing import Captured
 
 __all__ = ["State"]
 
@@ -23,12 +27,14 @@ class State:
 
     caches: one for each depth.  mask: (B, positions so far), True = token, or None where nothing is padding.
     memory, memory_mask: keys of an encoder's memory for each depth, and which of them are tokens.
+    captured: the step as a CUDA graph, if there is one.
     """
 
     caches: list[FixedCache]
     mask: Tensor | None
     memory: list[ContextKeys] | None = None
     memory_mask: Tensor | None = None
+    captured: Captured | None = None
 
     @classmethod
     def room(
@@ -42,13 +48,24 @@ class State:
     def __len__(self) -> int:
         return len(self.caches[0])
 
+    @property
+    def padded_left(self) -> bool:
+        """Does padding, if there is any, stand before the tokens of its row alone?"""
+        if self.mask is None:
+            return True
+        return bool((self.mask.int().diff(dim=1) >= 0).all())
+
     def see(self, batch: int) -> None:
-        """One more token in every row."""
+        """One more token in every row. Raises ValueError, before anything changes, if there is no room for it."""
+        if len(self) == self.caches[0].length:
+            raise ValueError(f"no room: all {len(self)} positions are used")
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes the old row rows[i]; the number of rows may change."""
+        if self.captured is not None:
+            self.captured.keep(rows)
         for cache in self.caches:
             cache.keep(rows)
         self.mask = None if self.mask is None else self.mask[rows]

@@ -9,16 +9,20 @@ It knows no family.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from regard.models.heads import Pooler, PretrainingHead, Seen
+from regard.models.heads import LanguageHead, Pooler, PretrainingHead, Seen
 from regard.models.model import Model, Result
 from regard.models.parts import Tower
 from regard.models.settings import Settings
 from regard.models.state import State
+from regard.op import observed
+
+if TYPE_CHECKING:
+    from regard.models.decoding.capturing import Captured
 
 __all__ = ["TextModel"]
 
@@ -78,6 +82,11 @@ class TextModel(Model):
             raise ValueError(f"{self.family.title} has no segments: leave out types=")
         if types.shape != ids.shape:
             raise ValueError(f"types must be {tuple(ids.shape)} as ids, got {tuple(types.shape)}")
+        most = self.tower.embed.types.num_embeddings
+        if not torch.compiler.is_compiling() and not bool(((types >= 0) & (types < most)).all()):
+            raise ValueError(
+                f"types must be 0 to {most - 1}, the model's segments; got {int(types.min())} to {int(types.max())}"
+            )
 
     # ---------------------------------------------------------------------------------------- one token after another
 
@@ -85,9 +94,16 @@ class TextModel(Model):
     def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
+        mask: (B, N), True = token, padded on the left. Raises ValueError for a model that does not score words, for
+        padding on the right, and if the room is more than the positions.
         """
+        if not isinstance(self.head, LanguageHead):
+            raise ValueError(
+                f"this model has the task {self.task!r}, and only one that scores words goes on with a text"
+            )
         mask = self.check(ids, mask, self.vocabulary, self.most)
+        if mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
         if self.most is not None and length > self.most:
             raise ValueError(
                 f"{length} positions are asked for, and the model has {self.most}: ask for fewer new tokens"
@@ -97,9 +113,30 @@ class TextModel(Model):
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> Tensor:
-        """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
+        """tokens (B,) → logits (B, V) of the next position; the state moves on by one. The next step may reuse them.
+
+        On a GPU the step is captured and replayed where it can be; see regard/models/decoding.
+        """
         state.see(len(tokens))
-        return self._advance(state, tokens.unsqueeze(1))
+        captured = self._captured(state)
+        if captured is None:
+            return self._advance(state, tokens.unsqueeze(1))
+        for cache in state.caches:
+            cache.advance(1)
+        return captured.step(tokens)
+
+    def _captured(self, state: State) -> Captured | None:
+        """The captured step of this state, made now if there is none; None where it cannot be captured."""
+        if self.device.type != "cuda":
+            return None
+        from regard.models.decoding.capturing import Captured, capturable
+
+        if observed() or (state.captured is not None and not state.captured.fits(state)):
+            state.captured = None  # and a later step may capture anew
+        if state.captured is None and capturable(self.tower, self.head, state, self.dtype):
+            assert isinstance(self.head, LanguageHead)
+            state.captured = Captured(self.tower, self.head, state)
+        return state.captured
 
     def _advance(self, state: State, ids: Tensor) -> Tensor:
         hidden = self.tower(ids, mask=state.mask, caches=state.caches).hidden[:, -1:]  # (B, 1, d)

@@ -22,6 +22,7 @@ __all__ = ["Blocks", "blocks_for", "measure", "refuse"]
 MOST_HEADS = 65535  # CUDA's limit for all axes of a grid but the first
 NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
 BY_TILE, BY_ROW = 1, 2  # MAP of the kernel; 0 is none
+WARP_ROWS = 16  # as the kernel has it
 
 
 def refuse(call: Call, wanted: Wanted) -> str | None:
@@ -79,18 +80,22 @@ class _Launch:
         self.cells = min(wanted.size, nq), min(wanted.size, nk)
         self.map_kind = self._map_kind() if "map" in names and 0 not in call.sizes else 0
         by_row = (batch, heads, nq, self.cells[1])
-        by_cell = (batch, heads, *self.cells, blocks.queries if self.map_kind == BY_TILE else 1)
+        by_cell = (batch, heads, *self.cells, self._map_parts() if self.map_kind == BY_TILE else 1)
         self.map = new(by_row if self.map_kind == BY_ROW else by_cell) if "map" in names else self.nothing
 
     def _map_kind(self) -> int:
         """How the kernel keeps the map's sums.
 
-        BY_TILE: a sum per row of a tile and map cell, where a tile meets at most two map cells each way.
+        BY_TILE: sums per map cell, see `_map_parts`, where a tile meets at most two map cells each way.
         BY_ROW: a sum per query and map cell, for short sequences.
         """
         (nq, nk), cut = self.call.sizes[2:], self.blocks
         tall, wide = nq // self.cells[0], nk // self.cells[1]
         return BY_ROW if tall < cut.queries or wide < cut.keys else BY_TILE
+
+    def _map_parts(self) -> int:
+        """How many sums a map cell has, which the rows of a tile add to: one per row, or per the rows of a warp."""
+        return self.blocks.queries // WARP_ROWS if self._aligned() else self.blocks.queries
 
     def _aligned(self) -> bool:
         """Does every tile lie within one map cell?"""

@@ -1,4 +1,4 @@
-"""The largest weights of each row on CUDA: the buffers of the three kernels, their launches, and how calls are cut.
+"""The largest weights of each row on CUDA: the buffers of the four kernels, their launches, and how calls are cut.
 
 For each row there is its largest score in every group of keys, room in the lists of rows of every tile of keys, and
 room for the scores that may be among the largest: N²/128 numbers and more, so heads and queries are done in parts
@@ -21,12 +21,13 @@ from regard.lens.measuring.measures import finish_top
 
 __all__ = ["MOST_LINKS", "Buffers", "Links"]
 
-BYTES = 256 << 20
+BYTES = 1 << 30  # few parts: the last programs of each leave the GPU half idle, 1.2 ms of 6 at 32k causal in four
 MOST_LINKS = 64
 WHOLE_TILES = 21  # links up to which groups are as wide as a tile: k + 1 tiles, and k + 1 scores of each, are ≤ 484
 NARROW = 8  # keys in a group beyond that: k + 1 groups are ≤ 520 scores
 FEW = 32  # what most rows need of their room
 SHARES = 4  # programs that share one list: some tiles are on every row's
+STEP = 1 << 10  # rows that are enlisted together
 CELLS = 1 << 14  # maxima that one program holds at most: 64 registers a thread
 SORTED = 1 << 12  # scores that one program sorts
 
@@ -80,23 +81,27 @@ class Links:
             threshold=self._floats(heads, rows),
             cut=self._integers(heads, rows),
             lists=self._integers(heads, self.tiles, rows),
-            lengths=self._integers(heads, self.tiles).zero_(),
+            lengths=self._integers(heads, self.tiles),
             scores=self._floats(heads, rows, self.room),
             keys=self._integers(heads, rows, self.room),
             counts=self._integers(heads, rows).zero_(),
         )
 
     def find(self, kernel_call: KernelCall, part: Part, at: Buffers) -> None:
-        """Launch the three kernels on a part whose maxima are there."""
+        """Launch the four kernels on a part whose maxima are there."""
         from regard.lens.measuring import top_kernels
 
         groups = power_of_two(self.tiles * self.per_tile)
-        tall = max(1, min(32, CELLS // groups))
+        tall = max(1, min(CELLS // groups, max(8, min(32, 1024 // groups))))  # 8 rows fill what memory reads at once
         top_kernels.select[(-(-part.rows // tall), part.heads)](
-            at.maxima, at.threshold, at.cut, self.highest, at.lists, at.lengths,
+            at.maxima, at.threshold, at.cut, self.highest,
             **part.numbers, nq=self.sizes[2], tiles=self.tiles, k=self.k,
             GROUPS=groups, GROUP=self.group, PER_TILE=self.per_tile, ROWS=tall, WANT_MAXIMUM=self.want_maximum,
             num_warps=max(1, min(32, groups * tall // 2048)),
+        )  # fmt: skip
+        top_kernels.enlist[(self.tiles, part.heads)](
+            at.maxima, at.threshold, at.lists, at.lengths,
+            rows=part.rows, PER_TILE=self.per_tile, STEP=STEP, num_warps=4,
         )  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](
             **kernel_call.arguments, **part.numbers, k=self.k,

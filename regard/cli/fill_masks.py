@@ -1,0 +1,86 @@
+"""`regard fill`: what could stand at the mask tokens of a text.
+
+It reads options and prints what `regard.models.filling` finds.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard import tables
+from regard.cli.language import Lang, Say, known, speaker
+from regard.cli.model_files import open_model
+from regard.cli.terminal import Terminal
+from regard.cli.text_input import read_texts
+
+if TYPE_CHECKING:
+    from regard.models.filling import Filled
+
+__all__ = ["add"]
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'fill'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "fill",
+        help=say(
+            "Words that could stand at the mask tokens of a text, and how likely.\n\n"
+            "TEXT holds the model's own mask token, such as [MASK] or <mask>; '-' is standard input.",
+            "글의 마스크 자리에 올 수 있는 단어와 확률을 보여 줍니다.\n\n"
+            "TEXT에는 [MASK], <mask> 같은 모델의 마스크 토큰을 씁니다.\n\n"
+            "'-'이면 표준 입력을 읽습니다.",
+        ),
+    )
+    def fill(
+        text: Annotated[str, typer.Argument(metavar="TEXT", help=say("With a mask token.", "마스크 토큰이 든 글."))],
+        model: Annotated[
+            str, typer.Option(metavar="DIR|ID", help=say("A directory, or a hub id.", "디렉터리 또는 허브 id."))
+        ],
+        top: Annotated[int, typer.Option(metavar="K", help=say("How many words.", "후보의 개수."))] = 5,
+        device: Annotated[
+            str, typer.Option(metavar="DEVICE", help=say("cpu, cuda, cuda:1, …", "cpu, cuda, cuda:1 등."))
+        ] = "cpu",
+        dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16.")] = None,
+        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+    ) -> None:
+        spoken = speaker(known(lang))
+        (given,) = read_texts([text], None)
+        found = open_model(model, "fill", ["fill", "pretrain"], dtype=dtype, device=device).fill(given, top)
+        if json_:
+            print(_as_json(model, found))
+        else:
+            _print(found, spoken)
+
+
+def _print(found: "Filled", say: Say) -> None:
+    out = Terminal()
+    headers = [say("mask", "마스크"), say("word", "단어"), say("probability", "확률")]
+    rows = [
+        ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
+        for n, guesses in enumerate(found.blanks)
+        for rank, guess in enumerate(guesses)
+    ]
+    out.print(tables.text(headers, rows))
+    out.print()
+    out.print((say("likeliest: ", "가장 그럴듯한 글: "), "dim"), found.best)
+
+
+def _as_json(model: str, found: "Filled") -> str:
+    masks = [
+        [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
+        for guesses in found.blanks
+    ]
+    return json.dumps(
+        {"model": model, "text": found.text, "best": found.best, "masks": masks}, ensure_ascii=False, allow_nan=False
+    )

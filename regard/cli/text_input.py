@@ -1,0 +1,45 @@
+"""The texts of a command: typed, one per line of a file, or from standard input. It does not know what they are for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["read_lines", "read_texts"]
+
+
+def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
+    """The texts that were typed, where "-" is all of standard input, and the lines of a file that are not blank.
+
+    >>> read_texts(["하나", "둘"], None)
+    ['하나', '둘']
+
+    Raises ValueError where there are none, or where they are not UTF-8; OSError that names what cannot be read.
+    """
+    if list(typed).count("-") > 1:
+        raise ValueError("'-' is standard input, which can be read once")
+    texts = [_standard_input() if text == "-" else text for text in typed]
+    texts += [] if file is None else read_lines(file)
+    if not texts:
+        raise ValueError("there is no text: give one, '-' for standard input, or --file with one per line")
+    return texts
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a UTF-8 file that are not blank."""
+    try:
+        whole = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise OSError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} is not UTF-8 text: byte {error.start} is not") from None
+    return [line for line in whole.splitlines() if line.strip()]
+
+
+def _standard_input() -> str:
+    """All of it, without the line end at its end."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text: byte {error.start} is not") from None

@@ -1,0 +1,99 @@
+"""BART (Lewis et al. 2019): the 2017 Transformer, trained to restore spoilt text.
+
+Peculiar: positions are learnt, and counted from 2; the sum of word and position is normed; GELU; a constant is added to
+the score of each word (final_logits_bias, zero in most checkpoints). To classify a text or to find an answer in it, the
+decoder reads the text that the encoder has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.family import Family, Task
+from regard.models.heads import EndToken, Labels, LanguageHead
+from regard.models.parts import Embedding
+from regard.models.settings import Settings
+from regard.models.sources import Names, Row
+from regard.models.transformer import BLOCKS, refuse_others, tower
+
+__all__ = ["FAMILY", "HARMLESS", "WORDS", "words"]
+
+OFFSET = 2  # of the positions: the first two rows of their table are never looked up
+
+NAMES: Names = {
+    **BLOCKS,
+    "encoder.embed.tokens": "shared",
+    **{f"{side}.embed.positions": f"{side}.embed_positions" for side in ("encoder", "decoder")},
+    **{f"{side}.embed.norm": f"{side}.layernorm_embedding" for side in ("encoder", "decoder")},
+}
+CONSTANT = Row("final_logits_bias")
+WORDS: Names = {"head.words.weight": "lm_head.weight", "head.words.bias": CONSTANT, "head.bias": CONSTANT}
+
+# Whole layers left out in training, what older versions said of generating, and a dropout before the labels.
+HARMLESS = ("encoder_layerdrop", "decoder_layerdrop", "force_bos_token_to_be_generated", "classif_dropout")
+
+
+def words(vocabulary: int, d: int | None) -> LanguageHead:
+    """Scores of words plus a constant each, which is not trained. d: as in `LanguageHead`."""
+    head = LanguageHead(vocabulary, d, bias=True)
+    constant = head.bias if head.words is None else head.words.bias
+    assert constant is not None
+    constant.requires_grad = False
+    return head
+
+
+def build(settings: Settings, task: str) -> EncoderDecoder:
+    """The model for a task."""
+    d, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
+    refuse_others(settings, normed=True, waves=False)
+    settings.only("extra_pos_embeddings", OFFSET)
+    settings.only("tie_word_embeddings", True)
+
+    def embed() -> Embedding:
+        return Embedding(
+            vocabulary,
+            d,
+            positions=nn.Embedding(settings.whole("max_position_embeddings", 1024) + OFFSET, d),
+            offset=OFFSET,
+            norm=nn.LayerNorm(d),
+            scale=d**0.5 if settings.flag("scale_embedding", False) else 1.0,
+            dropout=settings.number("dropout", 0.1),
+        )
+
+    encoder, decoder = (tower(settings, side, embed(), "gelu") for side in ("encoder", "decoder"))
+    decoder.embed.tokens = encoder.embed.tokens
+    dropout = settings.number("classifier_dropout", 0.0)
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "generate": lambda: words(vocabulary, None),
+        "classify": lambda: EndToken(
+            d, len(settings.labels(3)), settings.whole("eos_token_id", 2, least=0), dropout=dropout
+        ),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "none": lambda: None,
+    }
+    start = settings.whole("decoder_start_token_id", 2, least=0)
+    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=True, head=heads[task]())
+
+
+FAMILY = Family(
+    title="BART",
+    model_type="bart",
+    prefix="model",
+    build=build,
+    names=lambda settings: NAMES,
+    tasks={
+        "none": Task(architecture="BartModel"),
+        "generate": Task(architecture="BartForConditionalGeneration", names=WORDS),
+        "classify": Task(
+            architecture="BartForSequenceClassification",
+            names={"head.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
+        ),
+        "answer": Task(architecture="BartForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    # The one table of words, once more under other names.
+    ignored=(r"(encoder|decoder)\.(embed_tokens\.weight|version)$", r"^lm_head\.weight$"),
+    harmless=(*HARMLESS, "do_blenderbot_90_layernorm"),
+)

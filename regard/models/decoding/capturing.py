@@ -1,0 +1,59 @@
+"""A decoder's step as a CUDA graph: captured at the first step of a generation, replayed at every other.
+
+Launching some two hundred kernels from Python takes longer than a GPU needs to run them; a graph launches them at once.
+Nothing is captured where it could not be right: on other devices, for models whose step the kernels do not have, with
+padding that is not on the left alone, or while somebody watches, since a replay calls nobody.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.models.decoding import one_row
+from regard.models.heads import LanguageHead
+from regard.models.parts import Tower
+from regard.models.state import State
+from regard.op import observed
+
+__all__ = ["Captured", "capturable"]
+
+
+def capturable(tower: Tower, head: object, state: State, dtype: torch.dtype) -> bool:
+    """Can the next steps of this state be captured?"""
+    cache = state.caches[0].room[0]
+    if cache.device.type != "cuda" or observed() or torch.is_grad_enabled() or state.memory is not None:
+        return False
+    return isinstance(head, LanguageHead) and one_row.refuse(tower, head, dtype) is None and state.padded_left
+
+
+class Captured:
+    """The step of one state, captured."""
+
+    def __init__(self, tower: Tower, head: LanguageHead, state: State) -> None:
+        self.steady = one_row.Steady.of(state)
+        at = self.steady.at.clone()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # compiles the kernels; what it writes is written again by the first replay
+            one_row.step(tower, head, self.steady)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
+            self.logits = one_row.step(tower, head, self.steady)
+        self.steady.at.copy_(at)
+
+    def fits(self, state: State) -> bool:
+        """Is this still the step of the state: are its caches where they were?"""
+        return self.steady.keys[0].data_ptr() == state.caches[0].room[0].data_ptr()
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]; with another number of rows the graph no longer fits."""
+        if len(rows) == len(self.steady.start):
+            self.steady.start.copy_(self.steady.start[rows])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens (B,) → logits (B, V), which the next step overwrites."""
+        self.steady.tokens.copy_(tokens)
+        self.graph.replay()
+        return self.logits

@@ -1,0 +1,233 @@
+"""One step of a decoder, one query per text, on the kernels made for it.
+
+    normed x ─ W_QKV → place (turn, write into the caches) → attend, combine → W_O + x → feed-forward + x
+
+The numbers are those of `Tower`, but for rounding; tests hold both to the numeric rule. Everything that changes from
+step to step is in tensors of fixed places (`Steady`), so that a step can be captured by a CUDA graph.
+
+It does not know how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.models.heads import LanguageHead
+from regard.models.parts import Block, Tower
+from regard.models.state import State
+from regard.rotary import Angles, Rotary
+
+__all__ = ["Steady", "refuse", "step"]
+
+ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
+CHUNK, TILE = 256, 64  # keys of a program of `attend`, and of its loop
+FEW = 4096  # rows of a matrix
+SOME = 8  # chunks that `combine` takes at once
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """What a step reads and writes, always in the same places.
+
+    tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
+    """
+
+    tokens: Tensor
+    at: Tensor
+    start: Tensor
+    keys: tuple[Tensor, ...]  # (B, Hkv, room, D) for each depth
+    values: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, state: State) -> Steady:
+        """The places of a state that has read its prompt."""
+        rooms = [cache.room for cache in state.caches]
+        k = rooms[0][0]
+        tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
+        at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
+        start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
+        return cls(tokens, at, start, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
+
+
+def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot do a model's step, or None."""
+    if not isinstance(head, LanguageHead) or head.transform is not None:
+        return "its head does more than score words"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels compute in fp32, and the weights are {dtype}"
+    for block in tower.depth:
+        attention = block.attention
+        if not block.norm_first or block.cross is not None:
+            return "its blocks norm after adding, or look at a memory"
+        if not (attention.position is None or isinstance(attention.position, Rotary)) or not attention.fused:
+            return "its attention has a position bias, or separate projections"
+        if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
+            return "its attention has a softcap, or more than 128 heads on one key head"
+        if block.feed_forward.activation not in ACTS:
+            return f"the kernels do not have {block.feed_forward.activation}"
+    return None
+
+
+def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
+    """Logits (B, V) after one more token in each text; keys and values go into the caches, `at` moves on."""
+    positions = (steady.at - steady.start).unsqueeze(1)  # (B, 1)
+    x = tower.embed(steady.tokens.unsqueeze(1), positions).squeeze(1)  # (B, d)
+    angles = None
+    if tower.rotary is not None:
+        angles = tower.rotary.angles(positions)
+    for block, k, v in zip(tower.depth, steady.keys, steady.values, strict=True):
+        x = _block(block, x, k, v, angles, steady)
+    weight = tower.embed.tokens.weight if head.words is None else head.words.weight
+    bias = head.bias if head.words is None else head.words.bias
+    if head.scale != 1.0:
+        x = tower.norm(x) * head.scale if tower.norm is not None else x * head.scale
+        logits = project(x, weight, bias)
+    else:
+        logits = project(x, weight, bias, norm=tower.norm)
+    steady.at.add_(1)
+    return logits
+
+
+def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady) -> Tensor:
+    attention, feed = block.attention, block.feed_forward
+    qkv = project(x, attention.w_qkv.weight, attention.w_qkv.bias, norm=block.attention_norm)  # (B, (H + 2·Hkv)·D)
+    q = place(qkv, k, v, angles, attention.position, steady, attention.heads)  # (B, H, D)
+    mixed = attend(q, k, v, steady, attention.scale)  # (B, H·D)
+    x = project(mixed, attention.w_o.weight, attention.w_o.bias, residual=x)
+    inner = project(
+        x,
+        feed.w_in.weight,
+        feed.w_in.bias,
+        norm=block.feed_forward_norm,
+        activation=feed.activation,
+        gated=feed.gated,
+    )
+    return project(inner, feed.w_out.weight, feed.w_out.bias, residual=x)
+
+
+def project(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: nn.Module | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + act(W · norm(x) + b) for x (B, inputs): one kernel for one text, torch's for several."""
+    if len(x) != 1:
+        return _project_many(x, weight, bias, norm, activation, gated, residual)
+    from regard.models.decoding import kernels
+
+    rows, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    out = x.new_empty(1, rows)
+    shape = cut(rows)
+    gain = x if norm is None else norm.weight
+    kernels.project[((rows + shape.rows - 1) // shape.rows,)](
+        x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out,
+        rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
+        NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=shape.rows,
+        BLOCK_INPUTS=min(shape.inputs, power_of_two(inputs)), num_warps=shape.warps,
+    )  # fmt: skip
+    return out
+
+
+def _project_many(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: nn.Module | None,
+    activation: str | None,
+    gated: bool,
+    residual: Tensor | None,
+) -> Tensor:
+    from regard.models.parts import ACTIVATIONS
+
+    y = linear(x if norm is None else norm(x), weight, bias)
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = ACTIVATIONS[activation or ""](gate) * up
+    elif activation is not None:
+        y = ACTIVATIONS[activation](y)
+    return y if residual is None else y + residual
+
+
+def place(
+    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, rotary: object, steady: Steady, heads: int
+) -> Tensor:
+    """Queries (B, H, D) turned to their position; keys and values written into the caches."""
+    from regard.models.decoding import kernels
+
+    batch, kv_heads, room, head_dim = k.shape
+    q = qkv.new_empty(batch, heads, head_dim)
+    turn = angles is not None and isinstance(rotary, Rotary)
+    cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
+    kernels.place[(batch, heads + 2 * kv_heads)](
+        qkv, cos, sin, q, k, v, steady.at, heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2,
+        room, TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved",
+        BLOCK=power_of_two(head_dim), num_warps=1,
+    )  # fmt: skip
+    return q
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, steady: Steady, scale: float) -> Tensor:
+    """Attention of q (B, H, D) over the positions written so far: (B, H·D)."""
+    from regard.models.decoding import kernels
+
+    (batch, heads, head_dim), kv_heads, room = q.shape, k.shape[1], k.shape[2]
+    pieces, group = (room + CHUNK - 1) // CHUNK, heads // kv_heads
+    sums = q.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
+    most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
+    block = max(16, power_of_two(head_dim))
+    kernels.attend[(batch * kv_heads, pieces)](
+        q, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim, room, pieces, scale,
+        GROUP=group, PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    out = q.new_empty(batch, heads * head_dim)
+    kernels.combine[(batch * heads,)](
+        sums, most, total, steady.start, steady.at, out, heads, head_dim, pieces,
+        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How `project` is cut: rows and columns of a program's tile, and its warps."""
+
+    rows: int
+    inputs: int
+    warps: int
+
+
+def cut(rows: int) -> Cut:
+    """What was fastest on an H200: of few rows many programs, of many rows more bytes in flight in each."""
+    return Cut(2, 1024, 4) if rows < FEW else Cut(8, 512, 4)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n.
+
+    >>> power_of_two(20)
+    32
+    """
+    return 1 << (n - 1).bit_length()
+
+
+def _kind(norm: nn.Module | None) -> int:
+    return 0 if norm is None else 1 if isinstance(norm, nn.RMSNorm) else 2
+
+
+def _eps(norm: Any, dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps if norm.eps is None else norm.eps)
+
+
+def _shift(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return norm.bias if isinstance(norm, nn.LayerNorm) and norm.bias is not None else x

@@ -1,0 +1,109 @@
+"""DistilBERT (Sanh et al. 2019): a BERT of half the layers, taught by a whole one.
+
+Peculiar: no segments and no pooler; settings and weights have names of their own; the norms' epsilon is no setting.
+In training regard's block also drops out what attention adds, as BERT does and DistilBERT does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.models.family import Family, Task
+from regard.models.heads import FirstToken, Labels, LanguageHead, Transform
+from regard.models.parts import Block, Embedding, Tower, encoder_block
+from regard.models.settings import Settings
+from regard.models.sources import Names, Rows
+from regard.models.text_model import TextModel
+
+__all__ = ["FAMILY"]
+
+LAYER = "transformer.layer.{i}."
+NAMES: Names = {
+    "tower.embed.tokens": "embeddings.word_embeddings",
+    "tower.embed.positions": "embeddings.position_embeddings",
+    "tower.embed.norm": "embeddings.LayerNorm",
+    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.{name}_lin" for name in "qkv")),
+    "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.out_lin",
+    "tower.blocks.{i}.attention_norm": f"{LAYER}sa_layer_norm",
+    "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}ffn.lin1",
+    "tower.blocks.{i}.feed_forward.w_out": f"{LAYER}ffn.lin2",
+    "tower.blocks.{i}.feed_forward_norm": f"{LAYER}output_layer_norm",
+}
+WORDS: Names = {
+    "head.transform.dense": "vocab_transform",
+    "head.transform.norm": "vocab_layer_norm",
+    "head.words": "vocab_projector",
+    "head.bias": "vocab_projector.bias",
+}
+EPS = 1e-12
+
+
+def tower(settings: Settings) -> Tower:
+    """Embedding and blocks."""
+    d, dropout = settings.whole("dim"), settings.number("dropout", 0.1)
+    embed = Embedding(
+        settings.whole("vocab_size"),
+        d,
+        positions=nn.Embedding(settings.whole("max_position_embeddings"), d),
+        norm=nn.LayerNorm(d, EPS),
+        dropout=dropout,
+    )
+
+    def block() -> Block:
+        return encoder_block(
+            d,
+            settings.whole("n_heads"),
+            settings.whole("hidden_dim"),
+            settings.text("activation", "gelu"),
+            eps=EPS,
+            dropout=dropout,
+            attention_dropout=settings.number("attention_dropout", 0.1),
+        )
+
+    return Tower(embed, [block() for _ in range(settings.layers("n_layers"))], causal=False)
+
+
+def words(settings: Settings) -> LanguageHead:
+    """The masked LM: transformed vectors scored against the token table, or one of its own."""
+    d, vocabulary = settings.whole("dim"), settings.whole("vocab_size")
+    transform = Transform(d, d, settings.text("activation", "gelu"), nn.LayerNorm(d, EPS))
+    return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
+
+
+def build(settings: Settings, task: str) -> TextModel:
+    """The model for a task."""
+    d, n = settings.whole("dim"), len(settings.labels())
+    text, answer = settings.number("seq_classif_dropout", 0.2), settings.number("qa_dropout", 0.1)
+    settings.only("tie_weights_", True)  # the first models say so; `tie_word_embeddings` is what is read now
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "fill": lambda: words(settings),
+        "classify": lambda: FirstToken(d, n, "relu", dropout=text),
+        "tag": lambda: Labels(d, n, pooled=False, dropout=settings.number("dropout", 0.1)),
+        "answer": lambda: Labels(d, 2, pooled=False, dropout=answer),
+        "none": lambda: None,
+    }
+    return TextModel(settings, tower(settings), head=heads[task]())
+
+
+FAMILY = Family(
+    title="DistilBERT",
+    model_type="distilbert",
+    prefix="distilbert",
+    build=build,
+    names=lambda settings: NAMES,
+    tasks={
+        "none": Task(architecture="DistilBertModel"),
+        "fill": Task(architecture="DistilBertForMaskedLM", names=WORDS),
+        "classify": Task(
+            architecture="DistilBertForSequenceClassification",
+            names={"head.dense": "pre_classifier", "head.score": "classifier"},
+        ),
+        "tag": Task(architecture="DistilBertForTokenClassification", names={"head.score": "classifier"}),
+        "answer": Task(architecture="DistilBertForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    ignored=(r"embeddings\.position_ids$", r"^vocab_projector\.weight$"),
+    # Sines and cosines or not, the table of positions is in the checkpoint.
+    harmless=("sinusoidal_pos_embds",),
+)

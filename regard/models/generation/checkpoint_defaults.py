@@ -1,0 +1,240 @@
+"""How a checkpoint wants its text generated: generation_config.json, or the keys of older config.json files.
+
+What is not understood, and not at the value that changes nothing, is refused. It does not know any model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard.models.generation.beams import Beams
+from regard.models.generation.choosing import check_whole
+from regard.models.generation.stopping import read_eos, read_stop
+
+__all__ = ["Defaults"]
+
+READ = frozenset(
+    [
+        "bad_words_ids",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "do_sample",
+        "early_stopping",
+        "eos_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_beams",
+        "pad_token_id",
+        "repetition_penalty",
+        "stop_strings",
+        "suppress_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+    ]
+)
+NEUTRAL: Mapping[str, object] = {
+    "begin_suppress_tokens": None,
+    "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1.0,
+    "max_time": None,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": None,
+    "remove_invalid_values": False,
+    "renormalize_logits": False,
+    "sequence_bias": None,
+    "token_healing": False,
+    "top_h": None,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}
+"""Keys that change the text, which generation here does not do, and the value at which they change nothing."""
+HARMLESS = frozenset(
+    [
+        "_commit_hash",
+        "_from_model_config",
+        "_original_object_hash",
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_ensemble_weight",
+        "assistant_lookbehind",
+        "cache_config",
+        "cache_implementation",
+        "compile_config",
+        "disable_compile",
+        "is_assistant",
+        "low_memory",
+        "max_cache_len",
+        "max_matching_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "output_attentions",
+        "output_hidden_states",
+        "output_logits",
+        "output_scores",
+        "prefill_chunk_size",
+        "prompt_lookup_num_tokens",
+        "return_dict_in_generate",
+        "return_legacy_cache",
+        "speculation_type",
+        "target_lookbehind",
+        "transformers_version",
+        "use_cache",
+        "use_mtp",
+    ]
+)
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+NO_BEAMS = Beams(1)
+TOP_K = 50  # what transformers samples among where a checkpoint samples and does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What a checkpoint says of generating; None or the neutral value where it says nothing.
+
+    >>> Defaults.read({"num_beams": 4, "max_length": 142, "eos_token_id": [2, 7]}, {}).beams.width
+    4
+    >>> Defaults.read({"typical_p": 0.9}, {})
+    Traceback (most recent call last):
+        ...
+    ValueError: generation_config.json asks for typical_p = 0.9, which changes the text and is not offered. To go on \
+without, name it: ignore=["typical_p"]
+
+    new_tokens, max_length: how many new tokens, or tokens with the prompt's, at most.  samples: is a token drawn.
+    eos: tokens that end a text.  start: what a decoder begins with.  The others as in `Choice` and `generate`.
+    """
+
+    new_tokens: int | None = None
+    max_length: int | None = None
+    min_new: int = 0
+    min_length: int = 0
+    samples: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    banned: tuple[int, ...] = ()
+    forced_first: int | None = None
+    forced_last: int | None = None
+    beams: Beams = NO_BEAMS
+    stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    bos: int | None = None
+    start: int | None = None
+
+    @classmethod
+    def read(
+        cls, generation: Mapping[str, Any] | None, config: Mapping[str, Any], *, ignore: Iterable[str] = ()
+    ) -> Defaults:
+        """From generation_config.json, None if there is none, and config.json.
+
+        Where there is the one, the other only says which tokens are which.  ignore: keys to go on without.
+
+        Raises ValueError for values that cannot be used, and for keys that change the text and are not understood.
+        """
+        ignored = set(ignore)
+        if generation is None:
+            known = READ | NEUTRAL.keys()
+            where, values = "config.json", {key: value for key, value in config.items() if key in known}
+        else:
+            where, values = "generation_config.json", {**{key: config.get(key) for key in TOKENS}, **_said(generation)}
+        values = {key: value for key, value in values.items() if key not in ignored}
+        _refuse(values, where)
+        try:
+            return cls._of(_said(values))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> Defaults:
+        get = values.get
+        eos, samples = read_eos(get("eos_token_id")), bool(get("do_sample", False))
+        for key in ("max_new_tokens", "max_length"):
+            check_whole(key, get(key), 1)
+        return cls(
+            new_tokens=get("max_new_tokens"),
+            max_length=get("max_length"),
+            min_new=get("min_new_tokens", 0),
+            min_length=0 if get("min_new_tokens") is not None else get("min_length", 0),
+            samples=samples,
+            temperature=get("temperature", 1.0),
+            top_k=_on(get("top_k", TOP_K if samples else None)),
+            top_p=get("top_p"),
+            min_p=get("min_p"),
+            repetition_penalty=get("repetition_penalty", 1.0),
+            no_repeat_ngram=get("no_repeat_ngram_size", 0),
+            banned=_banned(get("bad_words_ids", []), get("suppress_tokens", []), eos),
+            forced_first=_token("forced_bos_token_id", get("forced_bos_token_id")),
+            forced_last=_token("forced_eos_token_id", get("forced_eos_token_id")),
+            beams=Beams(get("num_beams", 1), get("length_penalty", 1.0), get("early_stopping", False)),
+            stop=read_stop(get("stop_strings", ())),
+            eos=eos,
+            pad=_token("pad_token_id", get("pad_token_id")),
+            bos=_token("bos_token_id", get("bos_token_id")),
+            start=_token("decoder_start_token_id", get("decoder_start_token_id")),
+        )
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _refuse(values: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for keys that change the text in a way that is not offered, or whose meaning is not known."""
+    unknown = {
+        key: value
+        for key, value in values.items()
+        if key not in READ and key not in HARMLESS and value not in (None, [], {}, NEUTRAL.get(key))
+    }
+    if unknown:
+        said = ", ".join(f"{key} = {value!r:.60}" for key, value in unknown.items())
+        which = "them" if len(unknown) > 1 else "it"
+        raise ValueError(
+            f"{where} asks for {said}, which changes the text and is not offered. "
+            f"To go on without, name {which}: ignore={json.dumps(list(unknown))}"
+        )
+
+
+def _on(value: int | None) -> int | None:
+    """0 switches it off."""
+    return value or None
+
+
+def _token(name: str, value: object) -> int | None:
+    """One token; some files write it as a list of one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ValueError(f"{name} must be one token, got {value!r:.60}")
+    return value
+
+
+def _banned(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens never chosen. Words of several cannot be banned; what ends a text is not, as in `transformers`."""
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words) or not isinstance(tokens, list):
+        raise ValueError("bad_words_ids must be a list of lists of tokens, and suppress_tokens a list of tokens")
+    long = [word for word in words if len(word) != 1]
+    if long:
+        raise ValueError(
+            f'bad_words_ids holds {long[0]!r:.60}, and only single tokens can be banned: ignore=["bad_words_ids"]'
+        )
+    return tuple(dict.fromkeys(word[0] for word in [*words, *([token] for token in tokens)] if word[0] not in eos))

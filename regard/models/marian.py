@@ -1,0 +1,64 @@
+"""Marian (Junczys-Dowmunt et al. 2018): the 2017 Transformer as OPUS-MT's translators between many languages have it.
+
+Peculiar: all sines come before all cosines; source and target may have vocabularies of their own; swish; a constant is
+added to the score of each word, as in BART. Sines have no end, so max_position_embeddings is no limit here.
+"""
+
+from __future__ import annotations
+
+from regard.models.bart import HARMLESS, WORDS, words
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.family import Family, Task
+from regard.models.parts import Embedding, Waves
+from regard.models.settings import Settings
+from regard.models.sources import Names
+from regard.models.transformer import BLOCKS, refuse_others, tower
+
+__all__ = ["FAMILY"]
+
+
+def names(settings: Settings) -> Names:
+    """The body's weights: one table of words, or one on each side."""
+    if settings.flag("share_encoder_decoder_embeddings", True):
+        return {**BLOCKS, "encoder.embed.tokens": "shared"}
+    return {**BLOCKS, **{f"{side}.embed.tokens": f"{side}.embed_tokens" for side in ("encoder", "decoder")}}
+
+
+def build(settings: Settings, task: str) -> EncoderDecoder:
+    """The model for a task."""
+    d, source = settings.whole("d_model"), settings.whole("vocab_size")
+    shared = settings.flag("share_encoder_decoder_embeddings", True)
+    target = settings.whole("decoder_vocab_size", source)
+    refuse_others(settings, normed=False, waves=True)
+    if shared:
+        settings.only("decoder_vocab_size", source)
+        settings.only("tie_word_embeddings", True)
+
+    def embed(vocabulary: int) -> Embedding:
+        scale = d**0.5 if settings.flag("scale_embedding", False) else 1.0
+        waves = Waves(d, halves=True)
+        return Embedding(vocabulary, d, positions=waves, scale=scale, dropout=settings.number("dropout", 0.1))
+
+    encoder = tower(settings, "encoder", embed(source), "gelu")
+    decoder = tower(settings, "decoder", embed(target), "gelu")
+    if shared:
+        decoder.embed.tokens = encoder.embed.tokens
+    head = words(target, None if settings.tied() else d) if task == "generate" else None
+    start = settings.whole("decoder_start_token_id", 58100, least=0)
+    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=False, head=head)
+
+
+FAMILY = Family(
+    title="Marian",
+    model_type="marian",
+    prefix="model",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="MarianModel"),
+        "generate": Task(architecture="MarianMTModel", names=WORDS),
+    },
+    # The sines, and the one table of words once more under other names.
+    ignored=(r"(encoder|decoder)\.(embed_positions|embed_tokens)\.weight$", r"^lm_head\.weight$"),
+    harmless=(*HARMLESS, "max_position_embeddings", "extra_pos_embeddings"),
+)

@@ -1,0 +1,35 @@
+"""The small JSON files beside config.json: how text is generated, how vectors are pooled. It knows no key of theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["read_side"]
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
+    """The object (dict) or list that directory/name holds; None where there is no such file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "generation_config.json").write_text('{"num_beams": 4}')
+    ...     read_side(Path(folder), "generation_config.json", dict), read_side(Path(folder), "modules.json", list)
+    ({'num_beams': 4}, None)
+
+    Raises ValueError for what is not JSON of this kind.
+    """
+    path = None if directory is None else directory / name
+    if path is None or not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise ValueError(f"{path} must hold {wanted}, it holds {type(values).__name__}")
+    return values

@@ -1,0 +1,157 @@
+"""T5 (Raffel et al. 2019): an encoder–decoder that takes every task as text to text; v1.0, v1.1 and FLAN.
+
+Peculiar: distances between positions are put in buckets, each with a learnt number per head, added to the scores in
+every block of a tower; scores are not scaled; root-mean-square norms before each part and at the end; no biases.
+v1.0: ReLU, and words are scored with the table that embeds them, times 1/√d. v1.1: gated GELU and a table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.family import Family, Task
+from regard.models.heads import EndToken, Labels, LanguageHead
+from regard.models.model import Model
+from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.settings import Settings
+from regard.models.sources import Names, Rows
+from regard.models.text_model import TextModel
+from regard.positions import T5
+
+__all__ = ["FAMILY"]
+
+
+def names(settings: Settings) -> Names:
+    """The body's weights. A lone encoder is called `tower` here, and in the file what it is called beside a decoder."""
+    _, gated = _feed_forward(settings)
+    both = {"encoder.embed.tokens": "shared", **_tower("encoder", 1, gated), **_tower("decoder", 2, gated)}
+    lone = {f"tower{name.removeprefix('encoder')}": s for name, s in both.items() if name.startswith("encoder")}
+    return {**both, **lone}
+
+
+def _tower(side: str, last: int, gated: bool) -> Names:
+    """last: number of the feed-forward among a block's parts."""
+    ours, theirs = side + ".blocks.{i}.", side + ".block.{i}.layer."
+    first, inner = f"{side}.block.0.layer.0.", f"{theirs}{last}.DenseReluDense."
+    return {
+        f"{ours}attention.w_qkv": Rows(*(f"{theirs}0.SelfAttention.{x}" for x in "qkv")),
+        f"{ours}attention.w_o": f"{theirs}0.SelfAttention.o",
+        f"{side}.blocks.0.attention.position.table": f"{first}SelfAttention.relative_attention_bias.weight",
+        f"{ours}attention_norm": f"{theirs}0.layer_norm",
+        f"{ours}cross.w_qkv": Rows(*(f"{theirs}1.EncDecAttention.{x}" for x in "qkv")),
+        f"{ours}cross.w_o": f"{theirs}1.EncDecAttention.o",
+        f"{ours}cross_norm": f"{theirs}1.layer_norm",
+        f"{ours}feed_forward.w_in": Rows(f"{inner}wi_0", f"{inner}wi_1") if gated else f"{inner}wi",
+        f"{ours}feed_forward.w_out": f"{inner}wo",
+        f"{ours}feed_forward_norm": f"{theirs}{last}.layer_norm",
+        f"{side}.norm": f"{side}.final_layer_norm",
+    }
+
+
+def _feed_forward(settings: Settings) -> tuple[str, bool]:
+    """The activation, and whether it gates: feed_forward_proj says both, and newer keys overrule it."""
+    said = settings.text("feed_forward_proj", "relu")
+    function = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
+    return settings.text("dense_act_fn", function), settings.flag("is_gated_act", said.startswith("gated-"))
+
+
+def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
+    """One side, its blocks sharing one table of distances."""
+    d, heads, width = settings.whole("d_model"), settings.whole("num_heads"), settings.whole("d_kv")
+    eps, dropout = settings.number("layer_norm_epsilon", 1e-6), settings.number("dropout_rate", 0.1)
+    inner, (function, gated) = settings.whole("d_ff"), _feed_forward(settings)
+    distances = T5(
+        heads,
+        buckets=settings.whole("relative_attention_num_buckets", 32),
+        max_distance=settings.whole("relative_attention_max_distance", 128),
+        bidirectional=not decoder,
+    )
+
+    def attention(position: T5 | None) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            d, heads, head_dim=width, bias=False, fused=True, scale=1.0, position=position, dropout=dropout
+        )
+
+    def block() -> Block:
+        return Block(
+            attention(distances),
+            FeedForward(d, inner, function, gated=gated, bias=False, dropout=dropout),
+            [nn.RMSNorm(d, eps) for _ in range(3 if decoder else 2)],
+            norm_first=True,
+            cross=attention(None) if decoder else None,
+            dropout=dropout,
+        )
+
+    embed = Embedding(settings.whole("vocab_size"), d, dropout=dropout)
+    blocks = [block() for _ in range(layers)]
+    return Tower(embed, blocks, causal=decoder, norm=nn.RMSNorm(d, eps), dropout=dropout)
+
+
+def settle(settings: Settings, stored: Collection[str]) -> Settings:
+    """Words have a table of their own where the file has one: `transformers` 5 writes that T5 never does."""
+    if "lm_head.weight" not in stored:
+        return settings
+    scaled = settings.flag("scale_decoder_outputs", settings.tied())
+    said = {"tie_word_embeddings": False, "scale_decoder_outputs": scaled}
+    return Settings(settings.values | said, settings.where)
+
+
+def build(settings: Settings, task: str) -> Model:
+    """The model for a task."""
+    d, layers, tied = settings.whole("d_model"), settings.layers("num_layers"), settings.tied()
+    depth, dropout = settings.layers("num_decoder_layers", layers), settings.number("classifier_dropout", 0.0)
+    scale = d**-0.5 if settings.flag("scale_decoder_outputs", tied) else 1.0
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "generate": lambda: LanguageHead(settings.whole("vocab_size"), None if tied else d, scale=scale),
+        "classify": lambda: EndToken(
+            d, len(settings.labels()), settings.whole("eos_token_id", 1, least=0), dropout=dropout
+        ),
+        "tag": lambda: Labels(d, len(settings.labels()), pooled=False, dropout=dropout),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "encode": lambda: None,
+        "none": lambda: None,
+    }
+    encoder, head = tower(settings, layers, decoder=False), heads[task]()
+    if task in ("encode", "tag"):
+        return TextModel(settings, encoder, head=head)
+    decoder = tower(settings, depth, decoder=True)
+    decoder.embed.tokens = encoder.embed.tokens
+    start = settings.whole("decoder_start_token_id", settings.whole("pad_token_id", 0, least=0), least=0)
+    rereads = task in ("classify", "answer")
+    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=rereads, head=head)
+
+
+DECODER = (r"^(transformer\.)?decoder\.", r"^lm_head\.weight$")
+
+FAMILY = Family(
+    title="T5",
+    model_type="t5",
+    prefix="",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="T5Model"),
+        "generate": Task(architecture="T5ForConditionalGeneration", names={"head.words": "lm_head"}),
+        "encode": Task(architecture="T5EncoderModel", unused=DECODER),
+        "classify": Task(
+            architecture="T5ForSequenceClassification",
+            names={"head.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
+            prefix="transformer",
+        ),
+        "tag": Task(
+            architecture="T5ForTokenClassification",
+            names={"head.score": "classifier"},
+            prefix="transformer",
+            unused=DECODER,
+        ),
+        "answer": Task(architecture="T5ForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    # The one table of words under other names, and a table that was never looked at.
+    ignored=(r"(encoder|decoder)\.embed_tokens\.weight$", r"EncDecAttention\.relative_attention_bias\.weight$"),
+    harmless=("n_positions",),
+    settle=settle,
+)

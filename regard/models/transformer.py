@@ -1,0 +1,175 @@
+"""The Transformer (Vaswani et al. 2017): an encoder reads a text, a decoder writes another while looking at it.
+
+Peculiar: positions are sines and cosines, added to embeddings × √d; blocks norm after adding, and there is no norm at
+the end; one table embeds the words of both sides and scores the words to come; the feed-forward is ReLU.
+
+    >>> from torch.nn.functional import cross_entropy
+    >>> model = transformer(37, start=1, d_model=12, heads=3, layers=2, d_ff=20)
+    >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
+    >>> logits = model(source, target=shift_right(target, model.start)).logits  # (5, 11, 37)
+    >>> cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=0.1).ndim
+    0
+
+BART and Marian are this model with other values: they take their blocks, and the names of their weights, from here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from regard.layers import Joined, MultiHeadAttention
+from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.family import Family, Task
+from regard.models.heads import LanguageHead
+from regard.models.parts import Block, Embedding, FeedForward, Tower, Waves
+from regard.models.settings import Settings
+from regard.models.sources import Names, Rows
+from regard.rotary import whole
+
+__all__ = ["BLOCKS", "FAMILY", "refuse_others", "shift_right", "tower", "transformer"]
+
+
+def _blocks(side: str) -> Names:
+    ours, theirs = side + ".blocks.{i}.", side + ".layers.{i}."
+    return {
+        f"{ours}attention.w_qkv": Rows(*(f"{theirs}self_attn.{x}_proj" for x in "qkv")),
+        f"{ours}attention.w_o": f"{theirs}self_attn.out_proj",
+        f"{ours}attention_norm": f"{theirs}self_attn_layer_norm",
+        f"{ours}cross.w_qkv": Rows(*(f"{theirs}encoder_attn.{x}_proj" for x in "qkv")),
+        f"{ours}cross.w_o": f"{theirs}encoder_attn.out_proj",
+        f"{ours}cross_norm": f"{theirs}encoder_attn_layer_norm",
+        f"{ours}feed_forward.w_in": f"{theirs}fc1",
+        f"{ours}feed_forward.w_out": f"{theirs}fc2",
+        f"{ours}feed_forward_norm": f"{theirs}final_layer_norm",
+    }
+
+
+BLOCKS: Names = {**_blocks("encoder"), **_blocks("decoder")}
+NAMES: Names = {**BLOCKS, "encoder.embed.tokens": "shared"}
+
+
+def tower(settings: Settings, side: str, embed: Embedding, function: str) -> Tower:
+    """One side. side: "encoder" or "decoder".  function: the activation where config.json names none."""
+    d, heads = settings.whole("d_model"), settings.whole(f"{side}_attention_heads")
+    inner, dropout = settings.whole(f"{side}_ffn_dim"), settings.number("dropout", 0.1)
+    unseen = settings.number("attention_dropout", 0.0)
+    function = settings.text("activation_function", function)
+    decoder = side == "decoder"
+
+    def block() -> Block:
+        return Block(
+            MultiHeadAttention(d, heads, fused=True, dropout=unseen),
+            FeedForward(d, inner, function, dropout=settings.number("activation_dropout", 0.0)),
+            [nn.LayerNorm(d) for _ in range(3 if decoder else 2)],
+            norm_first=False,
+            cross=MultiHeadAttention(d, heads, fused=True, dropout=unseen) if decoder else None,
+            dropout=dropout,
+        )
+
+    return Tower(embed, [block() for _ in range(settings.layers(f"{side}_layers"))], causal=decoder)
+
+
+def refuse_others(settings: Settings, *, normed: bool, waves: bool) -> None:
+    """Older config.json say what BART and Marian are like: refuse what they are not.
+
+    normed: are embeddings normed.  waves: are positions sines.
+    """
+    for key, value in (("normalize_before", False), ("add_final_layer_norm", False), ("add_bias_logits", False)):
+        settings.only(key, value)
+    settings.only("normalize_embedding", normed)
+    settings.only("static_position_embeddings", waves)
+    settings.only("num_hidden_layers", settings.layers("encoder_layers"))
+
+
+def build(settings: Settings, task: str) -> EncoderDecoder:
+    """The model for a task, written by regard: `transformers` has no such family."""
+    d, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
+
+    def embed() -> Embedding:
+        dropout = settings.number("dropout", 0.1)
+        return Embedding(vocabulary, d, positions=Waves(d), scale=d**0.5, dropout=dropout)
+
+    encoder, decoder = (tower(settings, side, embed(), "relu") for side in ("encoder", "decoder"))
+    decoder.embed.tokens = encoder.embed.tokens
+    head = LanguageHead(vocabulary, None) if task == "generate" else None
+    start = settings.whole("decoder_start_token_id", least=0)
+    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=False, head=head)
+
+
+FAMILY = Family(
+    title="Transformer",
+    model_type="transformer",
+    prefix="model",
+    build=build,
+    names=lambda settings: NAMES,
+    tasks={"none": Task(architecture="TransformerBody"), "generate": Task(architecture="Transformer")},
+)
+
+
+def transformer(
+    vocabulary: int,
+    *,
+    start: int,
+    end: int | None = None,
+    pad: int | None = None,
+    d_model: int = 512,
+    heads: int = 8,
+    layers: int = 6,
+    d_ff: int = 2048,
+    dropout: float = 0.1,
+) -> EncoderDecoder:
+    """The model of the paper with first weights, ready to be trained: by default the base model.
+
+    >>> with torch.device("meta"):  # to count it without making it
+    ...     base = transformer(37000, start=1)
+    >>> sum(p.numel() for p in base.parameters())
+    63082496
+
+    vocabulary: how many tokens, of both languages.  start, end, pad: ids of the tokens that the decoder begins with,
+    that ends a text, and that fills a batch, where there are such.  layers: blocks on each side.
+    dropout: on embeddings and on what each part adds, in training only. The big model: d_model=1024, heads=16,
+    d_ff=4096, dropout=0.3.
+
+    Weights are drawn as the authors drew them: matrices uniformly by Xavier, each of query, key and value by itself,
+    embeddings with variance 1/d, biases 0. `save` writes what `regard.load` opens; `transformers` has no such model.
+    Raises ValueError or TypeError for sizes that are none, or do not fit each other.
+    """
+    size = whole("vocabulary", vocabulary, 1)
+    for name, token in (("start", start), ("end", end), ("pad", pad)):
+        if token is not None and not 0 <= token < size:
+            raise ValueError(f"{name} is {token}, and ids are 0 to {size - 1}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    numbers = {"layers": layers, "attention_heads": heads, "ffn_dim": d_ff}
+    for name, n in (("d_model", d_model), ("heads", heads), ("layers", layers), ("d_ff", d_ff)):
+        whole(name, n, 1)
+    values = {
+        "model_type": FAMILY.model_type,
+        "vocab_size": size,
+        "d_model": d_model,
+        **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in numbers.items()},
+        "activation_function": "relu",
+        "dropout": dropout,
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": start,
+        "eos_token_id": end,
+        "pad_token_id": pad,
+    }
+    model = build(Settings(values, "transformer(…)"), "generate")
+    model.family, model.task = FAMILY, "generate"
+    _draw(model)
+    return model
+
+
+@torch.no_grad()
+def _draw(model: nn.Module) -> None:
+    """First weights; norms have theirs, 1 and 0, already."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            rows = module.rows if isinstance(module, Joined) else (module.out_features,)
+            for matrix in torch.split(module.weight, list(rows)):
+                nn.init.xavier_uniform_(matrix)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

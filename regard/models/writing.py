@@ -1,0 +1,293 @@
+"""Text written by a model: prompts in, continuations out, at once or as they become certain.
+
+What the caller does not say, the checkpoint does (generation/checkpoint_defaults.py). A decoder goes on from the
+prompt; of an encoder–decoder the encoder reads the prompt, and the decoder starts anew.
+
+It does not know how tokens are chosen: generation/ does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.models.asking import positions, require
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.generation.beams import Beams
+from regard.models.generation.checkpoint_defaults import Defaults
+from regard.models.generation.choosing import Choice
+from regard.models.generation.decoder import Decoder
+from regard.models.generation.generating import Stream, generate
+from regard.models.generation.pieces import Decode
+from regard.models.generation.stopping import Reason, read_stop
+from regard.models.model import Model
+from regard.models.side_files import read_side
+from regard.models.text_model import TextModel
+from regard.models.tokenizing import Tokenizer
+
+__all__ = ["Task", "Wishes", "Written", "beams_of", "stream", "write"]
+
+NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
+ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote; printing it prints the text.
+
+    >>> print(Written("The cat", " sat.", torch.tensor([332, 13]), "eos"))
+     sat.
+
+    text: the new text, without end token and stop string.  ids: (n,) new tokens, on the CPU, an end token included.
+    reason: why it ended: "eos", "stop" or "length".  score: of beams: summed log probability by length, else None.
+    """
+
+    prompt: str
+    text: str
+    ids: Tensor
+    reason: Reason
+    score: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Written({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the caller asks of the text; None where the checkpoint's own setting holds. See `Model.generate`."""
+
+    new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    beams: int | Beams | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore: Sequence[str] = ()
+
+    def choice(self, said: Defaults) -> Choice:
+        """How tokens are chosen: sampled if the caller asks for it, or the checkpoint does and the caller does not."""
+        temperature, top_k, top_p, min_p = self.temperature, self.top_k, self.top_p, self.min_p
+        if temperature is None:
+            samples = said.samples or bool(top_k) or top_p is not None or min_p is not None
+            temperature = said.temperature if samples else 0.0
+        if temperature != 0:
+            top_k = _first(top_k, said.top_k)
+            top_p, min_p = _first(top_p, said.top_p), _first(min_p, said.min_p)
+        penalty = _first(self.repetition_penalty, said.repetition_penalty)
+        return Choice(
+            temperature=temperature,
+            top_k=None if top_k == 0 else top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=1.0 if penalty is None else penalty,
+            no_repeat_ngram=said.no_repeat_ngram,
+            banned=said.banned,
+            min_new=said.min_new,
+            min_length=said.min_length,
+            forced_first=said.forced_first,
+            forced_last=said.forced_last,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A generation made ready: who decodes, from which tokens, and how many more at most."""
+
+    decoder: Decoder[Any]
+    ids: Tensor  # (B, N)
+    mask: Tensor | None  # (B, N)
+    decode: Decode
+    new_tokens: int
+    eos: tuple[int, ...]
+    pad: int
+    choice: Choice
+    beams: Beams
+    stop: tuple[str, ...]
+
+
+def write(
+    model: Model, prompts: str | Sequence[str], wishes: Wishes, on_token: Callable[[int], None] | None = None
+) -> Written | list[Written]:
+    """The continuation of a prompt, or of each; see `Model.generate`."""
+    texts = _prompts(prompts)
+    task = _task(model, texts, wishes)
+    made = generate(
+        task.decoder,
+        task.ids,
+        task.mask,
+        new_tokens=task.new_tokens,
+        eos=task.eos,
+        pad=task.pad,
+        choice=task.choice,
+        beams=task.beams,
+        decode=task.decode,
+        stop=task.stop,
+        on_token=on_token,
+    )
+    assert made.texts is not None
+    ids = made.ids.cpu()
+    scores = [None] * len(texts) if made.scores is None else made.scores.tolist()
+    rows = zip(texts, made.texts, ids, made.lengths, made.reasons, scores, strict=True)
+    written = [Written(prompt, text, row[:n], why, score) for prompt, text, row, n, why, score in rows]
+    return written[0] if isinstance(prompts, str) else written
+
+
+def stream(model: Model, prompt: str, wishes: Wishes) -> Iterator[str]:
+    """The continuation of a prompt, piece by piece; see `Model.stream`."""
+    if not isinstance(prompt, str):
+        raise TypeError(f"stream writes one text: prompt must be a str, got {type(prompt).__name__}")
+    task = _task(model, [prompt], wishes)
+    if task.beams.width != 1:
+        raise ValueError(
+            f"the text of {task.beams.width} beams is not known before the end, so it cannot be streamed: "
+            "model.generate(…) gives it, and model.stream(…, beams=1) does without beams"
+        )
+    return Stream(
+        task.decoder,
+        task.ids,
+        task.mask,
+        decode=task.decode,
+        new_tokens=task.new_tokens,
+        eos=task.eos,
+        pad=task.pad,
+        choice=task.choice,
+        stop=task.stop,
+    ).text()
+
+
+def beams_of(model: Model, wishes: Wishes) -> int:
+    """How many beams a generation will have, by the caller's wish or the checkpoint's."""
+    return _beams(wishes, _defaults(model, wishes)).width
+
+
+# ---------------------------------------------------------------------------------------------------------- made ready
+
+
+def _task(model: Model, texts: list[str], wishes: Wishes) -> Task:
+    require(model, "generate", "generate")
+    said = _defaults(model, wishes)
+    decoder: Decoder[Any]
+    mask: Tensor | None
+    ids, mask = _read(model, texts, said)
+    decode = _text_after(model, None if isinstance(model, EncoderDecoder) else ids)
+    if isinstance(model, EncoderDecoder):
+        decoder, most = model.read(ids, mask), model.decoder.embed.most
+        start = model.start if said.start is None else said.start
+        ids, mask = torch.full((len(texts), 1), start, device=model.device), None
+    else:
+        assert isinstance(model, TextModel)
+        decoder, most = model, model.most
+    special = model.tokenizer.ids_of
+    eos = said.eos or (() if special.eos is None else (special.eos,))
+    pads = (said.pad, special.pad, *eos, 0)
+    return Task(
+        decoder,
+        ids,
+        mask,
+        decode,
+        _new_tokens(wishes, said, ids.shape[1], most),
+        eos,
+        next(pad for pad in pads if pad is not None),
+        wishes.choice(said),
+        _beams(wishes, said),
+        (*read_stop(wishes.stop), *said.stop),
+    )
+
+
+def _defaults(model: Model, wishes: Wishes) -> Defaults:
+    generation = read_side(model.directory, "generation_config.json", dict)
+    return Defaults.read(generation, model.settings.values, ignore=wishes.ignore)
+
+
+def _prompts(prompts: object) -> list[str]:
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
+    if not texts:
+        raise ValueError("there must be at least one prompt, got an empty list")
+    return list(texts)
+
+
+def _read(model: Model, texts: list[str], said: Defaults) -> tuple[Tensor, Tensor]:
+    """Prompts as ids and mask (B, N), padded on the left, on the model's device; an empty one is the start token."""
+    batch = model.tokenizer.batch(texts, pad="left")
+    ids, mask = batch.ids, batch.mask
+    empty = ~mask.any(1)
+    if bool(empty.any()):
+        bos = said.bos if said.bos is not None else model.tokenizer.ids_of.bos
+        if bos is None:
+            raise ValueError("the prompt is empty, and the checkpoint names no token to begin with: give a prompt")
+        if not ids.shape[1]:
+            ids, mask = ids.new_zeros(len(texts), 1), mask.new_zeros(len(texts), 1)
+        ids[empty, -1], mask[empty, -1] = bos, True
+    count, most = ids.shape[1], positions(model)
+    if most is not None and count > most:
+        raise ValueError(f"the prompt has {count} tokens, and the model has {most} positions: shorten it")
+    return ids.to(model.device), mask.to(model.device)
+
+
+def _new_tokens(wishes: Wishes, said: Defaults, start: int, most: int | None) -> int:
+    """How many new tokens at most. What nobody asked for by number gives way to the positions there are."""
+    if wishes.new_tokens is not None:
+        return wishes.new_tokens
+    if said.new_tokens is None and said.max_length is not None and said.max_length <= start:
+        raise ValueError(
+            f"the prompt has {start} tokens, and the checkpoint's max_length is {said.max_length} with the prompt's: "
+            "say how many new_tokens, or shorten the prompt"
+        )
+    of_length = NEW_TOKENS if said.max_length is None else said.max_length - start
+    new = of_length if said.new_tokens is None else said.new_tokens
+    if most is not None and start >= most:
+        raise ValueError(f"the prompt takes all of the model's {most} positions: shorten it")
+    return new if most is None else min(new, most - start)
+
+
+def _beams(wishes: Wishes, said: Defaults) -> Beams:
+    """The caller's number of beams, compared as the checkpoint compares them; a `Beams` says all itself."""
+    if wishes.beams is None:
+        return said.beams
+    if isinstance(wishes.beams, Beams):
+        return wishes.beams
+    return Beams(wishes.beams, said.beams.length_penalty, said.beams.early_stopping)
+
+
+def _text_after(model: Model, ids: Tensor | None) -> Decode:
+    """Turns new tokens into text, as it reads after the prompt's ids: sentencepiece drops the space of a first token.
+
+    Rows of the table beyond the tokenizer's vocabulary are no text.
+    """
+    tokenizer = model.tokenizer
+    anchor = [] if ids is None else _anchor(tokenizer, ids[:, -ANCHOR:].tolist())
+    before = len(tokenizer.decode(anchor)) if anchor else 0
+
+    def decode(new: list[int]) -> str:
+        return tokenizer.decode(anchor + [token for token in new if token < tokenizer.size])[before:]
+
+    return decode
+
+
+def _anchor(tokenizer: Tokenizer, rows: list[list[int]]) -> list[int]:
+    """The fewest tokens at the end of a prompt that are whole characters; any prompt's will do. None: no tokens."""
+    for row in rows:
+        for n in range(1, len(row) + 1):
+            text = tokenizer.decode(row[-n:])
+            if text and "\ufffd" not in text:
+                return row[-n:]
+    return []
+
+
+def _first(asked: T | None, said: T | None) -> T | None:
+    return said if asked is None else asked

@@ -1,0 +1,39 @@
+"""Triton functions by its interpreter, where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def interpreted(*kernels: ModuleType) -> Iterator[None]:
+    """Run the Triton functions of these modules, and triton's own, by its interpreter, and undo that.
+
+    TRITON_INTERPRET is read where a function is defined. triton's own are defined when somebody imports it, and
+    torch._dynamo does: so whatever is compiled by now is replaced.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    # The interpreter also writes into these, and leaves it at that.
+    language = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+    places = (*language, *kernels)
+    before = [dict(vars(place)) for place in places]
+    made: dict[int, InterpretedFunction[Any]] = {}
+    for place in places:
+        for name, value in list(vars(place).items()):
+            if isinstance(value, JITFunction):
+                setattr(place, name, made.setdefault(id(value), InterpretedFunction(value.fn)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield
+    for place, names in zip(places, before, strict=True):
+        for name, value in names.items():
+            if vars(place)[name] is not value:
+                setattr(place, name, value)

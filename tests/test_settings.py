@@ -1,0 +1,174 @@
+"""config.json read key by key: numbers of the right kind, defaults for null, and nothing left over in silence."""
+
+import re
+
+import pytest
+
+from regard.models.settings import Settings
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+def test_open_reads_the_config_of_a_directory(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 12, "이름": "값"}', encoding="utf-8")
+    settings = Settings.open(tmp_path)
+    assert settings.values == {"hidden_size": 12, "이름": "값"}
+    assert settings.where == str(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("files", "listed"),
+    [
+        ([], "nothing"),
+        (["b.txt", "a.bin"], "a.bin, b.txt"),
+        ([f"{i:02}" for i in range(13)], "00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11 …"),
+    ],
+)
+def test_a_directory_without_a_config_is_refused_with_what_it_holds(files, listed, tmp_path):
+    for name in files:
+        (tmp_path / name).touch()
+    message = rf"^{re.escape(str(tmp_path))} holds no config\.json, so no model: it holds {re.escape(listed)}$"
+    with pytest.raises(FileNotFoundError, match=message):
+        Settings.open(tmp_path)
+
+
+def test_a_directory_that_is_not_there_holds_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"it holds nothing$"):
+        Settings.open(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", r"config\.json is not JSON: Expecting property name"),
+        (b"", r"config\.json is not JSON: Expecting value"),
+        (b"\xff\xfe{}", r"config\.json is not JSON: 'utf-8' codec can't decode"),
+        (b"[1]", r"config\.json holds list, not a JSON object of settings$"),
+        (b"3", r"config\.json holds int, not a JSON object of settings$"),
+    ],
+)
+def test_a_config_that_is_no_object_is_refused(content, message, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Settings.open(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- the values
+
+
+def test_null_is_missing():
+    settings = Settings({"a": None, "b": 0})
+    assert "a" not in settings
+    assert "b" in settings
+    assert settings.get("a", 3) == 3
+    assert settings.get("b", 3) == 0
+    assert settings.get("c") is None
+    assert settings.whole("a", 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "got"),
+    [
+        (lambda s: s.whole("x"), 12, 12),
+        (lambda s: s.whole("x"), 2**31 - 1, 2**31 - 1),
+        (lambda s: s.whole("x", least=0), 0, 0),
+        (lambda s: s.layers("x"), 2000, 2000),
+        (lambda s: s.number("x"), 3, 3.0),
+        (lambda s: s.number("x"), 1e-5, 1e-5),
+        (lambda s: s.flag("x", True), False, False),
+        (lambda s: s.text("x"), "gelu", "gelu"),
+        (lambda s: s.tied(), None, True),
+        (lambda s: s.tied(False), None, False),
+        (lambda s: s.only("x", 1, 2), 2, None),
+        (lambda s: s.only("x", 1, 2), None, None),
+    ],
+)
+def test_values_of_the_right_kind_are_read(read, value, got):
+    made = read(Settings({"x": value}))
+    assert made == got
+    assert type(made) is type(got)
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "message"),
+    [
+        (lambda s: s.whole("x"), None, "x is missing"),
+        (lambda s: s.whole("x"), 0, "x must be a whole number from 1 to 2147483647, got 0"),
+        (lambda s: s.whole("x", least=0), -1, "x must be a whole number from 0 to 2147483647, got -1"),
+        (lambda s: s.whole("x"), 2**31, "x must be a whole number from 1 to 2147483647, got 2147483648"),
+        (lambda s: s.whole("x"), 12.0, "x must be a whole number from 1 to 2147483647, got 12.0"),
+        (lambda s: s.whole("x"), True, "x must be a whole number from 1 to 2147483647, got True"),
+        (lambda s: s.whole("x"), "12", "x must be a whole number from 1 to 2147483647, got '12'"),
+        (lambda s: s.layers("x"), 2001, "x is 2001, and no model has more than 2000 layers"),
+        (lambda s: s.number("x"), None, "x is missing"),
+        (lambda s: s.number("x"), "0.1", "x must be a number, got '0.1'"),
+        (lambda s: s.number("x"), False, "x must be a number, got False"),
+        (lambda s: s.flag("x", True), 1, "x must be true or false, got 1"),
+        (lambda s: s.text("x"), None, "x is missing"),
+        (lambda s: s.text("x", "gelu"), 3, "x must be a string, got 3"),
+        (lambda s: s.only("x", 1, None), 3, "x is 3, and only 1 or None is supported"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(read, value, message):
+    with pytest.raises(ValueError, match=f"^here: {re.escape(message)}$"):
+        read(Settings({"x": value}, "here"))
+
+
+def test_labels_are_named_in_the_order_of_their_numbers():
+    named = {str(i): f"label {i}" for i in (10, 2, 0, 1, 9)}
+    assert Settings({"id2label": named}).labels() == ("label 0", "label 1", "label 2", "label 9", "label 10")
+    assert Settings({"num_labels": 3}).labels() == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert Settings({}).labels() == ("LABEL_0", "LABEL_1")
+    assert Settings({}).labels(1) == ("LABEL_0",)
+    with pytest.raises(ValueError, match="num_labels must be a whole number"):
+        Settings({"num_labels": -1}).labels()
+
+
+# --------------------------------------------------------------------------------------------------- what nobody read
+
+
+def test_what_nobody_read_is_refused_by_name_and_value():
+    settings = Settings({"hidden_size": 12, "a": [1], "b": "x", "c": None, "model_type": "bert"}, "here")
+    settings.whole("hidden_size")
+    message = (
+        "here has keys that BERT does not know, and that may change what it computes: a = [1], b = 'x'. "
+        'If they do not, name them: regard.load(…, ignore=["a", "b"])'
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        settings.finish("BERT")
+
+
+def test_every_way_of_reading_counts_as_read():
+    settings = Settings({"a": 1, "b": 1, "c": 1.0, "d": True, "e": "x", "f": 1, "g": 1, "tie_word_embeddings": True})
+    assert set(settings.unread()) == set(settings.values)
+    settings.get("a"), settings.whole("b"), settings.number("c"), settings.flag("d", False), settings.text("e")
+    settings.only("f", 1), settings.layers("g"), settings.tied()
+    assert settings.unread() == {}
+    settings.finish("GPT-2")
+
+
+def test_asking_whether_a_key_is_there_does_not_read_it():
+    settings = Settings({"a": 1})
+    assert "a" in settings
+    assert settings.unread() == {"a": 1}
+
+
+def test_keys_may_be_harmless_always_to_the_family_or_to_the_user():
+    settings = Settings({"transformers_version": "5", "of_family": 1, "of_user": 2})
+    settings.finish("T5", harmless=("of_family",), ignore=["of_user"])
+    with pytest.raises(ValueError, match=r"compute.*: of_user = 2\. If"):
+        settings.finish("T5", harmless=("of_family",))
+    with pytest.raises(ValueError, match=r"compute.*: of_family = 1\. If"):
+        settings.finish("T5", ignore=["of_user"])
+
+
+@pytest.mark.parametrize("key", ["is_decoder", "add_cross_attention", "pruned_heads"])
+def test_what_turns_a_model_into_another_is_refused_unless_it_is_off(key):
+    off, on = ({}, {"0": [1]}) if key == "pruned_heads" else (False, True)
+    Settings({key: off}).finish("BERT")
+    Settings({key: None}).finish("BERT")
+    with pytest.raises(ValueError, match=rf"{key} is {re.escape(repr(on))}, and only {off} or None is supported"):
+        Settings({key: on}).finish("BERT")
+    read = Settings({key: on})
+    read.get(key)  # a family that knows what to do with it
+    read.finish("BERT")

@@ -1,0 +1,298 @@
+"""One safetensors file: what is written comes back; what is not whole or contradicts itself is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.models import tensor_file
+from regard.models.tensor_file import CODES, DTYPES, CheckpointError, Entry, TensorFile, check, write
+
+LIBRARY = safetensors.torch._TYPES
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Every bit pattern once in a while, but for bool, which has two."""
+    raw = torch.arange(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.int64).mul(37).to(torch.uint8)
+    return (raw % 2 == 0).reshape(shape) if dtype is torch.bool else raw.view(dtype).reshape(shape)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit: NaNs are equal to themselves, and fp8 needs no arithmetic."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return a.numel() == 0 or a.reshape(-1).view(torch.uint8).equal(b.reshape(-1).view(torch.uint8))
+
+
+def forged(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: object = "F32", shape: object = (2, 3), offsets: object = (0, 24)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def refusal(path: Path, raw: bytes) -> str:
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError) as caught:
+        TensorFile(path)
+    assert str(caught.value).startswith(f"cannot read {str(path)!r}: ")
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ it opens
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 5), (0,), (3, 0, 5)])
+@pytest.mark.parametrize("dtype", CODES)
+def test_a_tensor_of_any_dtype_and_shape_comes_back_bit_by_bit(path, dtype, shape):
+    tensor = filled(shape, dtype)
+    write(path, {"t": tensor})
+    assert same(TensorFile(path).view("t"), tensor)
+
+
+@pytest.mark.parametrize("dtype", LIBRARY.values())
+def test_the_safetensors_library_reads_what_we_write_and_we_read_what_it_writes(path, dtype):
+    tensors = {"a": filled((3, 5), dtype), "b": filled((), dtype), "c": filled((0, 2), dtype), "d": torch.ones(7)}
+    write(path, tensors)
+    assert {name: same(tensor, tensors[name]) for name, tensor in load_file(path).items()} == dict.fromkeys(
+        "abcd", True
+    )
+    save_file(tensors, path, {"format": "pt"})
+    ours = TensorFile(path)
+    assert {name: same(ours.view(name), tensor) for name, tensor in tensors.items()} == dict.fromkeys("abcd", True)
+
+
+def test_the_codes_are_those_of_the_safetensors_library():
+    assert LIBRARY.items() <= DTYPES.items()
+
+
+def test_entries_say_where_each_tensor_is_before_it_is_read(path):
+    write(path, {"b": torch.ones(5, dtype=torch.float16), "a": torch.ones(2, 3), "한": torch.tensor(True)})
+    file = TensorFile(path)
+    base = file.entries["a"].start
+    assert base % 8 == 0
+    assert list(file.entries.values()) == [
+        Entry("a", (2, 3), torch.float32, path, base),
+        Entry("b", (5,), torch.float16, path, base + 24),
+        Entry("한", (), torch.bool, path, base + 34),
+    ]
+    assert [e.nbytes for e in file.entries.values()] == [24, 10, 1]
+    assert file.metadata == {"format": "pt"}
+
+
+def test_every_tensor_is_aligned_whatever_the_order_it_came_in(path):
+    write(
+        path,
+        {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5, dtype=torch.float16), "c": torch.ones(1).double()},
+    )
+    assert all(e.start % e.dtype.itemsize == 0 for e in TensorFile(path).entries.values())
+
+
+def test_a_tensor_is_a_view_of_the_file_and_changing_it_leaves_the_file_alone(path):
+    write(path, {"a": torch.zeros(3), "b": torch.ones(5)})
+    before = path.read_bytes()
+    file = TensorFile(path)
+    a, b = file.view("a"), file.view("b")
+    a += 7
+    assert file.view("a").data_ptr() == a.data_ptr()
+    assert b.data_ptr() - a.data_ptr() == 12
+    assert file.view("a").tolist() == [7, 7, 7]
+    assert path.read_bytes() == before
+    assert TensorFile(path).view("a").tolist() == [0, 0, 0]
+
+
+def test_a_view_has_a_storage_of_its_own_size_so_that_saving_it_does_not_save_the_whole_file(path):
+    write(path, {"a": torch.zeros(3), "b": torch.ones(500)})
+    assert TensorFile(path).view("a").untyped_storage().nbytes() == 12
+
+
+def test_views_outlive_the_file_object_and_the_file_on_the_disk(path):
+    write(path, {"a": torch.arange(7)})
+    tensor = TensorFile(path).view("a")
+    path.unlink()
+    assert tensor.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_bytes_that_are_not_aligned_are_copied(path):
+    values = torch.tensor([1.5, -2.0])
+    raw = b"\x01" + values.numpy().tobytes()
+    header = {"odd": entry("BOOL", [1], [0, 1]), "t": entry("F32", [2], [1, 9])}
+    path.write_bytes(forged(header, raw))
+    file = TensorFile(path)
+    assert file.entries["t"].start % 4 != 0
+    assert file.view("t").equal(values)
+    assert file.view("t").data_ptr() % 4 == 0
+
+
+def test_a_file_without_metadata_or_without_tensors_opens(path):
+    path.write_bytes(forged({"t": entry("U8", [2], [0, 2])}, b"\x07\x09"))
+    assert TensorFile(path).metadata == {}
+    assert TensorFile(path).view("t").tolist() == [7, 9]
+    path.write_bytes(forged({}))
+    assert dict(TensorFile(path).entries) == {}
+
+
+def test_strided_turned_and_conjugate_tensors_are_written_as_they_read(path):
+    base = torch.arange(30, dtype=torch.float32).reshape(5, 6)
+    complex_ = torch.complex(base, -base)
+    tensors = {
+        "turned": base.T,
+        "stepped": base[::2, 1::3],
+        "spread": torch.ones(1).expand(3),
+        "conj": complex_.conj(),
+        "neg": complex_.conj().imag,
+        "grad": torch.nn.Parameter(base),
+    }
+    assert tensors["neg"].is_neg()
+    assert tensors["conj"].is_conj()
+    write(path, tensors)
+    file = TensorFile(path)
+    for name, tensor in tensors.items():
+        assert file.view(name).equal(tensor.detach().clone()), name
+
+
+def test_a_path_that_is_taken_is_not_overwritten(path):
+    write(path, {"a": torch.ones(2)})
+    with pytest.raises(FileExistsError):
+        write(path, {"a": torch.zeros(2)})
+    assert TensorFile(path).view("a").tolist() == [1, 1]
+
+
+# ---------------------------------------------------------------------------------------------------------- it refuses
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        ({"t": 7}, b"", "tensor 't' is 7, not a dtype, a shape and two data_offsets"),
+        ({"t": {"dtype": "F32", "shape": [1]}}, b"", "not a dtype, a shape and two data_offsets"),
+        ({"t": entry(offsets=[0, 24, 48])}, bytes(24), "not a dtype, a shape and two data_offsets"),
+        ({"t": {**entry(), "scale": 2}}, bytes(24), "not a dtype, a shape and two data_offsets"),
+        ({"t": entry(dtype="F4")}, bytes(24), "tensor 't' is of dtype 'F4'; regard reads BOOL, U8"),
+        ({"t": entry(shape=[2, -3])}, bytes(24), "tensor 't' has sizes that are no counts"),
+        ({"t": entry(shape=[2, 3.0])}, bytes(24), "tensor 't' has sizes that are no counts"),
+        ({"t": entry("U8", [True], [0, 1])}, bytes(1), "tensor 't' has sizes that are no counts"),
+        ({"t": entry("U8", [1], [0, True])}, bytes(1), "tensor 't' has sizes that are no counts"),
+        ({"t": entry("U8", [0], [-1, -1])}, b"", "tensor 't' has sizes that are no counts"),
+        ({"t": entry(shape=[2**40, 2**40])}, bytes(24), "is larger than tensors can be"),
+        ({"t": entry(shape=[0, 2**30, 2**30], offsets=[0, 0])}, b"", "is larger than tensors can be"),
+        ({"t": entry("U8", [1] * 65, [0, 1])}, bytes(1), "is larger than tensors can be"),
+        ({"t": entry(shape=[2, 5])}, bytes(24), "tensor 't' has 24 bytes, but its shape (2, 5) in F32 takes 40"),
+        ({"t": entry(offsets=[24, 0])}, bytes(24), "tensor 't' has -24 bytes, but its shape (2, 3) in F32 takes 24"),
+        ({"t": entry(offsets=[3, 27])}, bytes(27), "bytes 0 to 3 of its data belong to no tensor"),
+        ({"a": entry(), "b": entry(offsets=[26, 50])}, bytes(50), "bytes 24 to 26 of its data belong to no tensor"),
+        ({"a": entry(), "b": entry(offsets=[20, 44])}, bytes(44), "tensors 'a' and 'b' overlap in its data"),
+        ({"a": entry(), "b": entry()}, bytes(24), "tensors 'a' and 'b' overlap in its data"),
+        ({"a": entry()}, bytes(29), "it has 5 bytes after the last tensor"),
+        ({}, bytes(5), "it has 5 bytes after the last tensor"),
+        ({"__metadata__": ["pt"]}, b"", "its metadata are not text by name: ['pt']"),
+        ({"__metadata__": {"n": 7}}, b"", "its metadata are not text by name: {'n': 7}"),
+        (
+            {"__metadata__": {"format": "tf"}},
+            b"",
+            "its weights are laid out for 'tf', not 'pt'; open it with transformers 4",
+        ),
+        ({"__metadata__": {"format": "flax"}}, b"", "its weights are laid out for 'flax', not 'pt'"),
+        (b"{nonsense}", b"", "it is damaged: not JSON (Expecting property name"),
+        (b'{"\xff": 1}', b"", "it is damaged: not JSON ('utf-8' codec"),
+        (b'{"t": ' + b"9" * 5000 + b"}", b"", "it is damaged: not JSON (Exceeds the limit"),
+        (b'{"t":' + b"[" * 200_000, b"", "it is damaged: its JSON is nested too deep"),
+        (b'{"t": 1, "t": 2}', b"", "it is damaged: the key 't' comes 2 times"),
+        (b"[1, 2]  ", b"", "it is damaged or no safetensors file: it does not start with a header"),
+    ],
+)
+def test_a_header_that_contradicts_itself_or_its_file_is_refused(path, header, data, words):
+    assert words in refusal(path, forged(header, data))
+
+
+def test_json_that_is_no_object_is_refused():
+    with pytest.raises(CheckpointError, match=r"its JSON is no object, but \[1, 2\]; download or copy it again"):
+        tensor_file.parsed(b"[1, 2]")
+
+
+def test_a_file_cut_short_says_how_much_it_should_hold(path):
+    write(path, {"a": torch.arange(5), "b": torch.ones(3)})
+    whole = path.read_bytes()
+    base = 8 + int.from_bytes(whole[:8], "little")
+    assert len(whole) == base + 52
+    for size in range(len(whole)):
+        expected = "at least 8" if size < 8 else f"at least {base}" if size < base else f"{len(whole)}"
+        assert f"it is cut short: it should hold {expected} bytes and holds {size}; " in refusal(path, whole[:size])
+
+
+def test_a_header_longer_than_any_is_refused_before_memory_is_taken(path):
+    assert "does not start with a header" in refusal(path, (2**62).to_bytes(8, "little") + b"{}")
+    assert "does not start with a header" in refusal(path, (100_000_001).to_bytes(8, "little") + b"{}")
+    assert "at least 100,000,008 bytes" in refusal(path, (100_000_000).to_bytes(8, "little") + b"{}")
+
+
+def test_a_tensor_of_terabytes_is_refused_before_memory_is_taken(path):
+    header = {"t": entry("F32", [2**20, 2**20], [0, 2**42])}
+    raw = forged(header, bytes(24))
+    assert f"it should hold {len(raw) - 24 + 2**42:,} bytes and holds {len(raw)}; " in refusal(path, raw)
+
+
+def test_a_git_lfs_pointer_and_a_renamed_pickle_are_called_what_they_are(path):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 90868376\n"
+    assert "it is a Git LFS pointer, not the weights; fetch them with: git lfs pull" in refusal(path, pointer)
+    for new in (True, False):
+        torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=new)
+        said = refusal(path, path.read_bytes())
+        assert "it is a pickle by another name, which can run any code; convert it: AutoModel" in said
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_flipped_bytes_of_the_header_never_do_worse_than_a_checkpoint_error(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
+    path.unlink(missing_ok=True)
+    write(path, {"a": torch.arange(5), "b": torch.ones(3)})
+    raw = bytearray(path.read_bytes())
+    base = 8 + int.from_bytes(raw[:8], "little")
+    for place in data.draw(st.lists(st.integers(0, base - 1), min_size=1, max_size=3)):
+        raw[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        file = TensorFile(path)
+    except CheckpointError as error:
+        assert str(path) in str(error)  # noqa: PT017
+    else:  # names and metadata can change unseen; sizes cannot grow past the file
+        assert sum(e.nbytes for e in file.entries.values()) == 52
+        for e in file.entries.values():
+            assert file.view(e.name).nbytes == e.nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "kind", "words"),
+    [
+        (7, torch.ones(1), TypeError, "a tensor's name must be a string, got int: 7"),
+        ("__metadata__", torch.ones(1), ValueError, "no tensor can be named '__metadata__'"),
+        ("\ud800", torch.ones(1), ValueError, "half of a surrogate pair"),
+        ("t", [1.0], TypeError, "tensor 't' must be a torch tensor, got list"),
+        ("t", torch.ones(1, device="meta"), TypeError, "tensor 't' is on the meta device; a file holds dense"),
+        ("t", torch.ones(1).to_sparse(), TypeError, "tensor 't' is of layout torch.sparse_coo; a file holds dense"),
+        (
+            "t",
+            torch.ones(1, dtype=torch.complex128),
+            TypeError,
+            "tensor 't' is of torch.complex128; a file holds torch.bool",
+        ),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused(name, tensor, kind, words):
+    with pytest.raises(kind) as caught:
+        check(name, tensor)
+    assert words in str(caught.value)
