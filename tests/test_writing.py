@@ -13,6 +13,7 @@ from speaking_twins import bart, byte_pairs, framed_byte_pairs, gpt2, llama, pie
 
 from regard.models import writing
 from regard.models.generation.beams import Beams
+from regard.models.generation.choosing import Choice
 from regard.models.generation.generating import generate
 from regard.models.loading import load
 from regard.models.writing import Wishes, Written
@@ -135,6 +136,19 @@ def test_it_is_sampled_if_either_asks_for_it(said: Any, wishes: Any, wanted: Any
     assert (choice.temperature, choice.top_k, choice.top_p, choice.min_p) == wanted
 
 
+def test_all_that_the_checkpoint_rules_out_is_ruled_out() -> None:
+    ruled: dict[str, Any] = {
+        "no_repeat_ngram": 3,
+        "banned": (7, 5),
+        "min_new": 2,
+        "min_length": 11,
+        "forced_first": 13,
+        "forced_last": 17,
+    }
+    choice = Wishes(seed=3).choice(writing.Defaults(**ruled, repetition_penalty=1.5))
+    assert choice == Choice(temperature=0.0, repetition_penalty=1.5, seed=3, **ruled)
+
+
 def test_seed_repeats_the_draws_whatever_the_other_rows_are(model: Any) -> None:
     sampled = model.generate(PROMPTS, new_tokens=15, temperature=1.5, seed=11)
     assert sampled[0].ids.tolist() == model.generate(PROMPTS[0], new_tokens=15, temperature=1.5, seed=11).ids.tolist()
@@ -210,6 +224,7 @@ def test_what_is_no_prompt_is_refused(model: Any, prompt: Any, error: type[Excep
         ({"beams": 0}, ValueError, "beams must be at least 1, got 0"),
         ({"beams": 2, "temperature": 1.0}, ValueError, "beams with sampling are not offered"),
         ({"beams": 2, "stop": "x"}, ValueError, "beams with stop strings are not offered"),
+        ({"beams": Beams(3, returned=2)}, ValueError, "one text is written for each prompt, and beams asks for 2"),
         ({"stop": [""]}, ValueError, "a stop string must not be empty"),
     ],
 )

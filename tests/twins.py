@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 
 from regard.models.encoder_decoder import shift_right
-from regard.models.loading import load, sources
+from regard.models.loading import load, places
 from regard.models.model import Model, Result
 from regard.testing import largest_error
 
@@ -242,12 +242,11 @@ def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     named = {}
-    for name, source, theirs in sources(model, model.family.before(model.task)):
-        gradient = gradients.get(f"gradient of {name}")
+    for place in places(model, model.family.before(model.task)):
+        gradient = gradients.get(f"gradient of {place.name}")
         if gradient is not None:
-            owner = model.get_submodule(name.rpartition(".")[0])
-            parts = source.split(gradient, getattr(owner, "rows", None))
-            named |= {f"gradient of {n}": part for n, part in zip(theirs, parts, strict=True)}
+            parts = place.source.split(gradient, place.rows)
+            named |= {f"gradient of {n}": part for n, part in zip(place.theirs, parts, strict=True)}
     return named
 
 

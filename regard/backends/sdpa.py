@@ -91,6 +91,8 @@ def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     cells, seen = _dense_cells(call)
     cells = cells.expand(*cells.shape[:2], *call.sizes[2:])  # a view: a mask of keys alone stays as small as it is
     out, lse = _fused(call, q, scale, with_lse, cells)
+    if seen is None:
+        return out, lse
     return torch.where(seen, out, 0.0), None if lse is None else torch.where(seen.squeeze(-1), lse, -inf)
 
 
@@ -147,21 +149,23 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
-def _dense_cells(call: Call) -> tuple[Tensor, Tensor]:
-    """What SDPA adds or masks with, and which rows see anything (B, H, Nq, 1).
+def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
+    """What SDPA adds or masks with, and which rows see anything (B, H, Nq, 1); None where all are known to.
 
     Rows that see nothing are opened, since kernels differ on them and may give NaN; their output, and with it their
     gradient, is set to 0 afterwards.
     """
     visible, bias = cells_of_mask(call), cells_of_bias(call)
+    on_cpu = call.device.type == "cpu"
+    # Asking saves copies on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
+    ask = on_cpu and not torch.compiler.is_compiling()
     if bias is None:
         assert visible is not None
         seen = visible.any(-1, keepdim=True)
-        return visible | ~seen, seen
+        return (visible, None) if ask and bool(seen.all()) else (visible | ~seen, seen)
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
-    on_cpu = call.device.type == "cpu"
-    # Asking saves a copy on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
-    if not (on_cpu and not torch.compiler.is_compiling() and bool(seen.all())):
-        cells = torch.where(seen, cells, 0.0)
+    if ask and bool(seen.all()):
+        return cells, None
+    cells = torch.where(seen, cells, 0.0)
     return cells if on_cpu else cells.to(call.q.dtype), seen

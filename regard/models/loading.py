@@ -15,12 +15,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.layers import Joined
 from regard.models.checkpoints import Checkpoint, write
 from regard.models.family import Family
 from regard.models.finding import POOLING, TOKENIZER, find
@@ -29,7 +30,7 @@ from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
 from regard.models.text_model import TextModel
 
-__all__ = ["FAMILIES", "family_of", "load", "save"]
+__all__ = ["FAMILIES", "family_of", "load", "places", "save"]
 
 FAMILIES = {
     "albert": "albert",
@@ -46,6 +47,7 @@ FAMILIES = {
 }
 """model_type of config.json → the file of its family."""
 
+FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.randn}
 LISTED = 8  # names in an error before it says how many more
 
 Progress = Callable[[int, int], None]
@@ -111,7 +113,7 @@ def family_of(settings: Settings) -> Family:
 
 def empty(family: Family, settings: Settings, task: str) -> Model:
     """The model without memory: shapes only. Raises ValueError for sizes that do not fit each other."""
-    with torch.device("meta"), _Unset():
+    with _Shapes():
         model = family.build(settings, task)
     model.family, model.task = family, task
     return model
@@ -122,31 +124,54 @@ def fill(
 ) -> None:
     """Read every weight of a model, after all of them are known to be there and to fit."""
     stored = _stored_names(checkpoint, model.family)
-    prefix = _prefix(stored, model.family)
-    if isinstance(model, TextModel) and model.task == "none" and not _has_pooler(model, prefix, stored):
-        model.pooler = None  # a body saved beside a head that does not pool
-    plan = list(sources(model, prefix))
+    plan = _without_pooler(model, list(places(model, _prefix(stored, model.family))), stored)
     _check(model, plan, checkpoint, stored)
-    owners, done = dict(model.named_modules()), 0
-    for name, source, theirs in plan:
-        if not (source.needed or stored.keys() & set(theirs)):
-            _put(owners, name, torch.zeros(model.get_parameter(name).shape, dtype=model.dtype, device=device))
+    done = 0
+    for place in plan:
+        if not (place.source.needed or stored.keys() & set(place.theirs)):
+            place.put(torch.zeros(place.shape, dtype=model.dtype, device=device))
             continue
-        parts = [checkpoint.read(stored[part], device=device, dtype=dtype) for part in theirs]
-        _put(owners, name, source.join(parts))
-        done += sum(checkpoint.entries[stored[part]].nbytes for part in theirs)
+        parts = [checkpoint.read(stored[part], device=device, dtype=dtype) for part in place.theirs]
+        place.put(place.source.join(parts))
+        done += sum(checkpoint.entries[stored[part]].nbytes for part in place.theirs)
         if progress is not None:
             progress(done, checkpoint.nbytes)
 
 
-def sources(model: Model, prefix: str) -> Iterator[tuple[str, Source, tuple[str, ...]]]:
-    """Each parameter of the model, where it comes from, and what the tensors are called there."""
+class Place(NamedTuple):
+    """One parameter of a model, and where it is in a checkpoint.
+
+    name: ours.  source, theirs: how it is made of which tensors.  owner: the module it belongs to.
+    """
+
+    name: str
+    source: Source
+    theirs: tuple[str, ...]
+    owner: nn.Module
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """How many rows each of its tensors has, where it is made of several."""
+        return self.owner.rows if isinstance(self.owner, Joined) else None
+
+    def put(self, tensor: Tensor) -> None:
+        """Make this the parameter."""
+        leaf = self.name.rpartition(".")[2]
+        wants_gradient = getattr(self.owner, leaf).requires_grad
+        setattr(self.owner, leaf, nn.Parameter(tensor, requires_grad=wants_gradient))
+
+
+def places(model: Model, prefix: str) -> Iterator[Place]:
+    """Each parameter of the model, and where it is in a checkpoint with this before the body's names."""
     body, head = model.family.names(model.settings), model.family.tasks[model.task].names
-    for name, _ in model.named_parameters():
+    owners = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
         inside = name.startswith("head.")
         source, index, leaf = lookup(head if inside else body, name)
         theirs = source.names(index, leaf)
-        yield name, source, theirs if inside else tuple(prefix + part for part in theirs)
+        theirs = theirs if inside else tuple(prefix + part for part in theirs)
+        yield Place(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
 
 
 def save(model: Model, directory: str | Path) -> None:
@@ -164,9 +189,9 @@ def save(model: Model, directory: str | Path) -> None:
     parameters = dict(model.named_parameters())
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name, source, theirs in sources(model, prefix):
-            parts = source.split(parameters[name].detach(), _rows(model, name))
-            yield from zip(theirs, parts, strict=True)
+        for place in places(model, prefix):
+            parts = place.source.split(parameters[place.name].detach(), place.rows)
+            yield from zip(place.theirs, parts, strict=True)
 
     write(directory, tensors())
     values = model.settings.values | {
@@ -182,19 +207,30 @@ def save(model: Model, directory: str | Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- pieces
 
 
-class _Unset(TorchFunctionMode):
-    """Parameters get no initial values: on the meta device drawing them costs seconds of imports and draws nothing."""
+class _Shapes(TorchFunctionMode):
+    """Tensors are made on the meta device, without memory, and are given no values.
+
+    torch.device("meta") would draw initial values there: nothing is drawn, after seconds of imports.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTORIES:
+            return func(*args, **{**kwargs, "device": kwargs.get("device") or "meta"})
         in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
         if not in_place:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         return args[0] if args else kwargs["tensor"]
 
 
-def _has_pooler(model: Model, prefix: str, stored: Iterable[str]) -> bool:
-    wanted = {part for name, _, theirs in sources(model, prefix) if name.startswith("pooler.") for part in theirs}
-    return bool(wanted & set(stored))
+def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> list[Place]:
+    """Do without the pooler where a body was saved beside a head that does not pool."""
+    pooler = [place for place in plan if place.name.startswith("pooler.")]
+    if not pooler or model.task != "none" or any(part in stored for place in pooler for part in place.theirs):
+        return plan
+    assert isinstance(model, TextModel)
+    model.pooler = None
+    return [place for place in plan if place not in pooler]
 
 
 def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
@@ -214,22 +250,18 @@ def _prefix(stored: Iterable[str], family: Family) -> str:
     return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
 
 
-def _check(
-    model: Model, plan: list[tuple[str, Source, tuple[str, ...]]], checkpoint: Checkpoint, stored: dict[str, str]
-) -> None:
+def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
     """Refuse missing, misshapen and left-over tensors, all of them in one message."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    wanted = {part for _, _, theirs in plan for part in theirs}
-    missing = sorted({part for _, source, theirs in plan if source.needed for part in theirs} - set(stored))
+    missing = sorted({part for place in plan if place.source.needed for part in place.theirs} - stored.keys())
     misshapen = []
-    for name, source, theirs in plan:
-        if set(theirs) <= set(stored):
-            for part, shape in zip(theirs, source.shapes(shapes[name], _rows(model, name)), strict=True):
-                found = checkpoint.entries[stored[part]].shape
-                if found != shape:
-                    misshapen.append(f"{part} {found} instead of {shape}")
-    known = _known(model)
-    left = sorted(name for name in set(stored) - wanted if not any(p.search(name) for p in known))
+    for place in plan:
+        for part, shape in zip(place.theirs, place.source.shapes(place.shape, place.rows), strict=True):
+            if part in stored and (found := checkpoint.entries[stored[part]].shape) != shape:
+                misshapen.append(f"{part} {found} instead of {shape}")
+    left = sorted(stored.keys() - {part for place in plan for part in place.theirs})
+    if left:
+        known = _known(model)
+        left = [name for name in left if not any(p.search(name) for p in known)]
     problems = [
         f"{len(names)} tensors {what}: {_list(names)}"
         for what, names in (("are missing", missing), ("have another shape", misshapen), ("have no place", left))
@@ -259,17 +291,6 @@ def _known(model: Model) -> list[re.Pattern[str]]:
                 patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")
     # The body's layers beyond those asked for are not harmless: they would have been computed with.
     return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
-
-
-def _put(owners: dict[str, nn.Module], name: str, tensor: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    module = owners[owner]
-    setattr(module, leaf, nn.Parameter(tensor, requires_grad=getattr(module, leaf).requires_grad))
-
-
-def _rows(model: nn.Module, name: str) -> tuple[int, ...] | None:
-    owner = model.get_submodule(name.rpartition(".")[0])
-    return getattr(owner, "rows", None)
 
 
 def _list(names: list[str]) -> str:

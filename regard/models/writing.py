@@ -29,7 +29,7 @@ from regard.models.side_files import read_side
 from regard.models.text_model import TextModel
 from regard.models.tokenizing import Tokenizer
 
-__all__ = ["Task", "Wishes", "Written", "beams_of", "stream", "write"]
+__all__ = ["Ready", "Wishes", "Written", "beams_of", "stream", "write"]
 
 NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
 ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
@@ -37,7 +37,7 @@ ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Written:
     """What a model wrote; printing it prints the text.
 
@@ -103,7 +103,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Ready:
     """A generation made ready: who decodes, from which tokens, and how many more at most."""
 
     decoder: Decoder[Any]
@@ -123,18 +123,18 @@ def write(
 ) -> Written | list[Written]:
     """The continuation of a prompt, or of each; see `Model.generate`."""
     texts = _prompts(prompts)
-    task = _task(model, texts, wishes)
+    ready = _ready(model, texts, wishes)
     made = generate(
-        task.decoder,
-        task.ids,
-        task.mask,
-        new_tokens=task.new_tokens,
-        eos=task.eos,
-        pad=task.pad,
-        choice=task.choice,
-        beams=task.beams,
-        decode=task.decode,
-        stop=task.stop,
+        ready.decoder,
+        ready.ids,
+        ready.mask,
+        new_tokens=ready.new_tokens,
+        eos=ready.eos,
+        pad=ready.pad,
+        choice=ready.choice,
+        beams=ready.beams,
+        decode=ready.decode,
+        stop=ready.stop,
         on_token=on_token,
     )
     assert made.texts is not None
@@ -149,22 +149,22 @@ def stream(model: Model, prompt: str, wishes: Wishes) -> Iterator[str]:
     """The continuation of a prompt, piece by piece; see `Model.stream`."""
     if not isinstance(prompt, str):
         raise TypeError(f"stream writes one text: prompt must be a str, got {type(prompt).__name__}")
-    task = _task(model, [prompt], wishes)
-    if task.beams.width != 1:
+    ready = _ready(model, [prompt], wishes)
+    if ready.beams.width != 1:
         raise ValueError(
-            f"the text of {task.beams.width} beams is not known before the end, so it cannot be streamed: "
+            f"the text of {ready.beams.width} beams is not known before the end, so it cannot be streamed: "
             "model.generate(…) gives it, and model.stream(…, beams=1) does without beams"
         )
     return Stream(
-        task.decoder,
-        task.ids,
-        task.mask,
-        decode=task.decode,
-        new_tokens=task.new_tokens,
-        eos=task.eos,
-        pad=task.pad,
-        choice=task.choice,
-        stop=task.stop,
+        ready.decoder,
+        ready.ids,
+        ready.mask,
+        decode=ready.decode,
+        new_tokens=ready.new_tokens,
+        eos=ready.eos,
+        pad=ready.pad,
+        choice=ready.choice,
+        stop=ready.stop,
     ).text()
 
 
@@ -176,7 +176,7 @@ def beams_of(model: Model, wishes: Wishes) -> int:
 # ---------------------------------------------------------------------------------------------------------- made ready
 
 
-def _task(model: Model, texts: list[str], wishes: Wishes) -> Task:
+def _ready(model: Model, texts: list[str], wishes: Wishes) -> Ready:
     require(model, "generate", "generate")
     said = _defaults(model, wishes)
     decoder: Decoder[Any]
@@ -193,7 +193,7 @@ def _task(model: Model, texts: list[str], wishes: Wishes) -> Task:
     special = model.tokenizer.ids_of
     eos = said.eos or (() if special.eos is None else (special.eos,))
     pads = (said.pad, special.pad, *eos, 0)
-    return Task(
+    return Ready(
         decoder,
         ids,
         mask,
@@ -260,6 +260,10 @@ def _beams(wishes: Wishes, said: Defaults) -> Beams:
     if wishes.beams is None:
         return said.beams
     if isinstance(wishes.beams, Beams):
+        if wishes.beams.returned != 1:
+            raise ValueError(
+                f"one text is written for each prompt, and beams asks for {wishes.beams.returned}: returned=1"
+            )
         return wishes.beams
     return Beams(wishes.beams, said.beams.length_penalty, said.beams.early_stopping)
 

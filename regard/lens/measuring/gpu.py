@@ -23,6 +23,7 @@ MOST_HEADS = 65535  # CUDA's limit for all axes of a grid but the first
 NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
 BY_TILE, BY_ROW = 1, 2  # MAP of the kernel; 0 is none
 WARP_ROWS = 16  # as the kernel has it
+MOST_TILES = 16  # of one map cell with sums of their own: about as many as run at the same time
 
 
 def refuse(call: Call, wanted: Wanted) -> str | None:
@@ -94,8 +95,11 @@ class _Launch:
         return BY_ROW if tall < cut.queries or wide < cut.keys else BY_TILE
 
     def _map_parts(self) -> int:
-        """How many sums a map cell has, which the rows of a tile add to: one per row, or per the rows of a warp."""
-        return self.blocks.queries // WARP_ROWS if self._aligned() else self.blocks.queries
+        """How many sums a map cell has: one per row of a tile; or, where tiles lie within a cell, per warp and tile."""
+        if not self._aligned():
+            return self.blocks.queries
+        tiles = self.call.sizes[3] // (self.cells[1] * self.blocks.keys)  # of keys, in a cell
+        return self.blocks.queries // WARP_ROWS * min(tiles, MOST_TILES)
 
     def _aligned(self) -> bool:
         """Does every tile lie within one map cell?"""
@@ -137,6 +141,7 @@ class _Launch:
             **kernel_call.arguments, **part.numbers,
             LSE=shift, RECEIVED=self.received, ENTROPY=self.entropy, SQUARES=self.squares, MAXIMUM=self.maximum,
             MAXIMA=maxima, MAP_AT=self.map, map_q=self.cells[0], map_k=self.cells[1],
+            map_parts=self.map.shape[-1],
             STAGES=self.blocks.stages, EVEN_Q=nq % self.blocks.queries == 0,
             MAP=self.map_kind, ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
             GROUP=self.blocks.keys if links is None else links.group,

@@ -88,7 +88,7 @@ def measure(
     RECEIVED, ENTROPY, SQUARES, MAXIMUM, MAXIMA, MAP_AT,
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
-    heads, group, nq, nk, map_q, map_k,
+    heads, group, nq, nk, map_q, map_k, map_parts,
     scale, cap, offset, before, after,
     head_from, row_from, rows,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -142,8 +142,10 @@ def measure(
         column = ((first + 1) * map_k - 1) // nk
         edge_k = ((column + 1) * nk) // map_k  # the first key of the next map cell
         straddles = edge_k < tl.minimum(first + BLOCK_K, nk)
-        map_parts: tl.constexpr = BLOCK_Q // WARP_ROWS if ALIGNED else BLOCK_Q
         map_at = MAP_AT + (which.to(tl.int64) * (map_q * map_k) + column) * map_parts
+        if ALIGNED:  # programs of one map cell, which run at the same time, each add to sums of their own
+            warps: tl.constexpr = BLOCK_Q // WARP_ROWS
+            map_at += tile % (map_parts // warps) * warps
 
     for phase in tl.static_range(3 if MASK == 1 else 1):
         if MASK == 1:
@@ -210,10 +212,10 @@ def measure(
                 if MAP == 1:
                     # A number per warp, or row of the tile, and map cell: the same of every tile in a cell adds to it.
                     if ALIGNED:
-                        spot = map_at + (at * map_q // nq) * (map_k * map_parts) + tl.arange(0, map_parts)
+                        spot = map_at + (at * map_q // nq) * (map_k * map_parts) + tl.arange(0, warps)
                         tl.atomic_add(spot, mass, sem="relaxed")
                     else:
-                        spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * BLOCK_Q) + within
+                        spot = map_at + (((i + 1) * map_q - 1) // nq) * (map_k * map_parts) + within
                         low = tl.where(j[None, :] < edge_k, p, 0.0)
                         tl.atomic_add(spot, tl.sum(low, 1), mask=inside_rows, sem="relaxed")
                         if straddles:
