@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.lens.looking import look
     from regard.lens.watching import watch
     from regard.models.loading import load
-    from regard.models.verifying import verify
+    from regard.models.parity.verifying import verify
     from regard.op import attention, steps
 
 __version__ = "0.1.0"
@@ -44,7 +44,7 @@ _HOME = {
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",
-    "verify": "regard.models.verifying",
+    "verify": "regard.models.parity.verifying",
     "watch": "regard.lens.watching",
 }
 

@@ -16,7 +16,7 @@ from twins import (
     widened,
 )
 
-from regard.models.albert import order
+from regard.models.families.albert import order
 from regard.models.loading import load
 from regard.models.settings import Settings
 from regard.testing import largest_error

@@ -9,9 +9,9 @@ import pytest
 import torch
 from speaking_twins import bart, bert
 
-from regard.models import answering
-from regard.models.answering import best_span
 from regard.models.loading import load
+from regard.models.verbs import answering
+from regard.models.verbs.answering import best_span
 
 QUESTION, CONTEXT = "what was tired?", "The animal did not cross the street: it was tired."
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from speaking_twins import bert, gpt2, t5
 
-from regard.models import asking
 from regard.models.loading import load
+from regard.models.verbs import asking
 
 
 @pytest.fixture(scope="module")

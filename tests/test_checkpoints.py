@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.models import checkpoints, tensor_file
-from regard.models.checkpoints import INDEX, SINGLE, Checkpoint, CheckpointError, weight_files, write
+from regard.models.checkpoint import checkpoints, tensor_file
+from regard.models.checkpoint.checkpoints import INDEX, SINGLE, Checkpoint, CheckpointError, weight_files, write
 
 TENSORS = {
     "embed.weight": torch.arange(35, dtype=torch.float32).reshape(5, 7),  # 140 bytes
@@ -502,7 +502,7 @@ def test_a_killed_write_leaves_what_was_there(tmp_path):
     write(tmp_path, TENSORS)
     code = f"""
 import os, signal, torch
-from regard.models.checkpoints import write
+from regard.models.checkpoint.checkpoints import write
 def pairs():
     yield "a", torch.ones(3)
     yield "b", torch.ones(3)
@@ -554,7 +554,7 @@ def test_reading_needs_neither_transformers_nor_the_hub(tmp_path):
     write(tmp_path, TENSORS)
     code = f"""
 import sys
-from regard.models.checkpoints import Checkpoint
+from regard.models.checkpoint.checkpoints import Checkpoint
 Checkpoint.open({str(tmp_path)!r}).read("scale")
 print({{"transformers", "huggingface_hub"}} & set(sys.modules))
 """

@@ -10,8 +10,8 @@ import pytest
 import torch
 from speaking_twins import bart, bert, gpt2
 
-from regard.models.embedding import pool, said_by
 from regard.models.loading import load
+from regard.models.verbs.embedding import pool, said_by
 
 TEXTS = ["The animal was tired", "고양이", "it", "a cat sat on the mat because it was too small", "Seoul"]
 

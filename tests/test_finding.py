@@ -8,8 +8,8 @@ import pytest
 import torch
 from huggingface_hub import constants, errors
 
-from regard.models.checkpoints import INDEX, SINGLE, Checkpoint, CheckpointError, write
-from regard.models.finding import UNWANTED, WANTED, find
+from regard.models.checkpoint.checkpoints import INDEX, SINGLE, Checkpoint, CheckpointError, write
+from regard.models.checkpoint.finding import UNWANTED, WANTED, find
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from speaking_twins import bart, bert, gpt2
 
-from regard.models.labelling import Span, Tagged
 from regard.models.loading import load
+from regard.models.verbs.labelling import Span, Tagged
 
 NAMES = {0: "bad", 1: "good", 2: "나쁨"}
 TEXTS = ["The animal was tired", "고양이", "a cat sat on the mat because it was too small"]

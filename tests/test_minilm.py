@@ -11,7 +11,7 @@ import torch
 from twins import widened
 
 import regard
-from regard.models.embedding import said_by
+from regard.models.verbs.embedding import said_by
 from regard.testing import largest_error
 
 pytestmark = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.models.side_files import read_side
+from regard.models.checkpoint.side_files import read_side
 
 
 def test_missing_file_is_none(tmp_path: Path) -> None:

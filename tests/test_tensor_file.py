@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.models import tensor_file
-from regard.models.tensor_file import CODES, DTYPES, CheckpointError, Entry, TensorFile, check, write
+from regard.models.checkpoint import tensor_file
+from regard.models.checkpoint.tensor_file import CODES, DTYPES, CheckpointError, Entry, TensorFile, check, write
 
 LIBRARY = safetensors.torch._TYPES
 

@@ -143,7 +143,11 @@ BAD_IDS = {
         TypeError,
         "ids must be a torch tensor of int64 or int32, (B, N), got list; model.tokenizer.batch(",
     ),
-    "floats": (IDS.float(), TypeError, "int64 or int32, (B, N), got torch.float32; model.tokenizer.batch([…]).ids makes them"),
+    "floats": (
+        IDS.float(),
+        TypeError,
+        "int64 or int32, (B, N), got torch.float32; model.tokenizer.batch([…]).ids makes them",
+    ),
     "booleans": (IDS.bool(), TypeError, "ids must be a torch tensor of int64 or int32, (B, N), got torch.bool"),
     "complex": (IDS.cdouble(), TypeError, "ids must be a torch tensor of int64 or int32, (B, N), got torch.complex128"),
     "one text": (IDS[0], ValueError, "ids must be (B, N) with at least one text and one token, got (5,)"),

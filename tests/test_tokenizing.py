@@ -20,8 +20,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.models.sentencepiece_file import Piece, SentencePieceFile, normalise
-from regard.models.tokenizing import Batch, SpecialIds, Tokenizer
+from regard.models.tokenizers.sentencepiece_file import Piece, SentencePieceFile, normalise
+from regard.models.tokenizers.tokenizing import Batch, SpecialIds, Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'regard[dev]'")
 transformers.logging.set_verbosity_error()

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.families.transformer import shift_right, transformer
 from regard.models.loading import load
-from regard.models.transformer import shift_right, transformer
 from regard.testing import assert_rule
 
 SIZES = {"d_model": 20, "heads": 5, "layers": 3, "d_ff": 29}

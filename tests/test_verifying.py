@@ -15,12 +15,12 @@ from regard.backends import reference
 from regard.backends.call import prepare
 from regard.cli import main
 from regard.masks import causal, padding
-from regard.models import verifying
-from regard.models.certificate import Certificate, Line, Place
-from regard.models.passes import rows_of
+from regard.models.families.transformer import transformer
+from regard.models.parity import verifying
+from regard.models.parity.certificate import Certificate, Line, Place
+from regard.models.parity.passes import rows_of
 from regard.models.text_model import TextModel
-from regard.models.tokenizing import Tokenizer
-from regard.models.transformer import transformer
+from regard.models.tokenizers.tokenizing import Tokenizer
 from regard.op import observed
 
 BERT = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}

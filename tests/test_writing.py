@@ -11,12 +11,12 @@ import torch
 import transformers
 from speaking_twins import bart, byte_pairs, framed_byte_pairs, gpt2, llama, pieces, speaking, t5, wordpiece
 
-from regard.models import writing
 from regard.models.generation.beams import Beams
 from regard.models.generation.choosing import Choice
 from regard.models.generation.generating import generate
 from regard.models.loading import load
-from regard.models.writing import Wishes, Written
+from regard.models.verbs import writing
+from regard.models.verbs.writing import Wishes, Written
 
 PROMPTS = ["The cat sat", "한국", "it was too tired because"]
 QUIET = {"pad_token_id": 0, "eos_token_id": None}

@@ -1,6 +1,6 @@
 """`regard classify`: the labels of texts, and how likely each is.
 
-It reads options and prints what `regard.models.labelling` finds.
+It reads options and prints what `regard.models.verbs.labelling` finds.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -18,7 +18,7 @@ from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
 
 if TYPE_CHECKING:
-    from regard.models.labelling import Classified
+    from regard.models.verbs.labelling import Classified
 
 __all__ = ["add"]
 
@@ -73,7 +73,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
 
 def _print(found: "Classified", say: Say) -> None:
     """Every label of one text; the likeliest of several."""
-    from regard.models.asking import shortened
+    from regard.models.verbs.asking import shortened
 
     measure = say(found.measure, {"probability": "확률", "value": "값"}[found.measure])
     label, values = say("label", "레이블"), found.probabilities.tolist()

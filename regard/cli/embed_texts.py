@@ -1,6 +1,6 @@
 """`regard embed`: a vector for each text, and how similar the texts are.
 
-It reads options and prints or writes what `regard.models.embedding` computes.
+It reads options and prints or writes what `regard.models.verbs.embedding` computes.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -113,7 +113,7 @@ def _cosines(vectors: "Tensor") -> list[list[float]]:
 
 
 def _print(texts: list[str], vectors: "Tensor", similarity: bool, path: Path | None, say: Say) -> None:
-    from regard.models.asking import shortened
+    from regard.models.verbs.asking import shortened
 
     out = Terminal()
     count, size = vectors.shape

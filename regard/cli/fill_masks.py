@@ -1,6 +1,6 @@
 """`regard fill`: what could stand at the mask tokens of a text.
 
-It reads options and prints what `regard.models.filling` finds.
+It reads options and prints what `regard.models.verbs.filling` finds.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -16,7 +16,7 @@ from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
 
 if TYPE_CHECKING:
-    from regard.models.filling import Filled
+    from regard.models.verbs.filling import Filled
 
 __all__ = ["add"]
 

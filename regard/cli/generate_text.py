@@ -1,6 +1,6 @@
 """`regard generate`: the text that a model writes after a prompt, shown as it comes.
 
-It reads options and prints what `regard.models.writing` makes.
+It reads options and prints what `regard.models.verbs.writing` makes.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -18,7 +18,7 @@ from regard.cli.text_input import read_texts
 
 if TYPE_CHECKING:
     from regard.models.model import Model
-    from regard.models.writing import Wishes, Written
+    from regard.models.verbs.writing import Wishes, Written
 
 __all__ = ["add"]
 
@@ -90,7 +90,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         known(lang)
         prompts = read_texts(prompt or [], file)
         opened = open_model(model, "generate", ["generate"], dtype=dtype, device=device, ignore=ignore or ())
-        from regard.models.writing import Wishes, beams_of
+        from regard.models.verbs.writing import Wishes, beams_of
 
         wishes = Wishes(
             new_tokens=new_tokens,
@@ -112,7 +112,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
 
 
 def _written(model: "Model", prompts: list[str], wishes: "Wishes") -> "list[Written]":
-    from regard.models.writing import write
+    from regard.models.verbs.writing import write
 
     with bar("generate") as tick:
         made = write(model, prompts, wishes, lambda steps: tick(steps, wishes.new_tokens))
@@ -123,7 +123,7 @@ def _written(model: "Model", prompts: list[str], wishes: "Wishes") -> "list[Writ
 def _stream(model: "Model", prompt: str, wishes: "Wishes") -> None:
     """Print pieces as they come, after the prompt where a person reads along; a line begun is ended, come what may."""
     from regard.models.encoder_decoder import EncoderDecoder
-    from regard.models.writing import stream
+    from regard.models.verbs.writing import stream
 
     pieces, out = stream(model, prompt, wishes), Terminal()
     first = next(pieces, "")  # what is wrong is told before anything is printed

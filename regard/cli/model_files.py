@@ -36,7 +36,7 @@ def open_model(
 
     Raises ValueError for a family without such a task, a dtype or a device that is none; else as `regard.load`.
     """
-    from regard.models.finding import find
+    from regard.models.checkpoint.finding import find
     from regard.models.loading import family_of, load
     from regard.models.settings import Settings
 

@@ -68,7 +68,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         lines = None if texts is None else _lines(texts)
         import torch
 
-        from regard.models.verifying import verify
+        from regard.models.parity.verifying import verify
 
         with _progress(speaker(spoken)) as progress:
             found = verify(model, texts=lines, dtype=getattr(torch, dtype), device=device, progress=progress)

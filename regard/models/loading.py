@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.layers import Joined
-from regard.models.checkpoints import Checkpoint, write
+from regard.models.checkpoint.checkpoints import Checkpoint, write
+from regard.models.checkpoint.finding import POOLING, TOKENIZER, find
 from regard.models.family import Family
-from regard.models.finding import POOLING, TOKENIZER, find
 from regard.models.model import Model
 from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
@@ -106,7 +106,7 @@ def family_of(settings: Settings) -> Family:
             f"{settings.where}: model_type is {kind!r}, which regard does not have as a model; it has "
             f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
         )
-    family = import_module(f"regard.models.{FAMILIES[kind]}").FAMILY
+    family = import_module(f"regard.models.families.{FAMILIES[kind]}").FAMILY
     assert isinstance(family, Family)
     return family
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from regard.models.settings import Settings
 
 if TYPE_CHECKING:
-    from regard.models.answering import Answer
-    from regard.models.asking import Texts
-    from regard.models.embedding import Pooling
     from regard.models.family import Family
-    from regard.models.filling import Filled
     from regard.models.generation.beams import Beams
-    from regard.models.labelling import Classified, Tagged
-    from regard.models.tokenizing import Tokenizer
-    from regard.models.writing import Written
+    from regard.models.tokenizers.tokenizing import Tokenizer
+    from regard.models.verbs.answering import Answer
+    from regard.models.verbs.asking import Texts
+    from regard.models.verbs.embedding import Pooling
+    from regard.models.verbs.filling import Filled
+    from regard.models.verbs.labelling import Classified, Tagged
+    from regard.models.verbs.writing import Written
 
 __all__ = ["Model", "Result"]
 
@@ -83,7 +83,7 @@ class Model(nn.Module):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer, opened on first use. Raises as `Tokenizer.open` does."""
-        from regard.models.tokenizing import Tokenizer
+        from regard.models.tokenizers.tokenizing import Tokenizer
 
         if self.directory is None:
             raise ValueError("this model was not loaded from a directory, so it has no tokenizer: set model.tokenizer")
@@ -131,7 +131,7 @@ class Model(nn.Module):
 
         Raises ValueError for a text that is longer, or has no token, and for a checkpoint that asks for more than this.
         """
-        from regard.models.embedding import embed
+        from regard.models.verbs.embedding import embed
 
         return embed(self, texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
 
@@ -142,7 +142,7 @@ class Model(nn.Module):
 
         Raises ValueError without task "fill" (or "pretrain"), for a text without a mask, and for one that is too long.
         """
-        from regard.models.filling import fill
+        from regard.models.verbs.filling import fill
 
         return fill(self, text, top)
 
@@ -154,7 +154,7 @@ class Model(nn.Module):
 
         batch, truncate: as in `embed`. Raises ValueError without task "classify", for a text that is too long or empty.
         """
-        from regard.models.labelling import classify
+        from regard.models.verbs.labelling import classify
 
         return classify(self, texts, batch=batch, truncate=truncate)
 
@@ -163,7 +163,7 @@ class Model(nn.Module):
 
         Raises ValueError without task "tag", and for a text that is too long.
         """
-        from regard.models.labelling import tag
+        from regard.models.verbs.labelling import tag
 
         return tag(self, text)
 
@@ -174,7 +174,7 @@ class Model(nn.Module):
 
         Raises ValueError without task "answer", for an empty context, and a question that leaves no room for one.
         """
-        from regard.models.answering import answer
+        from regard.models.verbs.answering import answer
 
         return answer(self, question, context, longest=longest)
 
@@ -183,7 +183,7 @@ class Model(nn.Module):
 
         Raises ValueError without task "next" (or "pretrain"), and for texts that are too long together.
         """
-        from regard.models.labelling import follows
+        from regard.models.verbs.labelling import follows
 
         return follows(self, first, second)
 
@@ -256,7 +256,7 @@ class Model(nn.Module):
         Raises ValueError without task "generate", for a prompt that leaves no room, numbers out of range, beams with
         sampling or stop strings, and settings of the checkpoint that would change the text and are not offered.
         """
-        from regard.models.writing import Wishes, write
+        from regard.models.verbs.writing import Wishes, write
 
         wishes = Wishes(
             new_tokens=new_tokens,
@@ -294,7 +294,7 @@ class Model(nn.Module):
         Arguments as in `generate`; beams: 1, said where the checkpoint itself asks for more. Nothing is computed before
         the first piece is asked for, but for an encoder's part. Raises as `generate` does.
         """
-        from regard.models.writing import Wishes, stream
+        from regard.models.verbs.writing import Wishes, stream
 
         wishes = Wishes(
             new_tokens=new_tokens,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.models.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
 from regard.models.model import Model
+from regard.models.verbs.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
 
 __all__ = ["Classified", "Span", "Tagged", "classify", "follows", "tag"]
 

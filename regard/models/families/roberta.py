@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models import bert
+from regard.models.families import bert
 from regard.models.family import Family, Task
 from regard.models.heads import FirstToken, Labels, LanguageHead, Pooler, Transform
 from regard.models.settings import Settings

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.models.asking import positions, probabilities, require, result_of
 from regard.models.model import Model
-from regard.models.tokenizing import Batch, Encoded
+from regard.models.tokenizers.tokenizing import Batch, Encoded
+from regard.models.verbs.asking import positions, probabilities, require, result_of
 
 __all__ = ["Answer", "answer"]
 

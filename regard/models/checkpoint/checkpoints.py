@@ -25,8 +25,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from regard.models import tensor_file
-from regard.models.tensor_file import AGAIN, CONVERT, LARGEST_TEXT, CheckpointError, Entry, TensorFile
+from regard.models.checkpoint import tensor_file
+from regard.models.checkpoint.tensor_file import AGAIN, CONVERT, LARGEST_TEXT, CheckpointError, Entry, TensorFile
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "CheckpointError", "Entry", "weight_files", "write"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model, Result
 from regard.models.text_model import TextModel
-from regard.models.tokenizing import Batch
+from regard.models.tokenizers.tokenizing import Batch
 
 __all__ = ["Texts", "batches", "one", "positions", "probabilities", "require", "result_of", "shortened"]
 

@@ -14,7 +14,7 @@ import re
 import reprlib
 from pathlib import Path
 
-from regard.models.checkpoints import INDEX, SINGLE, weight_files
+from regard.models.checkpoint.checkpoints import INDEX, SINGLE, weight_files
 
 __all__ = ["POOLING", "TOKENIZER", "find"]
 

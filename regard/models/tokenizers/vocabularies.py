@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.models.sentencepiece_file import CONTROL, USER_DEFINED, SentencePieceFile
-from regard.models.tokenizer_folder import Folder, rust_library, text_of
+from regard.models.tokenizers.sentencepiece_file import CONTROL, USER_DEFINED, SentencePieceFile
+from regard.models.tokenizers.tokenizer_folder import Folder, rust_library, text_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

@@ -24,17 +24,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.models.asking import positions
-from regard.models.certificate import Certificate, Line, Place
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.generation.generating import generate
 from regard.models.heads import LanguageHead
 from regard.models.loading import load
 from regard.models.model import Model
-from regard.models.passes import Given, Made, of_ours
-from regard.models.peers import Peer, library, token_ids
+from regard.models.parity.certificate import Certificate, Line, Place
+from regard.models.parity.passes import Given, Made, of_ours
+from regard.models.parity.peers import Peer, library, token_ids
 from regard.models.text_model import TextModel
-from regard.models.tokenizer_building import FILE_SETS
+from regard.models.tokenizers.tokenizer_building import FILE_SETS
+from regard.models.verbs.asking import positions
 from regard.testing import largest_error
 
 __all__ = ["SENTENCES", "Stage", "verify"]

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from regard.models.sentencepiece_file import SPACE
-from regard.models.tokenizer_folder import Folder, rust_library, text_of
-from regard.models.vocabularies import (
+from regard.models.tokenizers.sentencepiece_file import SPACE
+from regard.models.tokenizers.tokenizer_folder import Folder, rust_library, text_of
+from regard.models.tokenizers.vocabularies import (
     Vocabulary,
     read_albert,
     read_llama,

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from torch import nn
 
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Family, Task
 from regard.models.heads import EndToken, Labels, LanguageHead
 from regard.models.parts import Embedding
 from regard.models.settings import Settings
 from regard.models.sources import Names, Row
-from regard.models.transformer import BLOCKS, refuse_others, tower
 
 __all__ = ["FAMILY", "HARMLESS", "WORDS", "words"]
 

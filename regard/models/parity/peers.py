@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.models.passes import Given, Made, of_theirs
+from regard.models.parity.passes import Given, Made, of_theirs
 
 __all__ = ["Peer", "library", "token_ids"]
 

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.models.pipelines import Item, Pieces, clean_spaces, room, shares
-from regard.models.sentencepiece_file import CONTROL, NORMAL, SPACE, UNKNOWN, SentencePieceFile, normalise
-from regard.models.tokenizer_folder import Folder, read_json, rust_library
+from regard.models.tokenizers.pipelines import Item, Pieces, clean_spaces, room, shares
+from regard.models.tokenizers.sentencepiece_file import CONTROL, NORMAL, SPACE, UNKNOWN, SentencePieceFile, normalise
+from regard.models.tokenizers.tokenizer_folder import Folder, read_json, rust_library
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.models.marian_pieces import FILES as MARIAN_FILES
-from regard.models.marian_pieces import MarianPieces
-from regard.models.pipelines import Engine, Pipeline
-from regard.models.tokenizer_folder import Folder, rust_library, text_of
-from regard.models.tokenizer_kinds import AS_FILED, BERT, KINDS, MODEL_TYPES, OVERRULED, XLM_ROBERTA, Kind
-from regard.models.vocabularies import Vocabulary, read_tokenizer_json
+from regard.models.tokenizers.marian_pieces import FILES as MARIAN_FILES
+from regard.models.tokenizers.marian_pieces import MarianPieces
+from regard.models.tokenizers.pipelines import Engine, Pipeline
+from regard.models.tokenizers.tokenizer_folder import Folder, rust_library, text_of
+from regard.models.tokenizers.tokenizer_kinds import AS_FILED, BERT, KINDS, MODEL_TYPES, OVERRULED, XLM_ROBERTA, Kind
+from regard.models.tokenizers.vocabularies import Vocabulary, read_tokenizer_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from regard import tables
-from regard.models.asking import one, probabilities, require, result_of
 from regard.models.model import Model
+from regard.models.verbs.asking import one, probabilities, require, result_of
 
 __all__ = ["Filled", "Guess", "fill"]
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.models.certificate import Place
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model
+from regard.models.parity.certificate import Place
 from regard.models.text_model import TextModel
 from regard.op import observe, unobserve
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from regard.models.asking import Texts, batches, positions, result_of
+from regard.models.checkpoint.side_files import read_side
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import first_token, last_token
 from regard.models.model import Model
-from regard.models.side_files import read_side
-from regard.models.tokenizing import Batch
+from regard.models.tokenizers.tokenizing import Batch
+from regard.models.verbs.asking import Texts, batches, positions, result_of
 
 __all__ = ["Pooling", "embed", "pool", "said_by"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regard.models import roberta
+from regard.models.families import roberta
 
 __all__ = ["FAMILY"]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.models.asking import positions, require
+from regard.models.checkpoint.side_files import read_side
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.generation.beams import Beams
 from regard.models.generation.checkpoint_defaults import Defaults
@@ -25,9 +25,9 @@ from regard.models.generation.generating import Stream, generate
 from regard.models.generation.pieces import Decode
 from regard.models.generation.stopping import Reason, read_stop
 from regard.models.model import Model
-from regard.models.side_files import read_side
 from regard.models.text_model import TextModel
-from regard.models.tokenizing import Tokenizer
+from regard.models.tokenizers.tokenizing import Tokenizer
+from regard.models.verbs.asking import positions, require
 
 __all__ = ["Ready", "Wishes", "Written", "beams_of", "stream", "write"]
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.models.pipelines import Item, Pieces
-from regard.models.tokenizer_building import Opened, open_directory
-from regard.models.tokenizer_folder import ROLES
+from regard.models.tokenizers.pipelines import Item, Pieces
+from regard.models.tokenizers.tokenizer_building import Opened, open_directory
+from regard.models.tokenizers.tokenizer_folder import ROLES
 
 __all__ = ["Batch", "Encoded", "Sides", "SpecialIds", "Tokenizer"]
 

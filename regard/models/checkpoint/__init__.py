@@ -1,0 +1,1 @@
+"""A checkpoint's files: found, checked, read and written."""

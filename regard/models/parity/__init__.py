@@ -1,0 +1,1 @@
+"""The certificate that a model computes what transformers computes."""

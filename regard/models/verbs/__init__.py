@@ -1,0 +1,1 @@
+"""What a model does with text: embed, fill, classify, tag, answer, generate."""
