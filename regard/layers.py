@@ -21,7 +21,7 @@ from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
-__all__ = ["ContextKeys", "Joined", "MultiHeadAttention"]
+__all__ = ["ContextKeys", "Joined", "Linear", "MultiHeadAttention"]
 
 
 @runtime_checkable
@@ -32,7 +32,20 @@ class ScorePosition(Protocol):
         """The term to add to the scores of q (B, H, Nq, D)."""
 
 
-class Joined(nn.Linear):
+class Linear(nn.Linear):
+    """As torch's, but a layer without memory (device "meta") draws no initial weights: that would take a while.
+
+    >>> Linear(2, 3, device="meta").weight.shape
+    torch.Size([3, 2])
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw initial weights, where there is memory for them."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class Joined(Linear):
     """Several linear maps of one input, their rows one under another: one product instead of several.
 
     >>> Joined(4, (8, 2, 2), bias=False).weight.shape
@@ -109,9 +122,9 @@ class MultiHeadAttention(nn.Module):
         if fused:
             self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
         else:
-            self.w_q = nn.Linear(d_model, wide, bias)
-            self.w_k, self.w_v = nn.Linear(d_context, narrow, bias), nn.Linear(d_context, narrow, bias)
-        self.w_o = nn.Linear(wide, d_model, bias if out_bias is None else out_bias)
+            self.w_q = Linear(d_model, wide, bias)
+            self.w_k, self.w_v = Linear(d_context, narrow, bias), Linear(d_context, narrow, bias)
+        self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
         self.fused = fused
 
     def forward(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.layers import Linear
 from regard.models.parts import activation
 
 __all__ = [
@@ -43,7 +44,7 @@ class Pooler(nn.Module):
 
     def __init__(self, d: int, function: str = "tanh") -> None:
         super().__init__()
-        self.dense, self.function = nn.Linear(d, d), activation(function)
+        self.dense, self.function = Linear(d, d), activation(function)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, d) → (B, d)."""
@@ -55,7 +56,7 @@ class Transform(nn.Module):
 
     def __init__(self, d: int, out: int, function: str, norm: nn.Module) -> None:
         super().__init__()
-        self.dense, self.function, self.norm = nn.Linear(d, out), activation(function), norm
+        self.dense, self.function, self.norm = Linear(d, out), activation(function), norm
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, d) → (…, out)."""
@@ -82,7 +83,7 @@ class LanguageHead(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.scale = transform, scale
-        self.words = None if d is None else nn.Linear(d, vocabulary, bias)
+        self.words = None if d is None else Linear(d, vocabulary, bias)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias and d is None else None
 
     def forward(self, seen: Seen) -> Tensor:
@@ -101,7 +102,7 @@ class Labels(nn.Module):
 
     def __init__(self, d: int, labels: int, *, pooled: bool, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.score, self.pooled, self.dropout = nn.Linear(d, labels, bias), pooled, nn.Dropout(dropout)
+        self.score, self.pooled, self.dropout = Linear(d, labels, bias), pooled, nn.Dropout(dropout)
 
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, labels) or (B, N, labels)."""
@@ -118,8 +119,8 @@ class FirstToken(nn.Module):
 
     def __init__(self, d: int, labels: int, function: str, *, before: float = 0.0, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dense, self.function = nn.Linear(d, d), activation(function)
-        self.before, self.score, self.dropout = nn.Dropout(before), nn.Linear(d, labels), nn.Dropout(dropout)
+        self.dense, self.function = Linear(d, d), activation(function)
+        self.before, self.score, self.dropout = nn.Dropout(before), Linear(d, labels), nn.Dropout(dropout)
 
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, labels)."""
@@ -132,7 +133,7 @@ class LastToken(nn.Module):
 
     def __init__(self, d: int, labels: int) -> None:
         super().__init__()
-        self.score = nn.Linear(d, labels, bias=False)
+        self.score = Linear(d, labels, bias=False)
 
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, labels)."""
@@ -167,7 +168,7 @@ class EndToken(nn.Module):
 
     def __init__(self, d: int, labels: int, end: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dense, self.score, self.end = nn.Linear(d, d), nn.Linear(d, labels), end
+        self.dense, self.score, self.end = Linear(d, d), Linear(d, labels), end
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, seen: Seen) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, relu, silu
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Joined, MultiHeadAttention
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 from regard.masks import Mask
 from regard.rotary import Angles, Rotary
 
@@ -72,8 +72,8 @@ class FeedForward(nn.Module):
         self, d_model: int, d_ff: int, function: str, *, gated: bool = False, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.w_in = Joined(d_model, (d_ff, d_ff), bias=bias) if gated else nn.Linear(d_model, d_ff, bias)
-        self.w_out = nn.Linear(d_ff, d_model, bias)
+        self.w_in = Joined(d_model, (d_ff, d_ff), bias=bias) if gated else Linear(d_model, d_ff, bias)
+        self.w_out = Linear(d_ff, d_model, bias)
         self.dropout = nn.Dropout(dropout)
         self.function, self.activation, self.gated = activation(function), function, gated
 
@@ -143,7 +143,7 @@ class Embedding(nn.Module):
         self.types = nn.Embedding(types, d) if types else None
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
-        self.widen = None if widen is None else nn.Linear(d, widen)
+        self.widen = None if widen is None else Linear(d, widen)
 
     @property
     def most(self) -> int | None:
@@ -221,7 +221,7 @@ class Block(nn.Module):
 def encoder_block(
     d: int, heads: int, d_ff: int, function: str, *, eps: float, dropout: float, attention_dropout: float
 ) -> Block:
-    """A block of the 2017 encoder, query, key and value in one matrix: BERT's, ALBERT's and DistilBERT's.
+    """A block of the 2017 encoder: BERT's, ALBERT's and DistilBERT's.
 
     >>> encoder_block(6, 2, 10, "gelu", eps=1e-12, dropout=0.1, attention_dropout=0.0).feed_forward.w_in
     Linear(in_features=6, out_features=10, bias=True)
@@ -230,7 +230,8 @@ def encoder_block(
     dropout, attention_dropout: on what each part adds and on attention's weights, in training only.
     Raises ValueError for sizes that do not fit each other and for an unknown function.
     """
-    attention = MultiHeadAttention(d, heads, fused=True, dropout=attention_dropout)
+    # Query, key and value stay as they are stored: joined they would be copied at loading, and be no faster.
+    attention = MultiHeadAttention(d, heads, dropout=attention_dropout)
     norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
     return Block(attention, FeedForward(d, d_ff, function), norms, norm_first=False, dropout=dropout)
 

@@ -16,7 +16,7 @@ from regard.models.family import Family, Task
 from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
 from regard.models.parts import Block, Embedding, Tower, encoder_block
 from regard.models.settings import MOST_LAYERS, Settings
-from regard.models.sources import Names, Rows
+from regard.models.sources import Names
 from regard.models.text_model import TextModel
 
 __all__ = ["FAMILY"]
@@ -37,7 +37,9 @@ POOLED = {"none", "pretrain", "classify"}  # the tasks that look at the pooled v
 def block_names(ours: str, theirs: str) -> Names:
     """The weights of one block."""
     return {
-        f"{ours}.attention.w_qkv": Rows(*(f"{theirs}.attention.{name}" for name in ("query", "key", "value"))),
+        f"{ours}.attention.w_q": f"{theirs}.attention.query",
+        f"{ours}.attention.w_k": f"{theirs}.attention.key",
+        f"{ours}.attention.w_v": f"{theirs}.attention.value",
         f"{ours}.attention.w_o": f"{theirs}.attention.dense",
         f"{ours}.attention_norm": f"{theirs}.attention.LayerNorm",
         f"{ours}.feed_forward.w_in": f"{theirs}.ffn",

@@ -14,7 +14,7 @@ from regard.models.family import Family, Task
 from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
 from regard.models.parts import Block, Embedding, Tower, encoder_block
 from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
+from regard.models.sources import Names
 from regard.models.text_model import TextModel
 
 __all__ = ["FAMILY", "labels", "names", "tower"]
@@ -25,7 +25,9 @@ NAMES: Names = {
     "tower.embed.positions": "embeddings.position_embeddings",
     "tower.embed.types": "embeddings.token_type_embeddings",
     "tower.embed.norm": "embeddings.LayerNorm",
-    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.self.{name}" for name in ("query", "key", "value"))),
+    "tower.blocks.{i}.attention.w_q": f"{LAYER}attention.self.query",
+    "tower.blocks.{i}.attention.w_k": f"{LAYER}attention.self.key",
+    "tower.blocks.{i}.attention.w_v": f"{LAYER}attention.self.value",
     "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.output.dense",
     "tower.blocks.{i}.attention_norm": f"{LAYER}attention.output.LayerNorm",
     "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}intermediate.dense",

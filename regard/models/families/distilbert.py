@@ -14,7 +14,7 @@ from regard.models.family import Family, Task
 from regard.models.heads import FirstToken, Labels, LanguageHead, Transform
 from regard.models.parts import Block, Embedding, Tower, encoder_block
 from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
+from regard.models.sources import Names
 from regard.models.text_model import TextModel
 
 __all__ = ["FAMILY"]
@@ -24,7 +24,7 @@ NAMES: Names = {
     "tower.embed.tokens": "embeddings.word_embeddings",
     "tower.embed.positions": "embeddings.position_embeddings",
     "tower.embed.norm": "embeddings.LayerNorm",
-    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.{name}_lin" for name in "qkv")),
+    **{f"tower.blocks.{{i}}.attention.w_{x}": f"{LAYER}attention.{x}_lin" for x in "qkv"},
     "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.out_lin",
     "tower.blocks.{i}.attention_norm": f"{LAYER}sa_layer_norm",
     "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}ffn.lin1",
