@@ -147,18 +147,20 @@ def assert_same(
     *,
     real: Tensor | None = None,
     gradients: bool = True,
+    device: str = "cpu",
 ) -> None:
     """Ours on `inputs` obeys the rule against transformers on `theirs` (ids and mask renamed by default).
 
     theirs: what else transformers gets, or gets otherwise; None: it does not get it.
     real: (B, N) booleans, the positions that count (of the decoder); default the mask given, else all.
+    device: where ours and the baseline run; truth is made on the CPU.
     """
     theirs = {n: t for n, t in {**their_names(inputs), **(theirs or {})}.items() if t is not None}
     real = inputs.get("mask") if real is None else real
-    ours = twin.ours(dtype)
+    ours = twin.ours(dtype, device=device)
     made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, every_layer=True)), real, gradients)}
     for kind in {torch.float32, dtype} - {torch.float64}:
-        made["base", kind] = run(twin.baseline(kind), theirs, of_theirs, real, gradients)
+        made["base", kind] = run(twin.baseline(kind).to(device), theirs, of_theirs, real, gradients)
     with widened():
         truth = run(twin.truth, theirs, of_theirs, real, gradients)
     mine, base = made[dtype], made["base", torch.float32 if dtype == torch.float64 else dtype]
@@ -203,7 +205,9 @@ def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None, gradients: bool) -> dict[str, Any]:
     """What a model makes of its inputs, and the gradient of a fixed random projection of it to every weight."""
-    made = read(model, inputs)
+    device = next(model.parameters()).device
+    made = read(model, {n: t.to(device) if isinstance(t, Tensor) else t for n, t in inputs.items()})
+    made = {n: t.cpu() for n, t in made.items()}
     made = {n: t[real] if real is not None and t.shape[:2] == real.shape else t for n, t in made.items()}
     found: dict[str, Any] = {n: t.detach() for n, t in made.items()}
     if gradients:
@@ -211,7 +215,9 @@ def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None
         towards = torch.randn(last.shape, generator=torch.Generator().manual_seed(13), dtype=torch.float64)
         model.zero_grad()
         (last * towards.bfloat16().to(last)).sum().backward()
-        found["gradients"] = {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found["gradients"] = {
+            f"gradient of {n}": p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None
+        }
     return found
 
 

@@ -1,0 +1,60 @@
+"""Every family in bf16: logits, every layer and gradients under the rule; on the GPU too, where there is one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from twins import Twin, assert_same, texts
+
+HEADS = {
+    "bert": "ForMaskedLM",
+    "albert": "ForMaskedLM",
+    "roberta": "ForMaskedLM",
+    "distilbert": "ForMaskedLM",
+    "gpt2": "LMHeadModel",
+    "llama": "ForCausalLM",
+    "t5": "ForConditionalGeneration",
+    "bart": "ForConditionalGeneration",
+    "marian": "MTModel",
+}
+TWO = {"t5", "bart", "marian"}
+
+
+def twin_of(family: str, which: int, directory: Path) -> Twin:
+    module = import_module(f"test_{family}")
+    twin = module.twin_of(HEADS[family], list(module.CONFIGS)[which], directory)
+    assert isinstance(twin, Twin)
+    return twin
+
+
+def inputs(family: str) -> dict[str, Any]:
+    if family not in TWO:
+        return texts(29, "right", pad=1 if family == "roberta" else 0, first=7)
+    given = texts(29, "right", first=7)
+    count = torch.arange(given["ids"].shape[1])  # as transformers counts, padding too
+    return {**given, "positions": count, "target": texts(29, length=7, first=7)["ids"]}
+
+
+def check(family: str, which: int, directory: Path, device: str) -> None:
+    given = inputs(family)
+    real = torch.ones_like(given["target"], dtype=torch.bool) if family in TWO else None
+    theirs = {"position_ids": None} if family in ("roberta", "distilbert") else None
+    if family in ("roberta", "distilbert"):
+        given.pop("positions")
+    assert_same(twin_of(family, which, directory), torch.bfloat16, given, theirs, real=real, device=device)
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_every_family_holds_in_bf16(family, tmp_path):
+    check(family, 0, tmp_path, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("family", HEADS)
+def test_every_family_holds_in_bf16_on_a_gpu(family, which, tmp_path):
+    check(family, which, tmp_path, "cuda")
