@@ -1,0 +1,223 @@
+"""Loading and saving: what is refused, with its words, and what is put where. Parity is each family's own test."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import BertConfig, GPT2Config
+from twins import Twin, change, texts
+
+import regard
+from regard.models.loading import FAMILIES, load
+
+CONFIG = {
+    "vocab_size": 31,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 17,
+}
+CONFIG |= {"max_position_embeddings": 13}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Twin("BertForMaskedLM", BertConfig(**CONFIG), tmp_path)
+    return tmp_path
+
+
+def rewrite(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:
+    """The same directory, its tensors edited."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_family_that_is_not_there_is_refused_with_those_that_are(folder):
+    message = r"model_type is 'gemma2', which regard does not have as a model; it has albert, bart, bert.*regard\.watch"
+    with pytest.raises(ValueError, match=message):
+        load(change(folder, model_type="gemma2"))
+
+
+def test_every_family_has_its_file():
+    for name in FAMILIES.values():
+        assert (Path(regard.__file__).parent / "models" / "families" / f"{name}.py").is_file()
+
+
+def test_a_task_that_the_family_lacks_is_refused(folder):
+    with pytest.raises(ValueError, match=r"^BERT has no task 'generate'; it has none, fill, next, pretrain, classify"):
+        load(folder, task="generate")
+
+
+def test_an_architecture_that_the_family_lacks_is_refused(folder):
+    message = r"the checkpoint is a BertForMultipleChoice, and BERT is supported as BertModel, .*task='none'\) reads"
+    with pytest.raises(ValueError, match=message):
+        load(change(folder, architectures=["BertForMultipleChoice"]))
+
+
+def test_keys_that_nobody_knows_are_refused_unless_ignored(folder):
+    change(folder, use_rotary=True)
+    with pytest.raises(ValueError, match=r"may change what it computes: use_rotary = True\. If they do not, name them"):
+        load(folder)
+    assert load(folder, ignore=["use_rotary"]).task == "fill"
+
+
+def test_a_missing_tensor_is_named(folder):
+    rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.key.bias"))
+    message = (
+        r"does not fit BERT with task 'fill'.*: 1 tensors are missing: bert\.encoder\.layer\.1\.attention\.self\.key"
+    )
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_a_missing_head_says_how_to_read_the_body(folder):
+    with pytest.raises(
+        ValueError, match=r"classifier\.weight\. A checkpoint without this head can be read as task='none'"
+    ):
+        load(folder, task="classify")
+
+
+def test_a_tensor_without_a_place_is_named(folder):
+    rewrite(folder, lambda tensors: tensors.update({"bert.encoder.gate": torch.ones(2)}))
+    with pytest.raises(ValueError, match=r"1 tensors have no place: bert\.encoder\.gate$"):
+        load(folder)
+
+
+def test_layers_beyond_those_of_the_config_have_no_place(folder):
+    with pytest.raises(ValueError, match=r"16 tensors have no place: bert\.encoder\.layer\.1\..* and 8 more$"):
+        load(change(folder, num_hidden_layers=1))
+
+
+def test_all_that_does_not_fit_is_said_at_once(folder):
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors["bert.embeddings.LayerNorm.weight"] = torch.ones(11)
+        tensors["extra"] = torch.ones(1)
+        del tensors["cls.predictions.bias"]
+
+    with pytest.raises(
+        ValueError,
+        match=r"1 tensors are missing: .*; 1 tensors have another shape: bert\.embeddings\."
+        r"LayerNorm\.weight \(11,\) instead of \(12,\); 1 tensors have no place: extra",
+    ):
+        load(rewrite(folder, edit))
+
+
+def test_a_head_of_another_task_may_be_left_over(folder):
+    rewrite(folder, lambda tensors: tensors.update({"cls.seq_relationship.weight": torch.ones(2, 12)}))
+    assert load(folder).task == "fill"
+
+
+def test_names_of_old_checkpoints_are_read(folder):
+    expected = load(folder)(**texts(31)).logits
+
+    def edit(tensors: dict[str, Tensor]) -> None:
+        for name in [n for n in tensors if "LayerNorm" in n]:
+            old = name.replace(".weight", ".gamma").replace(".bias", ".beta")
+            tensors[old] = tensors.pop(name)
+
+    assert torch.equal(load(rewrite(folder, edit))(**texts(31)).logits, expected)
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"only as pickles \(pytorch_model\.bin\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_size": 3 * 2**20, "intermediate_size": 2**30}, r"have another shape"),
+        ({"vocab_size": 2**31 - 1}, r"word_embeddings\.weight \(31, 12\) instead of \(2147483647, 12\)"),
+        ({"max_position_embeddings": 2**31}, r"max_position_embeddings must be a whole number from 1 to 2147483647"),
+        ({"num_hidden_layers": 10**6}, r"num_hidden_layers is 1000000, and no model has more than 2000 layers"),
+    ],
+    ids=["terabytes of matrices", "terabytes of words", "beyond any size", "a million layers"],
+)
+def test_a_config_asking_for_terabytes_is_refused_before_memory_is_taken(settings, message, folder):
+    change(folder, **settings)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+def test_a_directory_without_a_model_says_what_is_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"holds no config\.json, so no model: it holds notes\.txt$"):
+        load(tmp_path)
+
+
+def test_progress_ends_with_all_bytes(folder):
+    told: list[tuple[int, int]] = []
+    load(folder, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] == (folder / "model.safetensors").stat().st_size - header(folder)
+
+
+def header(folder: Path) -> int:
+    with (folder / "model.safetensors").open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def test_weights_come_in_the_dtype_asked_for_and_ready_to_train(folder):
+    model = load(folder, dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(p.requires_grad for p in model.parameters())
+    assert not model.training
+
+
+def test_training_a_loaded_model_leaves_the_file_alone(folder):
+    before = (folder / "model.safetensors").read_bytes()
+    model = load(folder)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_what_is_saved_is_loaded_again_bit_for_bit(tmp_path):
+    twin = Twin("GPT2LMHeadModel", GPT2Config(vocab_size=31, n_embd=12, n_layer=2, n_head=3, n_positions=13), tmp_path)
+    model = twin.ours(torch.float32)
+    model.save(tmp_path / "again")
+    again = load(tmp_path / "again")
+    for (name, ours), (other, theirs) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(ours, theirs)
+
+
+def test_a_second_save_replaces_the_first(folder, tmp_path):
+    model = load(folder)
+    model.save(tmp_path / "out")
+    with torch.no_grad():
+        model.head.bias.add_(1)
+    model.save(tmp_path / "out")
+    assert torch.equal(load(tmp_path / "out").head.bias, model.head.bias)
+    assert not list((tmp_path / "out").glob("*.part"))
+
+
+def test_a_save_says_what_it_wrote_and_keeps_the_tokenizer(folder, tmp_path):
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    load(folder, dtype=torch.float16).save(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["architectures"], config["dtype"]) == (["BertForMaskedLM"], "float16")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
+
+
+def test_a_save_onto_a_file_is_refused(folder, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(NotADirectoryError, match=r"taken is a file; save writes a directory$"):
+        load(folder).save(tmp_path / "taken")
+    assert (tmp_path / "taken").read_text() == "mine"
