@@ -11,13 +11,14 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BENCH ?= attention
 ARGS ?=
+SENTENCE := The animal didn't cross the street because it was too tired.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench clean FORCE
 
 help:
-	@echo 'make demo     the worked example "The cat sat", step by step; its heat map goes to out/cat_sat.png'
-	@echo '              예제 "The cat sat"을 단계별로 출력하고 히트맵을 out/cat_sat.png에 저장합니다'
+	@echo 'make demo     what "it" looks at in a sentence that a real model reads; the page goes to out/look.html'
+	@echo '              실제 모델이 읽는 문장에서 "it"이 무엇을 보는지 출력하고 페이지를 out/look.html에 저장합니다'
 	@echo 'make test     run the tests; ARGS="-k causal" runs some of them'
 	@echo '              테스트를 실행합니다. ARGS="-k causal"처럼 일부만 실행할 수 있습니다'
 	@echo 'make lint     check style, formatting and types (ruff, mypy)'
@@ -26,8 +27,8 @@ help:
 	@echo '              lint 기준에 맞게 파일을 정리합니다'
 	@echo 'make bench    time the backends on this machine, with BENCH=lens the lens; ARGS go to benchmarks/BENCH.py'
 	@echo '              이 컴퓨터에서 백엔드별 속도를 측정합니다. BENCH=lens는 렌즈를 측정하고, ARGS는 해당 파일에 전달됩니다'
-	@echo 'make clean    remove what make made: .venv, caches, the heat map of the demo'
-	@echo '              make가 만든 .venv, 캐시, 데모 히트맵을 지웁니다'
+	@echo 'make clean    remove what make made: .venv, caches, the page of the demo'
+	@echo '              make가 만든 .venv, 캐시, 데모 페이지를 지웁니다'
 	@echo
 	@echo 'The first run makes .venv and takes a few minutes. PYTHON=python3.12 chooses the Python (3.11 or newer),'
 	@echo 'TORCH="torch==2.12.0" the torch.'
@@ -36,7 +37,12 @@ help:
 
 demo: .venv/ready
 	@mkdir -p out
-	.venv/bin/regard steps --demo --figure out/cat_sat.png
+	.venv/bin/regard look "$(SENTENCE)" --token it --html out/look.html
+	@echo
+	@echo 'Open out/look.html in a browser. For texts of your own: .venv/bin/regard serve'
+	@echo 'The arithmetic of one head, step by step: .venv/bin/regard steps'
+	@echo 'out/look.html을 브라우저로 여세요. 직접 쓴 글을 보려면: .venv/bin/regard serve'
+	@echo '헤드 하나의 계산을 단계별로 보려면: .venv/bin/regard steps'
 
 test: .venv/ready
 	.venv/bin/python -m pytest $(ARGS)
@@ -61,7 +67,7 @@ clean:
 	elif [ -d .venv ]; then echo 'left .venv: make did not make it'; fi
 	@rm -rf build dist regard.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
-	@rm -f out/cat_sat.png; if [ -d out ]; then rmdir out 2>/dev/null || echo 'left out/: it holds other files'; fi
+	@rm -f out/look.html; if [ -d out ]; then rmdir out 2>/dev/null || echo 'left out/: it holds other files'; fi
 
 # .venv is made anew when its Python is gone, when the checkout has moved (its scripts and the editable install hold
 # absolute paths), and when PYTHON or TORCH is given and is not what it was made with. A changed pyproject.toml only

@@ -127,3 +127,8 @@ def test_every_key_that_is_read_can_be_ignored() -> None:
 def test_value_that_cannot_be_used_is_refused_with_its_file(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^generation_config\.json: .*{message}"):
         Defaults.read(values, {})
+
+
+def test_keys_to_ignore_are_a_list():
+    with pytest.raises(TypeError, match=r"^ignore must be a list of keys, got a str: ignore=\['typical_p'\]$"):
+        Defaults.read({"typical_p": 0.9}, {}, ignore="typical_p")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
 ASKED = ["generate", "fill", "embed", "classify"]
-COMMANDS = ["steps", "look", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
+COMMANDS = ["steps", "look", "serve", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
 
 
 @pytest.fixture(autouse=True)
@@ -1052,12 +1052,11 @@ def test_look_doctor_and_diff_speak_korean(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["look"], "Missing argument 'FILE'; see 'regard look --help'"),
-        (["look", "The cat sat"], "there is no file 'The cat sat'; look takes a file: q, k and v in .npz, .npy, "),
-        (["look", "missing.npz"], "there is no file 'missing.npz'"),
+        (["look"], "there is no text: give one, '-' for standard input, or --file"),
+        (["look", "missing.npz"], "there is no file 'missing.npz'; look takes a text, q, k and v in .npz, .npy, "),
         (["look", "folder"], "cannot read 'folder': it is a folder, a device or a pipe"),
         (["look", "folder.npz"], "cannot read 'folder.npz': Is a directory"),
-        (["look", "text.txt"], "cannot read 'text.txt': it is not a regard capture"),
+        (["look", "text.txt"], "a capture was saved to; if it is a text: --file text.txt"),
         (["look", "x.npz"], "'x.npz' holds 'x', 'w_q', 'w_k', 'w_v'; expected q, k, v"),
         (["look", "many.npz"], "holds 'a0', 'a1', 'a2', 'a3', 'a4', 'a5', 'a6', 'a7' and 3 more; expected q, k, v"),
         (["look", "integers.npy"], "q holds int64; attention needs floating point"),

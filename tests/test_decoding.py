@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from interpreting import interpreted
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPT2Config, LlamaConfig
 from twins import Twin
 
@@ -104,3 +104,19 @@ def test_keys_of_several_chunks_are_combined(tmp_path):
         baseline = steps(model, ids, mask, new, by_kernels=False)
         truth = steps(model.double(), ids, mask, new, by_kernels=False)
         assert_rule(ours, baseline, truth)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(30, bias=False), nn.Identity()], ids=["without a bias", "of no kind"])
+@pytest.mark.parametrize("place", ["last", "attention", "feed-forward"])
+def test_norms_that_the_kernels_do_not_have_are_refused(norm, place, tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    assert one_row.refuse(model.tower, model.head, torch.float32) is None
+    if place == "last":
+        model.tower.norm = norm
+    elif place == "attention":
+        model.tower.blocks[1].attention_norm = norm
+    else:
+        model.tower.blocks[1].feed_forward_norm = norm
+    why = one_row.refuse(model.tower, model.head, torch.float32)
+    assert why is not None
+    assert why.endswith("no RMS norm and no LayerNorm with a bias")

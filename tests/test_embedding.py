@@ -183,3 +183,5 @@ def test_capitals_are_made_small_where_the_checkpoint_says_so(tmp_path: Path) ->
     assert torch.equal(small[0], small[1])
     with pytest.raises(ValueError, match=r"text 0 has \d+ tokens, and the model takes 11"):
         model.embed(["a cat sat on a mat " * 9])
+    with pytest.raises(TypeError, match=r"^texts must be a list of texts, got str: 'THE CAT'$"):  # not its letters
+        model.embed("THE CAT")

@@ -105,3 +105,8 @@ def test_an_empty_stop_string_is_refused(stop):
 def test_a_stop_that_is_no_string_is_refused():
     with pytest.raises(TypeError, match="a stop string must be a str, got int: 5"):
         read_stop([5])
+
+
+def test_stop_that_is_no_list_is_refused():
+    with pytest.raises(TypeError, match=r"^stop must be a str or a list of them, got int: 3$"):
+        read_stop(3)

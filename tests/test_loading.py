@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertConfig, GPT2Config
+from transformers import BartConfig, BertConfig, GPT2Config, T5Config
 from twins import Twin, change, texts
 
 import regard
 from regard.models.loading import FAMILIES, load
+from regard.models.tokenizers.tokenizing import Tokenizer
 
 CONFIG = {
     "vocab_size": 31,
@@ -141,8 +143,13 @@ def test_pickled_weights_are_refused(folder):
         ({"vocab_size": 2**31 - 1}, r"word_embeddings\.weight \(31, 12\) instead of \(2147483647, 12\)"),
         ({"max_position_embeddings": 2**31}, r"max_position_embeddings must be a whole number from 1 to 2147483647"),
         ({"num_hidden_layers": 10**6}, r"num_hidden_layers is 1000000, and no model has more than 2000 layers"),
+        (
+            {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 1, "num_attention_heads": 1},
+            r"sizes that no tensor can have",
+        ),
+        ({"id2label": None, "num_labels": 2**31 - 1}, r"num_labels must be a whole number from 1 to 1000000"),
     ],
-    ids=["terabytes of matrices", "terabytes of words", "beyond any size", "a million layers"],
+    ids=["matrices", "words", "beyond any size", "a million layers", "beyond 64 bits", "names of labels"],
 )
 def test_a_config_asking_for_terabytes_is_refused_before_memory_is_taken(settings, message, folder):
     change(folder, **settings)
@@ -221,3 +228,110 @@ def test_a_save_onto_a_file_is_refused(folder, tmp_path):
     with pytest.raises(NotADirectoryError, match=r"taken is a file; save writes a directory$"):
         load(folder).save(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_family_that_is_no_name_is_refused(folder):
+    with pytest.raises(ValueError, match=r"model_type is \['bert'\], which regard does not have as a model"):
+        load(change(folder, model_type=["bert"]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.int8, torch.float8_e4m3fn])
+def test_a_dtype_that_nothing_is_computed_in_is_refused(dtype, folder):
+    with pytest.raises(TypeError, match=r"^dtype must be torch\.float64, .*, or None for as stored; got "):
+        load(folder, dtype=dtype)
+
+
+def test_keys_to_ignore_are_a_list(folder):
+    with pytest.raises(TypeError, match=r"^ignore must be a list of keys, got a str: ignore=\['use_rotary'\]$"):
+        load(change(folder, use_rotary=True), ignore="use_rotary")
+
+
+NORM = "bert.encoder.layer.1.output.LayerNorm"
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+def test_weights_that_are_no_plain_floats_are_refused(stored, folder):
+    rewrite(folder, lambda tensors: tensors.update({f"{NORM}.bias": tensors[f"{NORM}.bias"].to(stored)}))
+    message = rf"^1 tensors are of a dtype that regard does not compute in: {NORM}\.bias {stored}; quantised"
+    for dtype in (None, torch.float32):
+        with pytest.raises(ValueError, match=message):
+            load(folder, dtype=dtype)
+
+
+def test_weights_of_several_dtypes_need_one_to_compute_in(folder):
+    rewrite(folder, lambda tensors: tensors.update({f"{NORM}.bias": tensors[f"{NORM}.bias"].half()}))
+    with pytest.raises(
+        ValueError, match=r"stored in torch\.float16 and torch\.float32: say which .* dtype=torch\.float32"
+    ):
+        load(folder)
+    assert {p.dtype for p in load(folder, dtype=torch.float32).parameters()} == {torch.float32}
+
+
+def test_a_tensor_under_its_old_name_and_its_new_one_is_refused(folder):
+    rewrite(folder, lambda tensors: tensors.update({f"{NORM}.beta": tensors[f"{NORM}.bias"] + 1}))
+    with pytest.raises(
+        ValueError, match=rf"holds {NORM}\.bias twice: as {NORM}\.(bias|beta) and as {NORM}\.(bias|beta)$"
+    ):
+        load(folder)
+
+
+SMALL = {"vocab_size": 31, "d_model": 12, "decoder_start_token_id": 2}
+T5_SIZES = {"d_kv": 5, "d_ff": 17, "num_layers": 1, "num_heads": 2}
+BART_SIZES = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 17))}
+BART_SIZES |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "max_position_embeddings": 13}
+GPT2 = GPT2Config(vocab_size=31, n_embd=12, n_layer=1, n_head=3)
+BERT, WORDS = BertConfig(**CONFIG), "bert.embeddings.word_embeddings.weight"
+COPIED = [
+    ("BertForMaskedLM", BERT, "cls.predictions.decoder.weight", WORDS),
+    ("BertForMaskedLM", BERT, "cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ("GPT2LMHeadModel", GPT2, "lm_head.weight", "transformer.wte.weight"),
+    ("BartForConditionalGeneration", BartConfig(**SMALL, **BART_SIZES), "lm_head.weight", "model.shared.weight"),
+    ("T5ForConditionalGeneration", T5Config(**SMALL, **T5_SIZES), "encoder.embed_tokens.weight", "shared.weight"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "config", "copy", "original"), COPIED, ids=[f"{c[0]} {c[2]}" for c in COPIED])
+def test_a_second_table_may_be_a_copy_of_the_shared_one_and_nothing_else(
+    architecture, config, copy, original, tmp_path
+):
+    Twin(architecture, config, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({copy: tensors[original].clone()}))
+    assert load(tmp_path).task in ("fill", "generate")
+    rewrite(tmp_path, lambda tensors: tensors[copy].view(-1)[3].add_(1))
+    with pytest.raises(
+        ValueError, match=rf"holds {copy}, and it differs from {original}, .*\"tie_word_embeddings\": false"
+    ):
+        load(tmp_path)
+
+
+def test_a_second_table_matters_only_to_the_head_that_scores_with_it(folder):
+    name = "cls.predictions.decoder.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(31, 12)}))
+    assert load(folder, task="none").head is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("BertForMaskedLM", BERT),
+        ("GPT2LMHeadModel", GPT2),
+        ("BartModel", BartConfig(**SMALL, **BART_SIZES)),
+    ],
+)
+def test_a_model_goes_through_pickle(architecture, config, tmp_path):
+    Twin(architecture, config, tmp_path)
+    model = load(tmp_path)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(texts(31)["ids"]).hidden, model(texts(31)["ids"]).hidden)
+    again.save(tmp_path / "out")
+    assert torch.equal(load(tmp_path / "out")(texts(31)["ids"]).hidden, model(texts(31)["ids"]).hidden)
+
+
+def test_a_tokenizer_set_by_hand_is_saved_where_the_checkpoint_has_none(folder, tmp_path):
+    words = tmp_path / "words"
+    words.mkdir()
+    (words / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ncat\n")
+    model = load(folder)
+    model.tokenizer = Tokenizer.open(words)
+    model.save(tmp_path / "out")
+    assert load(tmp_path / "out").tokenizer.encode("a cat").ids == [2, 5, 6, 3]

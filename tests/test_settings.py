@@ -45,6 +45,8 @@ def test_a_directory_that_is_not_there_holds_nothing(tmp_path):
         (b"\xff\xfe{}", r"config\.json is not JSON: 'utf-8' codec can't decode"),
         (b"[1]", r"config\.json holds list, not a JSON object of settings$"),
         (b"3", r"config\.json holds int, not a JSON object of settings$"),
+        (b"[" * 10**5, r"config\.json is not JSON: maximum recursion depth"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", r"config\.json is not JSON: Exceeds the limit"),
     ],
 )
 def test_a_config_that_is_no_object_is_refused(content, message, tmp_path):
@@ -99,6 +101,7 @@ def test_values_of_the_right_kind_are_read(read, value, got):
         (lambda s: s.whole("x"), 12.0, "x must be a whole number from 1 to 2147483647, got 12.0"),
         (lambda s: s.whole("x"), True, "x must be a whole number from 1 to 2147483647, got True"),
         (lambda s: s.whole("x"), "12", "x must be a whole number from 1 to 2147483647, got '12'"),
+        (lambda s: s.whole("x", most=7), 8, "x must be a whole number from 1 to 7, got 8"),
         (lambda s: s.layers("x"), 2001, "x is 2001, and no model has more than 2000 layers"),
         (lambda s: s.number("x"), None, "x is missing"),
         (lambda s: s.number("x"), "0.1", "x must be a number, got '0.1'"),
@@ -122,6 +125,9 @@ def test_labels_are_named_in_the_order_of_their_numbers():
     assert Settings({}).labels(1) == ("LABEL_0",)
     with pytest.raises(ValueError, match="num_labels must be a whole number"):
         Settings({"num_labels": -1}).labels()
+    for named in (["bad", "good"], {"bad": 0, "good": 1}):
+        with pytest.raises(ValueError, match=r"id2label must give a name for each number, got .'bad'"):
+            Settings({"id2label": named}).labels()
 
 
 # --------------------------------------------------------------------------------------------------- what nobody read

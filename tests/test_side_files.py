@@ -26,3 +26,9 @@ def test_what_is_not_such_json_is_refused(tmp_path: Path, content: bytes, kind: 
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_side(tmp_path, "x.json", kind)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_with_the_file(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"max_length": ' + "9" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"generation_config\.json is not JSON: Exceeds the limit"):
+        read_side(tmp_path, "generation_config.json", dict)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import T5Config
-from twins import Twin, assert_same, assert_saved, pairs, side_by_side, texts
+from twins import Twin, assert_same, assert_saved, change, pairs, side_by_side, texts
 
 from regard.models.loading import load
 
@@ -175,3 +175,17 @@ def test_training_drops_out_where_t5_does(tmp_path):
     assert set(rates.values()) == {0.1}
     assert {"encoder.embed.dropout", "encoder.dropout", "decoder.blocks.1.feed_forward.dropout"} <= set(rates)
     assert model.decoder.blocks[0].cross.dropout == 0.1
+
+
+def test_positions_are_refused_by_a_family_that_knows_distances_alone(tmp_path):
+    twin_of("Model", "v1.0", tmp_path)
+    model, given = load(tmp_path), pairs(31, "none")
+    for name, ids in (("positions", given["ids"]), ("target_positions", given["target"])):
+        with pytest.raises(ValueError, match=r"^T5 knows distances, no positions: leave out positions$"):
+            model(**given, **{name: torch.arange(ids.shape[1])})
+
+
+def test_a_distance_of_gigabytes_is_refused(tmp_path):
+    twin_of("Model", "v1.0", tmp_path)
+    with pytest.raises(ValueError, match=r"relative_attention_max_distance must be a whole number from 1 to 1048576"):
+        load(change(tmp_path, relative_attention_max_distance=2**31 - 1))

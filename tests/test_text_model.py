@@ -252,3 +252,46 @@ def test_padding_on_the_right_cannot_be_gone_on_with(open_model):
     mask[0, -1] = False
     with pytest.raises(ValueError, match=r"^texts to go on with are padded on the left: here a row ends in padding$"):
         open_model("LLaMA").begin(IDS, mask, length=MOST)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "message"),
+    [
+        (list(range(5)), TypeError, "positions must be a torch tensor of int64 or int32, (N,) or (B, N), got list"),
+        (
+            torch.arange(5.0),
+            TypeError,
+            "positions must be a torch tensor of int64 or int32, (N,) or (B, N), got torch.fl",
+        ),
+        (torch.arange(3), ValueError, "positions must be (5,) or (2, 5) as ids, got (3,)"),
+        (torch.arange(5).expand(3, 5), ValueError, "positions must be (5,) or (2, 5) as ids, got (3, 5)"),
+        (torch.arange(5) - 1, ValueError, "positions must be 0 to 28, got -1 to 3"),
+        (torch.arange(5) + 25, ValueError, "positions must be 0 to 28, got 25 to 29"),
+    ],
+)
+def test_positions_that_do_not_fit_are_refused(positions, error, message, open_model):
+    with pytest.raises(error, match=re.escape(message)):
+        open_model("GPT-2")(IDS, positions=positions)
+
+
+def test_rotary_positions_have_no_end_and_a_beginning(open_model):
+    model = open_model("LLaMA")
+    assert model(IDS, positions=torch.arange(5) + 1000).hidden.isfinite().all()
+    with pytest.raises(ValueError, match=r"^positions must be 0 or more, got -2 to 2$"):
+        model(IDS, positions=torch.arange(5) - 2)
+
+
+@pytest.mark.parametrize("types", [[[0] * 5] * 2, torch.zeros(2, 5)], ids=["list", "floats"])
+def test_segments_are_whole_numbers(types, open_model):
+    with pytest.raises(TypeError, match=r"^types must be a torch tensor of int64 or int32, \(B, N\), got (list|torch)"):
+        open_model("BERT")(IDS, types=types)
+
+
+def test_room_that_no_memory_has_is_refused_with_its_size(open_model):
+    model = open_model("LLaMA")
+    model.most = None
+    # 3 layers, 2 · 2 key heads of 10, 4 bytes, 2 texts: 960 bytes a position
+    with pytest.raises(
+        ValueError, match=r"^2 texts of 1099511627776 positions take 983,040\.0 GiB .*ask for fewer new tok"
+    ):
+        model.begin(IDS, None, length=2**40)

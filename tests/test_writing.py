@@ -362,3 +362,11 @@ def test_llama_streams_what_it_generates(tmp_path: Path) -> None:
     model = load(llama(tmp_path, generation=QUIET))
     made = "".join(model.stream(PROMPTS[2], new_tokens=9, stop="zzz"))
     assert made == model.generate(PROMPTS[2], new_tokens=9).text
+
+
+@pytest.mark.parametrize("off", [{"top_k": 0}, {"top_p": 1.0}, {"top_p": 1}, {"min_p": 0.0}], ids=str)
+def test_what_is_switched_off_draws_nothing(model: Any, off: Any) -> None:
+    greedy = model.generate(PROMPTS, new_tokens=7)
+    for seed in (1, 2):
+        made = model.generate(PROMPTS, new_tokens=7, seed=seed, **off)
+        assert [one.ids.tolist() for one in made] == [one.ids.tolist() for one in greedy]

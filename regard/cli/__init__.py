@@ -1,4 +1,4 @@
-"""The command line `regard`: steps, look, doctor, diff, generate, fill, embed, classify, verify, mask, cost, backends.
+"""The command line `regard`: steps, look, serve, doctor, diff, generate, fill, embed, classify and others.
 
 It parses, calls and prints.
 

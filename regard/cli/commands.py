@@ -17,6 +17,7 @@ from regard.cli import (
     generate_text,
     list_backends,
     look_inside,
+    serve_page,
     show_steps,
     verify_model,
 )
@@ -29,7 +30,8 @@ def app_in(lang: Lang) -> typer.Typer:
     """The app; its help is in the language.
 
     >>> [command.name for command in app_in("en").registered_commands]
-    ['steps', 'look', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'verify', 'mask', 'cost', 'backends']
+    ['steps', 'look', 'serve', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'verify', 'mask', 'cost', \
+'backends']
     """
     say = speaker(lang)
     app = typer.Typer(
@@ -52,7 +54,7 @@ def app_in(lang: Lang) -> typer.Typer:
         if context.invoked_subcommand is None:
             print(context.get_help())
 
-    inside = (show_steps, look_inside, diagnose_capture, compare_captures)
+    inside = (show_steps, look_inside, serve_page, diagnose_capture, compare_captures)
     asked = (generate_text, fill_masks, embed_texts, classify_texts)
     for command in (*inside, *asked, verify_model, draw_mask, count_cost, list_backends):
         command.add(app, lang)

@@ -1,35 +1,38 @@
-"""`regard look`: what attention looked at, of q, k and v in a file or of a capture of a whole model.
+"""`regard look`: what attention looked at, in a text that a model reads, in a capture of a model, or in q, k and v.
 
-It reads options and prints. What it prints is measured by `regard.lens`: `looking` for arrays, `capture` and `saving`
-for captures, `describing` for what is said of a head.
+It reads options, and prints arrays and captures, which `regard.lens` measures. `look_text.py` reads and prints texts.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import picture_files
+from regard.cli import look_text, picture_files
 from regard.cli.array_files import SUFFIXES, read_arrays
-from regard.cli.capture_files import read_capture
 from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, known, speaker
+from regard.cli.look_text import Asked
 from regard.cli.terminal import Terminal
+from regard.cli.text_input import read_one
 
 if TYPE_CHECKING:
+    from regard.explorer.sessions import Session
     from regard.lens.capture import Capture
     from regard.lens.view import View
 
 __all__ = ["Chosen", "add"]
 
 LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
+TEXT_SUFFIXES = (".txt", ".md")
 TAKES = (
-    f"look takes a file: q, k and v in {', '.join(SUFFIXES)}, or a capture that was saved, such as run.regard; "
-    "a text or an image it does not take yet"
+    f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, or a capture that was saved, such as run.regard; "
+    "--file reads a text from a file"
 )
 
 
@@ -67,17 +70,68 @@ def add(app: typer.Typer, lang: Lang) -> None:
     @app.command(
         "look",
         help=say(
-            "What attention looked at: entropy, received mass, patterns and links of every head.\n\n"
-            "FILE holds q, k and v (.npz, .safetensors; an .npy is all three at once), or is a capture of a model.\n\n"
-            "A capture: with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "어텐션이 무엇을 보았는지 헤드별로 보여 줍니다.\n\n"
-            "엔트로피, 받은 어텐션, 패턴, 가장 강한 연결을 출력합니다.\n\n"
-            "FILE은 q, k, v(.npz, .safetensors, .npy) 또는 모델의 캡처입니다.\n\n"
-            "캡처: with regard.watch(model) as seen: …; seen.save('run.regard')",
+            "What attention looks at: in a text that a model reads, or in a file.\n\n"
+            "WHAT is a text, '-' for standard input, a capture (.regard), or a file with q, k and v (.npz, "
+            ".safetensors; an .npy is all three at once).\n\n"
+            "Links are ranked by (weight - what their key gets from a query on the mean) x (1 - 1/distance), so far "
+            "ones stand first and neighbours nowhere; special tokens, punctuation, the own position and pieces of one "
+            "word are left out. --all ranks every token by weight alone.\n\n"
+            "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
+            "모델이 읽는 글, 또는 파일에서 어텐션이 무엇을 보는지 보여 줍니다.\n\n"
+            "WHAT은 글, 표준 입력('-'), 캡처(.regard),\n\n"
+            "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
+            "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리).\n\n"
+            "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다.\n\n"
+            "--all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
+            "캡처: --save run.regard, 또는 파이썬의 regard.watch(model)",
         ),
     )
     def look(
-        file: Annotated[Path, typer.Argument(metavar="FILE", help=say("q, k, v or a capture.", "q, k, v 또는 캡처."))],
+        what: Annotated[
+            str | None,
+            typer.Argument(metavar="WHAT", help=say("A text, '-', or a file.", "글, '-', 또는 파일.")),
+        ] = None,
+        text_file: Annotated[
+            Path | None, typer.Option("--file", metavar="FILE", help=say("The text, in a file.", "글이 든 파일."))
+        ] = None,
+        model: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DIR|ID",
+                help=say("Text: who reads it; all-MiniLM-L6-v2.", "글: 읽을 모델. 기본은 all-MiniLM-L6-v2."),
+            ),
+        ] = None,
+        token: Annotated[
+            str | None,
+            typer.Option(metavar="N|WORD", help=say("What this token looks at.", "이 토큰이 무엇을 보는지.")),
+        ] = None,
+        measure: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help=say(
+                    "Of the heads: entropy, effective, received_max, or a pattern such as first.",
+                    "헤드의 값: entropy, effective, received_max, 패턴(first 등).",
+                ),
+            ),
+        ] = None,
+        every: Annotated[
+            bool, typer.Option("--all", help=say("Links of all tokens, by weight.", "모든 토큰의 연결, 가중치순."))
+        ] = False,
+        truncate: Annotated[
+            bool,
+            typer.Option("--truncate", help=say("Cut a text that is too long.", "너무 긴 글은 자릅니다.")),
+        ] = False,
+        device: Annotated[
+            str | None, typer.Option(metavar="DEVICE", help=say("Text: cpu, cuda, …", "글: cpu, cuda 등."))
+        ] = None,
+        html: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help=say("Write one page that needs nothing.", "단일 HTML 페이지로 저장.")),
+        ] = None,
+        save: Annotated[
+            Path | None, typer.Option(metavar="FILE", help=say("Write a capture (.regard).", "캡처(.regard)로 저장."))
+        ] = None,
         causal: Annotated[
             bool, typer.Option("--causal", help=say("q, k, v: hide the future.", "q, k, v: 미래를 가립니다."))
         ] = False,
@@ -91,13 +145,15 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = None,
         layer: Annotated[
             str | None,
-            typer.Option(metavar="N|PATH", help=say("Capture: which module.", "캡처: 모듈 번호 또는 경로.")),
+            typer.Option(metavar="N|PATH", help=say("Which layer, or its module.", "레이어 번호 또는 모듈 경로.")),
         ] = None,
         call: Annotated[
             int | None, typer.Option(metavar="N", help=say("Capture: which of its calls.", "캡처: 몇 번째 호출."))
         ] = None,
         batch: Annotated[int | None, typer.Option(metavar="B", help=say("Which batch row.", "배치 번호."))] = None,
-        head: Annotated[int | None, typer.Option(metavar="H", help=say("Which head.", "헤드 번호."))] = None,
+        head: Annotated[
+            int | None, typer.Option(metavar="H", help=say("Which head of it.", "그 레이어의 헤드 번호."))
+        ] = None,
         row: Annotated[
             int | None,
             typer.Option(metavar="I", help=say("Exact weights of query I.", "쿼리 I의 정확한 가중치.")),
@@ -125,21 +181,66 @@ def add(app: typer.Typer, lang: Lang) -> None:
         _check_positive(("--top", top), ("--size", size))
         if size is not None and figure is None:
             raise ValueError("--size is of the map in the figure: give --figure as well")
-        if not file.exists():
-            raise ValueError(f"there is no file {str(file)!r}; {TAKES}")
+        asked = Asked(
+            layer=layer, head=head, token=token, measure=measure or "entropy", top=top or LINKS, every=every,
+            html=html, save=save, figure=figure,
+        )  # fmt: skip
+        of_arrays = (("--causal", causal or None), ("--mask", mask), ("--scale", scale))
+        of_files = (("--call", call), ("--batch", batch), ("--row", row), ("--size", size))
+        of_texts = (("--model", model), ("--device", device), ("--truncate", truncate or None))
+        of_words = (
+            ("--token", token), ("--measure", measure), ("--all", every or None), ("--html", html), ("--save", save)
+        )  # fmt: skip
+        if text_file is not None or what is None or not _is_file(what):
+            _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
+            text = read_one(what, text_file)
+            session, length = look_text.read_text(text, model, device=device or "cpu", truncate=truncate)
+            look_text.show(session, asked, json_=json_, lang=spoken, length=length)
+            return
+        file = Path(what)
+        _refuse("are of a text; this is a file", *of_texts)
         if file.suffix.lower() in SUFFIXES:
             _refuse("are of captures; q, k and v are one call", ("--layer", layer), ("--call", call))
+            _refuse("are of texts and captures; q, k and v have no words", *of_words)
             _show_call(_of_arrays(file, causal, mask, scale, chosen), chosen, figure, json_, spoken)
             return
-        asked = (("--causal", causal or None), ("--mask", mask), ("--scale", scale))
-        _refuse("are of q, k and v; a capture has its own", *asked)
-        capture = read_capture(file)
-        if layer is None:
-            inner = (("--call", call), ("--batch", batch), ("--head", head), ("--row", row), ("--top", top))
-            _refuse("need --layer: which module of the capture", *inner, ("--size", size))
-            _show_capture(capture, file, figure, json_, spoken)
+        _refuse("are of q, k and v; a capture has its own", *of_arrays)
+        session = _session(file)
+        if any(value is not None for _, value in of_words):
+            _refuse("are of the tables of one call; leave out --token and the like", *of_files)
+            look_text.show(session, asked, json_=json_, lang=spoken)
             return
-        _show_call(_of_capture(file, capture, layer, call, size), chosen, figure, json_, spoken)
+        if layer is None:
+            _refuse("need --layer: which module of the capture", ("--head", head), ("--top", top), *of_files)
+            _show_capture(session, file, figure, json_, spoken)
+            return
+        _show_call(_of_capture(file, session.capture, layer, call, size), chosen, figure, json_, spoken)
+
+
+def _is_file(what: str) -> bool:
+    """Is it the name of a file, and not a text? Raises ValueError for the name of one that is not there."""
+    if what == "-" or os.path.exists(what):  # Path.exists raises for a text that is longer than a name may be
+        return what != "-"
+    suffixes = (*SUFFIXES, ".regard", *TEXT_SUFFIXES)
+    if not any(letter.isspace() for letter in what) and what.lower().endswith(suffixes):
+        raise ValueError(f"there is no file {what!r}; {TAKES}")
+    return False
+
+
+def _session(file: Path) -> "Session":
+    """A capture and its words; where the file is none, the error says how a text is read from a file."""
+    from regard.explorer.sessions import open_file
+    from regard.lens.files.capture_file import CaptureFileError
+
+    try:
+        return open_file(file)
+    except CaptureFileError as error:
+        hint = f"; if it is a text: --file {file}" if "not a regard capture" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from None
+    except OSError as error:
+        if error.strerror is None:  # ours, which names the path already
+            raise
+        raise OSError(f"cannot read {str(file)!r}: {error.strerror}") from None
 
 
 def _refuse(why: str, *options: tuple[str, object]) -> None:
@@ -211,7 +312,8 @@ def _show_call(call: _Call, chosen: Chosen, figure: Path | None, json_: bool, la
         Terminal().print(say("Figure: ", "그림: "), str(figure), (say(f"   head {h}", f"   헤드 {h}"), "dim"))
 
 
-def _show_capture(capture: "Capture", file: Path, figure: Path | None, json_: bool, lang: Lang) -> None:
+def _show_capture(session: "Session", file: Path, figure: Path | None, json_: bool, lang: Lang) -> None:
+    capture = session.capture
     if not capture.names:
         capture.summary(lang)  # which raises, and says what is known about why
     if figure is not None:
@@ -225,6 +327,9 @@ def _show_capture(capture: "Capture", file: Path, figure: Path | None, json_: bo
     title, *rest = capture.summary(lang).split("\n")
     out.print((title, "bold"), (say("   written ", "   저장: ") + capture.origin["written"], "dim"))
     out.print("\n".join(rest))
+    out.print()
+    asked = Asked()
+    look_text.print_sections(look_text.as_plain(session, asked, lang), asked, lang, out)
     out.print()
     out.print((say("--layer N shows the heads of one module", "--layer N으로 모듈 하나의 헤드를 봅니다"), "dim"))
     if figure is not None:

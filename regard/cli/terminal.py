@@ -29,6 +29,11 @@ class Terminal:
         """Cells on a line; None where nobody sees a margin: in a pipe or a file."""
         return self._console.width if self._console.is_terminal else None
 
+    @property
+    def coloured(self) -> bool:
+        """Are colours seen? Not in a pipe, nor where NO_COLOR or the terminal's kind says so."""
+        return self._console.color_system is not None and not self._console.no_color
+
     def print(self, *parts: Part) -> None:
         """Print a line; on a terminal, what is longer than the room goes on below, broken between words."""
         line = Text.assemble(*parts)

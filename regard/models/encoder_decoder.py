@@ -87,6 +87,7 @@ class EncoderDecoder(Model):
         target, target_mask = self._target(ids, mask, target, target_mask)
         read, mask = self._encode(ids, mask, positions, every_layer)
         target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.most)
+        self.check_positions(target, target_positions, self.decoder)
         if len(target) != len(ids):
             raise ValueError(f"target has {len(target)} texts, and ids {len(ids)}: they must be as many")
         hidden, layers = self.decoder(
@@ -109,6 +110,7 @@ class EncoderDecoder(Model):
         self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, every_layer: bool
     ) -> tuple[Passed, Tensor | None]:
         mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
+        self.check_positions(ids, positions, self.encoder)
         return self.encoder(ids, mask=mask, positions=positions, every_layer=every_layer), mask
 
     def _target(

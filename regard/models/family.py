@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Family", "Task"]
 
 
+def as_given(settings: Settings, stored: Collection[str]) -> Settings:
+    """The settings themselves: what most families make of the names in a checkpoint."""
+    return settings
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One head of a family.
@@ -26,12 +31,14 @@ class Task:
     names: templates of the head's weights, from the root of the checkpoint.
     prefix: what stands before the body's weights beside this head; default what the family has.
     unused: regular expressions of tensors that this task does without, as the decoder where only the encoder is asked.
+    copies: a tensor that a checkpoint may hold once more beside this head → the shared one that it must equal.
     """
 
     architecture: str
     names: Names = field(default_factory=dict)
     prefix: str | None = None
     unused: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,7 @@ class Family:
     names: settings → templates of the body's weights, without the prefix.
     tasks: by the name people ask for: none, fill, next, pretrain, classify, tag, answer, generate, encode.
     ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
+    copies: as in `Task`, of the body.
     renamed: endings of names in old checkpoints → what they are called now.
     harmless: keys of config.json that change nothing here.
     settle: settings and the names of the checkpoint's tensors → settings, where these know better (T5's word table).
@@ -56,9 +64,10 @@ class Family:
     names: Callable[[Settings], Names]
     tasks: Mapping[str, Task]
     ignored: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
-    settle: Callable[[Settings, Collection[str]], Settings] = lambda settings, stored: settings
+    settle: Callable[[Settings, Collection[str]], Settings] = as_given
 
     def before(self, task: str) -> str:
         """What stands before the names of the body's weights in a checkpoint with this task's head, with its dot."""

@@ -48,6 +48,7 @@ FAMILIES = {
 """model_type of config.json → the file of its family."""
 
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.randn}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
 LISTED = 8  # names in an error before it says how many more
 
 Progress = Callable[[int, int], None]
@@ -81,8 +82,10 @@ def load(
 
     The model is in eval mode. Raises FileNotFoundError where there is no model, ValueError for settings that would
     change the maths and are not known, missing, left-over or misshapen tensors, broken files and pickled weights, all
-    of it before memory is taken.
+    of it before memory is taken; TypeError for a dtype that is none of torch's four floating ones.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")
     directory = find(path, revision=revision)
     settings = Settings.open(directory)
     family = family_of(settings)
@@ -101,7 +104,7 @@ def load(
 def family_of(settings: Settings) -> Family:
     """The family that config.json names. Raises ValueError with those there are."""
     kind = settings.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
             f"{settings.where}: model_type is {kind!r}, which regard does not have as a model; it has "
             f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
@@ -113,8 +116,11 @@ def family_of(settings: Settings) -> Family:
 
 def empty(family: Family, settings: Settings, task: str) -> Model:
     """The model without memory: shapes only. Raises ValueError for sizes that do not fit each other."""
-    with _Shapes():
-        model = family.build(settings, task)
+    try:
+        with _Shapes():
+            model = family.build(settings, task)
+    except RuntimeError as error:  # torch counts bytes in 64 bits
+        raise ValueError(f"{settings.where} asks for sizes that no tensor can have: {error}") from None
     model.family, model.task = family, task
     return model
 
@@ -126,6 +132,8 @@ def fill(
     stored = _stored_names(checkpoint, model.family)
     plan = _without_pooler(model, list(places(model, _prefix(stored, model.family))), stored)
     _check(model, plan, checkpoint, stored)
+    _check_dtypes(plan, checkpoint, stored, dtype)
+    _check_copies(model, plan, checkpoint, stored)
     done = 0
     for place in plan:
         if not (place.source.needed or stored.keys() & set(place.theirs)):
@@ -202,6 +210,9 @@ def save(model: Model, directory: str | Path) -> None:
     _write_json(directory / "config.json", values)
     if model.directory is not None:
         _copy_text_side(model.directory, directory)
+    held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
+    if held is not None and (model.directory is None or not any((model.directory / x).is_file() for x in TOKENIZER)):
+        held.save(directory)
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces
@@ -235,11 +246,13 @@ def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> 
 
 def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     """The names of the tensors as they are called now → as the file calls them."""
-    names = {}
+    names: dict[str, str] = {}
     for stored in checkpoint.entries:
         name = stored
         for old, new in family.renamed.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
+        if name in names:
+            raise ValueError(f"the checkpoint holds {name} twice: as {names[name]} and as {stored}")
         names[name] = stored
     return names
 
@@ -276,6 +289,40 @@ def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict
             + "; ".join(problems)
             + hint
         )
+
+
+def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None) -> None:
+    """Refuse weights that cannot be computed with as they are: whole numbers, fp8, or of several dtypes at once."""
+    read = [stored[part] for place in plan for part in place.theirs if part in stored]
+    found = {name: checkpoint.entries[name].dtype for name in read}
+    wrong = [f"{name} {kind}" for name, kind in found.items() if kind not in DTYPES]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} tensors are of a dtype that regard does not compute in: {_list(wrong)}; "
+            "quantised weights are not supported"
+        )
+    kinds = sorted(map(str, set(found.values())))
+    if dtype is None and len(kinds) > 1:
+        raise ValueError(
+            f"the weights are stored in {' and '.join(kinds)}: say which to compute in, as dtype={kinds[-1]}"
+        )
+
+
+def _check_copies(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
+    """Refuse a second table of words that is not the shared one: `transformers` would compute with it."""
+    family, used = model.family, {part for place in plan for part in place.theirs}
+    prefix = _prefix(stored, family)
+    for copy, original in {**family.copies, **family.tasks[model.task].copies}.items():
+        second = next((name for name in (copy, prefix + copy) if name in stored and name not in used), None)
+        first = next((name for name in (original, prefix + original) if name in used and name in stored), None)
+        if first is None or second is None:
+            continue
+        one, other = (checkpoint.read(stored[name]) for name in (first, second))
+        if one.dtype != other.dtype or not torch.equal(one, other):
+            raise ValueError(
+                f"the checkpoint holds {second}, and it differs from {first}, whose numbers it should have by "
+                'config.json: if it is right, write "tie_word_embeddings": false there, else take it out of the file'
+            )
 
 
 def _known(model: Model) -> list[re.Pattern[str]]:

@@ -19,6 +19,7 @@ from regard.models.settings import Settings
 if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.generation.beams import Beams
+    from regard.models.parts import Tower
     from regard.models.tokenizers.tokenizing import Tokenizer
     from regard.models.verbs.answering import Answer
     from regard.models.verbs.asking import Texts
@@ -314,9 +315,7 @@ class Model(nn.Module):
         """What `print(model)` says before its parts."""
         return f"{self.family.title}, task={self.task!r}"
 
-    def check(
-        self, ids: Tensor, mask: Tensor | None, vocabulary: int, most: int | None, before: int = 0
-    ) -> Tensor | None:
+    def check(self, ids: Tensor, mask: Tensor | None, vocabulary: int, most: int | None) -> Tensor | None:
         """Check ids and mask before anything runs; the mask, or None where it hides nothing.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
@@ -329,7 +328,7 @@ class Model(nn.Module):
             )
         if ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"ids must be (B, N) with at least one text and one token, got {tuple(ids.shape)}")
-        n = before + ids.shape[1]
+        n = ids.shape[1]
         if most is not None and n > most:
             raise ValueError(
                 f"the text has {n} tokens, and the model has {most} positions: shorten it, or ask the tokenizer to "
@@ -351,3 +350,26 @@ class Model(nn.Module):
                 f"token id {wrong} is outside the vocabulary of {vocabulary}: ids are 0 to {vocabulary - 1}"
             )
         return None if mask is not None and whole else mask
+
+    def check_positions(self, ids: Tensor, positions: Tensor | None, tower: Tower) -> None:
+        """Check positions that were given for ids (B, N), which a tower reads.
+
+        Raises TypeError or ValueError naming what came, what was expected and what to do.
+        """
+        if positions is None:
+            return
+        if tower.embed.positions is None and tower.rotary is None:
+            raise ValueError(f"{self.family.title} knows distances, no positions: leave out positions")
+        if not isinstance(positions, Tensor) or positions.dtype not in (torch.int64, torch.int32):
+            got = str(positions.dtype) if isinstance(positions, Tensor) else type(positions).__name__
+            raise TypeError(f"positions must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
+        batch, n = ids.shape
+        if positions.shape not in ((n,), (1, n), (batch, n)):
+            raise ValueError(f"positions must be ({n},) or ({batch}, {n}) as ids, got {tuple(positions.shape)}")
+        if torch.compiler.is_compiling():
+            return
+        first, last = torch.stack(torch.aminmax(positions)).tolist()
+        most = tower.embed.most
+        if first < 0 or (most is not None and last >= most):
+            limit = "0 or more" if most is None else f"0 to {most - 1}"
+            raise ValueError(f"positions must be {limit}, got {first} to {last}")

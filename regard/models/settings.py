@@ -23,6 +23,7 @@ __all__ = ["Settings"]
 
 MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
 MOST_LAYERS = 2000
+MOST_LABELS = 1_000_000  # each has a name, made before the weights are looked for
 
 # Keys that say where a model comes from, how it is trained or started, how text is generated, or what a head is like
 # (the heads read those): none of them changes what a body computes in one forward pass.
@@ -60,7 +61,7 @@ class Settings:
             raise FileNotFoundError(f"{directory} holds no config.json, so no model: it holds {_contents(directory)}")
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
             raise ValueError(f"{path} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of settings")
@@ -75,11 +76,11 @@ class Settings:
         value = self.values.get(key)
         return default if value is None else value
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number from `least` to 2³¹. Raises ValueError if it is missing without a default, or none."""
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number from `least` to `most`. Raises ValueError if it is missing without a default, or none."""
         value = self._needed(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-            raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {MOST}, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {most}, got {value!r}")
         return value
 
     def layers(self, key: str, default: int | None = None) -> int:
@@ -130,12 +131,14 @@ class Settings:
     def labels(self, count: int = 2) -> tuple[str, ...]:
         """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels.
 
-        count: how many, where neither is given.
+        count: how many, where neither is given. Raises ValueError for labels that have no numbers, or are too many.
         """
         named = self.get("id2label")
-        if isinstance(named, dict):
-            return tuple(str(named[key]) for key in sorted(named, key=int))
-        return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", count)))
+        if named is None:
+            return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", count, most=MOST_LABELS)))
+        if not isinstance(named, dict) or not all(str(key).isdecimal() for key in named):
+            raise ValueError(f"{self.where}: id2label must give a name for each number, got {named!r:.80}")
+        return tuple(str(named[key]) for key in sorted(named, key=int))
 
     def unread(self) -> dict[str, Any]:
         """What is given and nobody has read."""
@@ -146,6 +149,8 @@ class Settings:
 
         harmless: keys that the family knows to change nothing.  ignore: keys that the user says change nothing.
         """
+        if isinstance(ignore, str):  # whose letters would be taken for keys
+            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r}]")
         for key, allowed in OFF.items():
             if key not in self._read:
                 self.only(key, *allowed)

@@ -40,9 +40,16 @@ class State:
     def room(
         cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> State:
-        """Room for `length` positions of `batch` texts."""
+        """Room for `length` positions of `batch` texts. Raises ValueError where there is not as much memory."""
         sizes = [(block.attention.kv_heads, block.attention.head_dim) for block in tower.depth]
-        caches = [FixedCache(batch, heads, length, d, dtype=dtype, device=device) for heads, d in sizes]
+        try:
+            caches = [FixedCache(batch, heads, length, d, dtype=dtype, device=device) for heads, d in sizes]
+        except RuntimeError as error:  # torch's word for memory that is not there
+            gib = sum(2 * batch * heads * length * d for heads, d in sizes) * dtype.itemsize / 2**30
+            raise ValueError(
+                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
+                "have as much: ask for fewer new tokens, texts or beams"
+            ) from error
         return cls(caches, mask)
 
     def __len__(self) -> int:

@@ -65,8 +65,10 @@ class TextModel(Model):
         mask: (B, N), True = token; None if all are.  types: (B, N), the segment of each token (BERT, ALBERT).
         positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
         every_layer: keep what stood after each block.
+        Raises TypeError or ValueError for ids, mask, types and positions that do not fit the model or each other.
         """
         mask = self.check(ids, mask, self.vocabulary, self.most)
+        self.check_positions(ids, positions, self.tower)
         self._check_types(ids, types)
         hidden, layers = self.tower(ids, mask=mask, positions=positions, types=types, every_layer=every_layer)
         pooled = None if self.pooler is None else self.pooler(hidden, mask)
@@ -80,6 +82,9 @@ class TextModel(Model):
             return
         if self.tower.embed.types is None:
             raise ValueError(f"{self.family.title} has no segments: leave out types=")
+        if not isinstance(types, Tensor) or types.dtype not in (torch.int64, torch.int32):
+            got = str(types.dtype) if isinstance(types, Tensor) else type(types).__name__
+            raise TypeError(f"types must be a torch tensor of int64 or int32, (B, N), got {got}")
         if types.shape != ids.shape:
             raise ValueError(f"types must be {tuple(ids.shape)} as ids, got {tuple(types.shape)}")
         most = self.tower.embed.types.num_embeddings

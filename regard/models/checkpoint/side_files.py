@@ -27,7 +27,7 @@ def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, kind):
         wanted = "an object" if kind is dict else "a list"

@@ -60,6 +60,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
         return "its head does more than score words"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the kernels compute in fp32, and the weights are {dtype}"
+    if tower.norm is not None and not _has_kernel(tower.norm):
+        return "its last norm is no RMS norm and no LayerNorm with a bias"
     for block in tower.depth:
         attention = block.attention
         if not block.norm_first or block.cross is not None:
@@ -68,6 +70,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return "its attention has a position bias, or separate projections"
         if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
             return "its attention has a softcap, or more than 128 heads on one key head"
+        if not all(_has_kernel(norm) for norm in (block.attention_norm, block.feed_forward_norm)):
+            return "its norms are no RMS norm and no LayerNorm with a bias"
         if block.feed_forward.activation not in ACTS:
             return f"the kernels do not have {block.feed_forward.activation}"
     return None
@@ -221,6 +225,10 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _has_kernel(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
+
+
 def _kind(norm: nn.Module | None) -> int:
     return 0 if norm is None else 1 if isinstance(norm, nn.RMSNorm) else 2
 
@@ -230,4 +238,4 @@ def _eps(norm: Any, dtype: torch.dtype) -> float:
 
 
 def _shift(norm: nn.Module | None, x: Tensor) -> Tensor:
-    return norm.bias if isinstance(norm, nn.LayerNorm) and norm.bias is not None else x
+    return norm.bias if isinstance(norm, nn.LayerNorm) else x

@@ -31,6 +31,10 @@ OUTSIDE: Names = {
 }
 # In the settings of the first published models; nobody computes with other values.
 OFF = {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0, "layers_to_keep": []}
+COPIES = {
+    "predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
 POOLED = {"none", "pretrain", "classify"}  # the tasks that look at the pooled vector
 
 
@@ -152,10 +156,11 @@ FAMILY = Family(
     names=names,
     tasks={
         "none": Task(architecture="AlbertModel"),
-        "fill": Task(architecture="AlbertForMaskedLM", names=word_names("head")),
+        "fill": Task(architecture="AlbertForMaskedLM", names=word_names("head"), copies=COPIES),
         "pretrain": Task(
             architecture="AlbertForPreTraining",
             names={**word_names("head.words"), "head.relation.score": "sop_classifier.classifier"},
+            copies=COPIES,
         ),
         "classify": Task(architecture="AlbertForSequenceClassification", names={"head.score": "classifier"}),
         "tag": Task(architecture="AlbertForTokenClassification", names={"head.score": "classifier"}),

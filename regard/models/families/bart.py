@@ -19,7 +19,7 @@ from regard.models.parts import Embedding
 from regard.models.settings import Settings
 from regard.models.sources import Names, Row
 
-__all__ = ["FAMILY", "HARMLESS", "WORDS", "words"]
+__all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "words"]
 
 OFFSET = 2  # of the positions: the first two rows of their table are never looked up
 
@@ -31,9 +31,16 @@ NAMES: Names = {
 }
 CONSTANT = Row("final_logits_bias")
 WORDS: Names = {"head.words.weight": "lm_head.weight", "head.words.bias": CONSTANT, "head.bias": CONSTANT}
+HEAD_COPIES = {"lm_head.weight": "shared.weight"}
+COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
 
 # Whole layers left out in training, what older versions said of generating, and a dropout before the labels.
 HARMLESS = ("encoder_layerdrop", "decoder_layerdrop", "force_bos_token_to_be_generated", "classif_dropout")
+
+
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every BART."""
+    return NAMES
 
 
 def words(vocabulary: int, d: int | None) -> LanguageHead:
@@ -83,10 +90,10 @@ FAMILY = Family(
     model_type="bart",
     prefix="model",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={
         "none": Task(architecture="BartModel"),
-        "generate": Task(architecture="BartForConditionalGeneration", names=WORDS),
+        "generate": Task(architecture="BartForConditionalGeneration", names=WORDS, copies=HEAD_COPIES),
         "classify": Task(
             architecture="BartForSequenceClassification",
             names={"head.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
@@ -95,5 +102,6 @@ FAMILY = Family(
     },
     # The one table of words, once more under other names.
     ignored=(r"(encoder|decoder)\.(embed_tokens\.weight|version)$", r"^lm_head\.weight$"),
+    copies=COPIES,
     harmless=(*HARMLESS, "do_blenderbot_90_layernorm"),
 )

@@ -41,6 +41,10 @@ WORDS: Names = {
     "head.words": "cls.predictions.decoder",
     "head.bias": "cls.predictions.bias",
 }
+COPIES = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 RELATION = "cls.seq_relationship"
 POOLED = {"none", "next", "pretrain", "classify"}  # the tasks that look at the pooled vector
 
@@ -117,7 +121,7 @@ FAMILY = Family(
     names=names,
     tasks={
         "none": Task(architecture="BertModel"),
-        "fill": Task(architecture="BertForMaskedLM", names=WORDS),
+        "fill": Task(architecture="BertForMaskedLM", names=WORDS, copies=COPIES),
         "next": Task(architecture="BertForNextSentencePrediction", names={"head.score": RELATION}),
         "pretrain": Task(
             architecture="BertForPreTraining",
@@ -125,6 +129,7 @@ FAMILY = Family(
                 **{name.replace("head.", "head.words.", 1): source for name, source in WORDS.items()},
                 "head.relation.score": RELATION,
             },
+            copies=COPIES,
         ),
         "classify": Task(architecture="BertForSequenceClassification", names={"head.score": "classifier"}),
         "tag": Task(architecture="BertForTokenClassification", names={"head.score": "classifier"}),

@@ -40,6 +40,11 @@ WORDS: Names = {
 EPS = 1e-12
 
 
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every DistilBERT."""
+    return NAMES
+
+
 def tower(settings: Settings) -> Tower:
     """Embedding and blocks."""
     d, dropout = settings.whole("dim"), settings.number("dropout", 0.1)
@@ -92,10 +97,14 @@ FAMILY = Family(
     model_type="distilbert",
     prefix="distilbert",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={
         "none": Task(architecture="DistilBertModel"),
-        "fill": Task(architecture="DistilBertForMaskedLM", names=WORDS),
+        "fill": Task(
+            architecture="DistilBertForMaskedLM",
+            names=WORDS,
+            copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
+        ),
         "classify": Task(
             architecture="DistilBertForSequenceClassification",
             names={"head.dense": "pre_classifier", "head.score": "classifier"},

@@ -33,6 +33,11 @@ NAMES: Names = {
 SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
 
 
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every GPT-2."""
+    return NAMES
+
+
 def tower(settings: Settings) -> Tower:
     """Embedding and blocks."""
     d, eps = settings.whole("n_embd"), settings.number("layer_norm_epsilon", 1e-5)
@@ -85,10 +90,12 @@ FAMILY = Family(
     model_type="gpt2",
     prefix="transformer",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={
         "none": Task(architecture="GPT2Model"),
-        "generate": Task(architecture="GPT2LMHeadModel", names={"head.words": "lm_head"}),
+        "generate": Task(
+            architecture="GPT2LMHeadModel", names={"head.words": "lm_head"}, copies={"lm_head.weight": "wte.weight"}
+        ),
         "classify": Task(architecture="GPT2ForSequenceClassification", names={"head.score": "score"}),
         "tag": Task(architecture="GPT2ForTokenClassification", names={"head.score": "classifier"}),
         "answer": Task(architecture="GPT2ForQuestionAnswering", names={"head.score": "qa_outputs"}),

@@ -33,6 +33,11 @@ NAMES: Names = {
 }
 
 
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every LLaMA."""
+    return NAMES
+
+
 def tower(settings: Settings, turning: Rotary) -> Tower:
     """Embedding and blocks. turning: the positions."""
     d, eps = settings.whole("hidden_size"), settings.number("rms_norm_eps", 1e-6)
@@ -83,10 +88,14 @@ FAMILY = Family(
     model_type="llama",
     prefix="model",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={
         "none": Task(architecture="LlamaModel"),
-        "generate": Task(architecture="LlamaForCausalLM", names={"head.words": "lm_head"}),
+        "generate": Task(
+            architecture="LlamaForCausalLM",
+            names={"head.words": "lm_head"},
+            copies={"lm_head.weight": "embed_tokens.weight"},
+        ),
         "classify": Task(architecture="LlamaForSequenceClassification", names={"head.score": "score"}),
         "tag": Task(architecture="LlamaForTokenClassification", names={"head.score": "score"}),
         "answer": Task(

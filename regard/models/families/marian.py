@@ -7,7 +7,7 @@ added to the score of each word, as in BART. Sines have no end, so max_position_
 from __future__ import annotations
 
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.families.bart import HARMLESS, WORDS, words
+from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, words
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
 from regard.models.family import Family, Task
 from regard.models.parts import Embedding, Waves
@@ -56,9 +56,10 @@ FAMILY = Family(
     names=names,
     tasks={
         "none": Task(architecture="MarianModel"),
-        "generate": Task(architecture="MarianMTModel", names=WORDS),
+        "generate": Task(architecture="MarianMTModel", names=WORDS, copies=HEAD_COPIES),
     },
     # The sines, and the one table of words once more under other names.
     ignored=(r"(encoder|decoder)\.(embed_positions|embed_tokens)\.weight$", r"^lm_head\.weight$"),
+    copies=COPIES,
     harmless=(*HARMLESS, "max_position_embeddings", "extra_pos_embeddings"),
 )

@@ -26,6 +26,7 @@ WORDS: Names = {
     "head.words": "lm_head.decoder",
     "head.bias": "lm_head.bias",
 }
+COPIES = {"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
 
 
 def words(settings: Settings) -> LanguageHead:
@@ -64,7 +65,7 @@ FAMILY = Family(
     names=bert.names,
     tasks={
         "none": Task(architecture="RobertaModel"),
-        "fill": Task(architecture="RobertaForMaskedLM", names=WORDS),
+        "fill": Task(architecture="RobertaForMaskedLM", names=WORDS, copies=COPIES),
         "classify": Task(
             architecture="RobertaForSequenceClassification",
             names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},

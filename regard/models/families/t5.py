@@ -24,6 +24,8 @@ from regard.positions import T5
 
 __all__ = ["FAMILY"]
 
+FARTHEST = 2**20  # a distance: each has a place in the run of its bucket
+
 
 def names(settings: Settings) -> Names:
     """The body's weights. A lone encoder is called `tower` here, and in the file what it is called beside a decoder."""
@@ -67,7 +69,7 @@ def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
     distances = T5(
         heads,
         buckets=settings.whole("relative_attention_num_buckets", 32),
-        max_distance=settings.whole("relative_attention_max_distance", 128),
+        max_distance=settings.whole("relative_attention_max_distance", 128, most=FARTHEST),
         bidirectional=not decoder,
     )
 
@@ -152,6 +154,7 @@ FAMILY = Family(
     },
     # The one table of words under other names, and a table that was never looked at.
     ignored=(r"(encoder|decoder)\.embed_tokens\.weight$", r"EncDecAttention\.relative_attention_bias\.weight$"),
+    copies={f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")},
     harmless=("n_positions",),
     settle=settle,
 )

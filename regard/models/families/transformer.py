@@ -49,6 +49,11 @@ BLOCKS: Names = {**_blocks("encoder"), **_blocks("decoder")}
 NAMES: Names = {**BLOCKS, "encoder.embed.tokens": "shared"}
 
 
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every Transformer."""
+    return NAMES
+
+
 def tower(settings: Settings, side: str, embed: Embedding, function: str) -> Tower:
     """One side. side: "encoder" or "decoder".  function: the activation where config.json names none."""
     d, heads = settings.whole("d_model"), settings.whole(f"{side}_attention_heads")
@@ -102,7 +107,7 @@ FAMILY = Family(
     model_type="transformer",
     prefix="model",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={"none": Task(architecture="TransformerBody"), "generate": Task(architecture="Transformer")},
 )
 

@@ -343,11 +343,9 @@ def _check_prompt(ids: Tensor, mask: Tensor | None) -> list[int]:
         )
     if mask is None:
         return [ids.shape[1]] * ids.shape[0]
-    if mask.dtype != torch.bool or mask.shape != ids.shape:
-        raise ValueError(
-            f"mask must be boolean (True = token) and of the prompt's shape {tuple(ids.shape)}, "
-            f"got {mask.dtype} {tuple(mask.shape)}"
-        )
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
+        got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask must be boolean (True = token) and of the prompt's shape {tuple(ids.shape)}, got {got}")
     wrong = (~mask[:, -1] | (mask[:, :-1] & ~mask[:, 1:]).any(1)).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(

@@ -38,6 +38,8 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     >>> read_stop("\n\n"), read_stop(["User:", "###"]), read_stop(())
     (('\n\n',), ('User:', '###'), ())
     """
+    if not isinstance(stop, (str, Sequence)):
+        raise TypeError(f"stop must be a str or a list of them, got {type(stop).__name__}: {stop!r}")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     for string in strings:
         if not isinstance(string, str):

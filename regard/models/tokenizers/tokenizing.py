@@ -144,7 +144,7 @@ class Tokenizer:
         """
         if pad not in (None, "left", "right"):
             raise ValueError(f'pad must be "left" or "right", got {pad!r}')
-        rows = self._rows(_items(texts), self._limit(length, truncate), truncate)
+        rows = self._rows(checked_texts(texts), self._limit(length, truncate), truncate)
         return self._padded(rows, self.sides.pad if pad is None else pad)
 
     def decode(self, ids: Sequence[int] | Tensor, *, special: bool = False) -> str:
@@ -252,7 +252,8 @@ def _state(token: Any) -> dict[str, Any]:
     return {name: getattr(token, name) for name in names}
 
 
-def _items(texts: object) -> list[Item]:
+def checked_texts(texts: object) -> list[Item]:
+    """The texts or pairs of a batch. Raises TypeError or ValueError naming the one that is no text."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise TypeError(f"a batch is a list of texts or of pairs, got {type(texts).__name__}: {texts!r:.60}")
     if not texts:

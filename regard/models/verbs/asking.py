@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model, Result
 from regard.models.text_model import TextModel
-from regard.models.tokenizers.tokenizing import Batch
+from regard.models.tokenizers.tokenizing import Batch, checked_texts
 
 __all__ = ["Texts", "batches", "one", "positions", "probabilities", "require", "result_of", "shortened"]
 
@@ -59,6 +59,7 @@ def batches(
         raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
     if not texts:
         raise ValueError("there must be at least one text, got an empty list")
+    checked_texts(texts)  # here, where they have their own numbers
     order = sorted(range(len(texts)), key=lambda n: -_characters(texts[n]))
     for at in range(0, len(order), size):
         numbers = order[at : at + size]

@@ -6,6 +6,7 @@ config.json how it is pooled, sentence_bert_config.json how many tokens it reads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,7 +51,7 @@ def embed(
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
     length, lower = _reads(model)
-    if lower:
+    if lower and isinstance(texts, Sequence) and not isinstance(texts, str):  # what is no list is told below
         texts = [_lowered(text) for text in texts]
     rows: dict[int, Tensor] = {}
     for numbers, part in batches(model, texts, batch, length=length, truncate=truncate):

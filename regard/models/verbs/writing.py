@@ -80,7 +80,7 @@ class Wishes:
         """How tokens are chosen: sampled if the caller asks for it, or the checkpoint does and the caller does not."""
         temperature, top_k, top_p, min_p = self.temperature, self.top_k, self.top_p, self.min_p
         if temperature is None:
-            samples = said.samples or bool(top_k) or top_p is not None or min_p is not None
+            samples = said.samples or bool(top_k) or top_p not in (None, 1) or bool(min_p)  # 0, 1 and 0: switched off
             temperature = said.temperature if samples else 0.0
         if temperature != 0:
             top_k = _first(top_k, said.top_k)

@@ -1,0 +1,167 @@
+"""`regard serve`: the explorer in a browser, for this machine alone.
+
+It reads options, lets the first texts be read, opens a socket on loopback and prints its address; what is served is
+`regard.explorer.server`'s.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+import errno
+import os
+import socket
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.capture_files import read_capture
+from regard.cli.language import Lang, known, speaker
+from regard.cli.model_files import bar
+from regard.cli.terminal import Terminal
+from regard.cli.text_input import read_one
+
+if TYPE_CHECKING:
+    from regard.explorer.sessions import Session
+    from regard.explorer.shelves import ModelShelf
+
+__all__ = ["add"]
+
+LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
+FIRST = "The animal didn't cross the street because it was too tired."
+"""What is looked at where nothing was given and the demo's model is there."""
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'serve'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "serve",
+        help=say(
+            "The explorer in a browser: every head of a model that read a text.\n\n"
+            "WHAT is a text, a text file, '-' for standard input, or a capture (.regard); several are compared.\n\n"
+            "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
+            "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
+            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 캡처(.regard)이며, 여러 개면 서로 비교할 수 있습니다.\n\n"
+            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다. pip install 'regard[explorer]'가 필요합니다.",
+        ),
+    )
+    def serve(
+        what: Annotated[
+            list[str] | None, typer.Argument(metavar="WHAT", help=say("Texts or captures.", "글 또는 캡처."))
+        ] = None,
+        model: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="DIR|ID",
+                help=say(
+                    "Who reads; may be given again, the first reads. Default all-MiniLM-L6-v2.",
+                    "읽을 모델. 여러 번 줄 수 있고 첫째가 읽습니다. 기본은 all-MiniLM-L6-v2.",
+                ),
+            ),
+        ] = None,
+        truncate: Annotated[
+            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "너무 긴 글은 자릅니다."))
+        ] = False,
+        port: Annotated[
+            int, typer.Option(metavar="PORT", help=say("0 is one that is free.", "포트. 0이면 빈 포트를 고릅니다."))
+        ] = 0,
+        host: Annotated[
+            str, typer.Option(metavar="HOST", help=say("127.0.0.1 or ::1.", "주소: 127.0.0.1 또는 ::1."))
+        ] = "127.0.0.1",
+        no_open: Annotated[
+            bool, typer.Option("--no-open", help=say("Open no browser.", "브라우저를 열지 않습니다."))
+        ] = False,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the page.", "페이지 언어."))] = lang,
+    ) -> None:
+        spoken = known(lang)
+        listening = _listen(host, port)
+        with listening:
+            _need_server()
+            from regard.explorer.shelves import ModelShelf
+
+            models = ModelShelf(model or ())
+            sessions = _sessions(what or (), models, truncate)
+            _serve(listening, sessions, models, spoken, browser=not no_open)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on loopback. Raises ValueError for another host or no port, OSError where the port is taken."""
+    if host not in LOOPBACK:
+        raise ValueError(
+            f"--host must be {', '.join(LOOPBACK)}, got {host!r}: the explorer has no passwords, so it answers this "
+            "machine alone; from elsewhere, ssh -L 8000:127.0.0.1:PORT brings it to you"
+        )
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be 0 to 65535, got {port}")
+    found = socket.socket(LOOPBACK[host], socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1" if host == "localhost" else host, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        why = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise OSError(f"port {port} of {host} {why}; choose another with --port, or 0 for one that is free") from None
+    return found
+
+
+def _need_server() -> None:
+    """Raise ImportError before anything is read where the libraries are missing."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"serve needs fastapi and uvicorn ({error}): pip install 'regard[explorer]'") from None
+
+
+def _sessions(what: Sequence[str], models: "ModelShelf", truncate: bool) -> "list[Session]":
+    """What was given, read or opened; without anything, the documents' sentence if its model is there."""
+    if list(what).count("-") > 1:
+        raise ValueError("'-' is standard input, which can be read once")
+    if not what and models.offered:
+        what = [FIRST]
+    return [_open(Path(one)) if one.lower().endswith(".regard") else _read(one, models, truncate) for one in what]
+
+
+def _open(path: Path) -> "Session":
+    from regard.explorer.sessions import session_of
+
+    return session_of(read_capture(path), path.name)
+
+
+def _read(what: str, models: "ModelShelf", truncate: bool) -> "Session":
+    from regard.explorer.sessions import look_at
+
+    # Path.exists raises for a text that is longer than a name may be
+    text = read_one(None, Path(what)) if os.path.isfile(what) else read_one(what, None)
+    with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
+        return look_at(text, model, truncate=truncate)
+
+
+def _serve(
+    listening: socket.socket, sessions: "Sequence[Session]", models: "ModelShelf", lang: Lang, *, browser: bool
+) -> None:
+    """Serve until Ctrl-C, which uvicorn passes on once everything has ended."""
+    import uvicorn
+
+    from regard.explorer.server import app
+
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}/" + ("#lang=ko" if lang == "ko" else "")
+    server = app(sessions, models, port=port)
+    config = uvicorn.Config(server, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    Terminal().print((address, "bold"), speaker(lang)("   Ctrl-C ends it", "   끝내려면 Ctrl-C"))
+    if browser:  # some browsers of terminals run until they are closed
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    uvicorn.Server(config).run(sockets=[listening])

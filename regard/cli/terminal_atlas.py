@@ -1,0 +1,109 @@
+"""The atlas of a model's heads in the terminal: a row per layer, a cell per head, and the patterns that name heads.
+
+A cell is a digit, the measure in tenths of its range, and a letter, the head's strongest pattern; colours say the digit
+again. It does not know where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isfinite
+from typing import Any
+
+from regard.cli.language import Lang, Say, speaker
+from regard.cli.terminal import Part, Terminal
+from regard.cli.terminal_shades import fit, shade
+from regard.tables import pad, width
+
+__all__ = ["LETTERS", "print_atlas"]
+
+LETTERS = {
+    "own": "o",
+    "previous": "p",
+    "next": "n",
+    "first": "f",
+    "neighbours": "b",
+    "uniform": "u",
+    "delimiter": "d",
+    "same token": "s",
+    "induction": "i",
+}
+PIPE = 100  # cells on a line where there is no terminal
+CELL = 3
+
+
+def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
+    """Print the atlas and what its letters mean.
+
+    >>> layers = [{"index": 0}]
+    >>> said = {"measure": "entropy", "layers": layers, "atlas": [[0.5, 2.5]], "patterns": [[["first"], []]]}
+    >>> print_atlas(said, "en", Terminal())
+    Heads by entropy: 0 is 0.5, 9 is 2.5
+    head       0  1
+    layer 0   0f 9·
+    <BLANKLINE>
+    f first ×1   looks at the first token, where heads often rest that have nothing to find
+    · no pattern ×1
+
+    said: "measure", "layers", "atlas" (layers, heads) with None where nothing is known, "patterns" names per head.
+    """
+    say = speaker(lang)
+    low, high = _range(said)
+    out.print(
+        (say(f"Heads by {said['measure']}", f"헤드별 {said['measure']}"), "bold"),
+        say(f": 0 is {low:.3g}, 9 is {high:.3g}", f": 0은 {low:.3g}, 9는 {high:.3g}"),
+    )
+    names = [say(f"layer {layer['index']}", f"레이어 {layer['index']}") for layer in said["layers"]]
+    label = max(width(name) for name in [*names, say("head", "헤드")]) + 2
+    heads = max(map(len, said["atlas"]), default=0)
+    block = max(1, ((out.room or PIPE) - label) // CELL)
+    for first in range(0, heads, block):
+        shown = range(first, min(first + block, heads))
+        head = pad(say("head", "헤드"), label) + "".join(f"{h:>{CELL}}" for h in shown)
+        out.print((head, "dim"))
+        for name, values, patterns in zip(names, said["atlas"], said["patterns"], strict=True):
+            parts: list[Part] = [(pad(name, label), "dim")]
+            for h in shown:
+                parts += _cell(values[h] if h < len(values) else None, patterns, h, (low, high), out)
+            out.print(*parts)
+    out.print()
+    _print_patterns(said["patterns"], lang, say, out)
+
+
+def _range(said: dict[str, Any]) -> tuple[float, float]:
+    """From 0 to 1 for a pattern, which has that scale; else from the least to the most there is."""
+    if said["measure"] in LETTERS or said["measure"] == "received_max":
+        return 0.0, 1.0
+    known = [v for row in said["atlas"] for v in row if v is not None and isfinite(v)]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _cell(
+    value: float | None, patterns: list[list[str]], head: int, ends: tuple[float, float], out: Terminal
+) -> list[Part]:
+    if head >= len(patterns):
+        return [" " * CELL]
+    letter = LETTERS[patterns[head][0]] if patterns[head] else "·"
+    if value is None or not isfinite(value):
+        return [f" –{letter}"]
+    low, high = ends
+    place = (value - low) / (high - low) if high > low else 0.0
+    digit = min(9, int(10 * max(0.0, place)))
+    style = shade(max(place, 1e-6)) if out.coloured else ""
+    return [" ", (f"{digit}{letter}", style)]
+
+
+def _print_patterns(patterns: list[list[list[str]]], lang: Lang, say: Say, out: Terminal) -> None:
+    """A line for each pattern that names a head, with how many it names first."""
+    from regard.lens.diagnosing.patterns import MEANING
+
+    count = Counter(names[0] if names else "" for row in patterns for names in row)
+    known = [(name, letter) for name, letter in LETTERS.items() if count[name]]
+    heading = {name: f"{letter} {name} ×{count[name]}" for name, letter in known}
+    wide = max(map(len, heading.values()), default=0)
+    for name, _ in known:
+        meaning = fit([[(word, "")] for word in MEANING[lang][name].split()], max(16, (out.room or PIPE) - wide - 3))
+        for n, line in enumerate(meaning):
+            out.print((f"{'' if n else heading[name]:<{wide}}   ", "bold"), *line)
+    if count[""]:
+        out.print((say(f"· no pattern ×{count['']}", f"· 패턴 없음 ×{count['']}"), "dim"))

@@ -1,0 +1,204 @@
+"""What the explorer's answers hold, as types: one dictionary per question, in values that JSON carries.
+
+Counted from 0, of the first batch row. It does not know how any of it is found.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
+from typing_extensions import TypedDict
+
+__all__ = [
+    "Array",
+    "Head",
+    "HeadLinks",
+    "Key",
+    "Layer",
+    "Link",
+    "Numbers",
+    "Overview",
+    "Ribbon",
+    "Row",
+    "Steps",
+    "Tile",
+    "Tokens",
+]
+
+How = Literal["exact", "pooled"]
+
+
+class Array(TypedDict):
+    """Numbers of any shape: base64 of float32, little-endian, row by row."""
+
+    shape: list[int]
+    f32: str
+
+
+class Layer(TypedDict):
+    """One attention of the model: a module, or one of its runs.
+
+    call: the number of its first call, where the module has several runs; else null.
+    first: the position of query 0 among the keys; null in cross-attention.
+    labelled: do the session's tokens name its keys?  rows: can exact rows be asked for?
+    """
+
+    index: int
+    path: str
+    call: int | None
+    heads: int
+    queries: int
+    keys: int
+    kind: str
+    first: int | None
+    labelled: bool
+    rows: bool
+
+
+class Overview(TypedDict):
+    """All heads at a glance.
+
+    length: how many tokens there are.  labels: the first 4,096 of them; `tokens` gives the rest.
+    text: what was read; null where it is not known or too long.  rows: can exact rows be asked for in every layer?
+    measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
+    labels_of_heads: by layer and head the pattern that names it, or null.
+    """
+
+    version: int
+    name: str
+    text: str | None
+    length: int
+    labels: list[str]
+    rows: bool
+    layers: list[Layer]
+    measures: dict[str, Array]
+    labels_of_heads: list[list[str | None]]
+    warning: str
+
+
+class Tokens(TypedDict):
+    """The labels of a stretch of tokens."""
+
+    start: int
+    labels: list[str]
+
+
+class Link(TypedDict):
+    """How much of a query's attention goes to a key."""
+
+    query: int
+    key: int
+    weight: float
+
+
+class HeadLinks(TypedDict):
+    """The strongest links of a head. how: "exact" is of all there are, "pooled" of the map's strongest cells."""
+
+    layer: int
+    head: int
+    links: list[Link]
+    how: How
+
+
+class Numbers(TypedDict):
+    """A head in numbers; null where they were not measured.
+
+    entropy, effective: means over the queries, in nats and in keys.  max_weight: the largest weight that is known.
+    received_max: what the key that receives most gets of each query, on the mean.
+    received_key: which key that is, or the first of them where they are pooled; received_last the last of them.
+    """
+
+    entropy: float | None
+    effective: float | None
+    max_weight: float | None
+    received_max: float | None
+    received_key: int | None
+    received_last: int | None
+
+
+class Head(TypedDict):
+    """The card of a head.
+
+    map: (≤ 64, ≤ 64), rows are queries; a cell is the sum of its weights divided by its number of queries.
+    how: "exact" where a cell is one weight.  received: (≤ 1024) sums by bins of keys.
+    entropy: (≤ 1024) means by bins of queries.  links, links_how: as in `HeadLinks`.
+    """
+
+    layer: int
+    head: int
+    path: str
+    map: Array
+    how: How
+    received: Array | None
+    entropy: Array | None
+    numbers: Numbers
+    patterns: dict[str, float]
+    label: str | None
+    sentence: str
+    links: list[Link]
+    links_how: How
+
+
+class Ribbon(TypedDict):
+    """A row in at most 1,024 bins of keys: the sum and the largest weight of each."""
+
+    sum: Array
+    max: Array
+
+
+class Key(TypedDict):
+    """A key and its weight."""
+
+    key: int
+    weight: float
+
+
+class Row(TypedDict):
+    """The exact weights of one query: those of a window, a ribbon of all, the largest, and their sum."""
+
+    token: int
+    start: int
+    stop: int
+    weights: Array
+    ribbon: Ribbon
+    top: list[Key]
+    sum: float | None
+    how: How
+
+
+class Tile(TypedDict):
+    """A part of the map. rows, cols: what it covers, [first, end); more than was asked for where it is the map's."""
+
+    rows: list[int]
+    cols: list[int]
+    cells: Array
+    how: How
+
+
+class Steps(TypedDict):
+    """One query's way through attention, with its numbers.
+
+    d: head size.  q, k, product: (D) of the query, of the asked key, and q⊙k, whose sum is q·k.
+    keys: the asked key and those with the largest weights, in text order; of each: dots q·k, scaled (dots · scale),
+    scores (what the softmax gets: capped, biased, −∞ where hidden) and weights e^(score − lse).
+    rest: the weight on all other keys.  v, v_sum: (Dv) the asked key's value and Σ weight·value over all keys; null
+    without a live model.
+    """
+
+    token: int
+    key: int
+    d: int
+    scale: float
+    q: Array
+    k: Array
+    product: Array
+    keys: list[int]
+    dots: Array
+    scaled: Array
+    scores: Array
+    weights: Array
+    rest: float | None
+    lse: float | None
+    v: Array | None
+    v_sum: Array | None

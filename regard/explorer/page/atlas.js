@@ -1,0 +1,300 @@
+// The atlas: every head of the model as one coloured cell (layers × heads), or as a list sorted by the measure; a search
+// dims what does not fit. It does not know what a head looks at: the map and the text show that.
+
+import { onDarkPaper } from "./colourmaps.js";
+import { fill, make, segments } from "./elements.js";
+import { PLAIN, fitting, headsOf, lessBaseline, measureOf } from "./heads.js";
+import { difference, sequence } from "./painting.js";
+import { SearchError } from "./search.js";
+import { isAbort, latest } from "./source.js";
+import { aboutMeasure, figure, nameOf, say } from "./words.js";
+
+/** @typedef {import("./heads.js").HeadLine} HeadLine */
+/** @typedef {import("./source.js").Overview} Overview */
+/** @typedef {import("./source.js").Source} Source */
+/** @typedef {import("./state.js").Store} Store */
+/** @typedef {import("./state.js").State} State */
+
+const LISTED = 500; // lines of the list: more would be slow, and nobody reads them
+const LARGEST = 44; // pixels of a cell
+const SMALLEST = 6;
+const NUMBERED = 20; // pixels from which a cell has room for its number
+
+/**
+ * Build the pane inside an element.
+ * @param {HTMLElement} element
+ * @param {Store} store
+ * @param {Source} source
+ * @param {{baseline?: () => Promise<Overview | null>}} [options]  baseline: paint the difference to this, if it gives one
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source, options = {}) {
+  const atlas = new Atlas(element, store, source, options.baseline ?? (async () => null));
+  const off = store.on((state, changed) => atlas.changed(state, changed));
+  const resized = new ResizeObserver(() => atlas.fit());
+  resized.observe(atlas.body);
+  void atlas.load();
+  const destroy = () => {
+    off();
+    resized.disconnect();
+    fill(element);
+  };
+  return { update: () => atlas.draw(), destroy };
+}
+
+class Atlas {
+  /**
+   * @param {HTMLElement} element
+   * @param {Store} store
+   * @param {Source} source
+   * @param {() => Promise<Overview | null>} baseline
+   */
+  constructor(element, store, source, baseline) {
+    this.store = store;
+    this.source = source;
+    this.baseline = baseline;
+    this.next = latest();
+    /** @type {Overview | null} */
+    this.overview = null;
+    /** @type {HeadLine[]} */
+    this.heads = [];
+    /** @type {Map<string, HTMLElement>} */
+    this.cells = new Map();
+    this.bar = make("div", { class: "pane-bar" });
+    this.found = make("p", { class: "found", role: "status" });
+    this.body = make("div", { class: "atlas-body" });
+    this.readout = make("p", { class: "readout" });
+    this.legend = make("div", { class: "legend" });
+    this.search = make("input", {
+      ...{ type: "search", class: "atlas-search", spellcheck: "false", autocomplete: "off", "data-role": "search" },
+      oninput: () => this.store.set({ find: this.search.value }),
+    });
+    fill(element, this.bar, make("div", { class: "search-line" }, this.search), this.found, this.body, this.legend, this.readout);
+  }
+
+  /**
+   * @param {State} state
+   * @param {Set<string>} changed
+   */
+  changed(state, changed) {
+    const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
+    if (has("session", "compare")) return void this.load();
+    if (has("measure", "lang", "theme", "view", "find")) this.draw();
+    else if (has("layer", "head")) this.mark(state);
+  }
+
+  async load() {
+    const { session, lang } = this.store.get();
+    if (session === null) return;
+    try {
+      const [overview, before] = await Promise.all([this.source.overview(session, this.next()), this.baseline()]);
+      this.overview = overview;
+      this.before = before;
+      this.heads = headsOf(overview);
+      this.draw();
+    } catch (error) {
+      if (isAbort(error)) return;
+      fill(this.body, make("p", { class: "note error", role: "alert" }, say(lang, "failed", { error: String(/** @type {Error} */ (error).message) })));
+    }
+  }
+
+  draw() {
+    const { overview } = this;
+    if (overview === null) return;
+    const state = this.store.get();
+    this.measure = measureOf(overview, state.measure);
+    this.drawBar(state, overview);
+    this.paint(state, overview);
+    const fits = this.searched(state, overview);
+    this.cells.clear();
+    fill(this.body, state.view === "grid" ? this.grid(state, overview, fits) : this.list(state, fits));
+    this.fit();
+    this.mark(state);
+  }
+
+  /**
+   * @param {State} state
+   * @param {Overview} overview
+   */
+  drawBar({ lang, view }, overview) {
+    const names = Object.keys(overview.measures);
+    const select = make("select", {
+      ...{ "aria-label": say(lang, "measure"), title: aboutMeasure(lang, this.measure ?? ""), "data-role": "measure" },
+      onchange: (/** @type {Event} */ event) => this.store.set({ measure: /** @type {HTMLSelectElement} */ (event.target).value }),
+    }, ...names.map((name) => make("option", { value: name, selected: name === this.measure }, nameOf(lang, name))));
+    const had = this.bar.contains(document.activeElement) ? document.activeElement?.getAttribute("data-role") : null;
+    const choices = [{ value: "grid", label: say(lang, "view_grid") }, { value: "list", label: say(lang, "view_list") }];
+    const chosen = segments(say(lang, "view"), "view", choices, view, (value) => this.store.set({ view: value === "list" ? "list" : "grid" }));
+    fill(this.bar, make("h2", {}, say(lang, "atlas")), select, chosen);
+    if (had === "measure") select.focus();
+    else if (had !== null) /** @type {HTMLElement | null} */ (chosen.querySelector("[aria-checked=true]"))?.focus();
+    this.search.setAttribute("aria-label", say(lang, "find"));
+    this.search.placeholder = `${say(lang, "find")}: ${say(lang, "find_example")}`;
+  }
+
+  /**
+   * @param {State} state
+   * @param {Overview} overview
+   */
+  paint({ lang }, overview) {
+    const measure = this.measure ?? "";
+    const dark = onDarkPaper(this.body);
+    const less = this.before ? lessBaseline(this.heads, overview, this.before, measure) : null;
+    this.impossible = Boolean(this.before) && less === null;
+    this.values = less ?? this.heads.map(({ numbers }) => numbers[measure]);
+    this.painting = less ? difference(less, dark) : sequence(this.values, !PLAIN.includes(measure), dark);
+    const { low, high, gradient } = this.painting;
+    fill(
+      this.legend,
+      make("div", { class: "ramp", style: `background: ${gradient}`, role: "img", "aria-label": say(lang, "legend", { low: figure(low), high: figure(high) }) }),
+      make("div", { class: "ramp-numbers" }, make("span", {}, figure(low)), make("span", {}, figure((low + high) / 2)), make("span", {}, figure(high))),
+      make("p", { class: "about" }, this.impossible ? say(lang, "difference_impossible") : less ? say(lang, "difference") : aboutMeasure(lang, measure)),
+    );
+  }
+
+  /**
+   * The heads that fit the search, or null where there is none to fit.
+   * @param {State} state
+   * @param {Overview} overview
+   * @returns {Set<HeadLine> | null}
+   */
+  searched({ find, lang }, overview) {
+    if (this.search.value !== find) this.search.value = find;
+    this.found.classList.remove("error");
+    this.search.removeAttribute("aria-invalid");
+    try {
+      const fits = fitting(this.heads, find, overview);
+      fill(this.found, find.trim() ? say(lang, "found", { count: fits.size, all: this.heads.length }) : "");
+      return find.trim() ? fits : null;
+    } catch (error) {
+      if (!(error instanceof SearchError)) throw error;
+      this.found.classList.add("error");
+      this.search.setAttribute("aria-invalid", "true");
+      fill(this.found, say(lang, error.word, error.given));
+      return null;
+    }
+  }
+
+  /**
+   * @param {State} state
+   * @param {Overview} overview
+   * @param {Set<HeadLine> | null} fits
+   */
+  grid({ lang }, overview, fits) {
+    const most = Math.max(1, ...overview.layers.map(({ heads }) => heads));
+    const every = most > 16 ? 4 : 1; // numbers that fit beside each other
+    const top = Array.from({ length: most }, (_, i) => make("span", { class: "axis", role: "columnheader" }, i % every ? "" : String(i)));
+    const lines = overview.layers.map(({ path }, layer) => {
+      const axis = make("span", { class: "axis", role: "rowheader", title: path }, String(layer));
+      const cells = this.heads.flatMap((head, i) => (head.layer === layer ? [this.cell(head, this.values?.[i] ?? NaN, fits)] : []));
+      return make("div", { class: "atlas-row", role: "row" }, axis, ...cells);
+    });
+    const first = make("div", { class: "atlas-row", role: "row" }, make("span", { class: "axis corner" }), ...top);
+    return make("div", { class: "atlas-grid", role: "grid", "aria-label": say(lang, "atlas_label"), "data-heads": most, "data-layers": lines.length }, first, ...lines);
+  }
+
+  /**
+   * @param {HeadLine} head
+   * @param {number} value
+   * @param {Set<HeadLine> | null} fits
+   */
+  cell(head, value, fits) {
+    const { painting } = this;
+    const known = Number.isFinite(value) && painting;
+    const colours = known ? `background:${painting.colour(value)};color:${painting.ink(value)}` : "";
+    const cell = make("button", {
+      ...{ type: "button", role: "gridcell", class: `cell${fits && !fits.has(head) ? " dim" : ""}${known ? "" : " unknown"}`, tabindex: -1 },
+      ...{ style: colours, "aria-label": this.told(head, value), "data-layer": head.layer, "data-head": head.head },
+      onclick: () => this.store.set({ layer: head.layer, head: head.head }),
+      onpointerenter: () => fill(this.readout, this.told(head, value)),
+      onpointerleave: () => this.mark(this.store.get()),
+    }, short(value));
+    this.cells.set(`${head.layer}.${head.head}`, cell);
+    return cell;
+  }
+
+  /**
+   * @param {State} state
+   * @param {Set<HeadLine> | null} fits
+   */
+  list({ lang }, fits) {
+    const { painting } = this;
+    const values = this.values ?? [];
+    const order = this.heads.map((head, i) => ({ head, value: values[i] })).filter(({ head }) => !fits || fits.has(head));
+    order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : b.value - a.value));
+    const lines = order.slice(0, LISTED).map(({ head, value }) => {
+      const share = painting ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
+      const line = make("button", {
+        ...{ type: "button", class: "atlas-line", role: "option", "data-layer": head.layer, "data-head": head.head, tabindex: -1 },
+        onclick: () => this.store.set({ layer: head.layer, head: head.head }),
+      },
+        make("span", { class: "place" }, `${head.layer}.${head.head}`),
+        make("span", { class: "bar" }, make("i", { style: `width:${(100 * Math.max(0, share || 0)).toFixed(1)}%` })),
+        make("span", { class: "number" }, figure(value)),
+        make("span", { class: "kind" }, head.label ? nameOf(lang, head.label) : ""),
+      );
+      this.cells.set(`${head.layer}.${head.head}`, line);
+      return line;
+    });
+    if (lines.length === 0) return make("p", { class: "note" }, say(lang, "no_head"));
+    const more = order.length - lines.length;
+    const rest = more > 0 && make("p", { class: "note" }, say(lang, "and_more", { count: more }));
+    return make("div", { class: "atlas-list", role: "listbox", "aria-label": say(lang, "sorted_by", { measure: nameOf(lang, this.measure ?? "") }) }, ...lines, rest);
+  }
+
+  /**
+   * Show which head is chosen, and its numbers.
+   * @param {State} state
+   */
+  mark({ layer, head }) {
+    const focused = this.body.contains(document.activeElement);
+    for (const cell of this.body.querySelectorAll("[aria-selected=true]")) {
+      cell.removeAttribute("aria-selected");
+      cell.setAttribute("tabindex", "-1");
+    }
+    const cell = this.cells.get(`${layer}.${head}`);
+    const at = this.heads.findIndex((one) => one.layer === layer && one.head === head);
+    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], this.values?.[at] ?? NaN));
+    (cell ?? this.cells.values().next().value)?.setAttribute("tabindex", "0");
+    if (!cell) return;
+    cell.setAttribute("aria-selected", "true");
+    if (focused) cell.focus();
+    else if (cell.classList.contains("atlas-line")) cell.scrollIntoView({ block: "nearest" });
+  }
+
+  /**
+   * A head in words.
+   * @param {HeadLine} head
+   * @param {number} value
+   */
+  told({ layer, head, label }, value) {
+    const { lang } = this.store.get();
+    const kind = label ? ` · ${nameOf(lang, label)}` : "";
+    return `${say(lang, "head_at", { layer, head })} · ${nameOf(lang, this.measure ?? "")} ${figure(value)}${kind}`;
+  }
+
+  /** Make cells as large as the pane allows. */
+  fit() {
+    const grid = /** @type {HTMLElement | null} */ (this.body.querySelector(".atlas-grid"));
+    if (grid === null) return;
+    const [heads, layers] = [Number(grid.dataset.heads), Number(grid.dataset.layers)];
+    const [wide, high] = [(this.body.clientWidth - 24) / heads, (this.body.clientHeight - 18) / layers];
+    const cell = Math.max(SMALLEST, Math.floor(Math.min(wide, 1.4 * Math.max(high, SMALLEST), LARGEST)));
+    const height = Math.max(SMALLEST, Math.floor(Math.min(high, 1.4 * cell, LARGEST)));
+    grid.style.setProperty("--cell", `${cell}px`);
+    grid.style.setProperty("--cell-height", `${height}px`);
+    grid.classList.toggle("numbered", cell >= NUMBERED && height >= 14);
+    grid.classList.toggle("tiny", height < 12);
+  }
+}
+
+/**
+ * A number in the room of a cell: two figures.
+ * @param {number} value
+ */
+function short(value) {
+  if (!Number.isFinite(value)) return "";
+  const size = Math.abs(value);
+  const text = size >= 9.95 ? size.toFixed(0) : size >= 0.995 ? size.toFixed(1) : size.toFixed(2).slice(1);
+  return `${value <= -0.005 ? "−" : ""}${text === ".00" ? "0" : text}`;
+}

@@ -1,0 +1,44 @@
+// A vector as a strip of bars, up for positive and down for negative numbers. It does not know what the numbers mean.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * A strip of bars as SVG.
+ * @param {number[]} values
+ * @param {{largest?: number, label: string, titles?: (index: number) => string}} how  largest: the number of a full bar
+ * @returns {SVGSVGElement}
+ */
+export function bars(values, { largest, label, titles }) {
+  const most = largest ?? Math.max(1e-12, ...values.map(Math.abs));
+  const svg = element("svg", { class: "bars", viewBox: `0 0 ${values.length} 2`, preserveAspectRatio: "none", role: "img", "aria-label": label });
+  svg.append(element("line", { x1: 0, x2: values.length, y1: 1, y2: 1, class: "zero", "vector-effect": "non-scaling-stroke" }));
+  values.forEach((value, i) => {
+    const height = Math.min(1, Math.abs(value) / most) || 0;
+    const group = element("g", {});
+    const bar = { x: i + 0.1, width: 0.8, y: value > 0 ? 1 - height : 1, height, class: value < 0 ? "less" : "more" };
+    group.append(element("rect", { x: i, width: 1, y: 0, height: 2, class: "place" }), element("rect", bar));
+    if (titles) group.append(text("title", titles(i)));
+    svg.append(group);
+  });
+  return /** @type {SVGSVGElement} */ (svg);
+}
+
+/**
+ * @param {string} tag
+ * @param {Record<string, string | number>} given
+ */
+function element(tag, given) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(given)) made.setAttribute(name, String(value));
+  return made;
+}
+
+/**
+ * @param {string} tag
+ * @param {string} words
+ */
+function text(tag, words) {
+  const made = element(tag, {});
+  made.textContent = words;
+  return made;
+}

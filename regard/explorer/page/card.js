@@ -1,0 +1,136 @@
+// The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links) beside the steps of one query.
+// It does not know how a head is chosen.
+
+import { fill, make } from "./elements.js";
+import { Naming } from "./naming.js";
+import { isAbort, latest } from "./source.js";
+import { mount as mountSteps } from "./steps.js";
+import { aboutMeasure, figure, nameOf, say } from "./words.js";
+
+/** @typedef {import("./source.js").HeadAnswer} HeadAnswer */
+/** @typedef {import("./source.js").Source} Source */
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./state.js").Store} Store */
+
+const NUMBERS = ["entropy", "effective", "max_weight", "received_max"];
+
+/**
+ * Build the drawer inside an element.
+ * @param {HTMLElement} element
+ * @param {Store} store
+ * @param {Source} source
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source) {
+  const [left, right] = [make("section", { class: "card" }), make("section", { class: "steps" })];
+  fill(element, left, right);
+  const card = new Card(left, store, source);
+  const off = store.on((_, changed) => {
+    if (["session", "layer", "head", "lang", "compare"].some((name) => changed.has(name))) void card.load();
+    else if (changed.has("token") || changed.has("key")) card.draw();
+  });
+  const steps = mountSteps(right, store, source);
+  void card.load();
+  const destroy = () => {
+    off();
+    steps.destroy();
+    fill(element);
+  };
+  return { update: () => void card.load(), destroy };
+}
+
+class Card {
+  /**
+   * @param {HTMLElement} element
+   * @param {Store} store
+   * @param {Source} source
+   */
+  constructor(element, store, source) {
+    this.element = element;
+    this.store = store;
+    this.source = source;
+    this.next = latest();
+    /** @type {HeadAnswer | null} */
+    this.answer = null;
+    /** @type {Naming | null} */
+    this.naming = null;
+  }
+
+  async load() {
+    const { session, layer, head, lang } = this.store.get();
+    if (session === null) return;
+    const signal = this.next();
+    try {
+      const overview = await this.source.overview(session);
+      if (this.naming?.overview !== overview) this.naming = new Naming(this.source, session, overview, () => this.draw());
+      this.answer = await this.source.head(session, layer, head, lang, signal);
+      if (!signal.aborted) this.draw();
+    } catch (error) {
+      if (isAbort(error) || signal.aborted) return;
+      this.answer = null;
+      const words = say(lang, "failed", { error: String(/** @type {Error} */ (error).message) });
+      fill(this.element, make("p", { class: "note error", role: "alert" }, words));
+    }
+  }
+
+  draw() {
+    const { answer } = this;
+    if (answer === null) return;
+    const state = this.store.get();
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".links button"))?.dataset.link;
+    fill(
+      this.element,
+      make("h2", {}, say(state.lang, "head_at", { layer: answer.layer, head: answer.head }), " ", make("span", { class: "tag" }, answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label"))),
+      make("p", { class: "sentence" }, answer.sentence),
+      this.numbers(state, answer),
+      make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
+      make("p", { class: "path", title: answer.path }, answer.path),
+    );
+    if (focused !== undefined) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-link="${focused}"]`))?.focus();
+  }
+
+  /**
+   * @param {State} state
+   * @param {HeadAnswer} answer
+   */
+  numbers({ lang }, { numbers }) {
+    const pairs = NUMBERS.filter((name) => numbers[name] !== undefined).map((name) => {
+      return make("div", { title: aboutMeasure(lang, name) }, make("dt", {}, nameOf(lang, name)), make("dd", {}, figure(numbers[name])));
+    });
+    return make("dl", { class: "numbers" }, ...pairs);
+  }
+
+  /**
+   * @param {State} state
+   * @param {HeadAnswer} answer
+   */
+  patterns({ lang }, { patterns, label }) {
+    const order = Object.entries(patterns).sort(([, a], [, b]) => b - a);
+    const lines = order.map(([name, score]) =>
+      make("li", { class: name === label ? "chosen" : "", title: aboutMeasure(lang, name) },
+        make("span", { class: "name" }, nameOf(lang, name)),
+        make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: `width:${(100 * Math.min(1, score)).toFixed(1)}%` })),
+        make("span", { class: "number" }, figure(score)),
+      ),
+    );
+    return make("div", {}, make("h3", {}, say(lang, "patterns")), make("ul", { class: "patterns" }, ...lines));
+  }
+
+  /**
+   * @param {State} state
+   * @param {HeadAnswer} answer
+   */
+  links({ lang, token, key }, { links, layer }) {
+    const lines = links.map((link) => {
+      const [query, looked] = [this.naming?.query(layer, link.query) ?? "", this.naming?.key(layer, link.key) ?? ""];
+      const chosen = link.query === token && link.key === key;
+      return make("li", {}, make("button", {
+        ...{ type: "button", "aria-pressed": chosen, "data-link": `${link.query}-${link.key}` },
+        "aria-label": say(lang, "link_label", { query, key: looked, weight: figure(link.weight) }),
+        onclick: () => this.store.set({ token: link.query, key: link.key }),
+      }, make("span", { class: "called" }, query), make("span", { class: "to", "aria-hidden": "true" }, "→"), make("span", { class: "called" }, looked), make("span", { class: "number" }, figure(link.weight))));
+    });
+    const body = lines.length ? make("ul", { class: "links" }, ...lines) : make("p", { class: "note" }, say(lang, "no_links"));
+    return make("div", {}, make("h3", {}, say(lang, "strongest")), body);
+  }
+}

@@ -1,0 +1,377 @@
+// The whole page inside one element: the bar, the panes, the drawer, the windows; the state, its address and the keys.
+// It does not know where answers come from, nor what a pane draws.
+
+import { mount as mountCard } from "./card.js";
+import { mount as mountChoose } from "./choose.js";
+import { beside, fresh, mount as mountStage } from "./compare.js";
+import { fill, make, segments } from "./elements.js";
+import { drawHeader } from "./header.js";
+import { drawHelp, listenToKeys } from "./help.js";
+import { createStore, otherSide } from "./state.js";
+import { fromHash, toHash } from "./url.js";
+import { EXAMPLE, browserLanguage, say } from "./words.js";
+
+/** @typedef {import("./source.js").Overview} Overview */
+/** @typedef {import("./source.js").SessionLine} SessionLine */
+/** @typedef {import("./source.js").Source} Source */
+/** @typedef {import("./state.js").State} State */
+
+const HASH_MS = 150; // a browser refuses an address that changes hundreds of times a minute
+/** Where the documents' sentence is most worth a look, in the model they use: what "it" looks at. */
+const BEGIN = { layer: 3, head: 1, token: 10, key: 2, word: "it" };
+
+/**
+ * Build the page inside an element. Returns a function that ends it.
+ * @param {HTMLElement} element
+ * @param {Source} source
+ * @param {{hash?: boolean, lang?: string}} [options]  hash: the page owns the address and the document's language
+ * @returns {() => void}
+ */
+export function start(element, source, options = {}) {
+  const page = new Page(element, source, options);
+  void page.begin();
+  return () => page.end();
+}
+
+class Page {
+  /**
+   * @param {HTMLElement} element
+   * @param {Source} source
+   * @param {{hash?: boolean, lang?: string}} options
+   */
+  constructor(element, source, options) {
+    this.element = element;
+    this.source = source;
+    this.owner = options.hash ?? false;
+    const lang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
+    this.store = createStore({ lang, ...(this.owner ? fromHash(location.hash) : {}) });
+    /** @type {SessionLine[]} */
+    this.sessions = [];
+    /** @type {Overview | null} */
+    this.overview = null;
+    this.bar = make("header", { class: "top" });
+    this.stage = make("main", { class: "stage", tabindex: -1 });
+    this.drawer = make("div", { class: "drawer-body" });
+    this.handle = make("button", { type: "button", class: "handle", "data-role": "drawer", onclick: () => this.store.set({ drawer: !this.store.get().drawer }) });
+    this.sides = make("span", { class: "sides" });
+    this.aside = make("aside", { class: "drawer" }, make("div", { class: "drawer-bar" }, this.handle, this.sides), this.drawer);
+    this.foot = make("footer", { class: "foot" });
+    this.help = make("dialog", { class: "window help" });
+    this.window = make("dialog", { class: "window choose" });
+    /** @type {{destroy: () => void}[]} */
+    this.panes = [];
+    /** @type {{destroy: () => void} | undefined} */
+    this.card = undefined;
+    /** @type {(() => void)[]} */
+    this.ends = [];
+    element.classList.add("regard");
+    fill(element, this.bar, this.stage, this.aside, this.foot, this.help, this.window);
+  }
+
+  async begin() {
+    this.ends.push(this.store.on((state, changed) => this.changed(state, changed)), this.#watchTheme(), this.#watchDrops());
+    this.ends.push(listenToKeys(this.owner ? document : this.element, this.#deeds()));
+    if (this.owner) this.ends.push(this.#watchAddress());
+    this.dress();
+    fill(this.stage, make("p", { class: "note" }, say(this.lang, "loading")));
+    await this.find(this.store.get().session);
+  }
+
+  end() {
+    this.clear();
+    for (const end of this.ends) end();
+    clearTimeout(this.timer);
+    this.element.classList.remove("regard");
+    fill(this.element);
+  }
+
+  get lang() {
+    return this.store.get().lang;
+  }
+
+  /**
+   * Ask what there is, and show one of it: the asked session, else the newest.
+   * @param {string | null} wanted
+   */
+  async find(wanted) {
+    try {
+      this.sessions = await this.source.sessions();
+      const known = this.sessions.some(({ id }) => id === wanted);
+      const { compare } = this.store.get();
+      if (compare && !this.sessions.some(({ id }) => id === compare.session)) this.store.set({ compare: null });
+      if (this.sessions.length === 0) return this.showEmpty();
+      const session = known ? wanted : this.sessions[this.sessions.length - 1].id;
+      await this.show(/** @type {string} */ (session), !known);
+    } catch (error) {
+      this.showError(error);
+    }
+  }
+
+  /**
+   * Show a session, with everything else as it was chosen as far as it is there.
+   * @param {string} session
+   * @param {boolean} anew
+   */
+  async show(session, anew) {
+    const overview = await this.source.overview(session);
+    this.overview = overview;
+    const state = this.store.get();
+    const patch = anew ? { ...fresh(session), ...beginning(overview) } : { session };
+    this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
+    if (this.panes.length === 0) this.build();
+    this.dress();
+  }
+
+  build() {
+    this.clear();
+    this.element.dataset.state = "ready";
+    const stage = mountStage(this.stage, this.store, this.source, () => this.sessions);
+    this.redrawStage = stage.update;
+    this.panes = [stage, { destroy: () => this.card?.destroy() }];
+    this.mountCard("first");
+  }
+
+  /**
+   * The drawer tells of one of two sessions.
+   * @param {string} side
+   */
+  mountCard(side) {
+    this.card?.destroy();
+    this.side = side;
+    this.card = mountCard(this.drawer, side === "second" ? otherSide(this.store) : this.store, this.source);
+  }
+
+  clear() {
+    for (const pane of this.panes) pane.destroy();
+    this.panes = [];
+    this.choosing = undefined;
+    fill(this.stage);
+    fill(this.drawer);
+  }
+
+  showEmpty() {
+    this.clear();
+    this.element.dataset.state = "empty";
+    const place = make("div", { class: "choose-form" });
+    fill(this.stage, make("section", { class: "welcome" }, make("h2", {}, say(this.lang, "choose")), place));
+    if (!this.source.can.look) return fill(place, make("p", { class: "note" }, say(this.lang, "choose_nothing")));
+    this.choosing = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
+    this.panes = [this.choosing];
+    this.dress();
+  }
+
+  /** @param {unknown} error */
+  showError(error) {
+    this.clear();
+    this.element.dataset.state = "error";
+    const words = say(this.lang, "failed", { error: error instanceof Error ? error.message : String(error) });
+    const again = make("button", { type: "button", onclick: () => void this.find(this.store.get().session) }, say(this.lang, "again"));
+    fill(this.stage, make("section", { class: "welcome" }, make("p", { class: "error", role: "alert" }, words), again));
+  }
+
+  /**
+   * A new session is there: as the first, or as the second while one is compared with it.
+   * @param {string} session
+   */
+  async arrived(session) {
+    const second = this.wantSecond === true;
+    this.wantSecond = false;
+    this.window.close();
+    if (this.element.dataset.state !== "ready") this.clear();
+    try {
+      this.sessions = await this.source.sessions();
+      if (second) await this.put(session);
+      else await this.show(session, true);
+      this.redrawStage?.();
+      this.dress();
+    } catch (error) {
+      this.showError(error);
+    }
+  }
+
+  /** @param {boolean} second */
+  openWindow(second) {
+    if (!this.source.can.look) return;
+    this.wantSecond = second;
+    if (this.element.dataset.state === "empty") return this.choosing?.focus();
+    const place = make("div", { class: "choose-form" });
+    const close = make("button", { type: "button", class: "quiet", onclick: () => this.window.close() }, say(this.lang, "close"));
+    const title = make("h2", { id: "choose-title" }, say(this.lang, second ? "compare_with" : "choose"));
+    fill(this.window, make("header", {}, title, close), second && this.sessions.length < 2 && make("p", { class: "note" }, say(this.lang, "compare_none")), place);
+    this.window.setAttribute("aria-labelledby", "choose-title");
+    const form = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
+    this.choosing = form;
+    this.window.addEventListener("close", () => (form.destroy(), (this.choosing = undefined)), { once: true });
+    this.window.showModal();
+    form.focus();
+  }
+
+  /** Compare with another session, or end that. */
+  compare() {
+    const { session, compare } = this.store.get();
+    if (this.overview === null) return;
+    if (compare !== null) return this.store.set({ compare: null });
+    const other = [...this.sessions].reverse().find(({ id }) => id !== session);
+    if (other) void this.put(other.id).catch((error) => this.showError(error));
+    else this.openWindow(true);
+  }
+
+  /**
+   * Put a session beside the one that is shown.
+   * @param {string} session
+   */
+  async put(session) {
+    const second = await this.source.overview(session);
+    if (this.overview !== null) this.store.set(beside(this.store.get(), this.overview, second, session));
+  }
+
+  /**
+   * @param {State} state
+   * @param {Set<string>} changed
+   */
+  changed(state, changed) {
+    const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
+    if (has("session", "compare", "lang", "theme", "drawer")) this.dress();
+    if (has("lang") && this.element.dataset.state === "empty") this.showEmpty();
+    if (!this.owner) return;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.store.get())}`), HASH_MS);
+  }
+
+  /** What of the page follows the state: theme, words, bars. */
+  dress() {
+    const state = this.store.get();
+    const { lang } = state;
+    const dark = state.theme === "dark" || (state.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+    this.element.dataset.theme = dark ? "dark" : "light";
+    this.element.setAttribute("lang", lang);
+    this.element.classList.toggle("drawn", state.drawer && this.panes.length > 1);
+    if (this.owner) [document.documentElement.lang, document.title] = [lang, say(lang, "title")];
+    const [newText, compare, help] = [() => this.openWindow(false), () => this.compare(), () => this.openHelp()];
+    const choose = (/** @type {string} */ session) => void this.show(session, true).catch((error) => this.showError(error));
+    drawHeader(this.bar, this.store, { sessions: this.sessions, overview: this.overview, canLook: this.source.can.look, choose, newText, compare, help });
+    this.handle.setAttribute("aria-expanded", String(state.drawer));
+    fill(this.handle, make("span", { "aria-hidden": "true" }, state.drawer ? "▾" : "▴"), ` ${say(lang, state.drawer ? "drawer_close" : "drawer_open")}`);
+    this.dressDrawer(state);
+    const missing = state.session === null ? null : (this.source.leftOut?.(state.session, lang) ?? null);
+    fill(this.foot, make("span", {}, say(lang, "warning")), missing && make("span", { class: "missing" }, missing));
+    if (this.help.open) drawHelp(this.help, lang);
+  }
+
+  /** @param {State} state */
+  dressDrawer({ lang, compare }) {
+    if (compare === null && this.side === "second") this.mountCard("first");
+    const choices = [{ value: "first", label: say(lang, "compare_first") }, { value: "second", label: say(lang, "compare_second") }];
+    const choose = (/** @type {string} */ side) => (this.mountCard(side), this.dress());
+    fill(this.sides, compare !== null && segments(say(lang, "drawer"), "side", choices, this.side ?? "first", choose));
+  }
+
+  openHelp() {
+    drawHelp(this.help, this.lang);
+    if (!this.help.open) this.help.showModal();
+  }
+
+  /** @returns {import("./help.js").Deeds} */
+  #deeds() {
+    return {
+      moveHead: (layers, heads) => this.#moveHead(layers, heads),
+      moveToken: (tokens) => this.#moveToken(tokens),
+      search: () => /** @type {HTMLElement | null} */ (this.element.querySelector("[data-role=search]"))?.focus(),
+      newText: () => this.openWindow(false),
+      compare: () => this.compare(),
+      drawer: () => this.store.set({ drawer: !this.store.get().drawer }),
+      help: () => this.openHelp(),
+    };
+  }
+
+  /**
+   * @param {number} layers
+   * @param {number} heads
+   */
+  #moveHead(layers, heads) {
+    if (this.overview === null) return;
+    const { layer, head } = this.store.get();
+    this.store.set(within({ ...this.store.get(), layer: layer + layers, head: head + heads }, this.overview));
+  }
+
+  /** @param {number} tokens */
+  #moveToken(tokens) {
+    const { layer, token } = this.store.get();
+    const queries = this.overview?.layers[layer]?.queries ?? 0;
+    if (queries === 0) return;
+    this.store.set({ token: token === null ? 0 : Math.max(0, Math.min(queries - 1, token + tokens)), key: null });
+  }
+
+  #watchTheme() {
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => this.dress();
+    system.addEventListener("change", changed);
+    return () => system.removeEventListener("change", changed);
+  }
+
+  #watchAddress() {
+    const changed = () => {
+      const said = fromHash(location.hash);
+      const { session, ...rest } = said;
+      this.store.set(rest);
+      if (session && session !== this.store.get().session) void this.find(session);
+    };
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }
+
+  /** Texts and files may be dropped anywhere. */
+  #watchDrops() {
+    if (!this.source.can.look) return () => undefined;
+    const over = (/** @type {DragEvent} */ event) => {
+      event.preventDefault();
+      this.element.dataset.dropping = say(this.lang, "choose_dropping");
+    };
+    const leave = (/** @type {DragEvent} */ event) => {
+      if (!this.element.contains(/** @type {Node | null} */ (event.relatedTarget))) delete this.element.dataset.dropping;
+    };
+    const drop = (/** @type {DragEvent} */ event) => {
+      event.preventDefault();
+      delete this.element.dataset.dropping;
+      const { dataTransfer } = event;
+      if (dataTransfer === null) return;
+      if (this.choosing === undefined) this.openWindow(false);
+      this.choosing?.take(dataTransfer);
+    };
+    this.element.addEventListener("dragover", over);
+    this.element.addEventListener("dragleave", leave);
+    this.element.addEventListener("drop", drop);
+    return () => {
+      this.element.removeEventListener("dragover", over);
+      this.element.removeEventListener("dragleave", leave);
+      this.element.removeEventListener("drop", drop);
+    };
+  }
+}
+
+/**
+ * Layer, head and token, as far as they are there.
+ * @param {State} state
+ * @param {Overview} overview
+ * @returns {Partial<State>}
+ */
+function within({ layer, head, token, key }, overview) {
+  const at = Math.max(0, Math.min(layer, overview.layers.length - 1));
+  const { heads, queries, keys } = overview.layers[at] ?? { heads: 1, queries: 0, keys: 0 };
+  return {
+    layer: at,
+    head: Math.max(0, Math.min(head, heads - 1)),
+    token: token !== null && token >= queries ? null : token,
+    key: key !== null && key >= keys ? null : key,
+  };
+}
+
+/**
+ * Where to begin: the documents' sentence has a place that is known.
+ * @param {Overview} overview
+ * @returns {Partial<State>}
+ */
+function beginning({ text, labels, layers }) {
+  const { word, ...place } = BEGIN;
+  return text === EXAMPLE && labels[place.token] === word && layers.length > place.layer ? place : {};
+}

@@ -1,0 +1,358 @@
+// The map pane: the pooled map of the chosen head, zooming down to exact cells, with what keys receive above and the
+// entropy of queries beside. It does not know how cells are fetched (tiles.js) or drawn (mapdrawing.js).
+
+import { moved, span, whole, wholeTokens, within, zoomed } from "./camera.js";
+import { make } from "./elements.js";
+import { listen } from "./gestures.js";
+import { MapDrawing } from "./mapdrawing.js";
+import { MapBar, MapTip } from "./mapwords.js";
+import { Naming } from "./naming.js";
+import { digits, howWords, wordsFor } from "./panewords.js";
+import { paperUnder } from "./paper.js";
+import { isAbort, latest } from "./source.js";
+import { Squares } from "./tiles.js";
+
+/** @typedef {import("./camera.js").Seen} Seen */
+/** @typedef {import("./camera.js").Range} Range */
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./tiles.js").Square} Square */
+
+/** The view is written into the state when it has rested this long. */
+const REST_MS = 200;
+/** As many words as the text pane shows at once. */
+const WINDOW = 600;
+
+/**
+ * Build the pane inside an element.
+ * @param {HTMLElement} element
+ * @param {import("./state.js").Store} store
+ * @param {import("./source.js").Source} source
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source) {
+  const pane = new MapPane(element, store, source);
+  return { update: () => pane.update(), destroy: () => pane.destroy() };
+}
+
+class MapPane {
+  /**
+   * @param {HTMLElement} element
+   * @param {import("./state.js").Store} store
+   * @param {import("./source.js").Source} source
+   */
+  constructor(element, store, source) {
+    this.element = element;
+    this.store = store;
+    this.source = source;
+    this.next = latest();
+    this.canvas = make("canvas", { class: "map-canvas", tabindex: 0, role: "img" });
+    this.note = make("p", { class: "pane-note", role: "status" });
+    this.bar = new MapBar(store, (factor) => this.#zoom(factor, NaN, NaN));
+    this.tip = new MapTip();
+    this.stage = make("div", { class: "map-stage" }, this.canvas, this.tip.element, this.note);
+    element.classList.add("pane-map");
+    element.replaceChildren(this.bar.element, this.stage);
+    this.drawing = new MapDrawing(this.canvas);
+    this.squares = new Squares(source, () => this.update());
+    /** @type {import("./source.js").HeadAnswer | null} */
+    this.head = null;
+    /** @type {import("./source.js").Overview | null} */
+    this.overview = null;
+    /** @type {{session: string, of: Naming} | null} */
+    this.names = null;
+    /** @type {Square | null} */
+    this.base = null;
+    /** @type {Seen} */
+    this.limits = whole(1, 1);
+    this.seen = this.limits;
+    /** @type {Seen | null} */
+    this.brush = null;
+    this.asked = "";
+    this.written = "null";
+    this.frame = 0;
+    this.timer = 0;
+    this.error = "";
+    this.ends = [store.on(() => this.update()), listen(this.canvas, this.#gestures()), this.#watchSize()];
+    this.update();
+  }
+
+  /** Ask for what is missing, and draw before the next frame. */
+  update() {
+    const { session, layer, head, lang, region } = this.store.get();
+    const asked = JSON.stringify([session, layer, head, lang]);
+    if (asked !== this.asked) {
+      this.asked = asked;
+      void this.#ask();
+    }
+    if (JSON.stringify(region) !== this.written) this.#follow(region);
+    if (this.frame === 0) this.frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  destroy() {
+    for (const end of this.ends) end();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
+    this.squares.destroy();
+    this.element.replaceChildren();
+    this.element.classList.remove("pane-map");
+  }
+
+  /** Sizes and the system's light or dark change without the state. */
+  #watchSize() {
+    const observer = new ResizeObserver(() => this.update());
+    observer.observe(this.canvas);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => this.update();
+    scheme.addEventListener("change", changed);
+    return () => {
+      observer.disconnect();
+      scheme.removeEventListener("change", changed);
+    };
+  }
+
+  async #ask() {
+    const { session, layer, head, lang } = this.store.get();
+    const signal = this.next();
+    if (session === null) return;
+    try {
+      const overview = await this.source.overview(session, signal);
+      const answer = await this.source.head(session, layer, head, lang, signal);
+      if (signal.aborted) return;
+      this.#take(session, overview, answer);
+      this.error = "";
+    } catch (error) {
+      if (isAbort(error)) return;
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+    this.update();
+  }
+
+  /**
+   * @param {string} session
+   * @param {import("./source.js").Overview} overview
+   * @param {import("./source.js").HeadAnswer} head
+   */
+  #take(session, overview, head) {
+    const layer = overview.layers[head.layer];
+    const limits = whole(layer.queries, layer.keys);
+    if (this.names?.session !== session)
+      this.names = { session, of: new Naming(this.source, session, overview, () => this.update()) };
+    const [down, across] = head.map.shape;
+    const key = `base/${session}/${head.layer}/${head.head}`;
+    this.base = { key, ...limits, down, across, cells: head.map.data, values: head.map.data, how: head.how };
+    if (JSON.stringify(limits) !== JSON.stringify(this.limits)) {
+      this.limits = limits;
+      this.#follow(this.store.get().region);
+    }
+    [this.overview, this.head] = [overview, head];
+    this.squares.forgive();
+  }
+
+  /**
+   * Show the part that the state names.
+   * @param {State["region"]} region
+   */
+  #follow(region) {
+    this.written = JSON.stringify(region);
+    this.seen = region === null ? this.limits : within(region, this.limits);
+  }
+
+  #draw() {
+    this.frame = 0;
+    const state = this.store.get();
+    const words = wordsFor(state.lang);
+    const paper = paperUnder(this.element);
+    const { head, base } = this;
+    this.#say(this.error || (head ? "" : words.waiting));
+    if (!head || !base || state.session === null) return;
+    const fine = this.#squares(state);
+    const { scale, how } = this.drawing.draw({
+      ...{ seen: this.seen, limits: this.limits, base, squares: fine.squares, sink: state.sink, scale: state.scale, paper },
+      ...{ received: head.received.data, entropy: head.entropy.data, token: state.token, key: state.key, brush: this.brush },
+      ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j), words },
+    });
+    this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole() });
+    this.#describe(state, how);
+  }
+
+  /** @param {State} state */
+  #squares(state) {
+    const none = { squares: /** @type {Square[]} */ ([]), missing: 0, error: /** @type {string | null} */ (null) };
+    if (!this.head || state.session === null || !(this.overview?.layers[this.head.layer].rows ?? this.overview?.rows)) return none;
+    if (this.base?.how !== "pooled") return none; // the map itself has every single weight
+    const { layer, head } = this.head;
+    return this.squares.at({ session: state.session, layer, head }, this.seen, this.limits);
+  }
+
+  /** @param {string} words */
+  #say(words) {
+    if (this.note.textContent !== words) this.note.textContent = words;
+    this.note.hidden = words === "";
+  }
+
+  /**
+   * @param {State} state
+   * @param {string} how
+   */
+  #describe(state, how) {
+    const link = this.head?.links[0];
+    const said = wordsFor(state.lang).map({
+      ...{ layer: state.layer, head: state.head, queries: this.limits.rows[1], keys: this.limits.cols[1] },
+      how: howWords(how, state.lang),
+      link: link && `${this.#queryLabel(link.query)} → ${this.#keyLabel(link.key)} ${digits(link.weight)}`,
+    });
+    if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
+  }
+
+  /** @param {number} query */
+  #queryLabel(query) {
+    return this.names?.of.query(this.head?.layer ?? 0, query) ?? "";
+  }
+
+  /** @param {number} key */
+  #keyLabel(key) {
+    return this.names?.of.key(this.head?.layer ?? 0, key) ?? "";
+  }
+
+  #isWhole() {
+    return span(this.seen.rows) >= span(this.limits.rows) && span(this.seen.cols) >= span(this.limits.cols);
+  }
+
+  /** @returns {import("./gestures.js").Answers} */
+  #gestures() {
+    return {
+      pan: (dx, dy) => {
+        const { width, height } = this.drawing.plot;
+        const [down, across] = [(-dy / height) * span(this.seen.rows), (-dx / width) * span(this.seen.cols)];
+        this.#show(moved(this.seen, down, across, this.limits));
+      },
+      zoom: (factor, x, y) => this.#zoom(factor, x, y),
+      brush: (from, to, done) => this.#brush(from, to, done),
+      click: (x, y) => this.#choose(x, y),
+      hover: (x, y) => this.#point(x, y),
+      leave: () => this.tip.hide(),
+      key: (event) => this.#key(event),
+    };
+  }
+
+  /** @param {Seen} seen */
+  #show(seen) {
+    const before = JSON.stringify(this.seen);
+    this.seen = seen;
+    this.tip.hide();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#write(), REST_MS);
+    this.update();
+    return JSON.stringify(seen) !== before;
+  }
+
+  #write() {
+    const region = this.#isWhole() ? null : wholeTokens(this.seen);
+    this.written = JSON.stringify(region);
+    this.store.set({ region });
+  }
+
+  /**
+   * @param {number} factor  0 for everything
+   * @param {number} x  NaN for the middle
+   * @param {number} y
+   */
+  #zoom(factor, x, y) {
+    if (!this.head) return false;
+    const { plot } = this.drawing;
+    const share = (/** @type {number} */ at) => (Number.isNaN(at) ? 0.5 : Math.min(1, Math.max(0, at)));
+    const point = { across: share((x - plot.x) / plot.width), down: share((y - plot.y) / plot.height) };
+    return this.#show(factor === 0 ? this.limits : zoomed(this.seen, factor, point, this.limits));
+  }
+
+  /**
+   * The query and the key at a place of the canvas, not rounded; null beside the plot.
+   * @param {number} x
+   * @param {number} y
+   */
+  #at(x, y) {
+    const { plot } = this.drawing;
+    const [across, down] = [(x - plot.x) / plot.width, (y - plot.y) / plot.height];
+    if (!this.head || across < 0 || across >= 1 || down < 0 || down >= 1) return null;
+    const { rows, cols } = this.seen;
+    return { query: rows[0] + down * span(rows), key: cols[0] + across * span(cols) };
+  }
+
+  /**
+   * @param {{x: number, y: number}} from
+   * @param {{x: number, y: number}} to
+   * @param {boolean} done
+   */
+  #brush(from, to, done) {
+    const { plot } = this.drawing;
+    const inside = ({ x, y }) => this.#at(
+      Math.min(Math.max(x, plot.x), plot.x + plot.width - 0.01),
+      Math.min(Math.max(y, plot.y), plot.y + plot.height - 0.01),
+    );
+    const [one, other] = [inside(from), inside(to)];
+    if (!one || !other) return;
+    const part = wholeTokens({
+      rows: [Math.min(one.query, other.query), Math.max(one.query, other.query)],
+      cols: [Math.min(one.key, other.key), Math.max(one.key, other.key)],
+    });
+    this.brush = done ? null : part;
+    if (!done) return this.update();
+    this.store.set({ region: part, window: [part.cols[0], Math.min(part.cols[0] + WINDOW, this.limits.cols[1])] });
+  }
+
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
+  #choose(x, y) {
+    const at = this.#at(x, y);
+    if (at) this.store.set({ token: Math.floor(at.query), key: Math.floor(at.key) });
+  }
+
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
+  #point(x, y) {
+    const [at, state] = [this.#at(x, y), this.store.get()];
+    if (!at || !this.base) return this.tip.hide();
+    const over = ({ rows, cols }) => at.query >= rows[0] && at.query < rows[1] && at.key >= cols[0] && at.key < cols[1];
+    const square = this.#squares(state).squares.find(over) ?? this.base;
+    const [high, wide] = [span(square.rows) / square.down, span(square.cols) / square.across];
+    const i = Math.min(square.down - 1, Math.floor((at.query - square.rows[0]) / high));
+    const j = Math.min(square.across - 1, Math.floor((at.key - square.cols[0]) / wide));
+    this.tip.show(x, y, {
+      ...{ lang: state.lang, how: square.how, weight: square.values[i * square.across + j] },
+      queries: ends(square.rows[0], i, high),
+      keys: ends(square.cols[0], j, wide),
+      ...{ queryLabel: (at) => this.#queryLabel(at), keyLabel: (at) => this.#keyLabel(at) },
+    });
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return false;
+    const factor = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, _: 1 / 1.5, 0: 0 }[event.key];
+    if (factor !== undefined) {
+      this.#zoom(factor, NaN, NaN);
+      return true;
+    }
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step || !event.shiftKey) return false;
+    const by = 0.2 * span(this.seen.cols);
+    this.#show(moved(this.seen, step[0] * by, step[1] * by, this.limits));
+    return true;
+  }
+}
+
+/**
+ * The tokens of a cell, [first, last].
+ * @param {number} start
+ * @param {number} cell
+ * @param {number} each
+ * @returns {Range}
+ */
+function ends(start, cell, each) {
+  const first = Math.floor(start + cell * each + 1e-6);
+  return [first, Math.max(first, Math.ceil(start + (cell + 1) * each - 1e-6) - 1)];
+}

@@ -1,0 +1,306 @@
+// A pane as a picture for a paper: SVG in which words are words and boxes are boxes, or PNG made of that. What stands
+// in a canvas goes into it as it is. No fonts are loaded: those of the page are named.
+//
+//     await save(element, "svg", { title: "layer 3, head 1", legend: ["weights, linear"], name: "map" });
+//
+// An element with data-picture="skip" is left out, and so are fields and menus. Gradients and shadows are not drawn,
+// elements before and after others (CSS `content`) neither. It does not know what the pane shows.
+
+/** @typedef {{title?: string, legend?: string[], name?: string, scale?: number}} Words */
+/** @typedef {{left: number, top: number}} Corner */
+
+const SKIPPED = "[data-picture=skip], input, select, textarea, dialog, script, style";
+const MARGIN = 16;
+const LINE = 18; // height of a line of the title or the legend
+const SHAPE_STYLES = (
+  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap opacity " +
+  "font-family font-size font-weight text-anchor dominant-baseline display visibility"
+).split(" ");
+
+/**
+ * Hand a picture of a pane to the reader, as a file.
+ * @param {Element} pane
+ * @param {"png" | "svg"} kind
+ * @param {Words} [words]  name: of the file, without its ending.  scale: dots of a PNG per pixel of the page
+ */
+export async function save(pane, kind, words = {}) {
+  if (kind !== "png" && kind !== "svg") throw new Error(`a picture is "png" or "svg", not ${JSON.stringify(kind)}`);
+  const picture = draw(pane, words);
+  const drawn = new Blob([picture], { type: "image/svg+xml" });
+  const file = kind === "png" ? await painted(picture, words.scale ?? 2) : drawn;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(file);
+  link.download = `${(words.name ?? "regard").replace(/[^\p{L}\p{N}._-]+/gu, "-")}.${kind}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000); // the browser reads it after the click
+}
+
+/**
+ * A pane as the text of an SVG file: the title above it, the legend below.
+ * @param {Element} pane
+ * @param {Words} [words]
+ * @returns {string}
+ */
+export function draw(pane, { title = "", legend = [] } = {}) {
+  const box = pane.getBoundingClientRect();
+  const above = MARGIN + (title ? LINE + 6 : 0);
+  const [width, height] = [box.width + 2 * MARGIN, above + box.height + MARGIN + LINE * legend.length];
+  const style = getComputedStyle(pane);
+  const line = (/** @type {string} */ words, /** @type {number} */ y, /** @type {string} */ font) =>
+    `<text x="${MARGIN}" y="${round(y)}" font-family="${escaped(style.fontFamily)}" ${font} fill="${style.color}">` +
+    `${escaped(words)}</text>`;
+  const ink = new Ink({ left: box.left - MARGIN, top: box.top - above });
+  const size = place(0, 0, width, height);
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" ${size} viewBox="0 0 ${round(width)} ${round(height)}">`,
+    `<rect width="100%" height="100%" fill="${paperOf(pane)}"/>`,
+    ...(title ? [line(title, MARGIN + 12, 'font-size="14" font-weight="600"')] : []),
+    ink.clipped(ink.element(pane), box),
+    ...legend.map((words, n) => line(words, above + box.height + LINE * (n + 1), 'font-size="12"')),
+    "</svg>",
+  ].join("\n");
+}
+
+/**
+ * An SVG as a PNG.
+ * @param {string} picture
+ * @param {number} scale
+ * @returns {Promise<Blob>}
+ */
+async function painted(picture, scale) {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(picture)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.ceil(image.width * scale), Math.ceil(image.height * scale)];
+  const pen = canvas.getContext("2d");
+  if (pen === null) throw new Error("this browser has no canvas to paint on");
+  pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+  const file = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  if (file === null) throw new Error(`${canvas.width} × ${canvas.height} dots are too many: save it as SVG`);
+  return file;
+}
+
+/** Writes elements as SVG, measured from a corner of the page. */
+class Ink {
+  /** @param {Corner} corner */
+  constructor(corner) {
+    this.corner = corner;
+    this.clips = 0;
+    this.letters = document.createElement("canvas").getContext("2d");
+  }
+
+  /**
+   * An element and all that is in it.
+   * @param {Element} element
+   * @returns {string}
+   */
+  element(element) {
+    const style = getComputedStyle(element);
+    if (element.matches(SKIPPED) || style.display === "none" || Number(style.opacity) === 0) return "";
+    const box = element.getBoundingClientRect();
+    if (element instanceof SVGSVGElement) return this.#drawing(element, box);
+    if (element instanceof HTMLCanvasElement) return this.#canvas(element, box);
+    const seen = style.visibility === "visible" && box.width > 0 && box.height > 0;
+    const inside = Array.from(element.childNodes, (child) => this.#child(child, style)).join("");
+    const own = seen ? this.#background(style, box) : "";
+    const faded = Number(style.opacity) < 1 ? `<g opacity="${style.opacity}">${own}${inside}</g>` : own + inside;
+    return inside && style.overflow !== "visible" && style.display !== "inline" ? this.clipped(faded, box) : faded;
+  }
+
+  /**
+   * @param {Node} child
+   * @param {CSSStyleDeclaration} style  of its parent
+   */
+  #child(child, style) {
+    if (child instanceof Element) return this.element(child);
+    return child instanceof Text && style.visibility === "visible" ? this.#words(child, style) : "";
+  }
+
+  /**
+   * A box's paper and its lines.
+   * @param {CSSStyleDeclaration} style
+   * @param {DOMRect} box
+   */
+  #background(style, box) {
+    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
+    const radius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.width / 2, box.height / 2);
+    const paper = visible(style.backgroundColor)
+      ? `<rect ${place(x, y, box.width, box.height)} rx="${round(radius)}" fill="${style.backgroundColor}"/>`
+      : "";
+    return paper + borders(style, box, x, y, radius);
+  }
+
+  /**
+   * A text node, one <text> for each of its lines.
+   * @param {Text} text
+   * @param {CSSStyleDeclaration} style
+   */
+  #words(text, style) {
+    if (!text.data.trim() || !visible(style.color)) return "";
+    return linesOf(text)
+      .map(({ words, box }) => {
+        const [x, y] = [box.left - this.corner.left, this.#baseline(style, box) - this.corner.top];
+        const weight = style.fontWeight === "400" ? "" : ` font-weight="${style.fontWeight}"`;
+        const slant = style.fontStyle === "normal" ? "" : ` font-style="${style.fontStyle}"`;
+        const font = `font-family="${escaped(style.fontFamily)}" font-size="${parseFloat(style.fontSize)}"`;
+        const where = `x="${round(x)}" y="${round(y)}"`;
+        return `<text ${where} ${font}${weight}${slant} fill="${style.color}">${escaped(words)}</text>`;
+      })
+      .join("");
+  }
+
+  /**
+   * @param {CSSStyleDeclaration} style
+   * @param {DOMRect} box
+   */
+  #baseline(style, box) {
+    if (this.letters === null) return box.bottom - 0.2 * box.height;
+    this.letters.font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = this.letters.measureText("x");
+    return box.top + (box.height - up - down) / 2 + up;
+  }
+
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {DOMRect} box
+   */
+  #canvas(canvas, box) {
+    if (canvas.width === 0 || canvas.height === 0 || box.width === 0) return "";
+    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
+    const where = place(x, y, box.width, box.height);
+    return `<image ${where} preserveAspectRatio="none" href="${canvas.toDataURL("image/png")}"/>`;
+  }
+
+  /**
+   * A drawing that is SVG already, with the styles that the page gave it.
+   * @param {SVGSVGElement} drawing
+   * @param {DOMRect} box
+   */
+  #drawing(drawing, box) {
+    const copy = /** @type {SVGSVGElement} */ (drawing.cloneNode(true));
+    const originals = [drawing, ...drawing.querySelectorAll("*")];
+    [copy, ...copy.querySelectorAll("*")].forEach((shape, n) => {
+      const style = getComputedStyle(originals[n]);
+      for (const name of SHAPE_STYLES) {
+        const value = style.getPropertyValue(name);
+        if (value) shape.setAttribute(name, value);
+      }
+      for (const name of ["class", "style", "id"]) shape.removeAttribute(name);
+    });
+    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
+    const given = { x, y, width: box.width, height: box.height };
+    for (const [name, value] of Object.entries(given)) copy.setAttribute(name, String(round(value)));
+    return new XMLSerializer().serializeToString(copy);
+  }
+
+  /**
+   * Something of which only what lies in a box is seen.
+   * @param {string} inside
+   * @param {DOMRect} box
+   */
+  clipped(inside, box) {
+    const name = `clip${(this.clips += 1)}`;
+    const shape = `<rect ${place(box.left - this.corner.left, box.top - this.corner.top, box.width, box.height)}/>`;
+    return `<clipPath id="${name}">${shape}</clipPath><g clip-path="url(#${name})">${inside}</g>`;
+  }
+}
+
+/**
+ * The lines that a text node is broken into, each with its box.
+ * @param {Text} text
+ * @returns {{words: string, box: DOMRect}[]}
+ */
+function linesOf(text) {
+  const range = document.createRange();
+  range.selectNodeContents(text);
+  const whole = range.getBoundingClientRect();
+  const rows = new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top)));
+  if (rows.size <= 1) return whole.width > 0 ? [{ words: text.data.replace(/\s+/g, " ").trim(), box: whole }] : [];
+  /** @type {{words: string, box: DOMRect}[]} */
+  const lines = [];
+  let at = 0;
+  for (const letter of text.data) {
+    range.setStart(text, at);
+    range.setEnd(text, (at += letter.length));
+    const [box] = range.getClientRects();
+    if (box === undefined || box.width === 0) continue;
+    const last = lines.at(-1);
+    if (last !== undefined && Math.abs(last.box.top - box.top) < 2) last.words += letter;
+    else lines.push({ words: letter, box });
+  }
+  return lines.filter(({ words }) => words.trim());
+}
+
+/**
+ * The lines around a box, those sides that have one.
+ * @param {CSSStyleDeclaration} style
+ * @param {DOMRect} box
+ * @param {number} x
+ * @param {number} y
+ * @param {number} radius
+ */
+function borders(style, box, x, y, radius) {
+  const sides = ["top", "right", "bottom", "left"].map((side) => {
+    const [kind, width, colour] = ["style", "width", "color"].map((n) => style.getPropertyValue(`border-${side}-${n}`));
+    return { width: kind === "none" ? 0 : parseFloat(width), colour };
+  });
+  const [first] = sides;
+  if (sides.every(({ width, colour }) => width === first.width && colour === first.colour)) {
+    if (!(first.width > 0) || !visible(first.colour)) return "";
+    const [w, half] = [first.width, first.width / 2];
+    const where = place(x + half, y + half, Math.max(0, box.width - w), Math.max(0, box.height - w));
+    return `<rect ${where} rx="${round(radius)}" fill="none" stroke="${first.colour}" stroke-width="${w}"/>`;
+  }
+  const [right, bottom] = [x + box.width, y + box.height];
+  const strips = [
+    [x, y, box.width, sides[0].width],
+    [right - sides[1].width, y, sides[1].width, box.height],
+    [x, bottom - sides[2].width, box.width, sides[2].width],
+    [x, y, sides[3].width, box.height],
+  ];
+  return strips
+    .map(([left, top, wide, high], n) => {
+      const shown = sides[n].width > 0 && visible(sides[n].colour);
+      return shown ? `<rect ${place(left, top, wide, high)} fill="${sides[n].colour}"/>` : "";
+    })
+    .join("");
+}
+
+/**
+ * The colour of the nearest paper behind a pane.
+ * @param {Element | null} element
+ * @returns {string}
+ */
+function paperOf(element) {
+  if (element === null) return "white";
+  const { backgroundColor } = getComputedStyle(element);
+  return visible(backgroundColor) ? backgroundColor : paperOf(element.parentElement);
+}
+
+/** @param {string} colour  as computed styles give it */
+function visible(colour) {
+  return colour !== "transparent" && !/^rgba\(.*,\s*0\)$|\/\s*0\s*\)$/.test(colour);
+}
+
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ */
+function place(x, y, width, height) {
+  return `x="${round(x)}" y="${round(y)}" width="${round(width)}" height="${round(height)}"`;
+}
+
+/** @param {number} value */
+function round(value) {
+  return Math.round(value * 100) / 100;
+}
+
+/** @param {string} words */
+function escaped(words) {
+  const signs = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+  const allowed = words.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "\ufffd"); // XML has no sign for these
+  return allowed.replace(/[&<>"]/g, (sign) => signs[/** @type {keyof typeof signs} */ (sign)]);
+}

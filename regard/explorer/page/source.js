@@ -1,0 +1,199 @@
+// Where answers come from: a server (`HttpSource`), or the page's own data (`EmbeddedSource`, in embedded.js). Both have
+// the same methods, and their arrays are Float32Array. It does not know what is drawn.
+//
+//     const head = await source.head("1", 3, 1, "en");          // head.map.shape, head.map.data
+//     const next = latest();                                     // aborts what the pane asked for before
+//     const row = await source.row("1", 3, 1, 8, 0, 16, next());
+
+import { unpackAll } from "./arrays.js";
+import { Remembered } from "./remembered.js";
+
+/** @typedef {import("./arrays.js").Numbers} Numbers */
+/**
+ * One attention. first: the position of query 0 among the keys, null in cross-attention.  labelled: do the session's
+ * tokens name its keys?  rows: can exact rows be asked for?
+ * @typedef {{index: number, path: string, call?: number | null, heads: number, queries: number, keys: number,
+ *   kind: string, first?: number | null, labelled?: boolean, rows?: boolean}} Layer
+ */
+/**
+ * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
+ * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
+ *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][],
+ *   warning: string}} Overview
+ */
+/** @typedef {{query: number, key: number, weight: number}} Link */
+/**
+ * @typedef {{layer: number, head: number, path: string, map: Numbers, how: string, received: Numbers | null,
+ *   entropy: Numbers | null, numbers: Record<string, number | null>, patterns: Record<string, number>,
+ *   label: string | null, sentence: string, links: Link[],
+ *   links_how?: string}} HeadAnswer
+ */
+/**
+ * how: "exact"; "rounded", off by at most error; "strongest", where weights that are not known are NaN.
+ * @typedef {{token: number, start: number, stop: number, weights: Numbers, ribbon: {sum: Numbers, max: Numbers},
+ *   top: {key: number, weight: number}[], sum: number | null, how: string, error?: number}} Row
+ */
+/** @typedef {{rows: number[], cols: number[], cells: Numbers, how: string, error?: number}} Tile */
+/**
+ * Of each of `keys`: dots q·k, scaled dots · scale, scores what the softmax gets, weights e^(score − lse).
+ * rest: the weight on all other keys.  v_sum: Σ weight·value over all keys, null where values are not known.
+ * @typedef {{token: number, key: number, d: number, scale: number, q: Numbers | number[], k: Numbers | number[],
+ *   product: Numbers | number[], dots: Numbers | number[], scaled: Numbers | number[], weights: Numbers | number[],
+ *   keys: number[], scores: Numbers | number[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
+ *   v_sum: Numbers | number[] | null}} Steps
+ */
+/** @typedef {{id: string, name: string, text?: string | null, length?: number}} SessionLine */
+/** @typedef {{id: string, name: string, default?: boolean}} ModelLine */
+/**
+ * @typedef {{state: "loading" | "reading" | "done" | "failed" | "cancelled", session?: string | null,
+ *   error?: string | null}} Job
+ */
+/**
+ * @typedef {object} Source
+ * @property {{look: boolean, open: boolean}} can  whether new texts can be read, and files be opened
+ * @property {(signal?: AbortSignal) => Promise<SessionLine[]>} sessions
+ * @property {(signal?: AbortSignal) => Promise<ModelLine[]>} models
+ * @property {(session: string, signal?: AbortSignal) => Promise<Overview>} overview
+ * @property {(session: string, start: number, stop: number, signal?: AbortSignal) =>
+ *   Promise<{start: number, labels: string[]}>} tokens
+ * @property {(session: string, layer: number, head: number, lang: string, signal?: AbortSignal) =>
+ *   Promise<HeadAnswer>} head
+ * @property {(session: string, layer: number, head: number, token: number, start: number, stop: number,
+ *   signal?: AbortSignal) => Promise<Row>} row
+ * @property {(session: string, layer: number, head: number, rows: number[], cols: number[], size?: number,
+ *   signal?: AbortSignal) => Promise<Tile>} tile
+ * @property {(session: string, layer: number, head: number, token: number, key: number, signal?: AbortSignal) =>
+ *   Promise<Steps>} steps
+ * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
+ *   poll: (job: string) => Promise<Job>,
+ *   cancel: (job: string) => Promise<void>}} look
+ * @property {(session: string, lang: string) => string | null} [leftOut]  what of a session cannot be asked for, in words
+ * @property {(file: Blob & {name?: string}) => Promise<string>} open  gives the new session's id
+ */
+
+export { EmbeddedSource } from "./embedded.js";
+
+/**
+ * Signals of which each aborts the one before: what a pane passes with a question whose older answers are stale.
+ * @returns {() => AbortSignal}
+ */
+export function latest() {
+  /** @type {AbortController | undefined} */
+  let controller;
+  return () => {
+    controller?.abort();
+    controller = new AbortController();
+    return controller.signal;
+  };
+}
+
+/**
+ * Was this error only a question that nobody waits for any more?
+ * @param {unknown} error
+ */
+export function isAbort(error) {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
+/** @param {Response} response */
+async function answer(response) {
+  const body = await response.json().catch(() => null);
+  if (response.ok && body !== null) return body;
+  const said = body?.error ?? body?.detail;
+  throw new Error(typeof said === "string" ? said : `${response.status} ${response.statusText}`);
+}
+
+/**
+ * Answers asked of the server that `regard serve` runs.
+ * @implements {Source}
+ */
+export class HttpSource {
+  /** @param {string} base  the address under which /api lies, without a slash at its end: "" for the page's own */
+  constructor(base) {
+    this.base = base;
+    this.can = { look: true, open: true };
+    this.kept = new Remembered(256);
+    this.look = {
+      /** @type {Source["look"]["start"]} */
+      start: async (text, model, truncate) => (await this.#send("POST", "look", JSON.stringify({ text, model, truncate }))).job,
+      /** @type {Source["look"]["poll"]} */
+      poll: (job) => this.#send("GET", `job/${encodeURIComponent(job)}`),
+      /** @type {Source["look"]["cancel"]} */
+      cancel: async (job) => void (await this.#send("DELETE", `job/${encodeURIComponent(job)}`)),
+    };
+  }
+
+  /** @type {Source["sessions"]} */
+  async sessions(signal) {
+    const found = await this.#send("GET", "sessions", undefined, signal);
+    return found.sessions ?? found;
+  }
+
+  /** @type {Source["models"]} */
+  async models(signal) {
+    const found = await this.#send("GET", "models", undefined, signal);
+    return found.models ?? found;
+  }
+
+  /** @type {Source["overview"]} */
+  overview(session, signal) {
+    return this.#ask(session, "overview", {}, signal);
+  }
+
+  /** @type {Source["tokens"]} */
+  tokens(session, start, stop, signal) {
+    return this.#ask(session, "tokens", { start, stop }, signal);
+  }
+
+  /** @type {Source["head"]} */
+  head(session, layer, head, lang, signal) {
+    return this.#ask(session, "head", { layer, head, lang }, signal);
+  }
+
+  /** @type {Source["row"]} */
+  row(session, layer, head, token, start, stop, signal) {
+    return this.#ask(session, "row", { layer, head, token, start, stop }, signal);
+  }
+
+  /** @type {Source["tile"]} */
+  tile(session, layer, head, rows, cols, size = 128, signal) {
+    return this.#ask(session, "tile", { layer, head, rows: rows.join(","), cols: cols.join(","), size }, signal);
+  }
+
+  /** @type {Source["steps"]} */
+  steps(session, layer, head, token, key, signal) {
+    return this.#ask(session, "steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["open"]} */
+  async open(file) {
+    const name = encodeURIComponent(file.name ?? "");
+    return (await this.#send("POST", `open?name=${name}`, file)).session;
+  }
+
+  /**
+   * @param {string} session
+   * @param {string} what
+   * @param {Record<string, string | number>} given
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<any>}
+   */
+  #ask(session, what, given, signal) {
+    const words = new URLSearchParams(Object.entries(given).map(([name, value]) => [name, String(value)]));
+    const path = `session/${encodeURIComponent(session)}/${what}?${words}`;
+    return this.kept.ask(path, async (own) => unpackAll(await this.#send("GET", path, undefined, own)), signal);
+  }
+
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {BodyInit} [body]
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<any>}
+   */
+  async #send(method, path, body, signal) {
+    const headers = typeof body === "string" ? { "content-type": "application/json" } : undefined;
+    const kind = body instanceof Blob ? { "content-type": "application/octet-stream" } : headers;
+    return answer(await fetch(`${this.base}/api/${path}`, { method, body, signal, headers: kind }));
+  }
+}

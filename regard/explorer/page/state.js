@@ -1,0 +1,134 @@
+// What is chosen: one small value that the panes share. A pane reads it, listens to it, and sets parts of it.
+// It does not know the page, the address bar or where answers come from.
+//
+//     const store = createStore();
+//     store.on((state, changed) => { if (changed.has("head")) draw(state); });
+//     store.set({ layer: 3, head: 1 });
+
+/**
+ * @typedef {object} Other  the second session, when two are compared
+ * @property {string} session
+ * @property {boolean} difference  colour its atlas by what it has more or less than the first
+ * @property {number | null} token
+ * @property {number | null} key
+ * @property {[number, number] | null} window
+ * @property {{rows: [number, number], cols: [number, number]} | null} region
+ */
+/**
+ * @typedef {object} State
+ * @property {string | null} session
+ * @property {number} layer
+ * @property {number} head
+ * @property {number | null} token  the query that is looked at
+ * @property {number | null} key  the key that is looked at
+ * @property {string} measure  what the atlas is coloured by
+ * @property {"linear" | "log" | "rank"} scale  of the colours
+ * @property {boolean} sink  true: the first key is shown; false: it is left out of the colours
+ * @property {"en" | "ko"} lang
+ * @property {"auto" | "light" | "dark"} theme
+ * @property {[number, number] | null} window  tokens shown in the text pane, [a, b)
+ * @property {{rows: [number, number], cols: [number, number]} | null} region  cells shown in the map; null: all
+ * @property {Other | null} compare
+ * @property {"grid" | "list"} view  how the atlas is laid out
+ * @property {string} find  the atlas's search
+ * @property {boolean} drawer  whether the drawer is open
+ */
+/** @typedef {(state: State, changed: Set<string>) => void} Listener */
+/** @typedef {{get: () => State, set: (patch: Partial<State>) => void, on: (fn: Listener) => () => void}} Store */
+
+/** @type {State} */
+export const FIRST = Object.freeze({
+  session: null,
+  layer: 0,
+  head: 0,
+  token: null,
+  key: null,
+  measure: "entropy",
+  scale: "linear",
+  sink: true,
+  lang: "en",
+  theme: "auto",
+  window: null,
+  region: null,
+  compare: null,
+  view: "grid",
+  find: "",
+  drawer: true,
+});
+
+/**
+ * A store. Listeners hear of a change once, after it is made, with the names of what changed; `on` returns a function
+ * that ends the listening. Names outside `State` are refused.
+ * @param {Partial<State>} [given]
+ * @returns {Store}
+ */
+export function createStore(given = {}) {
+  let state = { ...FIRST, ...given };
+  /** @type {Set<Listener>} */
+  const listeners = new Set();
+  return {
+    get: () => state,
+    set(patch) {
+      const unknown = Object.keys(patch).filter((name) => !(name in FIRST));
+      if (unknown.length > 0) throw new Error(`no such state: ${unknown.join(", ")}`);
+      const before = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ (state));
+      const changed = new Set(Object.entries(patch).filter(([name, now]) => !same(before[name], now)).map(([n]) => n));
+      if (changed.size === 0) return;
+      state = { ...state, ...patch };
+      for (const listener of [...listeners]) listener(state, changed);
+    },
+    on(listener) {
+      listeners.add(listener);
+      return () => void listeners.delete(listener);
+    },
+  };
+}
+
+/**
+ * The store of the second session: its panes see `compare` in the place of `session`, `token`, `key`, `window` and
+ * `region`; all else is shared, so that both show the same head in the same way.
+ * @param {Store} store
+ * @returns {Store}
+ */
+export function otherSide(store) {
+  const own = /** @type {const} */ (["session", "token", "key", "window", "region"]);
+  /** @param {State} state */
+  const seen = (state) => (state.compare === null ? state : { ...state, ...pick(state.compare, own) });
+  return {
+    get: () => seen(store.get()),
+    set(patch) {
+      const { compare } = store.get();
+      if (compare === null) return;
+      const shared = Object.fromEntries(Object.entries(patch).filter(([name]) => !own.some((mine) => mine === name)));
+      const mine = Object.fromEntries(Object.entries(patch).filter(([name]) => own.some((one) => one === name)));
+      store.set({ ...shared, compare: { ...compare, ...mine } });
+    },
+    on(listener) {
+      let before = seen(store.get());
+      return store.on((state, changed) => {
+        if (state.compare === null) return;
+        const now = seen(state);
+        const mine = own.filter((name) => !same(before[name], now[name]));
+        const shared = [...changed].filter((name) => name === "compare" || !own.some((one) => one === name));
+        before = now;
+        if (mine.length + shared.length > 0) listener(now, new Set([...shared, ...mine]));
+      });
+    },
+  };
+}
+
+/**
+ * @param {Other} from
+ * @param {readonly (keyof Other)[]} names
+ */
+function pick(from, names) {
+  return Object.fromEntries(names.map((name) => [name, from[name]]));
+}
+
+/**
+ * @param {unknown} a
+ * @param {unknown} b
+ */
+function same(a, b) {
+  return Object.is(a, b) || (typeof a === "object" && JSON.stringify(a) === JSON.stringify(b));
+}

@@ -1,0 +1,223 @@
+// The steps of one query token with real numbers: q·k for each key, ÷√d, softmax, Σ w·v, and q⊙k for one pair.
+// It does not know how the token was chosen.
+
+import { list } from "./arrays.js";
+import { bars } from "./bars.js";
+import { fill, make } from "./elements.js";
+import { Naming } from "./naming.js";
+import { isAbort, latest } from "./source.js";
+import { figure, say } from "./words.js";
+
+/** @typedef {import("./source.js").Source} Source */
+/** @typedef {import("./source.js").Steps} Steps */
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./state.js").Store} Store */
+
+const FEW = 8; // keys that are shown at first
+const REST_MS = 90; // a pointer that runs over words asks only where it rests
+
+/**
+ * Build the steps inside an element.
+ * @param {HTMLElement} element
+ * @param {Store} store
+ * @param {Source} source
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source) {
+  const pane = new StepsPane(element, store, source);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const off = store.on((_, changed) => {
+    if (!["session", "layer", "head", "token", "key", "lang", "compare"].some((name) => changed.has(name))) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => void pane.load(), REST_MS);
+  });
+  void pane.load();
+  const destroy = () => {
+    off();
+    clearTimeout(timer);
+    fill(element);
+  };
+  return { update: () => void pane.load(), destroy };
+}
+
+class StepsPane {
+  /**
+   * @param {HTMLElement} element
+   * @param {Store} store
+   * @param {Source} source
+   */
+  constructor(element, store, source) {
+    this.element = element;
+    this.store = store;
+    this.source = source;
+    this.next = latest();
+    this.all = false;
+    /** @type {Steps | null} */
+    this.answer = null;
+    /** @type {Naming | null} */
+    this.naming = null;
+  }
+
+  async load() {
+    const { session, layer, head, token, lang } = this.store.get();
+    if (session === null) return;
+    const signal = this.next();
+    try {
+      const overview = await this.source.overview(session);
+      if (this.naming?.overview !== overview) this.naming = new Naming(this.source, session, overview, () => this.draw());
+      const found = overview.layers[layer];
+      this.answer = null;
+      if (!(found?.rows ?? overview.rows)) return this.note(say(lang, "no_rows"));
+      if (token === null || token >= found.queries) return this.note(say(lang, "choose_token"));
+      const key = await this.key(signal);
+      this.answer = await this.source.steps(session, layer, head, token, key, signal);
+      if (!signal.aborted) this.draw();
+    } catch (error) {
+      if (isAbort(error) || signal.aborted) return;
+      this.note(say(lang, "failed", { error: String(/** @type {Error} */ (error).message) }), "error");
+    }
+  }
+
+  /**
+   * The key that was chosen, or the one with the largest weight.
+   * @param {AbortSignal} signal
+   */
+  async key(signal) {
+    const { session, layer, head, token, key } = this.store.get();
+    if (key !== null) return key;
+    const row = await this.source.row(session ?? "", layer, head, token ?? 0, 0, 1, signal);
+    return row.top[0]?.key ?? 0;
+  }
+
+  /**
+   * @param {string} words
+   * @param {string} [kind]
+   */
+  note(words, kind = "") {
+    const { lang } = this.store.get();
+    fill(this.element, make("h2", {}, say(lang, "steps")), make("p", { class: `note ${kind}`, role: kind ? "alert" : null }, words));
+  }
+
+  draw() {
+    const { answer, naming } = this;
+    if (answer === null || naming === null) return;
+    const { lang, layer } = this.store.get();
+    const token = naming.query(layer, answer.token);
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset.focus;
+    fill(
+      this.element,
+      make("h2", {}, say(lang, "steps_of", { token: `“${token}”` })),
+      this.words(answer, token),
+      make("div", { class: "steps-body" }, this.table(answer), make("div", { class: "vectors" }, this.pair(answer, token), this.result(answer))),
+    );
+    if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-focus="${focused}"]`))?.focus();
+  }
+
+  /**
+   * @param {Steps} answer
+   * @param {string} token
+   */
+  words(answer, token) {
+    const { lang } = this.store.get();
+    const [d, lse] = [answer.d, figure(answer.lse)];
+    const root = Math.sqrt(d);
+    const second = isRoot(answer) ? say(lang, "step_2", { d, root: figure(root) }) : say(lang, "step_2_other", { scale: figure(answer.scale) });
+    const third = say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
+    const fourth = say(lang, answer.v_sum ? "step_4" : "step_4_missing");
+    const all = [say(lang, "step_1", { token: `“${token}”`, d }), second, third, fourth];
+    return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, words)));
+  }
+
+  /** @param {Steps} answer */
+  table(answer) {
+    const { lang, layer } = this.store.get();
+    const [dots, scaled, scores, weights] = [answer.dots, answer.scaled, answer.scores, answer.weights].map(list);
+    const order = answer.keys.map((_, i) => i).sort((a, b) => weights[b] - weights[a] || a - b);
+    const few = order.slice(0, FEW);
+    const asked = answer.keys.indexOf(answer.key);
+    const seen = this.all || few.includes(asked) || asked < 0 ? few : [...few.slice(0, FEW - 1), asked];
+    const biased = isBiased(answer);
+    const heads = ["step_key", "step_dot", isRoot(answer) ? "step_scaled" : "step_scaled_other", ...(biased ? ["step_score"] : []), "step_softmax"];
+    const lines = (this.all ? order : seen).map((i) => this.line(i, answer, [dots[i], scaled[i], ...(biased ? [scores[i]] : [])], weights[i]));
+    const more = order.length > FEW && make("button", { type: "button", class: "quiet", "data-focus": "all", onclick: () => this.toggle() }, this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }));
+    const total = this.naming?.overview.layers[layer]?.keys ?? order.length;
+    return make("div", { class: "keys" },
+      make("table", {},
+        make("caption", {}, say(lang, "keys_shown", { count: lines.length, all: total })),
+        make("thead", {}, make("tr", {}, ...heads.map((word) => make("th", { scope: "col" }, say(lang, /** @type {import("./words.js").Word} */ (word)))))),
+        make("tbody", {}, ...lines),
+      ),
+      more,
+    );
+  }
+
+  toggle() {
+    this.all = !this.all;
+    this.draw();
+  }
+
+  /**
+   * @param {number} i
+   * @param {Steps} answer
+   * @param {number[]} scores
+   * @param {number} weight
+   */
+  line(i, answer, scores, weight) {
+    const { layer } = this.store.get();
+    const key = answer.keys[i];
+    const name = this.naming?.key(layer, key) ?? "";
+    const choose = () => this.store.set({ key });
+    return make("tr", { class: key === answer.key ? "chosen" : "", onclick: choose, "data-key": key },
+      make("th", { scope: "row" }, make("button", { type: "button", class: "called", "aria-pressed": key === answer.key, "data-focus": `key${key}` }, name), make("small", {}, String(key))),
+      ...scores.map((value) => make("td", {}, figure(value))),
+      make("td", { class: "weight" }, make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: `width:${(100 * weight).toFixed(2)}%` })), make("span", { class: "number" }, figure(weight))),
+    );
+  }
+
+  /**
+   * @param {Steps} answer
+   * @param {string} token
+   */
+  pair(answer, token) {
+    const { lang, layer } = this.store.get();
+    const key = `“${this.naming?.key(layer, answer.key) ?? ""}”`;
+    const [q, k, product] = [answer.q, answer.k, answer.product].map(list);
+    const largest = Math.max(...q.map(Math.abs), ...k.map(Math.abs));
+    const at = answer.keys.indexOf(answer.key);
+    const [dot, scaled, weight] = [answer.dots, answer.scaled, answer.weights].map((values) => figure(list(values)[at]));
+    const titles = (/** @type {number} */ index) => say(lang, "dimension", { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
+    const strip = (/** @type {string} */ label, /** @type {number[]} */ values, /** @type {number | undefined} */ most) =>
+      make("div", { class: "strip" }, make("span", {}, label), bars(values, { largest: most, label, titles }));
+    return make("div", { class: "pair" },
+      make("h3", {}, say(lang, "pair", { token: `“${token}”`, key })),
+      strip(say(lang, "query_vector", { token: `“${token}”` }), q, largest),
+      strip(say(lang, "key_vector", { key }), k, largest),
+      strip(say(lang, "product_vector"), product, undefined),
+      make("p", { class: "sum" }, say(lang, "pair_sum", { d: answer.d, dot, scaled, weight })),
+    );
+  }
+
+  /** @param {Steps} answer */
+  result(answer) {
+    const { lang } = this.store.get();
+    const values = list(answer.v_sum);
+    if (values.length === 0) return null;
+    const label = say(lang, "result", { d: values.length });
+    return make("div", { class: "pair" }, make("h3", {}, label), make("div", { class: "strip" }, make("span", {}, "Σ w·v"), bars(values, { label, titles: (i) => figure(values[i]) })));
+  }
+}
+
+/** @param {Steps} answer */
+function isRoot({ scale, d }) {
+  return Math.abs(scale * Math.sqrt(d) - 1) < 1e-4;
+}
+
+/**
+ * Does the model change the scores before the softmax, by a bias, a cap or a mask?
+ * @param {Steps} answer
+ */
+function isBiased(answer) {
+  const [scaled, scores] = [list(answer.scaled), list(answer.scores)];
+  return scores.some((score, i) => Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)));
+}

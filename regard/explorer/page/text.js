@@ -1,0 +1,439 @@
+// The text pane: a ribbon over all tokens, the words of a window with the heat of the chosen token's exact row, and its
+// strongest links as arcs (short texts) and as a list. It does not know how a row is computed.
+
+import { arcsLayer, drawArcs } from "./arcs.js";
+import { scaleOf, stepAt } from "./colourmaps.js";
+import { fill, make } from "./elements.js";
+import { Labels } from "./labels.js";
+import { digits, howWords, wordsFor } from "./panewords.js";
+import { paperUnder } from "./paper.js";
+import { Ribbon } from "./ribbon.js";
+import { isAbort, latest } from "./source.js";
+import { WordView } from "./wordview.js";
+
+/** @typedef {import("./state.js").State} State */
+/** @typedef {import("./source.js").Row} Row */
+/** @typedef {[number, number]} Range */
+
+/** Words shown at once, and the longest text that has arcs. */
+const WINDOW = 600;
+const ARCS = 120;
+/** A word becomes the query when it was pointed at this long. */
+const POINT_MS = 35;
+
+/**
+ * Build the pane inside an element.
+ * @param {HTMLElement} element
+ * @param {import("./state.js").Store} store
+ * @param {import("./source.js").Source} source
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source) {
+  const pane = new TextPane(element, store, source);
+  return { update: () => pane.update(), destroy: () => pane.destroy() };
+}
+
+class TextPane {
+  /**
+   * @param {HTMLElement} element
+   * @param {import("./state.js").Store} store
+   * @param {import("./source.js").Source} source
+   */
+  constructor(element, store, source) {
+    this.element = element;
+    this.store = store;
+    this.source = source;
+    this.nextText = latest();
+    this.nextRow = latest();
+    this.readout = make("p", { class: "text-readout", role: "status" });
+    this.place = make("p", { class: "text-place" });
+    this.ribbon = new Ribbon((start) => this.#moveWindow(start));
+    this.words = new WordView({
+      point: (index) => this.#point(index),
+      press: (index) => this.#press(index),
+      step: (by) => this.#step(by),
+      release: () => this.#hold(false),
+    });
+    this.arcs = arcsLayer();
+    this.page = make("div", { class: "text-page" }, this.words.element, this.arcs);
+    this.links = make("div", { class: "text-links" });
+    this.scroll = make("div", { class: "text-scroll" }, this.page);
+    element.classList.add("pane-text");
+    element.replaceChildren(this.readout, this.ribbon.element, this.place, this.scroll, this.links);
+    /** @type {import("./source.js").Overview | null} */
+    this.overview = null;
+    /** @type {Labels | null} */
+    this.labels = null;
+    /** @type {Row | null} */
+    this.row = null;
+    this.asked = { text: "", row: "" };
+    this.written = "";
+    this.listed = "";
+    this.held = false;
+    /** @type {number | null} */
+    this.token = store.get().window === null ? null : store.get().token; // a window that is given stays
+    this.error = "";
+    this.frame = 0;
+    this.timer = 0;
+    this.ends = [store.on(() => this.update()), this.#watchSize()];
+    this.update();
+  }
+
+  /** Ask for what is missing, and draw before the next frame. */
+  update() {
+    const { session } = this.store.get();
+    if (session !== this.asked.text) {
+      this.asked.text = session ?? "";
+      void this.#askText(session);
+    }
+    this.#keepInSight();
+    this.#askForRow();
+    if (this.frame === 0) this.frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  destroy() {
+    for (const end of this.ends) end();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
+    this.nextRow();
+    this.nextText();
+    this.element.replaceChildren();
+    this.element.classList.remove("pane-text");
+  }
+
+  #watchSize() {
+    const observer = new ResizeObserver(() => this.update());
+    observer.observe(this.element);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => this.update();
+    scheme.addEventListener("change", changed);
+    return () => {
+      observer.disconnect();
+      scheme.removeEventListener("change", changed);
+    };
+  }
+
+  /** @param {string | null} session */
+  async #askText(session) {
+    const signal = this.nextText();
+    [this.overview, this.labels, this.row, this.held, this.error] = [null, null, null, false, ""];
+    if (session === null) return;
+    try {
+      const overview = await this.source.overview(session, signal);
+      if (signal.aborted) return;
+      this.overview = overview;
+      this.labels = new Labels(this.source, session, overview, () => {
+        [this.written, this.listed] = ["", ""];
+        this.update();
+      });
+    } catch (error) {
+      if (isAbort(error)) return;
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+    this.update();
+  }
+
+  #askForRow() {
+    const { session, layer, head, token } = this.store.get();
+    if (!this.overview || session === null || token === null || !this.#hasRows) return;
+    const asked = [session, layer, head, token, ...this.#window()].join("/");
+    if (asked === this.asked.row) return;
+    this.asked.row = asked;
+    void this.#askRow(session, layer, head, token, this.#window());
+  }
+
+  /**
+   * The row of a query. An answer that a newer question has overtaken is dropped, so answers are shown in order.
+   * @param {string} session
+   * @param {number} layer
+   * @param {number} head
+   * @param {number} token
+   * @param {Range} window
+   */
+  async #askRow(session, layer, head, token, [start, stop]) {
+    const signal = this.nextRow();
+    try {
+      const row = await this.source.row(session, layer, head, token, start, stop, signal);
+      if (signal.aborted) return;
+      [this.row, this.error] = [row, ""];
+    } catch (error) {
+      if (isAbort(error)) return;
+      [this.row, this.error] = [null, error instanceof Error ? error.message : String(error)];
+    }
+    this.update();
+  }
+
+  get #layer() {
+    return this.overview?.layers[this.store.get().layer];
+  }
+
+  get #length() {
+    return this.#layer?.keys ?? 0;
+  }
+
+  get #hasRows() {
+    return this.#layer?.rows ?? this.overview?.rows ?? false;
+  }
+
+  /** Are words queries too, or only keys? */
+  get #asks() {
+    return this.#layer !== undefined && this.#layer.first !== null;
+  }
+
+  /**
+   * The word that a query stands on; null in cross-attention.
+   * @param {number | null} token
+   */
+  #wordOf(token) {
+    return token === null || !this.#asks ? null : token + (this.#layer?.first ?? 0);
+  }
+
+  /**
+   * The query that stands on a word; null where there is none.
+   * @param {number} index
+   */
+  #queryOf(index) {
+    const token = index - (this.#layer?.first ?? 0);
+    return this.#asks && token >= 0 && token < (this.#layer?.queries ?? 0) ? token : null;
+  }
+
+  /** @param {number} key */
+  #name(key) {
+    return this.#layer?.labelled === false ? `#${key}` : (this.labels?.short(key) ?? "");
+  }
+
+  /** @returns {Range} */
+  #window() {
+    const { window } = this.store.get();
+    const length = this.#length;
+    if (length <= WINDOW) return [0, length]; // a short text is always shown whole
+    const [start, stop] = window ?? [0, WINDOW];
+    const wide = Math.min(Math.max(1, stop - start), WINDOW);
+    const from = Math.max(0, Math.min(start, length - wide));
+    return [from, from + wide];
+  }
+
+  /** @param {number} start */
+  #moveWindow(start) {
+    const [from, to] = this.#window();
+    const at = Math.max(0, Math.min(Math.round(start), this.#length - (to - from)));
+    if (at !== from) this.store.set({ window: [at, at + to - from] });
+  }
+
+  /** When another word is chosen from elsewhere, the window goes to it. */
+  #keepInSight() {
+    const { token } = this.store.get();
+    if (!this.overview || token === this.token) return;
+    this.token = token;
+    const [from, to] = this.#window();
+    const word = this.#wordOf(token);
+    if (word === null || (word >= from && word < to)) return;
+    const wide = to - from;
+    // One step beyond an end turns the page by half; a jump brings the word to the middle.
+    const near = word === to || word === from - 1;
+    this.#moveWindow(near ? (word === to ? from + wide / 2 : from - wide / 2) : word - wide / 2);
+  }
+
+  #draw() {
+    this.frame = 0;
+    const state = this.store.get();
+    const words = wordsFor(state.lang);
+    const paper = paperUnder(this.element);
+    const { labels, overview } = this;
+    if (!labels || !overview) return this.#read(this.error, state);
+    const window = this.#window();
+    const row = this.row !== null && state.token !== null ? this.row : null;
+    const scale = this.#scale(state, row);
+    this.#write(state, window);
+    this.words.colour({
+      ...{ start: row?.start ?? 0, weights: row?.weights.data ?? null, token: this.#wordOf(state.token), key: state.key },
+      ...{ held: this.held, sink: state.sink, scale, paper, lang: state.lang },
+    });
+    const [from, to] = window;
+    const said = words.position({ from, to: to - 1, all: this.#length });
+    this.place.textContent = said;
+    this.place.hidden = to - from === this.#length;
+    this.ribbon.draw({
+      ...{ length: this.#length, window, token: this.#wordOf(state.token), key: state.key, sink: state.sink, paper },
+      ...{ sum: row?.ribbon.sum.data ?? null, max: row?.ribbon.max.data ?? null, label: words.ribbon, said },
+      scale: row ? scaleOf(state.scale, row.ribbon.sum.data.subarray(state.sink ? 0 : 1)) : scale,
+    });
+    this.#drawArcs(state, row, scale, paper);
+    this.#list(state, row, scale, paper);
+    this.#read(this.error, state);
+  }
+
+  /**
+   * The same scale for every window of a row: its largest weights are always part of it.
+   * @param {State} state
+   * @param {Row | null} row
+   */
+  #scale(state, row) {
+    if (row === null) return scaleOf(state.scale, []);
+    const values = [...row.weights.data, ...row.top.map(({ weight }) => weight)];
+    const left = state.sink ? -1 : 0;
+    const sinks = row.top.map(({ key }) => key === left);
+    return scaleOf(state.scale, values.filter((_, i) => {
+      const top = i - row.weights.data.length;
+      return top >= 0 ? !sinks[top] : row.start + i !== left;
+    }));
+  }
+
+  /**
+   * @param {State} state
+   * @param {Range} window
+   */
+  #write(state, window) {
+    const { labels } = this;
+    const named = this.#layer?.labelled !== false;
+    const written = [state.session, state.lang, named, ...window].join("/");
+    if (written === this.written || !labels || (named && !labels.have(window[0], window[1]))) return;
+    this.written = written;
+    this.words.element.setAttribute("aria-label", wordsFor(state.lang).text);
+    this.element.classList.toggle("with-arcs", this.#length <= ARCS);
+    const focused = this.words.focused;
+    this.words.write(named ? labels.words(...window) : labels.numbers(...window), state.lang);
+    this.scroll.scrollTop = 0;
+    const sought = [this.#wordOf(state.token), state.key].find((index) => this.#inWindow(index)) ?? null;
+    if (sought !== null) this.words.spans.get(sought)?.scrollIntoView({ block: "nearest" });
+    if (focused && sought !== null) this.words.focus(sought);
+  }
+
+  /**
+   * The strongest links that are shown: without the first key where it is left out.
+   * @param {State} state
+   * @param {Row | null} row
+   */
+  #top(state, row) {
+    return (row?.top ?? []).filter(({ key, weight }) => weight > 0 && (state.sink || key !== 0));
+  }
+
+  /**
+   * @param {State} state
+   * @param {Row | null} row
+   * @param {import("./colourmaps.js").Scale} scale
+   * @param {import("./paper.js").Paper} paper
+   */
+  #drawArcs(state, row, scale, paper) {
+    const from = row && this.#length <= ARCS ? this.words.spans.get(this.#wordOf(row.token) ?? -1) : undefined;
+    const arcs = this.#top(state, row).flatMap(({ key, weight }) => {
+      const to = this.words.spans.get(key);
+      return from && to && weight > 0.01 ? [{ from, to, weight, place: scale.place(weight) }] : [];
+    });
+    drawArcs(this.arcs, arcs, paper);
+  }
+
+  /**
+   * @param {State} state
+   * @param {Row | null} row
+   * @param {import("./colourmaps.js").Scale} scale
+   * @param {import("./paper.js").Paper} paper
+   */
+  #list(state, row, scale, paper) {
+    const top = this.#top(state, row);
+    const listed = JSON.stringify([top, state.lang, state.scale, paper.dark, row?.token, state.key]);
+    if (listed === this.listed) return;
+    this.listed = listed;
+    this.links.hidden = top.length === 0;
+    const most = top[0]?.weight ?? 1;
+    const lines = top.map(({ key, weight }) => {
+      this.labels?.have(key, key + 1);
+      const bar = `width: ${((100 * weight) / most).toFixed(1)}%; background: ${paper.ramp.css[stepAt(Math.max(0.35, scale.place(weight)))]}`;
+      return make("li", {}, make("button", { type: "button", "aria-pressed": String(key === state.key), "data-key": key, onclick: () => this.#go(key) },
+        make("span", { class: "link-word" }, this.#name(key)),
+        make("span", { class: "link-place" }, String(key)),
+        make("span", { class: "link-bar" }, make("span", { style: bar })),
+        make("span", { class: "link-weight" }, digits(weight))));
+    });
+    fill(this.links, make("h3", {}, wordsFor(state.lang).strongestLinks), make("ol", {}, ...lines));
+  }
+
+  /**
+   * Look at a key, and bring it into the window.
+   * @param {number} key
+   */
+  #go(key) {
+    const [from, to] = this.#window();
+    this.#hold(true);
+    this.store.set({ key });
+    if (key < from || key >= to) this.#moveWindow(key - (to - from) / 2);
+  }
+
+  /**
+   * One line: the query, the key that is pointed at or else the strongest, its weight, and whether it is exact.
+   * @param {string} error
+   * @param {State} state
+   */
+  #read(error, state) {
+    const words = wordsFor(state.lang);
+    const { row, labels } = this;
+    if (error || !labels || !this.overview) return fill(this.readout, error);
+    if (!this.#hasRows) return fill(this.readout, words.noRows);
+    if (state.token === null || row === null) return fill(this.readout, this.#asks ? words.choose : words.noQueries);
+    const strongest = this.#top(state, row)[0]?.key ?? null;
+    const key = this.held || !this.#asks ? (state.key ?? strongest) : strongest;
+    const weight = key === null ? NaN : this.#weightOf(row, key);
+    fill(
+      this.readout,
+      make("span", { class: "said-query" }, this.#asks ? this.#name(this.#wordOf(row.token) ?? 0) : `#${row.token}`),
+      make("span", { class: "said-place" }, String(row.token)),
+      " → ",
+      make("span", { class: "said-key" }, key === null ? "–" : this.#name(key)),
+      make("span", { class: "said-place" }, key === null ? "" : String(key)),
+      make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
+      make("span", { class: "said-how" }, howWords(row.how, state.lang)),
+      make("span", { class: "said-hint" }, this.#asks ? (this.held ? words.held : words.free) : words.noQueries),
+    );
+  }
+
+  /**
+   * @param {Row} row
+   * @param {number} key
+   */
+  #weightOf(row, key) {
+    if (key >= row.start && key < row.stop) return row.weights.data[key - row.start];
+    return row.top.find((link) => link.key === key)?.weight ?? NaN;
+  }
+
+  /**
+   * A word is pointed at: it becomes the query, or, where one is held, the key.
+   * @param {number} index
+   */
+  #point(index) {
+    clearTimeout(this.timer);
+    const token = this.held ? null : this.#queryOf(index);
+    this.timer = setTimeout(() => this.store.set(token === null ? { key: index } : { token }), POINT_MS);
+  }
+
+  /** @param {number} index */
+  #press(index) {
+    clearTimeout(this.timer);
+    const token = this.#queryOf(index);
+    if (token === null) return this.store.set({ key: index });
+    this.#hold(!this.held || this.store.get().token !== token);
+    this.store.set({ token });
+  }
+
+  /** @param {boolean} held */
+  #hold(held) {
+    this.held = held && this.#asks;
+    this.update();
+  }
+
+  /** @param {number} by */
+  #step(by) {
+    const state = this.store.get();
+    const [word, last] = [this.#wordOf(state.token), this.#length - 1];
+    const at = (this.held ? (state.key ?? word) : (word ?? state.key)) ?? -1;
+    const to = Math.max(0, Math.min(last, at + by));
+    const token = this.held ? null : this.#queryOf(to);
+    this.store.set(token === null ? { key: to } : { token });
+    this.words.focus(to);
+  }
+
+  /** @param {number | null} index */
+  #inWindow(index) {
+    const [from, to] = this.#window();
+    return index !== null && index >= from && index < to;
+  }
+}

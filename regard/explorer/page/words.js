@@ -1,0 +1,370 @@
+// Every word of the page, in English and in Korean. A test of types keeps both complete: `ko` must have what `en` has.
+// It does not know which language is chosen: the state does.
+
+const en = {
+  title: "regard: what each head looks at",
+  skip: "Skip to the heads",
+  layer: "layer",
+  head: "head",
+  head_at: "layer {layer}, head {head}",
+  tokens_of: "{count} tokens",
+  heads_of: "{layers} layers × {heads} heads",
+  session: "What is looked at",
+  new_text: "New text",
+  compare: "Compare",
+  compare_end: "End comparison",
+  compare_with: "Compare with",
+  compare_first: "First",
+  compare_second: "Second",
+  compare_none: "There is nothing to compare with yet: read a second text first.",
+  difference: "Colour by difference (second − first)",
+  difference_impossible: "The two have different layers or heads, so there is no difference to colour.",
+  language: "Language",
+  theme: "Appearance",
+  theme_auto: "As the system",
+  theme_light: "Light",
+  theme_dark: "Dark",
+  help: "Help",
+  close: "Close",
+  drawer: "Head and steps",
+  drawer_open: "Show head and steps",
+  drawer_close: "Hide head and steps",
+
+  atlas: "Heads",
+  map: "Map",
+  text: "Text",
+  measure: "Coloured by",
+  view_grid: "Grid",
+  view_list: "List",
+  view: "Layout",
+  find: "Search heads",
+  find_example: "induction > 0.4",
+  found: "{count} of {all} heads",
+  and_more: "and {count} more",
+  sorted_by: "Sorted by {measure}",
+  no_head: "No head fits.",
+  legend: "Colours from {low} to {high}",
+  atlas_label: "Heads: rows are layers, columns are heads. The arrow keys move.",
+  find_unknown: "“{word}” is no measure. There are: {names}.",
+  find_number: "A number must come after “{word}”, as in {example}.",
+  find_operator: "“{word}” needs a comparison, as in {word} > 0.4.",
+  find_label: "“{word}” is no pattern. There are: {names}.",
+  find_bracket: "A bracket is open: “)” is missing.",
+  find_rest: "“{word}” was not expected here. Join conditions by and, or.",
+  find_end: "The condition ends too early: a measure is missing.",
+  find_character: "“{word}” cannot stand in a search.",
+
+  entropy: "entropy",
+  effective: "effective keys",
+  received_max: "most received",
+  first: "first token (sink)",
+  own: "itself",
+  previous: "previous token",
+  next: "next token",
+  neighbours: "neighbours",
+  uniform: "spread evenly",
+  delimiter: "delimiters",
+  "same token": "same token",
+  induction: "induction",
+  about_entropy: "How spread out a query's attention is, in nats; 0 is one single key.",
+  about_effective: "How many keys a query spreads over: 1/Σw².",
+  about_received_max: "Share of all attention that the most looked-at key receives.",
+  about_first: "Mean weight on the first token. Heads with nothing to say often rest there.",
+  about_own: "Mean weight on the query's own token.",
+  about_previous: "Mean weight on the token before.",
+  about_next: "Mean weight on the token after.",
+  about_neighbours: "Weight on the tokens around the query.",
+  about_uniform: "How close to looking everywhere alike.",
+  about_delimiter: "Weight on full stops, separators and the like.",
+  "about_same token": "Weight on other places where the same token stands.",
+  about_induction: "Weight on what came after the same token earlier.",
+  max_weight: "largest weight",
+  no_label: "no clear pattern",
+
+  card: "Head",
+  patterns: "Patterns",
+  strongest: "Strongest links",
+  no_links: "No links are known.",
+  link_label: "{query} looks at {key}, weight {weight}",
+  steps: "Steps of one query",
+  steps_of: "How {token} comes to look where it looks",
+  step_dot: "q·k",
+  step_scaled: "÷ √d",
+  step_scaled_other: "× scale",
+  step_score: "score",
+  step_softmax: "softmax",
+  step_key: "key",
+  step_1: "q of {token} has {d} numbers. Times the {d} numbers of each token's k, summed: q·k.",
+  step_2: "Divided by √{d} = {root}, so that scores do not grow with the vectors' length.",
+  step_2_other: "Multiplied by this model's scale, {scale}.",
+  step_3: "Softmax makes weights that add up to 1: e^(score − {lse}); {lse} is the log of Σ e^score over all keys.",
+  step_4: "The result: every token's value vector v times its weight, summed: Σ w·v.",
+  step_4_missing: "The result is Σ w·v; this capture does not hold the values v.",
+  step_bias: "The score is what the softmax gets: this model also adds a position bias or caps it.",
+  result: "Σ w·v, {d} numbers",
+  pair: "Why this one? q ⊙ k of {token} and {key}",
+  pair_sum: "The {d} products add up to q·k = {dot}; divided: {scaled}; weight {weight}.",
+  dimension: "dimension {index}: q {q} × k {k} = {product}",
+  query_vector: "q of {token}",
+  key_vector: "k of {key}",
+  product_vector: "q ⊙ k",
+  keys_shown: "{count} of {all} keys, the largest weights first",
+  show_all: "Show all {count}",
+  show_fewer: "Show fewer",
+  choose_token: "Choose a token in the text (or press j and k) to see how its weights come about.",
+  no_rows: "This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep=\"qk\").",
+
+  choose: "What shall be read?",
+  choose_intro: "Type or drop a text, and see which words each head of a model looks at.",
+  choose_text: "Text",
+  choose_model: "Model",
+  choose_model_default: "Default model",
+  choose_cut: "Cut a text that is longer than the model takes",
+  choose_start: "Look",
+  choose_example: "Try the example",
+  choose_file: "Open a .regard file",
+  choose_drop: "or drop a text or a .regard file anywhere on this page",
+  choose_dropping: "Drop it to look at it",
+  choose_empty: "Type a text first.",
+  choose_kind: "“{name}” is neither a text nor a .regard file.",
+  choose_large: "“{name}” is too large: at most {most} MB.",
+  choose_nothing: "This page carries its own data and reads no new texts. Run regard serve for that.",
+  state_loading: "Loading the model …",
+  state_reading: "Reading the text …",
+  state_opening: "Opening the file …",
+  state_seconds: "{seconds} s",
+  cancel: "Cancel",
+  cancelled: "Cancelled.",
+  warning: "Weights say where a head reads from, not why the model answers as it does.",
+  loading: "Loading …",
+  failed: "That did not work: {error}",
+  again: "Try again",
+
+  help_title: "Keys",
+  help_arrows: "move from head to head",
+  help_jk: "next and previous token",
+  help_search: "search heads",
+  help_new: "read a new text",
+  help_drawer: "show or hide head and steps",
+  help_compare: "compare with a second session",
+  help_help: "this help",
+  help_escape: "close",
+  help_about: "A head is coloured by one number; the map shows how its queries (rows) look at keys (columns); the text shows the chosen token's exact row. The address keeps what you see: copy it to come back.",
+};
+
+/** @type {Record<keyof typeof en, string>} */
+const ko = {
+  title: "regard: 헤드마다 무엇을 보는가",
+  skip: "헤드 목록으로 건너뛰기",
+  layer: "레이어",
+  head: "헤드",
+  head_at: "레이어 {layer}, 헤드 {head}",
+  tokens_of: "토큰 {count}개",
+  heads_of: "레이어 {layers} × 헤드 {heads}",
+  session: "보고 있는 대상",
+  new_text: "새 텍스트",
+  compare: "비교",
+  compare_end: "비교 끝내기",
+  compare_with: "비교 대상",
+  compare_first: "첫째",
+  compare_second: "둘째",
+  compare_none: "비교할 대상이 아직 없습니다. 텍스트를 하나 더 읽어 주세요.",
+  difference: "차이로 색칠 (둘째 − 첫째)",
+  difference_impossible: "두 대상의 레이어나 헤드 수가 달라서 차이를 색칠할 수 없습니다.",
+  language: "언어",
+  theme: "화면 밝기",
+  theme_auto: "시스템 설정",
+  theme_light: "밝게",
+  theme_dark: "어둡게",
+  help: "도움말",
+  close: "닫기",
+  drawer: "헤드와 계산 과정",
+  drawer_open: "헤드와 계산 과정 펼치기",
+  drawer_close: "헤드와 계산 과정 접기",
+
+  atlas: "헤드",
+  map: "맵",
+  text: "텍스트",
+  measure: "색 기준",
+  view_grid: "격자",
+  view_list: "목록",
+  view: "배치",
+  find: "헤드 검색",
+  find_example: "induction > 0.4",
+  found: "헤드 {all}개 중 {count}개",
+  and_more: "외 {count}개",
+  sorted_by: "{measure} 순",
+  no_head: "조건에 맞는 헤드가 없습니다.",
+  legend: "색 범위 {low} ~ {high}",
+  atlas_label: "헤드: 행은 레이어, 열은 헤드입니다. 방향키로 이동합니다.",
+  find_unknown: "“{word}”라는 지표는 없습니다. 쓸 수 있는 이름: {names}.",
+  find_number: "“{word}” 뒤에는 숫자가 와야 합니다. 예: {example}.",
+  find_operator: "“{word}”에는 비교가 필요합니다. 예: {word} > 0.4.",
+  find_label: "“{word}”라는 패턴은 없습니다. 쓸 수 있는 이름: {names}.",
+  find_bracket: "괄호가 닫히지 않았습니다. “)”가 빠졌습니다.",
+  find_rest: "여기에는 “{word}”가 올 수 없습니다. 조건은 and, or로 이어 주세요.",
+  find_end: "조건이 끝나지 않았습니다. 지표 이름이 빠졌습니다.",
+  find_character: "검색식에 “{word}”는 쓸 수 없습니다.",
+
+  entropy: "엔트로피",
+  effective: "유효 키 수",
+  received_max: "최대 수신 비율",
+  first: "첫 토큰(싱크)",
+  own: "자기 자신",
+  previous: "이전 토큰",
+  next: "다음 토큰",
+  neighbours: "주변 토큰",
+  uniform: "고른 분포",
+  delimiter: "구분자",
+  "same token": "같은 토큰",
+  induction: "인덕션",
+  about_entropy: "쿼리의 어텐션이 얼마나 퍼져 있는지를 나타냅니다(단위 nat). 0이면 키 하나에만 집중합니다.",
+  about_effective: "쿼리 하나가 몇 개의 키에 나누어 보는지: 1/Σw².",
+  about_received_max: "전체 어텐션 가운데 가장 많이 받는 키 하나의 비율입니다.",
+  about_first: "첫 토큰에 주는 평균 가중치입니다. 할 일이 없는 헤드는 흔히 여기에 머뭅니다.",
+  about_own: "쿼리 자신의 토큰에 주는 평균 가중치입니다.",
+  about_previous: "바로 앞 토큰에 주는 평균 가중치입니다.",
+  about_next: "바로 뒤 토큰에 주는 평균 가중치입니다.",
+  about_neighbours: "쿼리 주변 토큰에 주는 가중치입니다.",
+  about_uniform: "모든 키를 얼마나 고르게 보는지를 나타냅니다.",
+  about_delimiter: "마침표나 구분 토큰 등에 주는 가중치입니다.",
+  "about_same token": "같은 토큰이 나오는 다른 위치에 주는 가중치입니다.",
+  about_induction: "앞서 나온 같은 토큰의 바로 다음 토큰에 주는 가중치입니다.",
+  max_weight: "최대 가중치",
+  no_label: "뚜렷한 패턴 없음",
+
+  card: "헤드",
+  patterns: "패턴",
+  strongest: "가장 강한 연결",
+  no_links: "알려진 연결이 없습니다.",
+  link_label: "{query} → {key}, 가중치 {weight}",
+  steps: "쿼리 하나의 계산 과정",
+  steps_of: "{token}의 가중치가 정해지는 과정",
+  step_dot: "q·k",
+  step_scaled: "÷ √d",
+  step_scaled_other: "× 스케일",
+  step_score: "점수",
+  step_softmax: "softmax",
+  step_key: "키",
+  step_1: "{token}의 q는 숫자 {d}개입니다. 각 토큰의 k와 성분끼리 곱해 모두 더하면 q·k입니다.",
+  step_2: "√{d} = {root}(으)로 나눕니다. 벡터가 길어져도 점수가 커지지 않게 하기 위해서입니다.",
+  step_2_other: "q·k에 모델의 스케일 {scale}을(를) 곱합니다.",
+  step_3: "softmax로 합이 1인 가중치를 만듭니다: e^(점수 − {lse}). {lse}는 모든 키의 Σ e^점수에 로그를 취한 값입니다.",
+  step_4: "결과는 각 토큰의 값 벡터 v에 가중치를 곱해 모두 더한 Σ w·v입니다.",
+  step_4_missing: "결과는 Σ w·v이지만, 이 캡처에는 값 벡터 v가 없습니다.",
+  step_bias: "점수는 softmax에 들어가는 값입니다. 이 모델은 여기에 위치 편향을 더하거나 상한을 둡니다.",
+  result: "Σ w·v, 숫자 {d}개",
+  pair: "왜 이 키인가? {token}와(과) {key}의 q ⊙ k",
+  pair_sum: "곱 {d}개를 모두 더하면 q·k = {dot}, 나누면 {scaled}, 가중치는 {weight}입니다.",
+  dimension: "{index}번 성분: q {q} × k {k} = {product}",
+  query_vector: "{token}의 q",
+  key_vector: "{key}의 k",
+  product_vector: "q ⊙ k",
+  keys_shown: "키 {all}개 중 {count}개, 가중치가 큰 순서",
+  show_all: "{count}개 모두 보기",
+  show_fewer: "줄여 보기",
+  choose_token: "텍스트에서 토큰을 고르면(또는 j, k 키) 가중치가 어떻게 정해지는지 보여 줍니다.",
+  no_rows: "이 캡처에는 지표만 있고 정확한 행이 없어 계산 과정을 보일 수 없습니다. watch(model, keep=\"qk\")로 캡처하면 쿼리와 키가 함께 저장됩니다.",
+
+  choose: "무엇을 읽을까요?",
+  choose_intro: "텍스트를 입력하거나 끌어다 놓으면, 모델의 헤드마다 어느 단어를 보는지 보여 줍니다.",
+  choose_text: "텍스트",
+  choose_model: "모델",
+  choose_model_default: "기본 모델",
+  choose_cut: "모델이 받는 길이를 넘는 텍스트는 잘라서 읽기",
+  choose_start: "보기",
+  choose_example: "예문으로 해 보기",
+  choose_file: ".regard 파일 열기",
+  choose_drop: "텍스트나 .regard 파일을 이 페이지 아무 곳에나 끌어다 놓아도 됩니다",
+  choose_dropping: "여기에 놓으세요",
+  choose_empty: "먼저 텍스트를 입력해 주세요.",
+  choose_kind: "“{name}”은(는) 텍스트도 .regard 파일도 아닙니다.",
+  choose_large: "“{name}”은(는) 너무 큽니다. 최대 {most} MB까지 됩니다.",
+  choose_nothing: "이 페이지는 자체 데이터만 담고 있어 새 텍스트를 읽지 않습니다. regard serve를 실행해 주세요.",
+  state_loading: "모델을 불러오는 중 …",
+  state_reading: "텍스트를 읽는 중 …",
+  state_opening: "파일을 여는 중 …",
+  state_seconds: "{seconds}초",
+  cancel: "취소",
+  cancelled: "취소했습니다.",
+  warning: "가중치는 헤드가 어디를 읽었는지를 보여 줄 뿐, 모델이 그렇게 답한 이유가 아닙니다.",
+  loading: "불러오는 중 …",
+  failed: "문제가 생겼습니다: {error}",
+  again: "다시 시도",
+
+  help_title: "단축키",
+  help_arrows: "헤드 이동",
+  help_jk: "다음 / 이전 토큰",
+  help_search: "헤드 검색",
+  help_new: "새 텍스트 읽기",
+  help_drawer: "헤드와 계산 과정 펼치기 / 접기",
+  help_compare: "다른 대상과 비교",
+  help_help: "이 도움말",
+  help_escape: "닫기",
+  help_about: "헤드 하나는 숫자 하나로 색칠합니다. 맵은 쿼리(행)가 키(열)를 어떻게 보는지, 텍스트는 고른 토큰의 정확한 행을 보여 줍니다. 주소에 지금 상태가 담기므로 복사해 두면 그대로 다시 열 수 있습니다.",
+};
+
+const WORDS = { en, ko };
+
+/** @typedef {keyof typeof en} Word */
+/** @typedef {keyof typeof WORDS} Lang */
+
+/**
+ * A text of the page, with its places filled: say("ko", "found", { count: 3, all: 72 }).
+ * @param {Lang} lang
+ * @param {Word} word
+ * @param {Record<string, string | number>} [given]
+ * @returns {string}
+ */
+export function say(lang, word, given = {}) {
+  return WORDS[lang][word].replace(/\{(\w+)\}/g, (whole, name) => (name in given ? String(given[name]) : whole));
+}
+
+/**
+ * A measure's or pattern's name for people; as it is, where the page has no word for it.
+ * @param {Lang} lang
+ * @param {string} name
+ * @returns {string}
+ */
+export function nameOf(lang, name) {
+  const words = /** @type {Record<string, string>} */ (WORDS[lang]);
+  return Object.hasOwn(words, name) ? words[name] : name.replaceAll("_", " ");
+}
+
+/**
+ * What a measure means, "" where the page does not know.
+ * @param {Lang} lang
+ * @param {string} name
+ * @returns {string}
+ */
+export function aboutMeasure(lang, name) {
+  const words = /** @type {Record<string, string>} */ (WORDS[lang]);
+  return Object.hasOwn(words, `about_${name}`) ? words[`about_${name}`] : "";
+}
+
+/**
+ * The language that a browser asks for.
+ * @returns {Lang}
+ */
+export function browserLanguage() {
+  const asked = globalThis.navigator?.languages ?? [];
+  const known = asked.map((tag) => tag.slice(0, 2)).find((tag) => tag in WORDS);
+  return known === "ko" ? "ko" : "en";
+}
+
+/**
+ * A number for people: few digits, no needless zeros, never "0.00" for what is not zero.
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
+export function figure(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  const digits = size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.01 ? 2 : size >= 0.0001 ? 4 : -1;
+  const text = digits < 0 ? value.toExponential(0) : digits < 4 ? value.toFixed(digits) : value.toPrecision(1);
+  return text.replaceAll("-", "−");
+}
+
+/** The sentence that the documents use. */
+export const EXAMPLE = "The animal didn't cross the street because it was too tired.";

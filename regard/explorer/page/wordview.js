@@ -1,0 +1,154 @@
+// The words of a window as wrapped text: pieces joined to words, heat by weight, the query and the key marked. One stop
+// of the tab key for all of them; j, k, Home and End move between words. It does not know where weights come from.
+
+import { stepAt } from "./colourmaps.js";
+import { fill, make } from "./elements.js";
+import { digits, wordsFor } from "./panewords.js";
+
+/**
+ * @typedef {object} Hands
+ * @property {(index: number) => void} point  a word was pointed at, or has the focus
+ * @property {(index: number) => void} press  a word was clicked, or Enter was pressed on it
+ * @property {(by: number) => void} step  to the next word, or the one before
+ * @property {() => void} release
+ */
+/**
+ * @typedef {{start: number, weights: Float32Array | null, token: number | null, key: number | null, held: boolean,
+ *   sink: boolean, scale: import("./colourmaps.js").Scale, paper: import("./paper.js").Paper, lang: string}} Heat
+ */
+
+export class WordView {
+  /** @param {Hands} hands */
+  constructor(hands) {
+    this.hands = hands;
+    this.element = make("div", { class: "text-words", role: "listbox", "aria-orientation": "horizontal" });
+    /** @type {Map<number, HTMLElement>} */
+    this.spans = new Map();
+    this.pointer = "";
+    this.stop = -1;
+    this.element.addEventListener("pointermove", (event) => this.#over(event));
+    this.element.addEventListener("focusin", (event) => this.#with(event, this.hands.point));
+    this.element.addEventListener("click", (event) => this.#with(event, this.hands.press));
+    this.element.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /**
+   * Put these words into the pane.
+   * @param {{pieces: import("./labels.js").Piece[], whole: string | null}[]} words
+   * @param {string} lang
+   */
+  write(words, lang) {
+    const focused = this.#index(document.activeElement);
+    this.spans.clear();
+    this.stop = -1;
+    const special = wordsFor(lang).special;
+    const groups = words.flatMap(({ pieces, whole }) => {
+      const spans = pieces.map((piece) => this.#span(piece, special));
+      const group = make("span", { class: "text-word", "data-whole": whole }, ...spans);
+      return pieces[pieces.length - 1].breaks ? [group, make("br")] : [group, " "];
+    });
+    fill(this.element, ...groups);
+    if (focused !== null) this.focus(focused);
+  }
+
+  /**
+   * @param {import("./labels.js").Piece} piece
+   * @param {string} special
+   */
+  #span(piece, special) {
+    const span = make("span", {
+      ...{ class: `text-piece kind-${piece.kind}`, role: "option", tabindex: -1, "data-index": piece.index, lang: "" },
+      title: piece.kind === "special" ? special : null,
+    }, piece.text);
+    this.spans.set(piece.index, span);
+    return span;
+  }
+
+  /**
+   * Colour the words.
+   * @param {Heat} heat
+   */
+  colour({ start, weights, token, key, held, sink, scale, paper, lang }) {
+    const words = wordsFor(lang);
+    for (const [index, span] of this.spans) {
+      const weight = weights ? weights[index - start] : NaN;
+      const hidden = !sink && index === 0;
+      const step = stepAt(hidden ? 0 : scale.place(weight));
+      span.style.backgroundColor = weight > 0 && !hidden ? paper.ramp.css[step] : "";
+      span.style.color = weight > 0 && !hidden ? paper.ramp.ink[step] : "";
+      span.classList.toggle("left-out", hidden);
+      span.classList.toggle("query", index === token);
+      span.classList.toggle("held", index === token && held);
+      span.classList.toggle("key", index === key);
+      span.dataset.weight = Number.isNaN(weight) ? "" : String(weight);
+      span.setAttribute("aria-selected", String(index === token));
+      const known = Number.isNaN(weight) ? null : digits(weight);
+      span.setAttribute("aria-label", words.word({ word: span.textContent, index, weight: known }));
+    }
+    this.#stopAt(token !== null && this.spans.has(token) ? token : (this.spans.keys().next().value ?? -1));
+  }
+
+  /**
+   * Give a word the focus, if it is here.
+   * @param {number} index
+   */
+  focus(index) {
+    this.spans.get(index)?.focus({ preventScroll: false });
+  }
+
+  /** Has one of the words the focus? */
+  get focused() {
+    return this.element.contains(document.activeElement);
+  }
+
+  /**
+   * The tab key comes to this word.
+   * @param {number} index
+   */
+  #stopAt(index) {
+    if (index === this.stop) return;
+    this.spans.get(this.stop)?.setAttribute("tabindex", "-1");
+    this.spans.get(index)?.setAttribute("tabindex", "0");
+    this.stop = index;
+  }
+
+  /** @param {EventTarget | null} target */
+  #index(target) {
+    const span = target instanceof Element && this.element.contains(target) ? target.closest(".text-piece") : null;
+    return span instanceof HTMLElement ? Number(span.dataset.index) : null;
+  }
+
+  /**
+   * @param {Event} event
+   * @param {(index: number) => void} then
+   */
+  #with(event, then) {
+    const index = this.#index(event.target);
+    if (index !== null) then(index);
+  }
+
+  /**
+   * Words that move under a resting pointer are not pointed at.
+   * @param {PointerEvent} event
+   */
+  #over(event) {
+    const pointer = `${event.clientX} ${event.clientY}`;
+    if (pointer !== this.pointer && event.buttons === 0) this.#with(event, this.hands.point);
+    this.pointer = pointer;
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const index = this.#index(event.target);
+    if (index === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const all = [...this.spans.keys()];
+    if (event.key === "j" || event.key === "k") this.hands.step(event.key === "j" ? 1 : -1);
+    else if (event.key === "Home") this.focus(all[0]);
+    else if (event.key === "End") this.focus(all[all.length - 1]);
+    else if (event.key === "Enter" || event.key === " ") this.hands.press(index);
+    else if (event.key === "Escape") this.hands.release();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}

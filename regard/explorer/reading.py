@@ -1,0 +1,68 @@
+"""How a model reads a text for the explorer, once to look and once more for the values. It does not know who looks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.model import Model
+from regard.op import observe, unobserve
+
+__all__ = ["Values", "read"]
+
+
+def read(model: Model, ids: Tensor) -> None:
+    """Let a model read ids (1, N); of an encoder–decoder, the decoder looks at them from its first token."""
+    with torch.no_grad():
+        if isinstance(model, EncoderDecoder):
+            start = torch.full((1, 1), model.start, device=model.device)
+            model(ids.to(model.device), target=start)
+        else:
+            model(ids.to(model.device))
+
+
+class Values:
+    """The values of the attention calls of a model that read a text; those asked for last are kept.
+
+    The model runs once for a call that was not asked for just before. While it is watched, nobody may ask: `watch`
+    would see these calls too.
+    """
+
+    def __init__(self, model: Model, ids: Tensor) -> None:
+        self.model, self.ids = model, ids
+        self._lock = threading.Lock()
+        self._kept: tuple[int, int, Tensor] | None = None  # number of the call, of calls, values
+
+    def of(self, number: int, calls: int) -> Tensor | None:
+        """The values (B, Hkv, Nk, Dv) of a call by its number; None where there are not so many calls."""
+        with self._lock:
+            if self._kept is None or self._kept[:2] != (number, calls):
+                self._kept = None
+                found, count = self._run(number)
+                if found is None or count != calls:
+                    return None
+                self._kept = number, calls, found
+            return self._kept[2]
+
+    def _run(self, number: int) -> tuple[Tensor | None, int]:
+        thread, count, found = threading.get_ident(), 0, None
+
+        def note(call: Call, backend: str, output: Any) -> None:
+            nonlocal count, found
+            if threading.get_ident() != thread:  # observers are told of every thread's calls
+                return
+            if count == number:
+                found = call.v.detach().clone()
+            count += 1
+
+        observe(note)
+        try:
+            read(self.model, self.ids)
+        finally:
+            unobserve(note)
+        return found, count

