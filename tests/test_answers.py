@@ -330,8 +330,8 @@ def test_row_of_16384_tokens_comes_within_a_tenth_of_a_second():
         start = time.perf_counter()
         got = answers.row(session, 0, 7, token)
         took.append(time.perf_counter() - start)
-    assert min(took) < 0.1, took
-    expected = torch.exp((q[0, 7, 12_345] @ k[0, 7, :12_346].mT) / 8 - 12)
+    assert max(took) < 0.1, took
+    expected = (q[0, 7, 12_345] @ k[0, 7, :12_346].mT / 8).softmax(-1)
     torch.testing.assert_close(array(got["weights"])[:12_346], expected, rtol=1e-4, atol=1e-9)
     assert got["ribbon"]["sum"]["shape"] == [1024]
 

@@ -99,6 +99,7 @@ def test_all_of_it_is_json_without_nan():
 
 def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
     monkeypatch.setattr(carrying, "ROOM", 1000)
+    monkeypatch.setattr(carrying, "STEP_BYTES", 150)  # of two heads
     s = session()
     mine = one(carried(s))
     array = mine["arrays"]["1.2"]["weights"]
@@ -106,7 +107,8 @@ def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
     assert np.abs(numbers(array) - exact(s, 1, 2)).max() <= array["error"] * (1 + 1e-3)  # and half an fp32 step
     assert "q" not in mine["arrays"]["1.2"]
     assert mine["left_out"]["en"] == (
-        "Weights are rounded to 1/65535. The steps are not in it. `regard serve` shows everything."
+        "Weights are rounded to 1/65535. It holds the steps of the 3 strongest links of 2 heads. "
+        "`regard serve` shows everything."
     )
     assert "반올림" in mine["left_out"]["ko"]
 
@@ -141,6 +143,15 @@ def test_links_are_the_strongest_of_each_query(monkeypatch):
         order = np.argsort(-weights[i])[:2]
         np.testing.assert_array_equal(index[i, weight[i] > 0], order[weights[i, order] > 1e-5])
         np.testing.assert_allclose(weight[i], weights[i, order], atol=top["weight"]["error"] * (1 + 1e-3), rtol=0)
+
+
+def test_weights_that_are_no_numbers_stay_so(monkeypatch):
+    monkeypatch.setattr(carrying, "ROOM", 1000)
+    weights = torch.full((2, 3), 0.25)
+    weights[1, 2] = torch.nan
+    array = carrying._packed_weights(weights, exact=False)
+    assert "error" not in array
+    np.testing.assert_array_equal(numbers(array), weights)
 
 
 def test_links_stop_where_they_would_take_too_long(monkeypatch):
@@ -187,7 +198,8 @@ def test_the_page_gives_the_rows_that_python_gives():
     s = session()
     row = asked(carried(s), 'await source.row("1", 1, 2, 7, 2, 11)')
     want = answers.row(s, 1, 2, 7, 2, 11)
-    assert row["weights"]["data"] == pytest.approx(unpacked(want["weights"]).tolist(), rel=1e-7, abs=0)
+    assert row["weights"]["data"] == exact(s, 1, 2)[7, 2:11].tolist()
+    assert row["weights"]["data"] == pytest.approx(unpacked(want["weights"]).tolist(), rel=1e-5, abs=0)  # other sums
     assert row["ribbon"]["sum"]["data"] == pytest.approx(unpacked(want["ribbon"]["sum"]).tolist(), rel=1e-6)
     assert row["ribbon"]["max"]["data"] == pytest.approx(unpacked(want["ribbon"]["max"]).tolist(), rel=1e-6)
     assert [link["key"] for link in row["top"]] == [link["key"] for link in want["top"]]
@@ -233,6 +245,20 @@ def test_the_page_adds_up_the_values_where_they_are_there():
     steps = asked(data, 'await source.steps("1", 1, 0, 9, 4)')
     np.testing.assert_allclose(steps["v"]["data"], v[4], rtol=1e-6)
     np.testing.assert_allclose(steps["v_sum"]["data"], exact(session(), 1, 0)[9] @ v.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@node
+def test_steps_of_strong_links_are_carried_where_vectors_are_not(monkeypatch):
+    monkeypatch.setattr(carrying, "ROOM", 1000)
+    monkeypatch.setattr(carrying, "STEP_BYTES", 1000 // 3 // 6)
+    s = session()
+    data = carried(s)
+    assert len(one(data)["steps"]) == 6 * 3
+    link = one(data)["heads"]["1.2"]["links"][2]
+    steps = asked(data, f'await source.steps("1", 1, 2, {link["query"]}, {link["key"]})')
+    want = answers.steps(s, 1, 2, link["query"], link["key"])
+    assert (steps["keys"], steps["lse"]) == (want["keys"], want["lse"])
+    assert steps["product"]["data"] == unpacked(want["product"]).tolist()
 
 
 @node
@@ -294,7 +320,7 @@ def test_steps_without_vectors_and_tokens_out_of_range_are_said(monkeypatch):
     assert asked(carried(s), 'await source.row("1", 0, 0, 13, 0, 13)') == {"error": "there are 13 positions, and no 13"}
     monkeypatch.setattr(carrying, "ROOM", 1000)
     said = asked(carried(s), 'await source.steps("1", 0, 0, 3, 0)')["error"]
-    assert said == "the vectors of this head are not in this page: `regard serve` shows its steps"
+    assert said == "the steps of this pair are not in this page, but those of the head's strongest links may be"
 
 
 @node

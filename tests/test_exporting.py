@@ -64,6 +64,15 @@ def test_the_data_comes_back_whatever_the_text_holds(session):
     assert "<" not in read.data()
 
 
+def test_half_a_character_in_a_token_is_carried_as_it_is(session, tmp_path):
+    odd = Session("half \ud83d", session.capture, ("\ud83d", *TRAPS[1:]))
+    write_html(odd, tmp_path / "page.html")
+    read = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
+    (mine,) = json.loads(read.data())["sessions"].values()
+    assert (mine["overview"]["name"], mine["overview"]["labels"][0]) == ("half \ud83d", "\ud83d")
+    assert read.title == "half ? · regard"
+
+
 def test_the_page_has_one_script_and_its_data_before_it(session):
     scripts = [given for tag, given in Reader(html(session)).tags if tag == "script"]
     assert [given.get("type") for given in scripts] == ["application/json", "module"]

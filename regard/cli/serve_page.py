@@ -9,7 +9,6 @@ import errno
 import os
 import socket
 import threading
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,8 +49,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "WHAT is a text, a text file, '-' for standard input, or a capture (.regard); several are compared.\n\n"
             "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
             "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
-            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 캡처(.regard)이며, 여러 개면 서로 비교할 수 있습니다.\n\n"
-            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다. pip install 'regard[explorer]'가 필요합니다.",
+            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 캡처(.regard)입니다.\n\n"
+            "여러 개면 서로 비교할 수 있습니다.\n\n"
+            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다.\n\n"
+            "pip install 'regard[explorer]'가 필요합니다.",
         ),
     )
     def serve(
@@ -64,7 +65,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 metavar="DIR|ID",
                 help=say(
                     "Who reads; may be given again, the first reads. Default all-MiniLM-L6-v2.",
-                    "읽을 모델. 여러 번 줄 수 있고 첫째가 읽습니다. 기본은 all-MiniLM-L6-v2.",
+                    "읽을 모델(여러 번 가능). 기본은 all-MiniLM-L6-v2.",
                 ),
             ),
         ] = None,
@@ -126,8 +127,12 @@ def _need_server() -> None:
 
 def _sessions(what: Sequence[str], models: "ModelShelf", truncate: bool) -> "list[Session]":
     """What was given, read or opened; without anything, the documents' sentence if its model is there."""
+    from regard.explorer.shelves import MOST_SESSIONS
+
     if list(what).count("-") > 1:
         raise ValueError("'-' is standard input, which can be read once")
+    if len(what) > MOST_SESSIONS:
+        raise ValueError(f"{len(what)} texts and captures are too many: at most {MOST_SESSIONS} are kept")
     if not what and models.offered:
         what = [FIRST]
     return [_open(Path(one)) if one.lower().endswith(".regard") else _read(one, models, truncate) for one in what]
@@ -152,6 +157,8 @@ def _serve(
     listening: socket.socket, sessions: "Sequence[Session]", models: "ModelShelf", lang: Lang, *, browser: bool
 ) -> None:
     """Serve until Ctrl-C, which uvicorn passes on once everything has ended."""
+    import webbrowser
+
     import uvicorn
 
     from regard.explorer.server import app

@@ -5,13 +5,15 @@
         "labels": every token's label, or null where the overview has them all,
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
+        "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
         "left_out": {language: what is not there, in words}, or null}}}
 
 A head's arrays are every weight, the strongest links of each query (of weight 0 where it sees fewer keys), or nothing:
     {"weights": (Nq, Nk)}
     {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
 and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
-page makes the steps of any query and key; "v" only where the model is at hand.
+page makes the steps of any query and key; "v" only where the model is at hand. Elsewhere the steps of the 3 strongest
+links of each head are there, if queries and keys are.
 
 An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
 smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
@@ -49,6 +51,8 @@ LINKS = 12  # of a query, where not every weight is
 WORK = 1 << 29  # weights that are computed for links alone: some seconds
 AT_ONCE = 1 << 24  # weights that are held at once
 LEVELS = 65535  # of a rounded weight
+STEPS = 3  # links of a head whose steps are carried, where its vectors are not
+STEP_BYTES = 4096  # that one of them takes, about
 
 
 def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
@@ -63,7 +67,7 @@ def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
     ['k', 'lse', 'q', 'scale', 'weights']
 
     lang: what the page speaks at first. Raises ValueError for a language that is not spoken here, LookupError where
-    nothing was seen.
+    nothing was seen, or where neither a map nor q and k of a head were kept.
     """
     lang = spoken(lang)
     overview = answers.overview(session, lang)
@@ -81,6 +85,7 @@ def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 "heads": heads,
                 "sentences": {lang: {_name(p): _sentence(session, p, heads, lang) for p in places} for lang in _LANGS},
                 "arrays": {_name(place): arrays for place, arrays in _arrays(session, plan)},
+                "steps": {} if plan.vectors else _steps(session, plan, heads),
                 "left_out": _left_out(plan, len(places)),
             }
         },
@@ -117,11 +122,12 @@ class Plan:
     """Which heads carry what.
 
     whole: those of which every weight is there, in `exact` fp32 or rounded.  links: those with each query's strongest.
-    vectors: are q and k there as well, for the steps?  kept: were q and k kept with the capture, for every head?
+    stepped: those of which some links' steps are there, without `vectors`: all heads' q and k.  kept: were q and k kept with the capture, for every head?
     """
 
     whole: tuple[Place, ...]
     links: tuple[Place, ...]
+    stepped: tuple[Place, ...]
     exact: bool
     vectors: bool
     kept: bool
@@ -130,16 +136,17 @@ class Plan:
 def _planned(session: Session, places: list[Place]) -> Plan:
     """What fits. places: the heads, those first that are worth most."""
     there = [place for place in places if session.layers[place[0]].view.weights is not None]
+    stepped = tuple(p for p in there if isinstance(_weights(session, p), Scored))[: ROOM // (STEPS * STEP_BYTES)]
     kept, cells = len(there) == len(places), {layer: _cells(session, layer) for layer, _ in there}
     longest = max((max(session.layers[layer].view.sizes[2:]) for layer in cells), default=0)
     exact = 4 * sum(cells[layer] for layer, _ in there) <= ROOM
     if exact or longest <= SHORT:
-        return Plan(tuple(there), (), exact, _room_for_vectors(session, there), kept)
+        return Plan(tuple(there), (), stepped, exact, _room_for_vectors(session, there), kept)
     whole = _fitting(there, {layer: 2 * n for layer, n in cells.items()}, ROOM)
     rest = [place for place in there if place not in set(whole)]
     each = {layer: LINKS * 4 * session.layers[layer].view.sizes[2] for layer in cells}
     links = [place for place in _fitting(rest, each, ROOM) if place in set(_fitting(rest, cells, WORK))]
-    return Plan(tuple(whole), tuple(links), exact=False, vectors=False, kept=kept)
+    return Plan(tuple(whole), tuple(links), stepped, exact=False, vectors=False, kept=kept)
 
 
 def _cells(session: Session, layer: int) -> int:
@@ -201,6 +208,15 @@ def _values(session: Session, layer: int, head: int) -> Tensor | None:
     return values[0, head * values.shape[1] // seen.view.sizes[1]]
 
 
+def _steps(session: Session, plan: Plan, heads: dict[str, Any]) -> dict[str, Any]:
+    """The steps of the strongest links of some heads."""
+    links = [(place, link) for place in plan.stepped for link in heads[_name(place)]["links"][:STEPS]]
+    return {
+        f"{_name(place)}.{link['query']}.{link['key']}": answers.steps(session, *place, link["query"], link["key"])
+        for place, link in links
+    }
+
+
 def _strongest(weights: HeadWeights) -> dict[str, Any]:
     """The strongest links of each query, a part of the queries at a time."""
     nq, nk = weights.sizes
@@ -223,9 +239,9 @@ def _plain(values: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _packed_weights(weights: Tensor, exact: bool) -> dict[str, Any]:
-    if exact:
+    if exact or not bool(weights.isfinite().all()):  # NaN has to be seen, and has no level
         return _packed(_plain(weights), "f32")
-    levels = np.rint(np.nan_to_num(_plain(weights)).clip(0, 1) * LEVELS)
+    levels = np.rint(_plain(weights).clip(0, 1) * LEVELS)
     return _packed(levels, "u16") | {"error": 0.5 / LEVELS}
 
 
@@ -250,7 +266,9 @@ def _left_out(plan: Plan, heads: int) -> dict[Lang, str] | None:
     for lang, words in WORDS.items():
         parts = [words["whole"].format(whole, heads)] * bool(whole and links + none)
         parts += [words["links"].format(links, LINKS)] * bool(links) + [words["map"].format(none)] * bool(none)
-        parts += [words["rounded"]] * bool(whole + links and not plan.exact) + [words["steps"]] * (not plan.vectors)
+        parts += [words["rounded"]] * bool(whole + links and not plan.exact)
+        steps = "some steps" if plan.stepped else "steps"
+        parts += [words[steps].format(STEPS, len(plan.stepped))] * (not plan.vectors)
         said[lang] = " ".join([*parts, words["serve" if plan.kept else "unkept"]])
     return said
 
@@ -262,6 +280,7 @@ WORDS: dict[Lang, dict[str, str]] = {
         "map": "Of {} heads it holds the map and the strongest links only.",
         "rounded": "Weights are rounded to 1/65535.",
         "steps": "The steps are not in it.",
+        "some steps": "It holds the steps of the {} strongest links of {} heads.",
         "serve": "`regard serve` shows everything.",
         "unkept": "The capture was made without queries and keys: watch(model, keep='qk') keeps them.",
     },
@@ -271,6 +290,7 @@ WORDS: dict[Lang, dict[str, str]] = {
         "map": "헤드 {}개는 지도와 가장 강한 연결만 들어 있습니다.",
         "rounded": "가중치는 1/65535 단위로 반올림했습니다.",
         "steps": "계산 단계는 들어 있지 않습니다.",
+        "some steps": "계산 단계는 헤드 {1}개의 가장 강한 연결 {0}개씩만 들어 있습니다.",
         "serve": "`regard serve`에서는 모두 볼 수 있습니다.",
         "unkept": "캡처에 쿼리와 키가 없습니다. watch(model, keep='qk')로 남길 수 있습니다.",
     },

@@ -78,11 +78,14 @@ def html(session: Session, lang: Lang = "en") -> str:
     >>> '<script type="application/json" id="regard-data">' in html(Session("toy", seen, ("a", "b", "c")))
     True
 
-    Raises ValueError for a language that is not spoken here, LookupError where nothing was seen.
+    Raises ValueError for a language that is not spoken here, LookupError where nothing was seen, or where neither a map
+    nor q and k of a head were kept.
     """
-    data = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(carried(session, lang), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data = text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a character is \udxxx in JSON as in Python
+    title = escape(session.name).encode("utf-8", "replace").decode("utf-8")
     page = _alone((PAGE / "index.html").read_text(encoding="utf-8"))
-    page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(session.name)} · regard</title>", page, count=1)
+    page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{title} · regard</title>", page, count=1)
     page = re.sub(r"""(<html\b[^>]*\blang=)["']\w*["']""", rf'\1"{lang}"', page, count=1)
     # "<" may begin "</script>" or "<!--", which would end or change what the browser reads as data
     held = f'<script type="application/json" id="regard-data">{data.replace("<", chr(92) + "u003c")}</script>\n'

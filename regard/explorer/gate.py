@@ -9,7 +9,7 @@ It does not know what is asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _joined(scope["headers"])
         most = self.limits.get(scope["path"], self.small)
         problem = self._foreign(headers, scope["path"]) or _too_large(headers, most)
         if problem is not None:
@@ -92,6 +92,14 @@ class Gate:
             await send(_with_headers(message) if message["type"] == "http.response.start" else message)
 
         await self.app(scope, counted, guarded)
+
+
+def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; one that came twice as both with a comma between, which is nobody's Host or Origin."""
+    found: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs):
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 def _with_headers(message: Message) -> Message:

@@ -13,19 +13,18 @@ who binds loopback alone. It does not know how anything is measured.
 # No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NotRequired
-
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from regard import __version__
 from regard.explorer import answers
 from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
-from regard.explorer.jobs import BusyError, Jobs, State
+from regard.explorer.jobs import BusyError, Jobs
 from regard.explorer.page_files import INDEX, PAGE, page_file
+from regard.explorer.server_types import Asked, JobLine, ModelList, Opened, Refused, SessionLine, SessionList, Started
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf, SessionShelf
 from regard.stages import Lang
@@ -40,70 +39,6 @@ LONGEST_TEXT = 1 << 20  # bytes of UTF-8
 LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
 LARGEST_FILE = 64 << 20
 AT_ONCE = 4  # answers that are computed; more wait
-
-
-class SessionLine(TypedDict):
-    """One session that can be looked at."""
-
-    id: str
-    name: str
-    text: str | None
-    length: int
-
-
-class ModelLine(TypedDict):
-    """One model that may read texts."""
-
-    id: str
-    name: str
-    default: bool
-
-
-class SessionList(TypedDict):
-    """All sessions, the oldest first."""
-
-    sessions: list[SessionLine]
-
-
-class ModelList(TypedDict):
-    """All models, the default first."""
-
-    models: list[ModelLine]
-
-
-class Asked(TypedDict):
-    """A text to be read, by a model or by the default. truncate: cut it where it is longer than the model takes."""
-
-    text: str
-    model: NotRequired[str | None]
-    truncate: NotRequired[bool]
-
-
-class Started(TypedDict):
-    """A job that was started."""
-
-    job: str
-
-
-class Opened(TypedDict):
-    """A session that was made."""
-
-    session: str
-
-
-class JobLine(TypedDict):
-    """How far a job is. progress: in a few words.  session: of one that is done.  error: of one that failed."""
-
-    state: State
-    progress: str
-    session: str | None
-    error: str | None
-
-
-class Refused(TypedDict):
-    """Why something was not answered."""
-
-    error: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +145,7 @@ def _add_errors(server: "FastAPI") -> None:
 
     @server.exception_handler(RequestValidationError)
     async def unread(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = error.errors()[:3]
-        said = (f"{'.'.join(str(part) for part in one['loc'][1:] or one['loc'])[:80]}: {one['msg']}" for one in found)
-        return refuse(422, "; ".join(said))
+        return refuse(422, "; ".join(_misread(one) for one in error.errors()[:3]))
 
     @server.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -221,6 +154,14 @@ def _add_errors(server: "FastAPI") -> None:
     @server.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:
         return refuse(500, f"the server failed: {type(error).__name__}; its terminal says more")
+
+
+def _misread(problem: Mapping[str, Any]) -> str:
+    """What FastAPI says of a parameter or a body that it cannot read."""
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][-1]}"
+    where = problem["loc"][1:] or problem["loc"]  # of ("query", "layer") the second
+    return f"{'.'.join(str(part) for part in where)[:80]}: {problem['msg']}"
 
 
 def _add_answers(server: "FastAPI", kept: _Kept) -> None:
@@ -364,7 +305,8 @@ def _open_bytes(body: bytes, name: str) -> Session:
             session = open_file(path)
         except (ValueError, OSError) as error:
             raise ValueError(str(error).replace(str(path), name)) from None
-    _ = session.numbers
+    if not session.layers:
+        raise ValueError(f"{name!r} holds no attention: nothing was seen when it was recorded")
     return Session(name, session.capture, session.tokens)
 
 

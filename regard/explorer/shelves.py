@@ -18,7 +18,7 @@ from regard.models.checkpoint.finding import find
 from regard.models.loading import load
 from regard.models.model import Model
 
-__all__ = ["ModelShelf", "Offered", "SessionShelf"]
+__all__ = ["MOST_SESSIONS", "ModelShelf", "Offered", "SessionShelf"]
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides

@@ -77,7 +77,7 @@ def answer(session: Session, message: object) -> dict[str, Any]:
     number = message.get("id") if isinstance(message, dict) else None
     try:
         return {"id": number, "answer": _answered(session, message)}
-    except (ValueError, TypeError, LookupError) as error:  # of KeyError, the words are its argument
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:  # of KeyError, the words are its argument
         return {"id": number, "error": str(error.args[0]) if isinstance(error, KeyError) else str(error)}
 
 

@@ -46,16 +46,20 @@ export function arcsLayer() {
  * @param {DOMRect} origin
  */
 function courseOf({ from, to }, origin) {
-  const [start, end] = [topOf(from, origin), topOf(to, origin)];
-  if (from === to) return loop(start);
-  if (Math.abs(start.y - end.y) < 4) {
+  const [start, end] = [edgesOf(from, origin), edgesOf(to, origin)];
+  if (from === to) return loop({ x: start.x, y: start.top });
+  if (Math.abs(start.top - end.top) < 8) {
     const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x));
-    const path = `M${start.x} ${start.y} C${start.x} ${start.y - lift * 1.33} ${end.x} ${end.y - lift * 1.33} ${end.x} ${end.y}`;
-    return { path, apex: { x: (start.x + end.x) / 2, y: start.y - lift - 3 } };
+    const [y, over] = [start.top, start.top - lift * 1.33];
+    const path = `M${start.x} ${y} C${start.x} ${over} ${end.x} ${over} ${end.x} ${end.top}`;
+    return { path, apex: { x: (start.x + end.x) / 2, y: y - lift - 3 } };
   }
-  // Between lines: leave upwards, arrive from above, with the number over the key.
-  const path = `M${start.x} ${start.y} C${start.x} ${start.y - 26} ${end.x} ${end.y - 34} ${end.x} ${end.y}`;
-  return { path, apex: { x: end.x, y: end.y - 16 } };
+  // Between lines the arc runs from edge to edge that face each other, so that it crosses no word of its own lines.
+  const up = end.top < start.top;
+  const [y, at] = up ? [start.top, end.bottom] : [start.bottom, end.top];
+  const middle = (y + at) / 2;
+  const path = `M${start.x} ${y} C${start.x} ${middle} ${end.x} ${middle} ${end.x} ${at}`;
+  return { path, apex: { x: end.x, y: up ? at + 13 : at - 6 } };
 }
 
 /** @param {{x: number, y: number}} at */
@@ -67,9 +71,9 @@ function loop({ x, y }) {
  * @param {HTMLElement} word
  * @param {DOMRect} origin
  */
-function topOf(word, origin) {
+function edgesOf(word, origin) {
   const box = word.getClientRects()[0] ?? word.getBoundingClientRect();
-  return { x: box.left + box.width / 2 - origin.left, y: box.top - origin.top - 1 };
+  return { x: box.left + box.width / 2 - origin.left, top: box.top - origin.top - 1, bottom: box.bottom - origin.top + 1 };
 }
 
 /**

@@ -1,9 +1,10 @@
-// The atlas: every head of the model as one coloured cell (layers × heads), or as a list sorted by the measure; a search
-// dims what does not fit. It does not know what a head looks at: the map and the text show that.
+// The atlas: every head of the model as a coloured cell (layers × heads), or as a line of a list sorted by the measure;
+// a search dims what does not fit. It does not know what a head looks at: the map and the text show that.
 
 import { onDarkPaper } from "./colourmaps.js";
 import { fill, make, segments } from "./elements.js";
 import { PLAIN, fitting, headsOf, lessBaseline, measureOf } from "./heads.js";
+import { drawLegend } from "./legend.js";
 import { difference, sequence } from "./painting.js";
 import { SearchError } from "./search.js";
 import { isAbort, latest } from "./source.js";
@@ -17,7 +18,7 @@ import { aboutMeasure, figure, nameOf, say } from "./words.js";
 
 const LISTED = 500; // lines of the list: more would be slow, and nobody reads them
 const LARGEST = 44; // pixels of a cell
-const SMALLEST = 6;
+const SMALLEST = 5;
 const NUMBERED = 20; // pixels from which a cell has room for its number
 
 /**
@@ -25,7 +26,7 @@ const NUMBERED = 20; // pixels from which a cell has room for its number
  * @param {HTMLElement} element
  * @param {Store} store
  * @param {Source} source
- * @param {{baseline?: () => Promise<Overview | null>}} [options]  baseline: paint the difference to this, if it gives one
+ * @param {{baseline?: () => Promise<Overview | null>}} [options]  baseline: what the colours show the difference to, if any
  * @returns {{update: () => void, destroy: () => void}}
  */
 export function mount(element, store, source, options = {}) {
@@ -69,7 +70,15 @@ class Atlas {
       ...{ type: "search", class: "atlas-search", spellcheck: "false", autocomplete: "off", "data-role": "search" },
       oninput: () => this.store.set({ find: this.search.value }),
     });
-    fill(element, this.bar, make("div", { class: "search-line" }, this.search), this.found, this.body, this.legend, this.readout);
+    fill(
+      element,
+      this.bar,
+      make("div", { class: "search-line" }, this.search),
+      this.found,
+      this.body,
+      this.legend,
+      this.readout,
+    );
   }
 
   /**
@@ -94,7 +103,14 @@ class Atlas {
       this.draw();
     } catch (error) {
       if (isAbort(error)) return;
-      fill(this.body, make("p", { class: "note error", role: "alert" }, say(lang, "failed", { error: String(/** @type {Error} */ (error).message) })));
+      fill(
+        this.body,
+        make(
+          "p",
+          { class: "note error", role: "alert" },
+          say(lang, "failed", { error: String(/** @type {Error} */ (error).message) }),
+        ),
+      );
     }
   }
 
@@ -118,14 +134,29 @@ class Atlas {
    */
   drawBar({ lang, view }, overview) {
     const names = Object.keys(overview.measures);
-    const select = make("select", {
-      ...{ "aria-label": say(lang, "measure"), title: aboutMeasure(lang, this.measure ?? ""), "data-role": "measure" },
-      onchange: (/** @type {Event} */ event) => this.store.set({ measure: /** @type {HTMLSelectElement} */ (event.target).value }),
-    }, ...names.map((name) => make("option", { value: name, selected: name === this.measure }, nameOf(lang, name))));
+    const select = make(
+      "select",
+      {
+        ...{
+          "aria-label": say(lang, "measure"),
+          title: aboutMeasure(lang, this.measure ?? ""),
+          "data-role": "measure",
+        },
+        onchange: (/** @type {Event} */ event) =>
+          this.store.set({ measure: /** @type {HTMLSelectElement} */ (event.target).value }),
+      },
+      ...names.map((name) => make("option", { value: name, selected: name === this.measure }, nameOf(lang, name))),
+    );
     const had = this.bar.contains(document.activeElement) ? document.activeElement?.getAttribute("data-role") : null;
-    const choices = [{ value: "grid", label: say(lang, "view_grid") }, { value: "list", label: say(lang, "view_list") }];
-    const chosen = segments(say(lang, "view"), "view", choices, view, (value) => this.store.set({ view: value === "list" ? "list" : "grid" }));
-    fill(this.bar, make("h2", {}, say(lang, "atlas")), select, chosen);
+    const choices = [
+      { value: "grid", label: say(lang, "view_grid"), title: say(lang, "view_grid_title") },
+      { value: "list", label: "≡↓", title: say(lang, "view_list_title") },
+      { value: "rising", label: "≡↑", title: say(lang, "view_rising_title") },
+    ];
+    const chosen = segments(say(lang, "view"), "view", choices, view, (value) =>
+      this.store.set({ view: /** @type {State["view"]} */ (value) }),
+    );
+    fill(this.bar, make("h2", { "data-picture": "skip" }, say(lang, "atlas")), select, chosen);
     if (had === "measure") select.focus();
     else if (had !== null) /** @type {HTMLElement | null} */ (chosen.querySelector("[aria-checked=true]"))?.focus();
     this.search.setAttribute("aria-label", say(lang, "find"));
@@ -143,13 +174,8 @@ class Atlas {
     this.impossible = Boolean(this.before) && less === null;
     this.values = less ?? this.heads.map(({ numbers }) => numbers[measure]);
     this.painting = less ? difference(less, dark) : sequence(this.values, !PLAIN.includes(measure), dark);
-    const { low, high, gradient } = this.painting;
-    fill(
-      this.legend,
-      make("div", { class: "ramp", style: `background: ${gradient}`, role: "img", "aria-label": say(lang, "legend", { low: figure(low), high: figure(high) }) }),
-      make("div", { class: "ramp-numbers" }, make("span", {}, figure(low)), make("span", {}, figure((low + high) / 2)), make("span", {}, figure(high))),
-      make("p", { class: "about" }, this.impossible ? say(lang, "difference_impossible") : less ? say(lang, "difference") : aboutMeasure(lang, measure)),
-    );
+    const about = this.impossible ? say(lang, "difference_impossible") : less ? say(lang, "difference") : "";
+    drawLegend(this.legend, this.painting, about || aboutMeasure(lang, measure), lang);
   }
 
   /**
@@ -182,15 +208,41 @@ class Atlas {
    */
   grid({ lang }, overview, fits) {
     const most = Math.max(1, ...overview.layers.map(({ heads }) => heads));
-    const every = most > 16 ? 4 : 1; // numbers that fit beside each other
-    const top = Array.from({ length: most }, (_, i) => make("span", { class: "axis", role: "columnheader" }, i % every ? "" : String(i)));
+    const every = (/** @type {number} */ count) => (count > 16 ? 4 : 1); // numbers that fit beside each other
+    const number = (/** @type {number} */ i, /** @type {number} */ count) => (i % every(count) ? "" : String(i));
+    const top = Array.from({ length: most }, (_, i) =>
+      make("span", { class: "axis", role: "columnheader", "aria-label": `${say(lang, "head")} ${i}` }, number(i, most)),
+    );
     const lines = overview.layers.map(({ path }, layer) => {
-      const axis = make("span", { class: "axis", role: "rowheader", title: path }, String(layer));
-      const cells = this.heads.flatMap((head, i) => (head.layer === layer ? [this.cell(head, this.values?.[i] ?? NaN, fits)] : []));
+      const axis = make(
+        "span",
+        { class: "axis", role: "rowheader", title: path, "aria-label": `${say(lang, "layer")} ${layer}` },
+        number(layer, overview.layers.length),
+      );
+      const cells = this.heads.flatMap((head, i) =>
+        head.layer === layer ? [this.cell(head, this.values?.[i] ?? NaN, fits)] : [],
+      );
       return make("div", { class: "atlas-row", role: "row" }, axis, ...cells);
     });
-    const first = make("div", { class: "atlas-row", role: "row" }, make("span", { class: "axis corner" }), ...top);
-    return make("div", { class: "atlas-grid", role: "grid", "aria-label": say(lang, "atlas_label"), "data-heads": most, "data-layers": lines.length }, first, ...lines);
+    const first = make(
+      "div",
+      { class: "atlas-row", role: "row" },
+      make("span", { class: "axis corner", role: "gridcell" }),
+      ...top,
+    );
+    const signed = this.painting && this.painting.low < 0 ? " signed" : "";
+    return make(
+      "div",
+      {
+        class: `atlas-grid${signed}`,
+        role: "grid",
+        "aria-label": say(lang, "atlas_label"),
+        "data-heads": most,
+        "data-layers": lines.length,
+      },
+      first,
+      ...lines,
+    );
   }
 
   /**
@@ -202,13 +254,27 @@ class Atlas {
     const { painting } = this;
     const known = Number.isFinite(value) && painting;
     const colours = known ? `background:${painting.colour(value)};color:${painting.ink(value)}` : "";
-    const cell = make("button", {
-      ...{ type: "button", role: "gridcell", class: `cell${fits && !fits.has(head) ? " dim" : ""}${known ? "" : " unknown"}`, tabindex: -1 },
-      ...{ style: colours, "aria-label": this.told(head, value), "data-layer": head.layer, "data-head": head.head },
-      onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-      onpointerenter: () => fill(this.readout, this.told(head, value)),
-      onpointerleave: () => this.mark(this.store.get()),
-    }, short(value));
+    const cell = make(
+      "button",
+      {
+        ...{
+          type: "button",
+          role: "gridcell",
+          class: `cell${fits && !fits.has(head) ? " dim" : ""}${known ? "" : " unknown"}`,
+          tabindex: -1,
+        },
+        ...{
+          style: colours,
+          "aria-label": this.told(head, short(value)),
+          "data-layer": head.layer,
+          "data-head": head.head,
+        },
+        onclick: () => this.store.set({ layer: head.layer, head: head.head }),
+        onpointerenter: () => fill(this.readout, this.told(head, figure(value))),
+        onpointerleave: () => this.mark(this.store.get()),
+      },
+      make("span", { "aria-hidden": "true" }, short(value)),
+    );
     this.cells.set(`${head.layer}.${head.head}`, cell);
     return cell;
   }
@@ -217,17 +283,29 @@ class Atlas {
    * @param {State} state
    * @param {Set<HeadLine> | null} fits
    */
-  list({ lang }, fits) {
+  list({ lang, view }, fits) {
     const { painting } = this;
     const values = this.values ?? [];
-    const order = this.heads.map((head, i) => ({ head, value: values[i] })).filter(({ head }) => !fits || fits.has(head));
-    order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : b.value - a.value));
+    const order = this.heads
+      .map((head, i) => ({ head, value: values[i] }))
+      .filter(({ head }) => !fits || fits.has(head));
+    const sign = view === "rising" ? -1 : 1;
+    order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : sign * (b.value - a.value)));
     const lines = order.slice(0, LISTED).map(({ head, value }) => {
       const share = painting ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
-      const line = make("button", {
-        ...{ type: "button", class: "atlas-line", role: "option", "data-layer": head.layer, "data-head": head.head, tabindex: -1 },
-        onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-      },
+      const line = make(
+        "button",
+        {
+          ...{
+            type: "button",
+            class: "atlas-line",
+            role: "option",
+            "data-layer": head.layer,
+            "data-head": head.head,
+            tabindex: -1,
+          },
+          onclick: () => this.store.set({ layer: head.layer, head: head.head }),
+        },
         make("span", { class: "place" }, `${head.layer}.${head.head}`),
         make("span", { class: "bar" }, make("i", { style: `width:${(100 * Math.max(0, share || 0)).toFixed(1)}%` })),
         make("span", { class: "number" }, figure(value)),
@@ -239,7 +317,16 @@ class Atlas {
     if (lines.length === 0) return make("p", { class: "note" }, say(lang, "no_head"));
     const more = order.length - lines.length;
     const rest = more > 0 && make("p", { class: "note" }, say(lang, "and_more", { count: more }));
-    return make("div", { class: "atlas-list", role: "listbox", "aria-label": say(lang, "sorted_by", { measure: nameOf(lang, this.measure ?? "") }) }, ...lines, rest);
+    return make(
+      "div",
+      {
+        class: "atlas-list",
+        role: "listbox",
+        "aria-label": say(lang, "sorted_by", { measure: nameOf(lang, this.measure ?? "") }),
+      },
+      ...lines,
+      rest,
+    );
   }
 
   /**
@@ -254,7 +341,7 @@ class Atlas {
     }
     const cell = this.cells.get(`${layer}.${head}`);
     const at = this.heads.findIndex((one) => one.layer === layer && one.head === head);
-    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], this.values?.[at] ?? NaN));
+    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], figure(this.values?.[at])));
     (cell ?? this.cells.values().next().value)?.setAttribute("tabindex", "0");
     if (!cell) return;
     cell.setAttribute("aria-selected", "true");
@@ -265,12 +352,12 @@ class Atlas {
   /**
    * A head in words.
    * @param {HeadLine} head
-   * @param {number} value
+   * @param {string} number  its value: a cell says what stands on it, the line below it more
    */
-  told({ layer, head, label }, value) {
+  told({ layer, head, label }, number) {
     const { lang } = this.store.get();
     const kind = label ? ` · ${nameOf(lang, label)}` : "";
-    return `${say(lang, "head_at", { layer, head })} · ${nameOf(lang, this.measure ?? "")} ${figure(value)}${kind}`;
+    return `${say(lang, "head_at", { layer, head })} · ${nameOf(lang, this.measure ?? "")} ${number}${kind}`;
   }
 
   /** Make cells as large as the pane allows. */

@@ -10,8 +10,16 @@ const SVG = "http://www.w3.org/2000/svg";
  */
 export function bars(values, { largest, label, titles }) {
   const most = largest ?? Math.max(1e-12, ...values.map(Math.abs));
-  const svg = element("svg", { class: "bars", viewBox: `0 0 ${values.length} 2`, preserveAspectRatio: "none", role: "img", "aria-label": label });
-  svg.append(element("line", { x1: 0, x2: values.length, y1: 1, y2: 1, class: "zero", "vector-effect": "non-scaling-stroke" }));
+  const svg = element("svg", {
+    class: "bars",
+    viewBox: `0 0 ${values.length} 2`,
+    preserveAspectRatio: "none",
+    role: "img",
+    "aria-label": label,
+  });
+  svg.append(
+    element("line", { x1: 0, x2: values.length, y1: 1, y2: 1, class: "zero", "vector-effect": "non-scaling-stroke" }),
+  );
   values.forEach((value, i) => {
     const height = Math.min(1, Math.abs(value) / most) || 0;
     const group = element("g", {});

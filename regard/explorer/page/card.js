@@ -62,7 +62,8 @@ class Card {
     const signal = this.next();
     try {
       const overview = await this.source.overview(session);
-      if (this.naming?.overview !== overview) this.naming = new Naming(this.source, session, overview, () => this.draw());
+      if (this.naming?.overview !== overview)
+        this.naming = new Naming(this.source, session, overview, () => this.draw());
       this.answer = await this.source.head(session, layer, head, lang, signal);
       if (!signal.aborted) this.draw();
     } catch (error) {
@@ -80,13 +81,20 @@ class Card {
     const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".links button"))?.dataset.link;
     fill(
       this.element,
-      make("h2", {}, say(state.lang, "head_at", { layer: answer.layer, head: answer.head }), " ", make("span", { class: "tag" }, answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label"))),
+      make(
+        "h2",
+        {},
+        say(state.lang, "head_at", { layer: answer.layer, head: answer.head }),
+        " ",
+        make("span", { class: "tag" }, answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label")),
+      ),
       make("p", { class: "sentence" }, answer.sentence),
       this.numbers(state, answer),
       make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
       make("p", { class: "path", title: answer.path }, answer.path),
     );
-    if (focused !== undefined) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-link="${focused}"]`))?.focus();
+    if (focused !== undefined)
+      /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-link="${focused}"]`))?.focus();
   }
 
   /**
@@ -94,8 +102,13 @@ class Card {
    * @param {HeadAnswer} answer
    */
   numbers({ lang }, { numbers }) {
-    const pairs = NUMBERS.filter((name) => numbers[name] !== undefined).map((name) => {
-      return make("div", { title: aboutMeasure(lang, name) }, make("dt", {}, nameOf(lang, name)), make("dd", {}, figure(numbers[name])));
+    const pairs = NUMBERS.filter((name) => typeof numbers[name] === "number").map((name) => {
+      return make(
+        "div",
+        { title: aboutMeasure(lang, name) },
+        make("dt", {}, nameOf(lang, name)),
+        make("dd", {}, figure(numbers[name])),
+      );
     });
     return make("dl", { class: "numbers" }, ...pairs);
   }
@@ -107,9 +120,15 @@ class Card {
   patterns({ lang }, { patterns, label }) {
     const order = Object.entries(patterns).sort(([, a], [, b]) => b - a);
     const lines = order.map(([name, score]) =>
-      make("li", { class: name === label ? "chosen" : "", title: aboutMeasure(lang, name) },
+      make(
+        "li",
+        { class: name === label ? "chosen" : "", title: aboutMeasure(lang, name) },
         make("span", { class: "name" }, nameOf(lang, name)),
-        make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: `width:${(100 * Math.min(1, score)).toFixed(1)}%` })),
+        make(
+          "span",
+          { class: "bar", "aria-hidden": "true" },
+          make("i", { style: `width:${(100 * Math.min(1, score)).toFixed(1)}%` }),
+        ),
         make("span", { class: "number" }, figure(score)),
       ),
     );
@@ -124,13 +143,26 @@ class Card {
     const lines = links.map((link) => {
       const [query, looked] = [this.naming?.query(layer, link.query) ?? "", this.naming?.key(layer, link.key) ?? ""];
       const chosen = link.query === token && link.key === key;
-      return make("li", {}, make("button", {
-        ...{ type: "button", "aria-pressed": chosen, "data-link": `${link.query}-${link.key}` },
-        "aria-label": say(lang, "link_label", { query, key: looked, weight: figure(link.weight) }),
-        onclick: () => this.store.set({ token: link.query, key: link.key }),
-      }, make("span", { class: "called" }, query), make("span", { class: "to", "aria-hidden": "true" }, "→"), make("span", { class: "called" }, looked), make("span", { class: "number" }, figure(link.weight))));
+      return make(
+        "li",
+        {},
+        make(
+          "button",
+          {
+            ...{ type: "button", "aria-pressed": chosen, "data-link": `${link.query}-${link.key}` },
+            onclick: () => this.store.set({ token: link.query, key: link.key }),
+          },
+          make("span", { class: "called" }, query),
+          make("span", { class: "unseen" }, ` ${say(lang, "looks_at")} `),
+          make("span", { class: "to", "aria-hidden": "true" }, "→"),
+          make("span", { class: "called" }, looked),
+          make("span", { class: "number" }, figure(link.weight)),
+        ),
+      );
     });
-    const body = lines.length ? make("ul", { class: "links" }, ...lines) : make("p", { class: "note" }, say(lang, "no_links"));
+    const body = lines.length
+      ? make("ul", { class: "links" }, ...lines)
+      : make("p", { class: "note" }, say(lang, "no_links"));
     return make("div", {}, make("h3", {}, say(lang, "strongest")), body);
   }
 }

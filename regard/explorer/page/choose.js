@@ -53,10 +53,20 @@ class Choosing {
     this.job = null;
     /** @type {import("./source.js").ModelLine[]} */
     this.models = [];
-    this.text = make("textarea", { rows: 4, spellcheck: "false", "data-role": "text", onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event) });
+    this.text = make("textarea", {
+      rows: 4,
+      spellcheck: "false",
+      "data-role": "text",
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
+    });
     this.model = make("select", { "data-role": "model" });
     this.cut = make("input", { type: "checkbox", "data-role": "cut" });
-    this.file = make("input", { type: "file", accept: ".regard,.txt,.md,text/plain", class: "unseen", onchange: () => void this.#chosenFile() });
+    this.file = make("input", {
+      type: "file",
+      accept: ".regard,.txt,.md,text/plain",
+      class: "unseen",
+      onchange: () => void this.#chosenFile(),
+    });
     this.said = make("div", { class: "progress", role: "status", "aria-live": "polite" });
   }
 
@@ -66,29 +76,56 @@ class Choosing {
 
   async askModels() {
     this.models = await this.source.models().catch(() => []);
-    this.draw();
+    this.#drawModels(); // not the rest: somebody may be typing already
+  }
+
+  #drawModels() {
+    const { lang } = this;
+    const chosen = this.model.value;
+    fill(
+      this.model,
+      ...(this.models.length ? this.models : [{ id: "", name: say(lang, "choose_model_default") }]).map(
+        ({ id, name, ...more }) => make("option", { value: id, selected: chosen ? id === chosen : more.default }, name),
+      ),
+    );
   }
 
   draw() {
     const { lang } = this;
-    const chosen = this.model.value;
-    fill(this.model, ...(this.models.length ? this.models : [{ id: "", name: say(lang, "choose_model_default") }]).map(({ id, name, ...more }) =>
-      make("option", { value: id, selected: chosen ? id === chosen : more.default }, name)));
+    this.#drawModels();
     fill(
       this.element,
       make("p", { class: "intro" }, say(lang, "choose_intro")),
       make("label", { class: "field" }, make("span", {}, say(lang, "choose_text")), this.text),
-      make("div", { class: "line" },
+      make(
+        "div",
+        { class: "line" },
         make("label", { class: "field inline" }, make("span", {}, say(lang, "choose_model")), this.model),
-        make("button", { type: "button", class: "primary", "data-role": "start", onclick: () => void this.look(this.text.value) }, say(lang, "choose_start")),
+        make(
+          "button",
+          { type: "button", class: "primary", "data-role": "start", onclick: () => void this.look(this.text.value) },
+          say(lang, "choose_start"),
+        ),
       ),
       make("label", { class: "check" }, this.cut, say(lang, "choose_cut")),
-      make("div", { class: "line files" },
-        make("button", { type: "button", "data-role": "example", onclick: () => this.#example() }, say(lang, "choose_example")),
+      make(
+        "div",
+        { class: "line files" },
+        make(
+          "button",
+          { type: "button", "data-role": "example", onclick: () => this.#example() },
+          say(lang, "choose_example"),
+        ),
         make("span", { class: "example" }, EXAMPLE),
       ),
-      make("div", { class: "line" },
-        make("button", { type: "button", "data-role": "file", onclick: () => this.file.click() }, say(lang, "choose_file")),
+      make(
+        "div",
+        { class: "line" },
+        make(
+          "button",
+          { type: "button", "data-role": "file", onclick: () => this.file.click() },
+          say(lang, "choose_file"),
+        ),
         this.file,
         make("span", { class: "hint" }, say(lang, "choose_drop")),
       ),
@@ -132,7 +169,8 @@ class Choosing {
     if (file.size > most) return this.#fail(say(this.lang, "choose_large", { name: file.name, most: most / MEGA }));
     if (capture) return this.#open(file);
     const text = await file.text();
-    if (text.includes("\0") || text.includes("\ufffd")) return this.#fail(say(this.lang, "choose_kind", { name: file.name }));
+    if (text.includes("\0") || text.includes("\ufffd"))
+      return this.#fail(say(this.lang, "choose_kind", { name: file.name }));
     this.text.value = text;
     await this.look(text);
   }
@@ -197,7 +235,15 @@ class Choosing {
     clearInterval(this.clock);
     this.clock = setInterval(() => this.#tick(), 1000);
     this.phase = word;
-    const cancel = make("button", { type: "button", "data-role": "cancel", onclick: () => (this.stop(), fill(this.said, say(this.lang, "cancelled"))) }, say(this.lang, "cancel"));
+    const cancel = make(
+      "button",
+      {
+        type: "button",
+        "data-role": "cancel",
+        onclick: () => (this.stop(), fill(this.said, say(this.lang, "cancelled"))),
+      },
+      say(this.lang, "cancel"),
+    );
     this.phaseWords = make("span", {}, say(this.lang, word));
     this.seconds = make("span", { class: "seconds", "aria-hidden": "true" });
     fill(this.said, make("span", { class: "spinner", "aria-hidden": "true" }), this.phaseWords, this.seconds, cancel);

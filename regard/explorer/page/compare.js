@@ -4,6 +4,7 @@
 import { mount as mountAtlas } from "./atlas.js";
 import { fill, make } from "./elements.js";
 import { mount as mountMap } from "./map.js";
+import { offerPictures } from "./saving.js";
 import { otherSide } from "./state.js";
 import { mount as mountText } from "./text.js";
 import { say } from "./words.js";
@@ -77,13 +78,28 @@ class Stage {
     if (compare === null) return;
     const change = () => this.store.set({ compare: { ...compare, difference: !compare.difference } });
     const [first, second] = this.bars;
-    fill(first, make("strong", {}, say(lang, "compare_first")), this.#choice(session, "compare_first", (id) => this.store.set(fresh(id))));
+    fill(
+      first,
+      make("strong", {}, say(lang, "compare_first")),
+      this.#choice(session, "compare_first", (id) => this.store.set(fresh(id))),
+    );
     fill(
       second,
       make("strong", {}, say(lang, "compare_second")),
-      this.#choice(compare.session, "compare_second", (id) => this.store.set({ compare: { ...fresh(id), difference: compare.difference } })),
-      make("label", { class: "check" }, make("input", { type: "checkbox", checked: compare.difference, onchange: change, "data-role": "difference" }), say(lang, "difference")),
-      make("button", { type: "button", class: "quiet", onclick: () => this.store.set({ compare: null }) }, say(lang, "compare_end")),
+      this.#choice(compare.session, "compare_second", (id) =>
+        this.store.set({ compare: { ...fresh(id), difference: compare.difference } }),
+      ),
+      make(
+        "label",
+        { class: "check" },
+        make("input", { type: "checkbox", checked: compare.difference, onchange: change, "data-role": "difference" }),
+        say(lang, "difference"),
+      ),
+      make(
+        "button",
+        { type: "button", class: "quiet", onclick: () => this.store.set({ compare: null }) },
+        say(lang, "compare_end"),
+      ),
     );
   }
 
@@ -94,10 +110,14 @@ class Stage {
    */
   #choice(chosen, word, choose) {
     const { lang } = this.store.get();
-    return make("select", {
-      ...{ "aria-label": say(lang, word), "data-role": word },
-      onchange: (/** @type {Event} */ event) => choose(/** @type {HTMLSelectElement} */ (event.target).value),
-    }, ...this.sessions().map((line) => make("option", { value: line.id, selected: line.id === chosen }, titleOf(line))));
+    return make(
+      "select",
+      {
+        ...{ "aria-label": say(lang, word), "data-role": word },
+        onchange: (/** @type {Event} */ event) => choose(/** @type {HTMLSelectElement} */ (event.target).value),
+      },
+      ...this.sessions().map((line) => make("option", { value: line.id, selected: line.id === chosen }, titleOf(line))),
+    );
   }
 
   destroy() {
@@ -111,24 +131,36 @@ class Stage {
  * The three panes of one session.
  * @param {Store} store
  * @param {Source} source
- * @param {string} name
+ * @param {"first" | "second"} name
  * @param {() => Promise<import("./source.js").Overview | null>} [baseline]
  */
 function side(store, source, name, baseline) {
-  const [atlas, map, text] = ["atlas", "map", "text"].map((kind) => make("section", { class: `pane ${kind}`, "data-pane": kind }));
+  const [atlas, map, text] = ["atlas", "map", "text"].map((kind) =>
+    make("section", { class: `pane ${kind}`, "data-pane": kind }),
+  );
   const element = make("div", { class: "side", "data-side": name }, atlas, map, text);
   /** @type {Mounted[]} */
-  const panes = [mountAtlas(atlas, store, source, { baseline }), mountMap(map, store, source), mountText(text, store, source)];
+  const panes = [
+    mountAtlas(atlas, store, source, { baseline }),
+    mountMap(map, store, source),
+    mountText(text, store, source),
+  ];
   const label = () => {
     const { lang } = store.get();
-    atlas.setAttribute("aria-label", say(lang, "atlas"));
-    map.setAttribute("aria-label", say(lang, "map"));
-    text.setAttribute("aria-label", say(lang, "text"));
+    const which = name === "second" ? `, ${say(lang, "compare_second")}` : "";
+    atlas.setAttribute("aria-label", say(lang, "atlas") + which);
+    map.setAttribute("aria-label", say(lang, "map") + which);
+    text.setAttribute("aria-label", say(lang, "text") + which);
   };
   label();
+  const offers = [
+    offerPictures(atlas, "atlas", store),
+    offerPictures(map, "map", store),
+    offerPictures(text, "text", store),
+  ];
   const off = store.on((_, changed) => changed.has("lang") && label());
   const destroy = () => {
-    off();
+    for (const end of [off, ...offers]) end();
     for (const pane of panes) pane.destroy();
     element.remove();
   };
@@ -153,7 +185,8 @@ export function fresh(session) {
  * @returns {Partial<State>}
  */
 export function beside({ token, key }, first, second, session) {
-  const alike = (/** @type {number | null} */ at) => at !== null && at < second.length && first.labels[at] === second.labels[at];
+  const alike = (/** @type {number | null} */ at) =>
+    at !== null && at < second.length && first.labels[at] === second.labels[at];
   const both = alike(token) ? { token, key: alike(key) ? key : null } : {};
   return { compare: { ...fresh(session), ...both, difference: false }, drawer: false };
 }

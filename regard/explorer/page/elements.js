@@ -44,10 +44,21 @@ export function fill(element, ...children) {
  */
 export function segments(label, name, choices, chosen, choose) {
   const buttons = choices.map(({ value, label: words, title }) =>
-    make("button", {
-      ...{ type: "button", role: "radio", "aria-checked": value === chosen, title, "data-value": value },
-      ...{ tabindex: value === chosen ? 0 : -1, onclick: () => choose(value) },
-    }, words),
+    make(
+      "button",
+      {
+        ...{
+          type: "button",
+          role: "radio",
+          "aria-checked": value === chosen,
+          title,
+          "aria-label": title,
+          "data-value": value,
+        },
+        ...{ tabindex: value === chosen ? 0 : -1, onclick: () => choose(value) },
+      },
+      words,
+    ),
   );
   const move = (/** @type {KeyboardEvent} */ event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -56,5 +67,9 @@ export function segments(label, name, choices, chosen, choose) {
     const at = choices.findIndex(({ value }) => value === chosen);
     choose(choices[(at + step + choices.length) % choices.length].value);
   };
-  return make("div", { class: "segments", role: "radiogroup", "aria-label": label, "data-choice": name, onkeydown: move }, ...buttons);
+  return make(
+    "div",
+    { class: "segments", role: "radiogroup", "aria-label": label, "data-choice": name, onkeydown: move },
+    ...buttons,
+  );
 }

@@ -16,9 +16,10 @@ import { numbers } from "./packed.js";
  */
 /**
  * One session. heads: "layer.head" → the `head` answer.  sentences: language → "layer.head" → its sentence.
+ * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
  * labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
- *   arrays: Record<string, Arrays>, labels: string[] | null, left_out: Record<string, string> | null}} Carried
+ *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
@@ -108,9 +109,12 @@ export class EmbeddedSource {
 
   /** @type {Source["steps"]} */
   async steps(session, layer, head, token, key) {
+    const name = `${layer}.${head}.${token}.${key}`;
+    const carried = this.#session(session).steps[name];
+    if (carried !== undefined) return this.#once(`${session}/steps/${name}`, () => carried);
     const arrays = this.#arrays(session, layer, head);
     if (!arrays.q || !arrays.k || !arrays.lse)
-      throw new Error("the vectors of this head are not in this page: `regard serve` shows its steps");
+      throw new Error("the steps of this pair are not in this page, but those of the head's strongest links may be");
     const [queries, allKeys, lses] = await Promise.all([arrays.q, arrays.k, arrays.lse].map(numbers));
     const { weights } = await rowOf(arrays, token);
     const [q, k, keys] = [line(queries, token), line(allKeys, key), chosen(weights, key)];

@@ -36,11 +36,44 @@ export function drawHeader(element, store, shown) {
     shown.sessions.length > 0 && state.compare === null && sessionChoice(state, shown),
     shown.overview && state.compare === null && make("span", { class: "facts" }, facts(state, shown.overview)),
     make("span", { class: "space" }),
-    shown.overview && shown.canLook && make("button", { type: "button", class: "primary", "data-role": "new", onclick: shown.newText }, say(lang, "new_text")),
-    shown.overview && make("button", { type: "button", "data-role": "compare", "aria-pressed": state.compare !== null, onclick: shown.compare }, say(lang, "compare")),
-    segments(say(lang, "language"), "lang", [{ value: "en", label: "EN", title: "English" }, { value: "ko", label: "한", title: "한국어" }], lang, (value) => store.set({ lang: value === "ko" ? "ko" : "en" })),
-    segments(say(lang, "theme"), "theme", themes(lang), state.theme, (value) => store.set({ theme: /** @type {State["theme"]} */ (value) })),
-    make("button", { type: "button", class: "round", "data-role": "help", "aria-label": say(lang, "help"), title: say(lang, "help"), onclick: shown.help }, "?"),
+    shown.overview &&
+      shown.canLook &&
+      make(
+        "button",
+        { type: "button", class: "primary", "data-role": "new", onclick: shown.newText },
+        say(lang, "new_text"),
+      ),
+    shown.overview &&
+      make(
+        "button",
+        { type: "button", "data-role": "compare", "aria-pressed": state.compare !== null, onclick: shown.compare },
+        say(lang, "compare"),
+      ),
+    segments(
+      say(lang, "language"),
+      "lang",
+      [
+        { value: "en", label: "EN", title: "English" },
+        { value: "ko", label: "한", title: "한국어" },
+      ],
+      lang,
+      (value) => store.set({ lang: value === "ko" ? "ko" : "en" }),
+    ),
+    segments(say(lang, "theme"), "theme", themes(lang), state.theme, (value) =>
+      store.set({ theme: /** @type {State["theme"]} */ (value) }),
+    ),
+    make(
+      "button",
+      {
+        type: "button",
+        class: "round",
+        "data-role": "help",
+        "aria-label": say(lang, "help"),
+        title: say(lang, "help"),
+        onclick: shown.help,
+      },
+      "?",
+    ),
   );
   const again = choice ? `[data-choice="${choice}"] [aria-checked=true]` : role ? `[data-role="${role}"]` : null;
   if (again) /** @type {HTMLElement | null} */ (element.querySelector(again))?.focus();
@@ -51,9 +84,15 @@ export function drawHeader(element, store, shown) {
  * @param {Shown} shown
  */
 function sessionChoice({ lang, session }, { sessions, choose }) {
-  const lines = sessions.map((line) => make("option", { value: line.id, selected: line.id === session }, titleOf(line)));
+  const lines = sessions.map((line) =>
+    make("option", { value: line.id, selected: line.id === session }, titleOf(line)),
+  );
   const changed = (/** @type {Event} */ event) => choose(/** @type {HTMLSelectElement} */ (event.target).value);
-  return make("select", { class: "session", "aria-label": say(lang, "session"), "data-role": "session", onchange: changed }, ...lines);
+  return make(
+    "select",
+    { class: "session", "aria-label": say(lang, "session"), "data-role": "session", onchange: changed },
+    ...lines,
+  );
 }
 
 /**
@@ -62,7 +101,11 @@ function sessionChoice({ lang, session }, { sessions, choose }) {
  */
 function facts({ lang }, { name, length, layers }) {
   const heads = Math.max(0, ...layers.map((layer) => layer.heads));
-  return [name, say(lang, "tokens_of", { count: length.toLocaleString(lang) }), say(lang, "heads_of", { layers: layers.length, heads })].join(" · ");
+  return [
+    name,
+    say(lang, "tokens_of", { count: length.toLocaleString(lang) }),
+    say(lang, "heads_of", { layers: layers.length, heads }),
+  ].join(" · ");
 }
 
 /** @param {State["lang"]} lang */
@@ -78,9 +121,20 @@ function eye() {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 16 16");
   svg.setAttribute("aria-hidden", "true");
-  for (const [r, fillIn] of [["5.4", "none"], ["2", "currentColor"]]) {
+  for (const [r, fillIn] of [
+    ["5.4", "none"],
+    ["2", "currentColor"],
+  ]) {
     const circle = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-    for (const [name, value] of Object.entries({ cx: "8", cy: "8", r, fill: fillIn, stroke: "currentColor", "stroke-width": "1.6" })) circle.setAttribute(name, value);
+    for (const [name, value] of Object.entries({
+      cx: "8",
+      cy: "8",
+      r,
+      fill: fillIn,
+      stroke: "currentColor",
+      "stroke-width": "1.6",
+    }))
+      circle.setAttribute(name, value);
     svg.append(circle);
   }
   return svg;

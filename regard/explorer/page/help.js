@@ -24,10 +24,18 @@ const KEYS = [
  * @param {Lang} lang
  */
 export function drawHelp(dialog, lang) {
-  const lines = KEYS.flatMap(([keys, word]) => [make("dt", {}, ...keys.map((key) => make("kbd", {}, key))), make("dd", {}, say(lang, word))]);
+  const lines = KEYS.flatMap(([keys, word]) => [
+    make("dt", {}, ...keys.map((key) => make("kbd", {}, key))),
+    make("dd", {}, say(lang, word)),
+  ]);
   fill(
     dialog,
-    make("header", {}, make("h2", { id: "help-title" }, say(lang, "help_title")), make("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, say(lang, "close"))),
+    make(
+      "header",
+      {},
+      make("h2", { id: "help-title" }, say(lang, "help_title")),
+      make("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, say(lang, "close")),
+    ),
     make("dl", { class: "keys-help" }, ...lines),
     make("p", {}, say(lang, "help_about")),
     make("p", {}, say(lang, "warning")),
@@ -79,5 +87,8 @@ export function listenToKeys(target, deeds) {
 
 /** @param {EventTarget | null} at */
 function isField(at) {
-  return at instanceof Element && at.closest("input:not([type=checkbox]), select, textarea, dialog, [contenteditable]") !== null;
+  return (
+    at instanceof Element &&
+    at.closest("input:not([type=checkbox]), select, textarea, dialog, [contenteditable]") !== null
+  );
 }

@@ -1,15 +1,17 @@
 // The whole page inside one element: the bar, the panes, the drawer, the windows; the state, its address and the keys.
 // It does not know where answers come from, nor what a pane draws.
 
+import { beginning, suggested, within } from "./beginning.js";
 import { mount as mountCard } from "./card.js";
 import { mount as mountChoose } from "./choose.js";
 import { beside, fresh, mount as mountStage } from "./compare.js";
+import { listenToDrops } from "./dropping.js";
 import { fill, make, segments } from "./elements.js";
 import { drawHeader } from "./header.js";
 import { drawHelp, listenToKeys } from "./help.js";
 import { createStore, otherSide } from "./state.js";
 import { fromHash, toHash } from "./url.js";
-import { EXAMPLE, browserLanguage, say } from "./words.js";
+import { browserLanguage, say } from "./words.js";
 
 /** @typedef {import("./source.js").Overview} Overview */
 /** @typedef {import("./source.js").SessionLine} SessionLine */
@@ -17,9 +19,6 @@ import { EXAMPLE, browserLanguage, say } from "./words.js";
 /** @typedef {import("./state.js").State} State */
 
 const HASH_MS = 150; // a browser refuses an address that changes hundreds of times a minute
-/** Where the documents' sentence is most worth a look, in the model they use: what "it" looks at. */
-const BEGIN = { layer: 3, head: 1, token: 10, key: 2, word: "it" };
-
 /**
  * Build the page inside an element. Returns a function that ends it.
  * @param {HTMLElement} element
@@ -49,12 +48,23 @@ class Page {
     this.sessions = [];
     /** @type {Overview | null} */
     this.overview = null;
+    this.skip = make("button", { type: "button", class: "skip", onclick: () => this.#toHeads() });
     this.bar = make("header", { class: "top" });
     this.stage = make("main", { class: "stage", tabindex: -1 });
     this.drawer = make("div", { class: "drawer-body" });
-    this.handle = make("button", { type: "button", class: "handle", "data-role": "drawer", onclick: () => this.store.set({ drawer: !this.store.get().drawer }) });
+    this.handle = make("button", {
+      type: "button",
+      class: "handle",
+      "data-role": "drawer",
+      onclick: () => this.store.set({ drawer: !this.store.get().drawer }),
+    });
     this.sides = make("span", { class: "sides" });
-    this.aside = make("aside", { class: "drawer" }, make("div", { class: "drawer-bar" }, this.handle, this.sides), this.drawer);
+    this.aside = make(
+      "aside",
+      { class: "drawer" },
+      make("div", { class: "drawer-bar" }, this.handle, this.sides),
+      this.drawer,
+    );
     this.foot = make("footer", { class: "foot" });
     this.help = make("dialog", { class: "window help" });
     this.window = make("dialog", { class: "window choose" });
@@ -65,13 +75,17 @@ class Page {
     /** @type {(() => void)[]} */
     this.ends = [];
     element.classList.add("regard");
-    fill(element, this.bar, this.stage, this.aside, this.foot, this.help, this.window);
+    fill(element, this.skip, this.bar, this.stage, this.aside, this.foot, this.help, this.window);
   }
 
   async begin() {
-    this.ends.push(this.store.on((state, changed) => this.changed(state, changed)), this.#watchTheme(), this.#watchDrops());
+    this.ends.push(
+      this.store.on((state, changed) => this.changed(state, changed)),
+      this.#watchTheme(),
+    );
     this.ends.push(listenToKeys(this.owner ? document : this.element, this.#deeds()));
     if (this.owner) this.ends.push(this.#watchAddress());
+    if (this.source.can.look) this.ends.push(this.#watchDrops());
     this.dress();
     fill(this.stage, make("p", { class: "note" }, say(this.lang, "loading")));
     await this.find(this.store.get().session);
@@ -120,6 +134,20 @@ class Page {
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
+    if (anew && this.store.get().token === null) await this.suggest(session, overview);
+  }
+
+  /**
+   * Choose a token, so that nobody begins with nothing: that of the head's strongest link between two words.
+   * @param {string} session
+   * @param {Overview} overview
+   */
+  async suggest(session, overview) {
+    const { layer, head, lang } = this.store.get();
+    const { links } = await this.source.head(session, layer, head, lang);
+    const best = suggested(overview, layer, links);
+    const now = this.store.get();
+    if (best && now.session === session && now.token === null) this.store.set({ token: best.query, key: best.key });
   }
 
   build() {
@@ -165,7 +193,11 @@ class Page {
     this.clear();
     this.element.dataset.state = "error";
     const words = say(this.lang, "failed", { error: error instanceof Error ? error.message : String(error) });
-    const again = make("button", { type: "button", onclick: () => void this.find(this.store.get().session) }, say(this.lang, "again"));
+    const again = make(
+      "button",
+      { type: "button", onclick: () => void this.find(this.store.get().session) },
+      say(this.lang, "again"),
+    );
     fill(this.stage, make("section", { class: "welcome" }, make("p", { class: "error", role: "alert" }, words), again));
   }
 
@@ -195,9 +227,18 @@ class Page {
     this.wantSecond = second;
     if (this.element.dataset.state === "empty") return this.choosing?.focus();
     const place = make("div", { class: "choose-form" });
-    const close = make("button", { type: "button", class: "quiet", onclick: () => this.window.close() }, say(this.lang, "close"));
+    const close = make(
+      "button",
+      { type: "button", class: "quiet", onclick: () => this.window.close() },
+      say(this.lang, "close"),
+    );
     const title = make("h2", { id: "choose-title" }, say(this.lang, second ? "compare_with" : "choose"));
-    fill(this.window, make("header", {}, title, close), second && this.sessions.length < 2 && make("p", { class: "note" }, say(this.lang, "compare_none")), place);
+    fill(
+      this.window,
+      make("header", {}, title, close),
+      second && this.sessions.length < 2 && make("p", { class: "note" }, say(this.lang, "compare_none")),
+      place,
+    );
     this.window.setAttribute("aria-labelledby", "choose-title");
     const form = mountChoose(place, this.store, this.source, (session) => void this.arrived(session));
     this.choosing = form;
@@ -242,17 +283,32 @@ class Page {
   dress() {
     const state = this.store.get();
     const { lang } = state;
-    const dark = state.theme === "dark" || (state.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+    const dark =
+      state.theme === "dark" || (state.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
     this.element.dataset.theme = dark ? "dark" : "light";
     this.element.setAttribute("lang", lang);
     this.element.classList.toggle("drawn", state.drawer && this.panes.length > 1);
     if (this.owner) [document.documentElement.lang, document.title] = [lang, say(lang, "title")];
     const [newText, compare, help] = [() => this.openWindow(false), () => this.compare(), () => this.openHelp()];
-    const choose = (/** @type {string} */ session) => void this.show(session, true).catch((error) => this.showError(error));
-    drawHeader(this.bar, this.store, { sessions: this.sessions, overview: this.overview, canLook: this.source.can.look, choose, newText, compare, help });
+    const choose = (/** @type {string} */ session) =>
+      void this.show(session, true).catch((error) => this.showError(error));
+    drawHeader(this.bar, this.store, {
+      sessions: this.sessions,
+      overview: this.overview,
+      canLook: this.source.can.look,
+      choose,
+      newText,
+      compare,
+      help,
+    });
     this.handle.setAttribute("aria-expanded", String(state.drawer));
-    fill(this.handle, make("span", { "aria-hidden": "true" }, state.drawer ? "▾" : "▴"), ` ${say(lang, state.drawer ? "drawer_close" : "drawer_open")}`);
+    fill(
+      this.handle,
+      make("span", { "aria-hidden": "true" }, state.drawer ? "▾" : "▴"),
+      ` ${say(lang, state.drawer ? "drawer_close" : "drawer_open")}`,
+    );
     this.dressDrawer(state);
+    fill(this.skip, say(lang, "skip"));
     const missing = state.session === null ? null : (this.source.leftOut?.(state.session, lang) ?? null);
     fill(this.foot, make("span", {}, say(lang, "warning")), missing && make("span", { class: "missing" }, missing));
     if (this.help.open) drawHelp(this.help, lang);
@@ -261,7 +317,10 @@ class Page {
   /** @param {State} state */
   dressDrawer({ lang, compare }) {
     if (compare === null && this.side === "second") this.mountCard("first");
-    const choices = [{ value: "first", label: say(lang, "compare_first") }, { value: "second", label: say(lang, "compare_second") }];
+    const choices = [
+      { value: "first", label: say(lang, "compare_first") },
+      { value: "second", label: say(lang, "compare_second") },
+    ];
     const choose = (/** @type {string} */ side) => (this.mountCard(side), this.dress());
     fill(this.sides, compare !== null && segments(say(lang, "drawer"), "side", choices, this.side ?? "first", choose));
   }
@@ -302,6 +361,10 @@ class Page {
     this.store.set({ token: token === null ? 0 : Math.max(0, Math.min(queries - 1, token + tokens)), key: null });
   }
 
+  #toHeads() {
+    /** @type {HTMLElement | null} */ (this.element.querySelector(".atlas-body [tabindex='0']") ?? this.stage).focus();
+  }
+
   #watchTheme() {
     const system = matchMedia("(prefers-color-scheme: dark)");
     const changed = () => this.dress();
@@ -320,58 +383,11 @@ class Page {
     return () => removeEventListener("hashchange", changed);
   }
 
-  /** Texts and files may be dropped anywhere. */
   #watchDrops() {
-    if (!this.source.can.look) return () => undefined;
-    const over = (/** @type {DragEvent} */ event) => {
-      event.preventDefault();
-      this.element.dataset.dropping = say(this.lang, "choose_dropping");
-    };
-    const leave = (/** @type {DragEvent} */ event) => {
-      if (!this.element.contains(/** @type {Node | null} */ (event.relatedTarget))) delete this.element.dataset.dropping;
-    };
-    const drop = (/** @type {DragEvent} */ event) => {
-      event.preventDefault();
-      delete this.element.dataset.dropping;
-      const { dataTransfer } = event;
-      if (dataTransfer === null) return;
+    const words = () => say(this.lang, "choose_dropping");
+    return listenToDrops(this.element, words, (given) => {
       if (this.choosing === undefined) this.openWindow(false);
-      this.choosing?.take(dataTransfer);
-    };
-    this.element.addEventListener("dragover", over);
-    this.element.addEventListener("dragleave", leave);
-    this.element.addEventListener("drop", drop);
-    return () => {
-      this.element.removeEventListener("dragover", over);
-      this.element.removeEventListener("dragleave", leave);
-      this.element.removeEventListener("drop", drop);
-    };
+      this.choosing?.take(given);
+    });
   }
-}
-
-/**
- * Layer, head and token, as far as they are there.
- * @param {State} state
- * @param {Overview} overview
- * @returns {Partial<State>}
- */
-function within({ layer, head, token, key }, overview) {
-  const at = Math.max(0, Math.min(layer, overview.layers.length - 1));
-  const { heads, queries, keys } = overview.layers[at] ?? { heads: 1, queries: 0, keys: 0 };
-  return {
-    layer: at,
-    head: Math.max(0, Math.min(head, heads - 1)),
-    token: token !== null && token >= queries ? null : token,
-    key: key !== null && key >= keys ? null : key,
-  };
-}
-
-/**
- * Where to begin: the documents' sentence has a place that is known.
- * @param {Overview} overview
- * @returns {Partial<State>}
- */
-function beginning({ text, labels, layers }) {
-  const { word, ...place } = BEGIN;
-  return text === EXAMPLE && labels[place.token] === word && layers.length > place.layer ? place : {};
 }

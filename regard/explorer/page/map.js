@@ -10,7 +10,8 @@ import { Naming } from "./naming.js";
 import { digits, howWords, wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { isAbort, latest } from "./source.js";
-import { Squares } from "./tiles.js";
+import { watchSurroundings } from "./surroundings.js";
+import { Squares, cellAt } from "./tiles.js";
 
 /** @typedef {import("./camera.js").Seen} Seen */
 /** @typedef {import("./camera.js").Range} Range */
@@ -19,6 +20,7 @@ import { Squares } from "./tiles.js";
 
 /** The view is written into the state when it has rested this long. */
 const REST_MS = 200;
+const NOTHING = new Float32Array(0);
 /** As many words as the text pane shows at once. */
 const WINDOW = 600;
 
@@ -72,12 +74,14 @@ class MapPane {
     this.frame = 0;
     this.timer = 0;
     this.error = "";
-    this.ends = [store.on(() => this.update()), listen(this.canvas, this.#gestures()), this.#watchSize()];
+    this.ended = false;
+    this.ends = [store.on(() => this.update()), listen(this.canvas, this.#gestures()), watchSurroundings(this.canvas, () => this.update())];
     this.update();
   }
 
   /** Ask for what is missing, and draw before the next frame. */
   update() {
+    if (this.ended) return;
     const { session, layer, head, lang, region } = this.store.get();
     const asked = JSON.stringify([session, layer, head, lang]);
     if (asked !== this.asked) {
@@ -89,25 +93,14 @@ class MapPane {
   }
 
   destroy() {
+    this.ended = true;
     for (const end of this.ends) end();
+    this.next();
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
     this.squares.destroy();
     this.element.replaceChildren();
     this.element.classList.remove("pane-map");
-  }
-
-  /** Sizes and the system's light or dark change without the state. */
-  #watchSize() {
-    const observer = new ResizeObserver(() => this.update());
-    observer.observe(this.canvas);
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => this.update();
-    scheme.addEventListener("change", changed);
-    return () => {
-      observer.disconnect();
-      scheme.removeEventListener("change", changed);
-    };
   }
 
   async #ask() {
@@ -164,24 +157,25 @@ class MapPane {
     const paper = paperUnder(this.element);
     const { head, base } = this;
     this.#say(this.error || (head ? "" : words.waiting));
-    if (!head || !base || state.session === null) return;
-    const fine = this.#squares(state);
+    if (!head || !base) return;
+    const fine = this.#squares();
     const { scale, how } = this.drawing.draw({
       ...{ seen: this.seen, limits: this.limits, base, squares: fine.squares, sink: state.sink, scale: state.scale, paper },
-      ...{ received: head.received.data, entropy: head.entropy.data, token: state.token, key: state.key, brush: this.brush },
+      ...{ received: head.received?.data ?? NOTHING, entropy: head.entropy?.data ?? NOTHING },
+      ...{ token: state.token, key: state.key, brush: this.brush },
       ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j), words },
     });
     this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole() });
     this.#describe(state, how);
   }
 
-  /** @param {State} state */
-  #squares(state) {
+  #squares() {
     const none = { squares: /** @type {Square[]} */ ([]), missing: 0, error: /** @type {string | null} */ (null) };
-    if (!this.head || state.session === null || !(this.overview?.layers[this.head.layer].rows ?? this.overview?.rows)) return none;
+    if (!this.head || !this.names || !this.overview) return none;
+    if (!(this.overview.layers[this.head.layer].rows ?? this.overview.rows)) return none;
     if (this.base?.how !== "pooled") return none; // the map itself has every single weight
     const { layer, head } = this.head;
-    return this.squares.at({ session: state.session, layer, head }, this.seen, this.limits);
+    return this.squares.at({ session: this.names.session, layer, head }, this.seen, this.limits);
   }
 
   /** @param {string} words */
@@ -285,7 +279,7 @@ class MapPane {
    */
   #brush(from, to, done) {
     const { plot } = this.drawing;
-    const inside = ({ x, y }) => this.#at(
+    const inside = (/** @type {{x: number, y: number}} */ { x, y }) => this.#at(
       Math.min(Math.max(x, plot.x), plot.x + plot.width - 0.01),
       Math.min(Math.max(y, plot.y), plot.y + plot.height - 0.01),
     );
@@ -296,6 +290,7 @@ class MapPane {
       cols: [Math.min(one.key, other.key), Math.max(one.key, other.key)],
     });
     this.brush = done ? null : part;
+    this.tip.hide();
     if (!done) return this.update();
     this.store.set({ region: part, window: [part.cols[0], Math.min(part.cols[0] + WINDOW, this.limits.cols[1])] });
   }
@@ -316,15 +311,12 @@ class MapPane {
   #point(x, y) {
     const [at, state] = [this.#at(x, y), this.store.get()];
     if (!at || !this.base) return this.tip.hide();
-    const over = ({ rows, cols }) => at.query >= rows[0] && at.query < rows[1] && at.key >= cols[0] && at.key < cols[1];
-    const square = this.#squares(state).squares.find(over) ?? this.base;
-    const [high, wide] = [span(square.rows) / square.down, span(square.cols) / square.across];
-    const i = Math.min(square.down - 1, Math.floor((at.query - square.rows[0]) / high));
-    const j = Math.min(square.across - 1, Math.floor((at.key - square.cols[0]) / wide));
+    const over = (/** @type {Square} */ { rows, cols }) =>
+      at.query >= rows[0] && at.query < rows[1] && at.key >= cols[0] && at.key < cols[1];
+    const square = this.#squares().squares.find(over) ?? this.base;
+    const cell = cellAt(square, at.query, at.key);
     this.tip.show(x, y, {
-      ...{ lang: state.lang, how: square.how, weight: square.values[i * square.across + j] },
-      queries: ends(square.rows[0], i, high),
-      keys: ends(square.cols[0], j, wide),
+      ...{ lang: state.lang, how: square.how, weight: square.values[cell.at], queries: cell.queries, keys: cell.keys },
       ...{ queryLabel: (at) => this.#queryLabel(at), keyLabel: (at) => this.#keyLabel(at) },
     });
   }
@@ -343,16 +335,4 @@ class MapPane {
     this.#show(moved(this.seen, step[0] * by, step[1] * by, this.limits));
     return true;
   }
-}
-
-/**
- * The tokens of a cell, [first, last].
- * @param {number} start
- * @param {number} cell
- * @param {number} each
- * @returns {Range}
- */
-function ends(start, cell, each) {
-  const first = Math.floor(start + cell * each + 1e-6);
-  return [first, Math.max(first, Math.ceil(start + (cell + 1) * each - 1e-6) - 1)];
 }

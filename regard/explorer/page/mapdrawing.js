@@ -3,7 +3,8 @@
 
 import { span } from "./camera.js";
 import { scaleOf } from "./colourmaps.js";
-import { boxOf, clean, drawBars, drawCellMarks, drawFrame, drawHatching, drawPicture, fitted, pictureOf, ticks } from "./drawing.js";
+import { boxOf, clean, drawBars, drawCellMarks, drawFrame, drawHatching, drawPicture } from "./drawing.js";
+import { fitted, pictureOf, ticks } from "./drawing.js";
 
 /** @typedef {import("./camera.js").Range} Range */
 /** @typedef {import("./camera.js").Seen} Seen */
@@ -30,10 +31,14 @@ import { boxOf, clean, drawBars, drawCellMarks, drawFrame, drawHatching, drawPic
  * @property {{received: string, entropy: string, queries: string, keys: string}} words
  */
 
+/** @typedef {{plot: Box, queries: boolean, keys: boolean}} Layout  which axes have words */
+
 const BARS = 34;
 const GAP = 5;
+/** Cells are at most so many times wider than high, or higher than wide, to use the room there is. */
+const STRETCH = 1.5;
 /** A cell at least this many pixels high has room for its word. */
-const LINE = 11;
+const LINE = 10.5;
 const FONT = '11px system-ui, "Noto Sans", "Noto Sans KR", "Apple SD Gothic Neo", "Malgun Gothic", sans-serif';
 
 export class MapDrawing {
@@ -54,7 +59,8 @@ export class MapDrawing {
   draw(shown) {
     const { pen, width, height } = clean(this.canvas);
     pen.font = FONT;
-    this.plot = place(pen, shown, width, height);
+    const layout = place(pen, shown, width, height);
+    this.plot = layout.plot;
     const top = shown.squares.length > 0 ? shown.squares : [shown.base];
     const scale = scaleOf(shown.scale, valuesOf(top, shown.seen, shown.sink));
     pen.save();
@@ -67,7 +73,7 @@ export class MapDrawing {
     pen.restore();
     drawFrame(pen, this.plot, shown.paper.line);
     marginals(pen, shown, this.plot, width);
-    axes(pen, shown, this.plot);
+    axes(pen, shown, layout);
     return { scale, how: top.every((square) => square.how !== "pooled") ? top[0].how : "pooled" };
   }
 
@@ -137,24 +143,45 @@ function wipe(pen, ranges, seen, plot) {
 }
 
 /**
- * Where the plot stands: square cells where the whole is about square, room for words where they fit.
+ * Where the plot stands, and which axes have room for words. Those of keys hang below and take height: they give way
+ * where the words of queries would not fit for them.
  * @param {Pen} pen
  * @param {Shown} shown
  * @param {number} width
  * @param {number} height
- * @returns {Box}
+ * @returns {Layout}
  */
 function place(pen, shown, width, height) {
-  const right = BARS + 2 * GAP + 14;
-  const top = BARS + 2 * GAP + 12;
-  const rough = Math.min(width - 60 - right, height - 60 - top);
-  const named = rough / Math.max(span(shown.seen.rows), span(shown.seen.cols)) >= LINE;
-  const left = named ? Math.min(110, 14 + widest(pen, shown.seen.rows, shown.queryLabel)) : 48;
-  const bottom = named ? Math.min(88, 14 + 0.78 * widest(pen, shown.seen.cols, shown.keyLabel)) : 30;
-  let [wide, high] = [Math.max(20, width - left - right), Math.max(20, height - top - bottom)];
+  const { rows, cols } = shown.seen;
+  // Words are measured only where they can fit at all: there may be 131,072 of them.
+  const [queries, keys] = [height / span(rows) >= LINE, width / span(cols) >= LINE];
+  const left = queries ? Math.min(110, 14 + widest(pen, rows, shown.queryLabel)) : 0;
+  const plain = plotIn(pen, shown, width, height, left, 30);
+  const readable = (/** @type {Box} */ plot) => queries && plot.height / span(rows) >= LINE;
+  if (!keys) return { plot: plain, queries: readable(plain), keys };
+  const below = Math.min(92, 20 + 0.78 * widest(pen, cols, shown.keyLabel));
+  const worded = plotIn(pen, shown, width, height, left, below);
+  const fits = worded.width / span(cols) >= LINE && readable(worded) === readable(plain);
+  return fits ? { plot: worded, queries: readable(worded), keys } : { plot: plain, queries: readable(plain), keys: false };
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Shown} shown
+ * @param {number} width
+ * @param {number} height
+ * @param {number} left  room that the words of queries want
+ * @param {number} bottom  room that is kept for keys
+ * @returns {Box}
+ */
+function plotIn(pen, shown, width, height, left, bottom) {
+  const beside = Math.max(8 + pen.measureText(shown.words.received).width, left, 48);
+  const [right, top] = [BARS + 2 * GAP, BARS + 2 * GAP];
+  let [wide, high] = [Math.max(20, width - beside - right), Math.max(20, height - top - bottom)];
   const ratio = span(shown.limits.cols) / span(shown.limits.rows);
-  if (ratio > 0.4 && ratio < 2.5) [wide, high] = [Math.min(wide, high * ratio), Math.min(high, wide / ratio)];
-  return { x: left + (width - left - right - wide) / 2, y: top, width: wide, height: high };
+  if (ratio > 0.4 && ratio < 2.5)
+    [wide, high] = [Math.min(wide, high * ratio * STRETCH), Math.min(high, (wide / ratio) * STRETCH)];
+  return { x: beside + (width - beside - right - wide) / 2, y: top, width: wide, height: high };
 }
 
 /**
@@ -220,44 +247,44 @@ function marginals(pen, shown, plot, width) {
   const above = { x: plot.x, y: plot.y - GAP - BARS, width: plot.width, height: BARS };
   const beside = { x: plot.x + plot.width + GAP, y: plot.y, width: BARS, height: plot.height };
   const most = (/** @type {Float32Array} */ bins, from = 0) => bins.subarray(from).reduce((a, b) => Math.max(a, b || 0), 0);
-  const common = { colour: paper.bar };
-  drawBars(pen, shown.received, limits.cols[1], seen.cols, above, { ...common, lying: false, most: most(shown.received, skip), skip });
-  drawBars(pen, shown.entropy, limits.rows[1], seen.rows, beside, { ...common, lying: true, most: most(shown.entropy) });
+  const standing = { colour: paper.bar, lying: false, most: most(shown.received, skip), skip };
+  drawBars(pen, shown.received, limits.cols[1], seen.cols, above, standing);
+  const lying = { colour: paper.bar, lying: true, most: most(shown.entropy) };
+  drawBars(pen, shown.entropy, limits.rows[1], seen.rows, beside, lying);
   pen.fillStyle = paper.muted;
-  pen.textBaseline = "alphabetic";
-  pen.textAlign = "left";
-  pen.fillText(fitted(pen, shown.words.received, plot.width), plot.x, above.y - 4);
-  pen.save();
-  pen.translate(Math.min(width - 3, beside.x + BARS + 10), plot.y);
-  pen.rotate(Math.PI / 2);
-  pen.fillText(fitted(pen, shown.words.entropy, plot.height), 0, 0);
-  pen.restore();
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  pen.fillText(shown.words.received, plot.x - 5, above.y + BARS / 2);
+  pen.textBaseline = "bottom";
+  const wide = Math.max(BARS, pen.measureText(shown.words.entropy).width);
+  pen.fillText(shown.words.entropy, Math.min(width - 2, beside.x + wide), plot.y - GAP);
 }
 
 /**
  * Words beside the cells where there is room for them, else numbers.
  * @param {Pen} pen
  * @param {Shown} shown
- * @param {Box} plot
+ * @param {Layout} layout
  */
-function axes(pen, shown, plot) {
+function axes(pen, shown, { plot, ...named }) {
   const { seen, paper } = shown;
   const [wide, high] = [plot.width / span(seen.cols), plot.height / span(seen.rows)];
-  const inside = ([start, stop], at) => at + 0.5 >= start && at + 0.5 <= stop;
+  const inside = (/** @type {Range} */ [start, stop], /** @type {number} */ at) => at + 0.5 >= start && at + 0.5 <= stop;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  const queries = high >= LINE ? ticks(seen.rows, Infinity) : ticks(seen.rows, plot.height / 40);
-  for (const i of withChosen(queries, shown.token, high >= LINE ? 0 : 14 / high)) {
+  const queries = named.queries ? ticks(seen.rows, Infinity) : ticks(seen.rows, plot.height / 40);
+  for (const i of withChosen(queries, shown.token, named.queries ? 0 : 14 / high)) {
     if (i < Math.floor(seen.rows[0]) || !inside(seen.rows, i)) continue;
     pen.fillStyle = i === shown.token ? paper.query : paper.muted;
-    const words = high >= LINE ? fitted(pen, shown.queryLabel(i), plot.x - 12) : String(i);
+    const words = named.queries ? fitted(pen, shown.queryLabel(i), plot.x - 12) : String(i);
     pen.fillText((i === shown.token ? "▸" : "") + words, plot.x - 5, plot.y + (i + 0.5 - seen.rows[0]) * high);
   }
-  const keys = wide >= LINE ? ticks(seen.cols, Infinity) : ticks(seen.cols, plot.width / 60);
-  for (const j of withChosen(keys, shown.key, wide >= LINE ? 0 : 34 / wide)) {
+  const keys = named.keys ? ticks(seen.cols, Infinity) : ticks(seen.cols, plot.width / 60);
+  for (const j of withChosen(keys, shown.key, named.keys ? 0 : 34 / wide)) {
     if (j < Math.floor(seen.cols[0]) || !inside(seen.cols, j)) continue;
     pen.fillStyle = j === shown.key ? paper.key : paper.muted;
-    keyName(pen, wide >= LINE ? fitted(pen, shown.keyLabel(j), 104) : String(j), plot.x + (j + 0.5 - seen.cols[0]) * wide, plot.y + plot.height + 6, wide >= LINE);
+    const words = named.keys ? fitted(pen, shown.keyLabel(j), 104) : String(j);
+    keyName(pen, words, plot.x + (j + 0.5 - seen.cols[0]) * wide, plot.y + plot.height + 6, named.keys);
   }
 }
 

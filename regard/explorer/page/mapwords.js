@@ -52,7 +52,8 @@ export class MapBar {
     const focus = this.controls.contains(document.activeElement) ? document.activeElement?.getAttribute("data-value") : null;
     fill(
       this.controls,
-      make("span", { class: "map-zoom", role: "group" }, button("−", words.further, 1 / 1.5, isWhole), button("+", words.closer, 1.5), button("⤢", words.all, 0, isWhole)),
+      make("span", { class: "map-zoom", role: "group" },
+        button("−", words.further, 1 / 1.5, isWhole), button("+", words.closer, 1.5), button("⤢", words.all, 0, isWhole)),
       scale,
       make("label", { class: "map-sink", title: words.sinkHint }, box, words.sink),
     );
@@ -99,13 +100,10 @@ export class MapTip {
   show(x, y, { lang, how, weight, queries, keys, queryLabel, keyLabel }) {
     const words = wordsFor(lang);
     const single = how !== "pooled";
-    const side = (/** @type {"query" | "key"} */ name, /** @type {[number, number]} */ [from, to], /** @type {(i: number) => string} */ label) =>
-      make("div", { class: `tip-${name}` }, make("span", { class: "tip-name" }, words[from === to ? name : name === "key" ? "keys" : "queries"]),
-        from === to ? `${label(from)} ` : "", make("span", { class: "tip-place" }, from === to ? String(from) : `${from}–${to}`));
     fill(
       this.element,
-      side("query", queries, queryLabel),
-      side("key", keys, keyLabel),
+      side("query", words.query, words.queries, queries, queryLabel),
+      side("key", words.key, words.keys, keys, keyLabel),
       make("div", { class: "tip-weight" }, make("span", { class: "tip-name" }, single ? words.weight : words.share),
         make("b", { "data-weight": weight }, digits(weight)), " ", make("span", { class: "tip-how" }, howWords(how, lang))),
     );
@@ -115,4 +113,19 @@ export class MapTip {
     this.element.style.left = `${x + 14 + wide > (room?.width ?? 0) ? Math.max(0, x - 14 - wide) : x + 14}px`;
     this.element.style.top = `${y + 14 + high > (room?.height ?? 0) ? Math.max(0, y - 14 - high) : y + 14}px`;
   }
+}
+
+/**
+ * The query or the key of a cell, by its word, or several by their numbers.
+ * @param {string} name
+ * @param {string} one
+ * @param {string} many
+ * @param {[number, number]} tokens
+ * @param {(i: number) => string} label
+ */
+function side(name, one, many, [from, to], label) {
+  const single = from === to;
+  return make("div", { class: `tip-${name}` },
+    make("span", { class: "tip-name" }, single ? one : many), single ? `${label(from)} ` : "",
+    make("span", { class: "tip-place" }, single ? String(from) : `${from}–${to}`));
 }

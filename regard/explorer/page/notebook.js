@@ -47,7 +47,7 @@ export class NotebookSource {
     this.open = refuse;
   }
 
-  /** @type {Source["leftOut"]} */
+  /** @returns {string | null} */
   leftOut() {
     return null; // Python has everything
   }

@@ -3,18 +3,21 @@
 //
 //     await save(element, "svg", { title: "layer 3, head 1", legend: ["weights, linear"], name: "map" });
 //
-// An element with data-picture="skip" is left out, and so are fields and menus. Gradients and shadows are not drawn,
-// elements before and after others (CSS `content`) neither. It does not know what the pane shows.
+// An element with data-picture="skip" is left out, and so are fields, menus and choices; what CSS alone writes before
+// or after an element (`content`) is not drawn. It does not know what the pane shows.
+
+import { boxAsSvg, place, round, visible } from "./boxes.js";
 
 /** @typedef {{title?: string, legend?: string[], name?: string, scale?: number}} Words */
 /** @typedef {{left: number, top: number}} Corner */
 
-const SKIPPED = "[data-picture=skip], input, select, textarea, dialog, script, style";
+const CONTROLS = "input, select, textarea, dialog, [role=group], [role=radiogroup], label:has(> input)";
+const SKIPPED = `[data-picture=skip], script, style, ${CONTROLS}`;
 const MARGIN = 16;
 const LINE = 18; // height of a line of the title or the legend
 const SHAPE_STYLES = (
-  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap opacity " +
-  "font-family font-size font-weight text-anchor dominant-baseline display visibility"
+  "fill fill-opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap stroke-linejoin opacity " +
+  "paint-order font-family font-size font-weight text-anchor dominant-baseline display visibility"
 ).split(" ");
 
 /**
@@ -50,12 +53,12 @@ export function draw(pane, { title = "", legend = [] } = {}) {
     `<text x="${MARGIN}" y="${round(y)}" font-family="${escaped(style.fontFamily)}" ${font} fill="${style.color}">` +
     `${escaped(words)}</text>`;
   const ink = new Ink({ left: box.left - MARGIN, top: box.top - above });
-  const size = place(0, 0, width, height);
+  const size = place({ x: 0, y: 0, width, height });
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" ${size} viewBox="0 0 ${round(width)} ${round(height)}">`,
     `<rect width="100%" height="100%" fill="${paperOf(pane)}"/>`,
     ...(title ? [line(title, MARGIN + 12, 'font-size="14" font-weight="600"')] : []),
-    ink.clipped(ink.element(pane), box),
+    ink.pane(pane, box),
     ...legend.map((words, n) => line(words, above + box.height + LINE * (n + 1), 'font-size="12"')),
     "</svg>",
   ].join("\n");
@@ -86,8 +89,22 @@ class Ink {
   /** @param {Corner} corner */
   constructor(corner) {
     this.corner = corner;
-    this.clips = 0;
+    this.named = 0;
+    /** @type {DOMRect[]} */
+    this.clips = []; // the boxes outside of which nothing is seen just now
+    /** @type {string[]} */
+    this.above = []; // what lies above the rest, such as the chosen cell with its ring
     this.letters = document.createElement("canvas").getContext("2d");
+  }
+
+  /**
+   * A pane, and nothing that reaches out of it.
+   * @param {Element} pane
+   * @param {DOMRect} box
+   */
+  pane(pane, box) {
+    const below = this.#element(pane);
+    return this.#clipped(below + this.above.join(""), box);
   }
 
   /**
@@ -95,17 +112,23 @@ class Ink {
    * @param {Element} element
    * @returns {string}
    */
-  element(element) {
+  #element(element) {
     const style = getComputedStyle(element);
     if (element.matches(SKIPPED) || style.display === "none" || Number(style.opacity) === 0) return "";
     const box = element.getBoundingClientRect();
     if (element instanceof SVGSVGElement) return this.#drawing(element, box);
     if (element instanceof HTMLCanvasElement) return this.#canvas(element, box);
     const seen = style.visibility === "visible" && box.width > 0 && box.height > 0;
+    const cut = style.overflow !== "visible" && style.display !== "inline";
+    if (cut) this.clips.push(box);
     const inside = Array.from(element.childNodes, (child) => this.#child(child, style)).join("");
-    const own = seen ? this.#background(style, box) : "";
+    if (cut) this.clips.pop();
+    const own = seen ? boxAsSvg(style, this.#at(box), `made${(this.named += 1)}`) : "";
     const faded = Number(style.opacity) < 1 ? `<g opacity="${style.opacity}">${own}${inside}</g>` : own + inside;
-    return inside && style.overflow !== "visible" && style.display !== "inline" ? this.clipped(faded, box) : faded;
+    const whole = inside && cut ? this.#clipped(faded, box) : faded;
+    if (!(style.position !== "static" && Number(style.zIndex) > 0)) return whole;
+    this.above.push(this.clips.reduce((part, clip) => this.#clipped(part, clip), whole));
+    return "";
   }
 
   /**
@@ -113,22 +136,16 @@ class Ink {
    * @param {CSSStyleDeclaration} style  of its parent
    */
   #child(child, style) {
-    if (child instanceof Element) return this.element(child);
+    if (child instanceof Element) return this.#element(child);
     return child instanceof Text && style.visibility === "visible" ? this.#words(child, style) : "";
   }
 
   /**
-   * A box's paper and its lines.
-   * @param {CSSStyleDeclaration} style
+   * Where a box of the page stands in the picture.
    * @param {DOMRect} box
    */
-  #background(style, box) {
-    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
-    const radius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.width / 2, box.height / 2);
-    const paper = visible(style.backgroundColor)
-      ? `<rect ${place(x, y, box.width, box.height)} rx="${round(radius)}" fill="${style.backgroundColor}"/>`
-      : "";
-    return paper + borders(style, box, x, y, radius);
+  #at({ left, top, width, height }) {
+    return { x: left - this.corner.left, y: top - this.corner.top, width, height };
   }
 
   /**
@@ -167,9 +184,7 @@ class Ink {
    */
   #canvas(canvas, box) {
     if (canvas.width === 0 || canvas.height === 0 || box.width === 0) return "";
-    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
-    const where = place(x, y, box.width, box.height);
-    return `<image ${where} preserveAspectRatio="none" href="${canvas.toDataURL("image/png")}"/>`;
+    return `<image ${place(this.#at(box))} preserveAspectRatio="none" href="${canvas.toDataURL("image/png")}"/>`;
   }
 
   /**
@@ -188,9 +203,7 @@ class Ink {
       }
       for (const name of ["class", "style", "id"]) shape.removeAttribute(name);
     });
-    const [x, y] = [box.left - this.corner.left, box.top - this.corner.top];
-    const given = { x, y, width: box.width, height: box.height };
-    for (const [name, value] of Object.entries(given)) copy.setAttribute(name, String(round(value)));
+    for (const [name, value] of Object.entries(this.#at(box))) copy.setAttribute(name, String(round(value)));
     return new XMLSerializer().serializeToString(copy);
   }
 
@@ -199,10 +212,10 @@ class Ink {
    * @param {string} inside
    * @param {DOMRect} box
    */
-  clipped(inside, box) {
-    const name = `clip${(this.clips += 1)}`;
-    const shape = `<rect ${place(box.left - this.corner.left, box.top - this.corner.top, box.width, box.height)}/>`;
-    return `<clipPath id="${name}">${shape}</clipPath><g clip-path="url(#${name})">${inside}</g>`;
+  #clipped(inside, box) {
+    const name = `made${(this.named += 1)}`;
+    const shape = `<clipPath id="${name}"><rect ${place(this.#at(box))}/></clipPath>`;
+    return `${shape}<g clip-path="url(#${name})">${inside}</g>`;
   }
 }
 
@@ -233,41 +246,6 @@ function linesOf(text) {
 }
 
 /**
- * The lines around a box, those sides that have one.
- * @param {CSSStyleDeclaration} style
- * @param {DOMRect} box
- * @param {number} x
- * @param {number} y
- * @param {number} radius
- */
-function borders(style, box, x, y, radius) {
-  const sides = ["top", "right", "bottom", "left"].map((side) => {
-    const [kind, width, colour] = ["style", "width", "color"].map((n) => style.getPropertyValue(`border-${side}-${n}`));
-    return { width: kind === "none" ? 0 : parseFloat(width), colour };
-  });
-  const [first] = sides;
-  if (sides.every(({ width, colour }) => width === first.width && colour === first.colour)) {
-    if (!(first.width > 0) || !visible(first.colour)) return "";
-    const [w, half] = [first.width, first.width / 2];
-    const where = place(x + half, y + half, Math.max(0, box.width - w), Math.max(0, box.height - w));
-    return `<rect ${where} rx="${round(radius)}" fill="none" stroke="${first.colour}" stroke-width="${w}"/>`;
-  }
-  const [right, bottom] = [x + box.width, y + box.height];
-  const strips = [
-    [x, y, box.width, sides[0].width],
-    [right - sides[1].width, y, sides[1].width, box.height],
-    [x, bottom - sides[2].width, box.width, sides[2].width],
-    [x, y, sides[3].width, box.height],
-  ];
-  return strips
-    .map(([left, top, wide, high], n) => {
-      const shown = sides[n].width > 0 && visible(sides[n].colour);
-      return shown ? `<rect ${place(left, top, wide, high)} fill="${sides[n].colour}"/>` : "";
-    })
-    .join("");
-}
-
-/**
  * The colour of the nearest paper behind a pane.
  * @param {Element | null} element
  * @returns {string}
@@ -276,26 +254,6 @@ function paperOf(element) {
   if (element === null) return "white";
   const { backgroundColor } = getComputedStyle(element);
   return visible(backgroundColor) ? backgroundColor : paperOf(element.parentElement);
-}
-
-/** @param {string} colour  as computed styles give it */
-function visible(colour) {
-  return colour !== "transparent" && !/^rgba\(.*,\s*0\)$|\/\s*0\s*\)$/.test(colour);
-}
-
-/**
- * @param {number} x
- * @param {number} y
- * @param {number} width
- * @param {number} height
- */
-function place(x, y, width, height) {
-  return `x="${round(x)}" y="${round(y)}" width="${round(width)}" height="${round(height)}"`;
-}
-
-/** @param {number} value */
-function round(value) {
-  return Math.round(value * 100) / 100;
 }
 
 /** @param {string} words */

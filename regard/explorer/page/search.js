@@ -31,9 +31,20 @@ const COMPARE = {
   "=": (a, b) => a === b || Math.abs(a - b) < 0.005, // as numbers are shown: two digits
   "!=": (a, b) => Math.abs(a - b) >= 0.005,
 };
-const ALIKE = { "==": "=", "≤": "<=", "≥": ">=", "≠": "!=", "&&": "and", "&": "and", "||": "or", "|": "or", "!": "not" };
+const ALIKE = {
+  "==": "=",
+  "≤": "<=",
+  "≥": ">=",
+  "≠": "!=",
+  "&&": "and",
+  "&": "and",
+  "||": "or",
+  "|": "or",
+  "!": "not",
+};
 const SAME = new Map(Object.entries(ALIKE));
-const PART = /\s*(?:(<=|>=|!=|==|&&|\|\||[<>=≤≥≠()&|!])|("[^"]*")|(-?(?:\d+\.?\d*|\.\d+)(?![\w.]))|([\p{L}_][\p{L}\p{N}_]*)|(\S))/uy;
+const PART =
+  /\s*(?:(<=|>=|!=|==|&&|\|\||[<>=≤≥≠()&|!])|("[^"]*")|(-?(?:\d+\.?\d*|\.\d+)(?![\w.]))|([\p{L}_][\p{L}\p{N}_]*)|(\S))/uy;
 
 /**
  * A search as a question about one head. Raises SearchError for a text that cannot be read.
@@ -63,7 +74,10 @@ function split(text, names) {
     if (other) throw new SearchError("find_character", { word: other });
     parts.push(SAME.get(sign) ?? sign ?? quoted?.slice(1, -1) ?? number ?? word.toLowerCase());
   }
-  return joined(parts, names.map((name) => name.toLowerCase()));
+  return joined(
+    parts,
+    names.map((name) => name.toLowerCase()),
+  );
 }
 
 /**
@@ -139,7 +153,8 @@ class Reader {
    */
   compared(name) {
     const { numbers, patterns } = this.names;
-    if (!numbers.includes(name)) throw new SearchError("find_unknown", { word: name, names: [...numbers, "label"].join(", ") });
+    if (!numbers.includes(name))
+      throw new SearchError("find_unknown", { word: name, names: [...numbers, "label"].join(", ") });
     const sign = this.parts[this.at];
     if (sign in COMPARE) return this.number(name, sign);
     if (patterns.includes(name)) return (head) => head.label === name;

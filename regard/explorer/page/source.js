@@ -115,7 +115,8 @@ export class HttpSource {
     this.kept = new Remembered(256);
     this.look = {
       /** @type {Source["look"]["start"]} */
-      start: async (text, model, truncate) => (await this.#send("POST", "look", JSON.stringify({ text, model, truncate }))).job,
+      start: async (text, model, truncate) =>
+        (await this.#send("POST", "look", JSON.stringify({ text, model, truncate }))).job,
       /** @type {Source["look"]["poll"]} */
       poll: (job) => this.#send("GET", `job/${encodeURIComponent(job)}`),
       /** @type {Source["look"]["cancel"]} */

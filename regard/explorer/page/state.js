@@ -29,7 +29,7 @@
  * @property {[number, number] | null} window  tokens shown in the text pane, [a, b)
  * @property {{rows: [number, number], cols: [number, number]} | null} region  cells shown in the map; null: all
  * @property {Other | null} compare
- * @property {"grid" | "list"} view  how the atlas is laid out
+ * @property {"grid" | "list" | "rising"} view  how the atlas is laid out: as a grid, highest first, or lowest first
  * @property {string} find  the atlas's search
  * @property {boolean} drawer  whether the drawer is open
  */
@@ -72,7 +72,11 @@ export function createStore(given = {}) {
       const unknown = Object.keys(patch).filter((name) => !(name in FIRST));
       if (unknown.length > 0) throw new Error(`no such state: ${unknown.join(", ")}`);
       const before = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ (state));
-      const changed = new Set(Object.entries(patch).filter(([name, now]) => !same(before[name], now)).map(([n]) => n));
+      const changed = new Set(
+        Object.entries(patch)
+          .filter(([name, now]) => !same(before[name], now))
+          .map(([n]) => n),
+      );
       if (changed.size === 0) return;
       state = { ...state, ...patch };
       for (const listener of [...listeners]) listener(state, changed);

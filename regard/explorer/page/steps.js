@@ -65,7 +65,8 @@ class StepsPane {
     const signal = this.next();
     try {
       const overview = await this.source.overview(session);
-      if (this.naming?.overview !== overview) this.naming = new Naming(this.source, session, overview, () => this.draw());
+      if (this.naming?.overview !== overview)
+        this.naming = new Naming(this.source, session, overview, () => this.draw());
       const found = overview.layers[layer];
       this.answer = null;
       if (!(found?.rows ?? overview.rows)) return this.note(say(lang, "no_rows"));
@@ -96,7 +97,11 @@ class StepsPane {
    */
   note(words, kind = "") {
     const { lang } = this.store.get();
-    fill(this.element, make("h2", {}, say(lang, "steps")), make("p", { class: `note ${kind}`, role: kind ? "alert" : null }, words));
+    fill(
+      this.element,
+      make("h2", {}, say(lang, "steps")),
+      make("p", { class: `note ${kind}`, role: kind ? "alert" : null }, words),
+    );
   }
 
   draw() {
@@ -104,12 +109,18 @@ class StepsPane {
     if (answer === null || naming === null) return;
     const { lang, layer } = this.store.get();
     const token = naming.query(layer, answer.token);
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset.focus;
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset
+      .focus;
     fill(
       this.element,
       make("h2", {}, say(lang, "steps_of", { token: `“${token}”` })),
       this.words(answer, token),
-      make("div", { class: "steps-body" }, this.table(answer), make("div", { class: "vectors" }, this.pair(answer, token), this.result(answer))),
+      make(
+        "div",
+        { class: "steps-body" },
+        this.table(answer),
+        make("div", { class: "vectors" }, this.pair(answer, token), this.result(answer)),
+      ),
     );
     if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-focus="${focused}"]`))?.focus();
   }
@@ -122,7 +133,9 @@ class StepsPane {
     const { lang } = this.store.get();
     const [d, lse] = [answer.d, figure(answer.lse)];
     const root = Math.sqrt(d);
-    const second = isRoot(answer) ? say(lang, "step_2", { d, root: figure(root) }) : say(lang, "step_2_other", { scale: figure(answer.scale) });
+    const second = isRoot(answer)
+      ? say(lang, "step_2", { d, root: figure(root) })
+      : say(lang, "step_2_other", { scale: figure(answer.scale) });
     const third = say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
     const fourth = say(lang, answer.v_sum ? "step_4" : "step_4_missing");
     const all = [say(lang, "step_1", { token: `“${token}”`, d }), second, third, fourth];
@@ -138,14 +151,42 @@ class StepsPane {
     const asked = answer.keys.indexOf(answer.key);
     const seen = this.all || few.includes(asked) || asked < 0 ? few : [...few.slice(0, FEW - 1), asked];
     const biased = isBiased(answer);
-    const heads = ["step_key", "step_dot", isRoot(answer) ? "step_scaled" : "step_scaled_other", ...(biased ? ["step_score"] : []), "step_softmax"];
-    const lines = (this.all ? order : seen).map((i) => this.line(i, answer, [dots[i], scaled[i], ...(biased ? [scores[i]] : [])], weights[i]));
-    const more = order.length > FEW && make("button", { type: "button", class: "quiet", "data-focus": "all", onclick: () => this.toggle() }, this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }));
+    const heads = [
+      "step_key",
+      "step_dot",
+      isRoot(answer) ? "step_scaled" : "step_scaled_other",
+      ...(biased ? ["step_score"] : []),
+      "step_softmax",
+    ];
+    const lines = (this.all ? order : seen).map((i) =>
+      this.line(i, answer, [dots[i], scaled[i], ...(biased ? [scores[i]] : [])], weights[i]),
+    );
+    const more =
+      order.length > FEW &&
+      make(
+        "button",
+        { type: "button", class: "quiet", "data-focus": "all", onclick: () => this.toggle() },
+        this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }),
+      );
     const total = this.naming?.overview.layers[layer]?.keys ?? order.length;
-    return make("div", { class: "keys" },
-      make("table", {},
+    return make(
+      "div",
+      { class: "keys" },
+      make(
+        "table",
+        {},
         make("caption", {}, say(lang, "keys_shown", { count: lines.length, all: total })),
-        make("thead", {}, make("tr", {}, ...heads.map((word) => make("th", { scope: "col" }, say(lang, /** @type {import("./words.js").Word} */ (word)))))),
+        make(
+          "thead",
+          {},
+          make(
+            "tr",
+            {},
+            ...heads.map((word) =>
+              make("th", { scope: "col" }, say(lang, /** @type {import("./words.js").Word} */ (word))),
+            ),
+          ),
+        ),
         make("tbody", {}, ...lines),
       ),
       more,
@@ -168,10 +209,30 @@ class StepsPane {
     const key = answer.keys[i];
     const name = this.naming?.key(layer, key) ?? "";
     const choose = () => this.store.set({ key });
-    return make("tr", { class: key === answer.key ? "chosen" : "", onclick: choose, "data-key": key },
-      make("th", { scope: "row" }, make("button", { type: "button", class: "called", "aria-pressed": key === answer.key, "data-focus": `key${key}` }, name), make("small", {}, String(key))),
+    return make(
+      "tr",
+      { class: key === answer.key ? "chosen" : "", onclick: choose, "data-key": key },
+      make(
+        "th",
+        { scope: "row" },
+        make(
+          "button",
+          { type: "button", class: "called", "aria-pressed": key === answer.key, "data-focus": `key${key}` },
+          name,
+        ),
+        make("small", {}, String(key)),
+      ),
       ...scores.map((value) => make("td", {}, figure(value))),
-      make("td", { class: "weight" }, make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: `width:${(100 * weight).toFixed(2)}%` })), make("span", { class: "number" }, figure(weight))),
+      make(
+        "td",
+        { class: "weight" },
+        make(
+          "span",
+          { class: "bar", "aria-hidden": "true" },
+          make("i", { style: `width:${(100 * weight).toFixed(2)}%` }),
+        ),
+        make("span", { class: "number" }, figure(weight)),
+      ),
     );
   }
 
@@ -185,11 +246,19 @@ class StepsPane {
     const [q, k, product] = [answer.q, answer.k, answer.product].map(list);
     const largest = Math.max(...q.map(Math.abs), ...k.map(Math.abs));
     const at = answer.keys.indexOf(answer.key);
-    const [dot, scaled, weight] = [answer.dots, answer.scaled, answer.weights].map((values) => figure(list(values)[at]));
-    const titles = (/** @type {number} */ index) => say(lang, "dimension", { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
-    const strip = (/** @type {string} */ label, /** @type {number[]} */ values, /** @type {number | undefined} */ most) =>
-      make("div", { class: "strip" }, make("span", {}, label), bars(values, { largest: most, label, titles }));
-    return make("div", { class: "pair" },
+    const [dot, scaled, weight] = [answer.dots, answer.scaled, answer.weights].map((values) =>
+      figure(list(values)[at]),
+    );
+    const titles = (/** @type {number} */ index) =>
+      say(lang, "dimension", { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
+    const strip = (
+      /** @type {string} */ label,
+      /** @type {number[]} */ values,
+      /** @type {number | undefined} */ most,
+    ) => make("div", { class: "strip" }, make("span", {}, label), bars(values, { largest: most, label, titles }));
+    return make(
+      "div",
+      { class: "pair" },
       make("h3", {}, say(lang, "pair", { token: `“${token}”`, key })),
       strip(say(lang, "query_vector", { token: `“${token}”` }), q, largest),
       strip(say(lang, "key_vector", { key }), k, largest),
@@ -204,7 +273,17 @@ class StepsPane {
     const values = list(answer.v_sum);
     if (values.length === 0) return null;
     const label = say(lang, "result", { d: values.length });
-    return make("div", { class: "pair" }, make("h3", {}, label), make("div", { class: "strip" }, make("span", {}, "Σ w·v"), bars(values, { label, titles: (i) => figure(values[i]) })));
+    return make(
+      "div",
+      { class: "pair" },
+      make("h3", {}, label),
+      make(
+        "div",
+        { class: "strip" },
+        make("span", {}, "Σ w·v"),
+        bars(values, { label, titles: (i) => figure(values[i]) }),
+      ),
+    );
   }
 }
 
@@ -219,5 +298,7 @@ function isRoot({ scale, d }) {
  */
 function isBiased(answer) {
   const [scaled, scores] = [list(answer.scaled), list(answer.scores)];
-  return scores.some((score, i) => Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)));
+  return scores.some(
+    (score, i) => Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)),
+  );
 }

@@ -2,13 +2,15 @@
 // strongest links as arcs (short texts) and as a list. It does not know how a row is computed.
 
 import { arcsLayer, drawArcs } from "./arcs.js";
-import { scaleOf, stepAt } from "./colourmaps.js";
+import { scaleOf } from "./colourmaps.js";
 import { fill, make } from "./elements.js";
 import { Labels } from "./labels.js";
-import { digits, howWords, wordsFor } from "./panewords.js";
+import { LinkList, sayLink } from "./linklist.js";
+import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { Ribbon } from "./ribbon.js";
 import { isAbort, latest } from "./source.js";
+import { watchSurroundings } from "./surroundings.js";
 import { WordView } from "./wordview.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -56,10 +58,10 @@ class TextPane {
     });
     this.arcs = arcsLayer();
     this.page = make("div", { class: "text-page" }, this.words.element, this.arcs);
-    this.links = make("div", { class: "text-links" });
+    this.links = new LinkList((key) => this.#go(key));
     this.scroll = make("div", { class: "text-scroll" }, this.page);
     element.classList.add("pane-text");
-    element.replaceChildren(this.readout, this.ribbon.element, this.place, this.scroll, this.links);
+    element.replaceChildren(this.readout, this.ribbon.element, this.place, this.scroll, this.links.element);
     /** @type {import("./source.js").Overview | null} */
     this.overview = null;
     /** @type {Labels | null} */
@@ -68,19 +70,22 @@ class TextPane {
     this.row = null;
     this.asked = { text: "", row: "" };
     this.written = "";
-    this.listed = "";
     this.held = false;
     /** @type {number | null} */
     this.token = store.get().window === null ? null : store.get().token; // a window that is given stays
+    /** @type {number | null} */
+    this.sought = null; // the word to scroll to
     this.error = "";
+    this.ended = false;
     this.frame = 0;
     this.timer = 0;
-    this.ends = [store.on(() => this.update()), this.#watchSize()];
+    this.ends = [store.on(() => this.update()), watchSurroundings(element, () => this.update())];
     this.update();
   }
 
   /** Ask for what is missing, and draw before the next frame. */
   update() {
+    if (this.ended) return;
     const { session } = this.store.get();
     if (session !== this.asked.text) {
       this.asked.text = session ?? "";
@@ -92,6 +97,7 @@ class TextPane {
   }
 
   destroy() {
+    this.ended = true;
     for (const end of this.ends) end();
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
@@ -99,18 +105,6 @@ class TextPane {
     this.nextText();
     this.element.replaceChildren();
     this.element.classList.remove("pane-text");
-  }
-
-  #watchSize() {
-    const observer = new ResizeObserver(() => this.update());
-    observer.observe(this.element);
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => this.update();
-    scheme.addEventListener("change", changed);
-    return () => {
-      observer.disconnect();
-      scheme.removeEventListener("change", changed);
-    };
   }
 
   /** @param {string | null} session */
@@ -123,7 +117,7 @@ class TextPane {
       if (signal.aborted) return;
       this.overview = overview;
       this.labels = new Labels(this.source, session, overview, () => {
-        [this.written, this.listed] = ["", ""];
+        this.written = "";
         this.update();
       });
     } catch (error) {
@@ -135,7 +129,8 @@ class TextPane {
 
   #askForRow() {
     const { session, layer, head, token } = this.store.get();
-    if (!this.overview || session === null || token === null || !this.#hasRows) return;
+    const queries = this.#layer?.queries ?? 0;
+    if (session === null || token === null || token >= queries || !this.#hasRows) return;
     const asked = [session, layer, head, token, ...this.#window()].join("/");
     if (asked === this.asked.row) return;
     this.asked.row = asked;
@@ -227,6 +222,7 @@ class TextPane {
     this.token = token;
     const [from, to] = this.#window();
     const word = this.#wordOf(token);
+    this.sought = word;
     if (word === null || (word >= from && word < to)) return;
     const wide = to - from;
     // One step beyond an end turns the page by half; a jump brings the word to the middle.
@@ -249,6 +245,7 @@ class TextPane {
       ...{ start: row?.start ?? 0, weights: row?.weights.data ?? null, token: this.#wordOf(state.token), key: state.key },
       ...{ held: this.held, sink: state.sink, scale, paper, lang: state.lang },
     });
+    if (this.words.bringIntoSight(this.sought, this.scroll)) this.sought = null;
     const [from, to] = window;
     const said = words.position({ from, to: to - 1, all: this.#length });
     this.place.textContent = said;
@@ -259,7 +256,9 @@ class TextPane {
       scale: row ? scaleOf(state.scale, row.ribbon.sum.data.subarray(state.sink ? 0 : 1)) : scale,
     });
     this.#drawArcs(state, row, scale, paper);
-    this.#list(state, row, scale, paper);
+    const top = this.#top(state, row);
+    for (const { key } of top) labels.have(key, key + 1);
+    this.links.show(top, { key: state.key, lang: state.lang, scale, paper, name: (key) => this.#name(key) });
     this.#read(this.error, state);
   }
 
@@ -286,17 +285,16 @@ class TextPane {
   #write(state, window) {
     const { labels } = this;
     const named = this.#layer?.labelled !== false;
-    const written = [state.session, state.lang, named, ...window].join("/");
+    const written = [state.session, state.lang, named, this.#asks, ...window].join("/");
     if (written === this.written || !labels || (named && !labels.have(window[0], window[1]))) return;
     this.written = written;
     this.words.element.setAttribute("aria-label", wordsFor(state.lang).text);
-    this.element.classList.toggle("with-arcs", this.#length <= ARCS);
+    this.element.classList.toggle("with-arcs", this.#asks && this.#length <= ARCS);
     const focused = this.words.focused;
     this.words.write(named ? labels.words(...window) : labels.numbers(...window), state.lang);
     this.scroll.scrollTop = 0;
-    const sought = [this.#wordOf(state.token), state.key].find((index) => this.#inWindow(index)) ?? null;
-    if (sought !== null) this.words.spans.get(sought)?.scrollIntoView({ block: "nearest" });
-    if (focused && sought !== null) this.words.focus(sought);
+    this.sought = [this.#wordOf(state.token), state.key].find((index) => this.#inWindow(index)) ?? null;
+    if (focused && this.sought !== null) this.words.focus(this.sought);
   }
 
   /**
@@ -324,31 +322,6 @@ class TextPane {
   }
 
   /**
-   * @param {State} state
-   * @param {Row | null} row
-   * @param {import("./colourmaps.js").Scale} scale
-   * @param {import("./paper.js").Paper} paper
-   */
-  #list(state, row, scale, paper) {
-    const top = this.#top(state, row);
-    const listed = JSON.stringify([top, state.lang, state.scale, paper.dark, row?.token, state.key]);
-    if (listed === this.listed) return;
-    this.listed = listed;
-    this.links.hidden = top.length === 0;
-    const most = top[0]?.weight ?? 1;
-    const lines = top.map(({ key, weight }) => {
-      this.labels?.have(key, key + 1);
-      const bar = `width: ${((100 * weight) / most).toFixed(1)}%; background: ${paper.ramp.css[stepAt(Math.max(0.35, scale.place(weight)))]}`;
-      return make("li", {}, make("button", { type: "button", "aria-pressed": String(key === state.key), "data-key": key, onclick: () => this.#go(key) },
-        make("span", { class: "link-word" }, this.#name(key)),
-        make("span", { class: "link-place" }, String(key)),
-        make("span", { class: "link-bar" }, make("span", { style: bar })),
-        make("span", { class: "link-weight" }, digits(weight))));
-    });
-    fill(this.links, make("h3", {}, wordsFor(state.lang).strongestLinks), make("ol", {}, ...lines));
-  }
-
-  /**
    * Look at a key, and bring it into the window.
    * @param {number} key
    */
@@ -360,39 +333,22 @@ class TextPane {
   }
 
   /**
-   * One line: the query, the key that is pointed at or else the strongest, its weight, and whether it is exact.
    * @param {string} error
    * @param {State} state
    */
   #read(error, state) {
     const words = wordsFor(state.lang);
-    const { row, labels } = this;
-    if (error || !labels || !this.overview) return fill(this.readout, error);
+    const { row } = this;
+    if (error || !this.overview) return fill(this.readout, error);
     if (!this.#hasRows) return fill(this.readout, words.noRows);
     if (state.token === null || row === null) return fill(this.readout, this.#asks ? words.choose : words.noQueries);
-    const strongest = this.#top(state, row)[0]?.key ?? null;
-    const key = this.held || !this.#asks ? (state.key ?? strongest) : strongest;
-    const weight = key === null ? NaN : this.#weightOf(row, key);
-    fill(
-      this.readout,
-      make("span", { class: "said-query" }, this.#asks ? this.#name(this.#wordOf(row.token) ?? 0) : `#${row.token}`),
-      make("span", { class: "said-place" }, String(row.token)),
-      " → ",
-      make("span", { class: "said-key" }, key === null ? "–" : this.#name(key)),
-      make("span", { class: "said-place" }, key === null ? "" : String(key)),
-      make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
-      make("span", { class: "said-how" }, howWords(row.how, state.lang)),
-      make("span", { class: "said-hint" }, this.#asks ? (this.held ? words.held : words.free) : words.noQueries),
-    );
-  }
-
-  /**
-   * @param {Row} row
-   * @param {number} key
-   */
-  #weightOf(row, key) {
-    if (key >= row.start && key < row.stop) return row.weights.data[key - row.start];
-    return row.top.find((link) => link.key === key)?.weight ?? NaN;
+    const key = state.key ?? this.#top(state, row)[0]?.key ?? null;
+    const word = this.#wordOf(row.token);
+    fill(this.readout, ...sayLink({
+      ...{ row, key, lang: state.lang, queryName: word === null ? `#${row.token}` : this.#name(word) },
+      ...{ keyName: key === null ? "–" : this.#name(key), place: word ?? row.token },
+      hint: this.#asks ? (this.held ? words.held : words.free) : words.noQueries,
+    }));
   }
 
   /**
@@ -401,8 +357,17 @@ class TextPane {
    */
   #point(index) {
     clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      if (!this.held) this.token = this.#queryOf(index); // it is in sight already
+      this.#look(index);
+    }, POINT_MS);
+  }
+
+  /** @param {number} index */
+  #look(index) {
     const token = this.held ? null : this.#queryOf(index);
-    this.timer = setTimeout(() => this.store.set(token === null ? { key: index } : { token }), POINT_MS);
+    if (token === null) this.store.set({ key: index });
+    else if (token !== this.store.get().token) this.store.set({ token, key: null });
   }
 
   /** @param {number} index */
@@ -426,8 +391,7 @@ class TextPane {
     const [word, last] = [this.#wordOf(state.token), this.#length - 1];
     const at = (this.held ? (state.key ?? word) : (word ?? state.key)) ?? -1;
     const to = Math.max(0, Math.min(last, at + by));
-    const token = this.held ? null : this.#queryOf(to);
-    this.store.set(token === null ? { key: to } : { token });
+    this.#look(to);
     this.words.focus(to);
   }
 

@@ -170,6 +170,32 @@ export class Squares {
 }
 
 /**
+ * The cell of a square that a query and a key fall into: its place among the values, and its tokens, [first, last].
+ * @param {Square} square
+ * @param {number} query
+ * @param {number} key
+ * @returns {{at: number, queries: Range, keys: Range}}
+ */
+export function cellAt({ rows, cols, down, across }, query, key) {
+  const [i, queries] = binOf(rows, down, Math.floor(query));
+  const [j, keys] = binOf(cols, across, Math.floor(key));
+  return { at: i * across + j, queries, keys };
+}
+
+/**
+ * Bins are as even as whole tokens allow: bin c of n tokens begins at ⌊c·n ÷ bins⌋, as in the answers.
+ * @param {Range} range
+ * @param {number} bins
+ * @param {number} token
+ * @returns {[number, Range]}
+ */
+function binOf(range, bins, token) {
+  const n = span(range);
+  const bin = Math.floor(((token - range[0] + 1) * bins - 1) / n);
+  return [bin, [range[0] + Math.floor((bin * n) / bins), range[0] + Math.floor(((bin + 1) * n) / bins) - 1]];
+}
+
+/**
  * @param {string} key
  * @param {Seen} ranges
  * @param {number} level

@@ -17,7 +17,10 @@ const flag = (text) => (text === "1" ? true : text === "0" ? false : undefined);
 /** @type {(text: string) => string | undefined} */
 const words = (text) => (text.length <= 300 ? text : undefined);
 /** @type {(...allowed: string[]) => (text: string) => string | undefined} */
-const oneOf = (...allowed) => (text) => (allowed.includes(text) ? text : undefined);
+const oneOf =
+  (...allowed) =>
+  (text) =>
+    allowed.includes(text) ? text : undefined;
 
 /** @param {string} text "3-16" */
 function span(text) {
@@ -43,7 +46,7 @@ const FIELDS = {
   sink: flag,
   lang: oneOf("en", "ko"),
   theme: oneOf("auto", "light", "dark"),
-  view: oneOf("grid", "list"),
+  view: oneOf("grid", "list", "rising"),
   find: words,
   drawer: flag,
 };

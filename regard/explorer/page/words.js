@@ -35,7 +35,9 @@ const en = {
   text: "Text",
   measure: "Coloured by",
   view_grid: "Grid",
-  view_list: "List",
+  view_grid_title: "Grid of layers and heads",
+  view_list_title: "List, highest first",
+  view_rising_title: "List, lowest first",
   view: "Layout",
   find: "Search heads",
   find_example: "induction > 0.4",
@@ -85,7 +87,7 @@ const en = {
   patterns: "Patterns",
   strongest: "Strongest links",
   no_links: "No links are known.",
-  link_label: "{query} looks at {key}, weight {weight}",
+  looks_at: "looks at",
   steps: "Steps of one query",
   steps_of: "How {token} comes to look where it looks",
   step_dot: "q·k",
@@ -112,7 +114,8 @@ const en = {
   show_all: "Show all {count}",
   show_fewer: "Show fewer",
   choose_token: "Choose a token in the text (or press j and k) to see how its weights come about.",
-  no_rows: "This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep=\"qk\").",
+  no_rows:
+    'This capture holds measures only: no exact rows, so no steps. Queries and keys are kept with watch(model, keep="qk").',
 
   choose: "What shall be read?",
   choose_intro: "Type or drop a text, and see which words each head of a model looks at.",
@@ -135,6 +138,7 @@ const en = {
   state_seconds: "{seconds} s",
   cancel: "Cancel",
   cancelled: "Cancelled.",
+  save: "Save as a picture",
   warning: "Weights say where a head reads from, not why the model answers as it does.",
   loading: "Loading …",
   failed: "That did not work: {error}",
@@ -149,7 +153,8 @@ const en = {
   help_compare: "compare with a second session",
   help_help: "this help",
   help_escape: "close",
-  help_about: "A head is coloured by one number; the map shows how its queries (rows) look at keys (columns); the text shows the chosen token's exact row. The address keeps what you see: copy it to come back.",
+  help_about:
+    "A head is coloured by one number; the map shows how its queries (rows) look at keys (columns); the text shows the chosen token's exact row. The address keeps what you see: copy it to come back.",
 };
 
 /** @type {Record<keyof typeof en, string>} */
@@ -187,7 +192,9 @@ const ko = {
   text: "텍스트",
   measure: "색 기준",
   view_grid: "격자",
-  view_list: "목록",
+  view_grid_title: "레이어와 헤드의 격자",
+  view_list_title: "목록, 큰 값부터",
+  view_rising_title: "목록, 작은 값부터",
   view: "배치",
   find: "헤드 검색",
   find_example: "induction > 0.4",
@@ -237,7 +244,7 @@ const ko = {
   patterns: "패턴",
   strongest: "가장 강한 연결",
   no_links: "알려진 연결이 없습니다.",
-  link_label: "{query} → {key}, 가중치 {weight}",
+  looks_at: "가 보는 토큰",
   steps: "쿼리 하나의 계산 과정",
   steps_of: "{token}의 가중치가 정해지는 과정",
   step_dot: "q·k",
@@ -264,7 +271,8 @@ const ko = {
   show_all: "{count}개 모두 보기",
   show_fewer: "줄여 보기",
   choose_token: "텍스트에서 토큰을 고르면(또는 j, k 키) 가중치가 어떻게 정해지는지 보여 줍니다.",
-  no_rows: "이 캡처에는 지표만 있고 정확한 행이 없어 계산 과정을 보일 수 없습니다. watch(model, keep=\"qk\")로 캡처하면 쿼리와 키가 함께 저장됩니다.",
+  no_rows:
+    '이 캡처에는 지표만 있고 정확한 행이 없어 계산 과정을 보일 수 없습니다. watch(model, keep="qk")로 캡처하면 쿼리와 키가 함께 저장됩니다.',
 
   choose: "무엇을 읽을까요?",
   choose_intro: "텍스트를 입력하거나 끌어다 놓으면, 모델의 헤드마다 어느 단어를 보는지 보여 줍니다.",
@@ -287,6 +295,7 @@ const ko = {
   state_seconds: "{seconds}초",
   cancel: "취소",
   cancelled: "취소했습니다.",
+  save: "그림으로 저장",
   warning: "가중치는 헤드가 어디를 읽었는지를 보여 줄 뿐, 모델이 그렇게 답한 이유가 아닙니다.",
   loading: "불러오는 중 …",
   failed: "문제가 생겼습니다: {error}",
@@ -301,7 +310,8 @@ const ko = {
   help_compare: "다른 대상과 비교",
   help_help: "이 도움말",
   help_escape: "닫기",
-  help_about: "헤드 하나는 숫자 하나로 색칠합니다. 맵은 쿼리(행)가 키(열)를 어떻게 보는지, 텍스트는 고른 토큰의 정확한 행을 보여 줍니다. 주소에 지금 상태가 담기므로 복사해 두면 그대로 다시 열 수 있습니다.",
+  help_about:
+    "헤드 하나는 숫자 하나로 색칠합니다. 맵은 쿼리(행)가 키(열)를 어떻게 보는지, 텍스트는 고른 토큰의 정확한 행을 보여 줍니다. 주소에 지금 상태가 담기므로 복사해 두면 그대로 다시 열 수 있습니다.",
 };
 
 const WORDS = { en, ko };

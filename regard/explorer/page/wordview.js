@@ -24,6 +24,8 @@ export class WordView {
     this.element = make("div", { class: "text-words", role: "listbox", "aria-orientation": "horizontal" });
     /** @type {Map<number, HTMLElement>} */
     this.spans = new Map();
+    /** @type {Map<number, string>} */
+    this.looks = new Map(); // how each word was last coloured
     this.pointer = "";
     this.stop = -1;
     this.element.addEventListener("pointermove", (event) => this.#over(event));
@@ -40,13 +42,15 @@ export class WordView {
   write(words, lang) {
     const focused = this.#index(document.activeElement);
     this.spans.clear();
+    this.looks.clear();
     this.stop = -1;
     const special = wordsFor(lang).special;
     const groups = words.flatMap(({ pieces, whole }) => {
-      const spans = pieces.map((piece) => this.#span(piece, special));
+      const spans = pieces.map((piece, i) => this.#span(piece, special, i > 0, i < pieces.length - 1));
       const group = make("span", { class: "text-word", "data-whole": whole }, ...spans);
       return pieces[pieces.length - 1].breaks ? [group, make("br")] : [group, " "];
     });
+    this.element.classList.toggle("spelt", words.some(({ whole }) => whole !== null));
     fill(this.element, ...groups);
     if (focused !== null) this.focus(focused);
   }
@@ -54,10 +58,13 @@ export class WordView {
   /**
    * @param {import("./labels.js").Piece} piece
    * @param {string} special
+   * @param {boolean} before  a piece of the same word stands before it
+   * @param {boolean} after
    */
-  #span(piece, special) {
+  #span(piece, special, before, after) {
+    const seams = (before ? " seam-before" : "") + (after ? " seam-after" : "");
     const span = make("span", {
-      ...{ class: `text-piece kind-${piece.kind}`, role: "option", tabindex: -1, "data-index": piece.index, lang: "" },
+      ...{ class: `text-piece kind-${piece.kind}${seams}`, role: "option", tabindex: -1, "data-index": piece.index, lang: "" },
       title: piece.kind === "special" ? special : null,
     }, piece.text);
     this.spans.set(piece.index, span);
@@ -69,23 +76,35 @@ export class WordView {
    * @param {Heat} heat
    */
   colour({ start, weights, token, key, held, sink, scale, paper, lang }) {
-    const words = wordsFor(lang);
     for (const [index, span] of this.spans) {
       const weight = weights ? weights[index - start] : NaN;
       const hidden = !sink && index === 0;
-      const step = stepAt(hidden ? 0 : scale.place(weight));
-      span.style.backgroundColor = weight > 0 && !hidden ? paper.ramp.css[step] : "";
-      span.style.color = weight > 0 && !hidden ? paper.ramp.ink[step] : "";
-      span.classList.toggle("left-out", hidden);
-      span.classList.toggle("query", index === token);
-      span.classList.toggle("held", index === token && held);
-      span.classList.toggle("key", index === key);
-      span.dataset.weight = Number.isNaN(weight) ? "" : String(weight);
-      span.setAttribute("aria-selected", String(index === token));
-      const known = Number.isNaN(weight) ? null : digits(weight);
-      span.setAttribute("aria-label", words.word({ word: span.textContent, index, weight: known }));
+      const step = weight > 0 && !hidden ? stepAt(scale.place(weight)) : -1;
+      const marks = { "left-out": hidden, query: index === token, held: index === token && held, key: index === key };
+      // Most words stay as they are from one hover to the next; touching them all would cost a layout of the whole text.
+      const look = `${weight} ${step} ${paper.dark} ${lang} ${Object.values(marks)}`;
+      if (look === this.looks.get(index)) continue;
+      this.looks.set(index, look);
+      span.style.backgroundColor = step < 0 ? "" : paper.ramp.css[step];
+      span.style.color = step < 0 ? "" : paper.ramp.ink[step];
+      for (const [name, on] of Object.entries(marks)) span.classList.toggle(name, on);
+      this.#name(span, index, weight, index === token, lang);
     }
     this.#stopAt(token !== null && this.spans.has(token) ? token : (this.spans.keys().next().value ?? -1));
+  }
+
+  /**
+   * @param {HTMLElement} span
+   * @param {number} index
+   * @param {number} weight
+   * @param {boolean} selected
+   * @param {string} lang
+   */
+  #name(span, index, weight, selected, lang) {
+    const known = Number.isNaN(weight) ? null : digits(weight);
+    span.dataset.weight = known === null ? "" : String(weight);
+    span.setAttribute("aria-selected", String(selected));
+    span.setAttribute("aria-label", wordsFor(lang).word({ word: span.textContent, index, weight: known }));
   }
 
   /**
@@ -94,6 +113,21 @@ export class WordView {
    */
   focus(index) {
     this.spans.get(index)?.focus({ preventScroll: false });
+  }
+
+  /**
+   * Bring a word to the middle of what scrolls, unless it is in sight; false where the word is not here. Unlike
+   * scrollIntoView, this moves nothing around the pane.
+   * @param {number | null} index
+   * @param {HTMLElement} scrolling
+   */
+  bringIntoSight(index, scrolling) {
+    const span = this.spans.get(index ?? -1);
+    if (!span) return false;
+    const [word, room] = [span.getBoundingClientRect(), scrolling.getBoundingClientRect()];
+    if (word.top < room.top || word.bottom > room.bottom)
+      scrolling.scrollTop += (word.top + word.bottom) / 2 - (room.top + room.bottom) / 2;
+    return true;
   }
 
   /** Has one of the words the focus? */

@@ -1,0 +1,52 @@
+// Where to look first in a session, and what of a choice is still there in another one. Pure: it does not know the page.
+
+import { EXAMPLE } from "./words.js";
+
+/** @typedef {import("./source.js").Link} Link */
+/** @typedef {import("./source.js").Overview} Overview */
+/** @typedef {import("./state.js").State} State */
+
+/** Where the documents' sentence is most worth a look, in the model they use: what "it" looks at. */
+const BEGIN = { layer: 3, head: 1, token: 10, key: 2, word: "it" };
+
+/**
+ * Layer, head and token, as far as they are there.
+ * @param {State} state
+ * @param {Overview} overview
+ * @returns {Partial<State>}
+ */
+export function within({ layer, head, token, key }, overview) {
+  const at = Math.max(0, Math.min(layer, overview.layers.length - 1));
+  const { heads, queries, keys } = overview.layers[at] ?? { heads: 1, queries: 0, keys: 0 };
+  return {
+    layer: at,
+    head: Math.max(0, Math.min(head, heads - 1)),
+    token: token !== null && token >= queries ? null : token,
+    key: key !== null && key >= keys ? null : key,
+  };
+}
+
+/**
+ * Where to begin: the documents' sentence has a place that is known.
+ * @param {Overview} overview
+ * @returns {Partial<State>}
+ */
+export function beginning({ text, labels, layers }) {
+  const { word, ...place } = BEGIN;
+  return text === EXAMPLE && labels[place.token] === word && layers.length > place.layer ? place : {};
+}
+
+/**
+ * A link to begin with: the strongest between two words, else from a word, else the strongest; none without exact rows.
+ * @param {Overview} overview
+ * @param {number} layer
+ * @param {Link[]} links
+ * @returns {Link | null}
+ */
+export function suggested({ labels, layers, rows }, layer, links) {
+  const { first, rows: own } = layers[layer];
+  if (!(own ?? rows)) return null;
+  const word = (/** @type {number} */ at) => /^[^[<]*\p{L}{2}/u.test(labels[at] ?? "");
+  const spoken = links.filter(({ query, key }) => query !== key && word(query + (first ?? 0)));
+  return spoken.find(({ key }) => word(key)) ?? spoken[0] ?? links[0] ?? null;
+}

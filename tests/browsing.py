@@ -1,0 +1,105 @@
+"""A real browser for the tests of the page: a server in a thread, Chromium, and what went wrong in each page.
+
+It does not know what the page shows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from shutil import which
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from regard.explorer.sessions import Session
+from regard.explorer.shelves import ModelShelf
+
+CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))), None)
+PLAYWRIGHT = "needs Playwright for Python: pip install playwright"
+WIDE, HIGH = 1280, 800
+
+
+@contextmanager
+def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> Iterator[str]:
+    """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address."""
+    uvicorn = pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
+    pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'regard[explorer]'")
+    from regard.explorer.server import app
+
+    for session in sessions:
+        _ = session.numbers  # a capture is ready once its heads are known
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            app(sessions, ModelShelf(demo=False) if models is None else models, port=port),
+            log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+    assert not thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def browsing() -> Iterator[Any]:
+    """Chromium, without a window. Skips where it or Playwright is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT)
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium on PATH (Debian, Ubuntu: apt install chromium)")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium refuses to run in its sandbox
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if root else [])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Troubles:
+    """What a page did that it must not: messages of errors and warnings, and requests to other hosts."""
+
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def listen(self, page: Any) -> None:
+        page.on("console", lambda message: self._say(message.type, message.text))
+        page.on("pageerror", lambda error: self._say("error", str(error)))
+        page.on("request", lambda request: self._ask(request.url))
+
+    def _say(self, kind: str, words: str) -> None:
+        if kind in ("error", "warning"):
+            self.said.append(f"{kind}: {words}")
+
+    def _ask(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob", "file") and parts.hostname != "127.0.0.1":
+            self.asked.append(url)
+
+
+@contextmanager
+def opened(browser: Any, **options: Any) -> Iterator[Any]:
+    """A fresh page, of nobody's memory. Afterwards nothing may have gone wrong in it."""
+    given = {"viewport": {"width": WIDE, "height": HIGH}, "locale": "en-US", "color_scheme": "light", **options}
+    context, troubles = browser.new_context(**given), Troubles()
+    context.on("page", troubles.listen)
+    context.set_default_timeout(10_000)
+    try:
+        yield context.new_page()
+        assert troubles.said == []
+        assert troubles.asked == []
+    finally:
+        context.close()

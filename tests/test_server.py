@@ -1,0 +1,769 @@
+"""The explorer's server: every route, every error, nobody from elsewhere, and jobs that end as they should."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.cli import main, serve_page
+from regard.explorer import answers, jobs, shelves
+from regard.explorer.packing import unpacked
+from regard.explorer.sessions import Session, look_at
+from regard.lens.capture import Capture, Record
+
+pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
+pytest.importorskip("httpx", reason="needs fastapi's test client: pip install httpx")
+
+import httpx
+from fastapi.testclient import TestClient
+from speaking_twins import bert
+
+from regard.explorer import server
+from regard.explorer.jobs import Jobs
+from regard.explorer.shelves import ModelShelf, SessionShelf
+
+ROOT = Path(__file__).resolve().parent.parent
+PORT = 8123
+HERE = f"http://127.0.0.1:{PORT}"
+HEADS, N, D = 3, 11, 5
+TEXT = "The animal did not cross the street."
+WHERE = "/api/session/1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert(tmp_path_factory.mktemp("models") / "tiny-bert", "Model")
+
+
+def made_session(keep: bool = True) -> Session:
+    view = regard.look(*torch.randn(3, 1, HEADS, N, D), measures=["entropy", "received", "map", "effective"])
+    if not keep:
+        view.weights = None
+    capture = Capture("Toy", [[f"w{n}" for n in range(N)]])
+    capture.records.append(Record("layers.0", 0, "self", "test", "test", view=view))
+    return Session("toy", capture, tuple(capture.tokens[0]))
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return made_session()
+
+
+@pytest.fixture(scope="module")
+def client(session: Session, model: Path) -> Iterator[TestClient]:
+    """One server for the tests that change nothing in it."""
+    with serving(session, model) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh(session: Session, model: Path) -> Iterator[TestClient]:
+    """A server of one's own."""
+    with serving(session, model) as made:
+        yield made
+
+
+def serving(session: Session, model: Path) -> TestClient:
+    return TestClient(
+        server.app([session], ModelShelf([str(model)], demo=False), port=PORT),
+        base_url=HERE,
+        raise_server_exceptions=False,
+    )
+
+
+def wait(client: TestClient, job: str, seconds: float = 30) -> dict[str, Any]:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        line = client.get(f"/api/job/{job}").json()
+        if line["state"] in jobs.ENDED:
+            return line
+        time.sleep(0.01)
+    raise AssertionError(f"job {job} did not end: {line}")
+
+
+def look(client: TestClient, text: str = TEXT, **more: Any) -> str:
+    answer = client.post("/api/look", json={"text": text, **more})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["job"])
+
+
+# --------------------------------------------------------------------------------------------------------------- routes
+
+
+QUESTIONS: dict[str, Callable[[Session], Any]] = {
+    "overview": answers.overview,
+    "overview?lang=ko": lambda s: answers.overview(s, "ko"),
+    "tokens": answers.tokens,
+    "tokens?start=2&stop=5": lambda s: answers.tokens(s, 2, 5),
+    "head?layer=0&head=2": lambda s: answers.head(s, 0, 2),
+    "head?layer=0&head=2&lang=ko": lambda s: answers.head(s, 0, 2, "ko"),
+    "links?layer=0&head=1&many=3": lambda s: answers.links(s, 0, 1, 3),
+    "row?layer=0&head=2&token=7": lambda s: answers.row(s, 0, 2, 7),
+    "row?layer=0&head=2&token=7&start=3&stop=9": lambda s: answers.row(s, 0, 2, 7, 3, 9),
+    "tile?layer=0&head=2&rows=1,8&cols=0,11&size=4": lambda s: answers.tile(s, 0, 2, (1, 8), (0, 11), 4),
+    "steps?layer=0&head=2&token=7&key=3": lambda s: answers.steps(s, 0, 2, 7, 3),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_answers_are_those_of_the_protocol(client, session, question):
+    answer = client.get(f"{WHERE}/{question}")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == json.loads(json.dumps(QUESTIONS[question](session)))
+
+
+def test_sessions_and_models_are_listed(client):
+    line = {"id": "1", "name": "toy", "text": None, "length": N}
+    assert client.get("/api/sessions").json() == {"sessions": [line]}
+    assert client.get("/api/models").json() == {"models": [{"id": "0", "name": "tiny-bert", "default": True}]}
+
+
+def test_large_answers_travel_compressed(client):
+    assert client.get(f"{WHERE}/head?layer=0&head=0").headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in client.get("/api/sessions").headers
+    plain = client.get(f"{WHERE}/head?layer=0&head=0", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+
+
+def test_openapi_names_every_route_and_types_its_answers(client):
+    document = client.get("/openapi.json").json()
+    routes = {(path, verb) for path, verbs in document["paths"].items() for verb in verbs}
+    session = "/api/session/{session}"
+    asked = {(f"{session}/{name}", "get") for name in ("overview", "tokens", "head", "links", "row", "tile", "steps")}
+    others = {("/api/look", "post"), ("/api/open", "post"), ("/api/job/{job}", "get"), ("/api/job/{job}", "delete")}
+    assert routes == asked | others | {("/api/sessions", "get"), ("/api/models", "get")}
+    for path, verb in routes:
+        responses = document["paths"][path][verb]["responses"]
+        assert "$ref" in responses["200"]["content"]["application/json"]["schema"], path
+        assert responses["404"]["content"]["application/json"]["schema"]["$ref"].endswith("/Refused")
+    assert {"shape", "f32"} == set(document["components"]["schemas"]["Array"]["properties"])
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_pages_that_load_scripts_from_elsewhere_are_not_served(client, path):
+    assert client.get(path).status_code == 404
+
+
+# ----------------------------------------------------------------------------------------------------------- page files
+
+
+@pytest.fixture
+def paged(tmp_path: Path, session: Session) -> Iterator[TestClient]:
+    page = tmp_path / "page"
+    (page / "inner").mkdir(parents=True)
+    for name, text in {
+        "index.html": "<p>고양이",
+        "a.js": "export {}",
+        "b.css": "p {}",
+        "inner/c.svg": "<svg/>",
+    }.items():
+        (page / name).write_text(text, encoding="utf-8")
+    (page / "secret.py").write_text("x")
+    (tmp_path / "outside.js").write_text("x")
+    (page / "link.js").symlink_to(tmp_path / "outside.js")
+    with TestClient(server.app([session], ModelShelf(demo=False), port=PORT, page=page), base_url=HERE) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/page/index.html", "text/html; charset=utf-8"),
+        ("/page/a.js", "text/javascript; charset=utf-8"),
+        ("/page/b.css", "text/css; charset=utf-8"),
+        ("/page/inner/c.svg", "image/svg+xml"),
+    ],
+)
+def test_files_of_the_page_have_their_media_types(paged, path, kind):
+    answer = paged.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../outside.js",
+        "/page/%2e%2e/outside.js",
+        "/page/..%2foutside.js",
+        "/page/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/page//etc/passwd",
+        "/page/inner/../../outside.js",
+        "/page/..\\outside.js",
+        "/page/link.js",
+        "/page/secret.py",
+        "/page/inner",
+        "/page/",
+        "/page/a.js%00.css",
+        "/outside.js",
+    ],
+)
+def test_nothing_but_the_files_of_the_page_is_served(paged, path):
+    answer = paged.get(path)
+    assert answer.status_code == 404
+    assert set(answer.json()) == {"error"}
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/session/7/overview", 404, "there is no session '7': there are 1"),
+        (f"{WHERE}/row?layer=0&head=2&token=11", 404, "token 11 is out of range: there are 11 queries"),
+        (f"{WHERE}/head?layer=1&head=0", 404, "layer 1 is out of range: there are 1 layers"),
+        (f"{WHERE}/head?layer=0&head={10**30}", 404, "head 1000"),
+        (f"{WHERE}/tokens?start=4&stop=2", 404, "tokens 4 up to 2 are not there"),
+        (f"{WHERE}/tile?layer=0&head=0&rows=3,3&cols=0,1", 400, "rows 3 up to 3 hold nothing"),
+        (f"{WHERE}/tile?layer=0&head=0&rows=3&cols=0,1", 422, "rows: String should match pattern"),
+        (f"{WHERE}/tile?layer=0&head=0&rows=0,1&cols=0,1&size=257", 422, "size: "),
+        (f"{WHERE}/head?layer=-1&head=0", 422, "layer: Input should be greater than or equal to 0"),
+        (f"{WHERE}/head?layer=one&head=0", 422, "layer: Input should be a valid integer"),
+        (f"{WHERE}/head?head=0", 422, "layer: Field required"),
+        (f"{WHERE}/head?layer=0&head=0&lang=fr", 422, "lang: "),
+        (f"{WHERE}/nothing", 404, "Not Found"),
+        ("/api/job/9", 404, "there is no job '9'"),
+        ("/api/look", 405, "Method Not Allowed"),
+    ],
+)
+def test_wrong_question_is_answered_in_words(client, path, status, words):
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize("what", ["row?token=0", "tile?rows=0,1&cols=0,1", "steps?token=0&key=0"])
+def test_capture_without_queries_and_keys_is_refused_in_words(what):
+    with TestClient(server.app([made_session(keep=False)], ModelShelf(demo=False), port=PORT), base_url=HERE) as client:
+        answer = client.get(f"{WHERE}/{what}&layer=0&head=0")
+        assert answer.status_code == 404
+        assert "regard.watch(model, keep='qk')" in answer.json()["error"]
+        assert client.get(f"{WHERE}/overview").json()["rows"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 422, "the body is not JSON: Expecting property name"),
+        (b"[]", 422, "valid dictionary"),
+        (b"{}", 422, "text: Field required"),
+        (b'{"text": 3}', 422, "text: Input should be a valid string"),
+        (b'{"text": "   "}', 400, "there is nothing to look at: the text is empty"),
+        (b'{"text": "a", "model": "9"}', 404, "there is no model '9': there are 0 (tiny-bert)"),
+        (b'{"text": "a", "model": "../../etc"}', 404, "there is no model '../../etc'"),
+        (b'{"text": "a\\ud800"}', 400, "half a character (a lone surrogate)"),
+        (b'{"text": "\xff"}', 400, "There was an error parsing the body"),
+        (b'{"text": ' + b"[" * 100_000, 400, "There was an error parsing the body"),
+    ],
+)
+def test_wrong_body_is_refused_in_words(client, body, status, words):
+    answer = client.post("/api/look", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_text_over_a_megabyte_is_refused(client):
+    answer = client.post("/api/look", json={"text": "가" * 349_526})  # 3 bytes each
+    assert answer.status_code == 413
+    assert answer.json()["error"] == "the text has 1,048,578 bytes, and at most 1,048,576 are read"
+
+
+def test_error_of_ours_is_500_and_the_server_lives(client, monkeypatch):
+    def break_down(*given: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(answers, "overview", break_down)
+    answer = client.get(f"{WHERE}/overview")
+    assert (answer.status_code, answer.json()["error"]) == (500, "the server failed: KeyError; its terminal says more")
+    assert client.get("/api/sessions").status_code == 200
+
+
+# -------------------------------------------------------------------------------------------------------------- foreign
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.com", f"evil.com:{PORT}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.com:{PORT}", ""]
+)
+def test_foreign_host_is_refused(client, host):
+    for path in ("/", "/api/sessions", "/openapi.json"):
+        answer = client.get(path, headers={"host": host})
+        assert answer.status_code == 421
+        assert "this server answers to" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("host", [f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}"])
+def test_own_host_is_let_in_with_its_own_origin(client, host):
+    answer = client.get("/api/sessions", headers={"host": host, "origin": f"http://{host}"})
+    assert answer.status_code == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.com", "null", "https://127.0.0.1", f"https://127.0.0.1:{PORT}", f"http://127.0.0.1:{PORT + 1}", ""],
+)
+def test_foreign_origin_is_refused(client, origin):
+    for verb, path in (
+        ("GET", "/api/sessions"),
+        ("POST", "/api/look"),
+        ("POST", "/api/open"),
+        ("DELETE", "/api/job/1"),
+    ):
+        answer = client.request(verb, path, headers={"origin": origin})
+        assert answer.status_code == 403
+        assert "only the page that this server gave out" in answer.json()["error"]
+
+
+def test_request_that_a_browser_marks_as_of_another_site_is_refused(client):
+    headers = {"sec-fetch-site": "cross-site"}
+    assert client.get("/api/sessions", headers=headers).status_code == 403
+    assert client.get("/page/source.js", headers=headers).status_code == 200, "a link to the page is harmless"
+
+
+def test_port_80_may_be_left_out():
+    with TestClient(server.app(models=ModelShelf(demo=False), port=80), base_url="http://localhost") as client:
+        assert client.get("/api/sessions").status_code == 200
+
+
+def test_two_hosts_are_refused_even_if_one_is_ours(client):
+    headers = [("host", f"127.0.0.1:{PORT}"), ("host", "evil.com")]
+    assert client.get("/api/sessions", headers=headers).status_code == 421
+
+
+def test_websocket_is_refused(client):
+    from starlette.websockets import WebSocketDisconnect
+
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/sessions"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("/api/look", 6 * 2**20 + 4096), ("/api/open", 64 * 2**20), ("/api/sessions", 4096), ("/x", 4096)],
+)
+def test_body_that_says_to_be_too_large_is_refused_before_it_is_read(client, path, most):
+    answer = client.post(path, content=b"", headers={"content-length": str(most + 1)})
+    assert answer.status_code == 413
+    assert answer.json()["error"] == f"the body has {most + 1} bytes, and at most {most:,} are taken here"
+
+
+def test_body_that_does_not_say_its_size_is_cut_off_where_it_is_too_large(client):
+    read = []
+
+    def endless() -> Iterator[bytes]:
+        for n in range(200):
+            read.append(n)
+            yield b"x" * 100_000
+
+    answer = client.post("/api/look", content=endless())
+    assert answer.status_code == 413
+    assert answer.json()["error"] == "the body is larger than 6,295,552 bytes, the most that is taken here"
+
+
+def test_content_length_that_is_no_number_is_refused(client):
+    answer = client.post("/api/look", content=b"", headers={"content-length": "-1"})
+    assert (answer.status_code, answer.json()["error"]) == (400, "content-length must be a number, got '-1'")
+
+
+# ----------------------------------------------------------------------------------------------------------------- jobs
+
+
+def test_text_is_read_and_its_numbers_are_the_library_s_own(fresh, model):
+    line = wait(fresh, look(fresh))
+    assert line == {"state": "done", "progress": "", "session": "2", "error": None}
+    own = look_at(TEXT, model)
+    got = fresh.get("/api/session/2/row?layer=1&head=3&token=4").json()
+    torch.testing.assert_close(unpacked(got["weights"]), own.capture[1].row(4)[0, 3])
+    assert fresh.get("/api/session/2/overview").json()["text"] == TEXT
+    steps = fresh.get("/api/session/2/steps?layer=1&head=3&token=4&key=0").json()
+    assert steps["v_sum"] is not None
+
+
+def test_html_in_a_text_comes_back_as_it_was(fresh):
+    text = "<script>alert(1)</script>"
+    session = wait(fresh, look(fresh, text))["session"]
+    answer = fresh.get(f"/api/session/{session}/overview")
+    assert answer.json()["text"] == text
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_text_that_is_too_long_fails_in_words_and_leaves_nothing(fresh):
+    line = wait(fresh, look(fresh, "street " * 50))
+    assert (line["state"], line["session"]) == ("failed", None)
+    assert "37" in line["error"]
+    assert len(fresh.get("/api/sessions").json()["sessions"]) == 1
+    assert wait(fresh, look(fresh, "street " * 50, truncate=True))["state"] == "done"
+
+
+def test_token_of_a_million_characters_does_no_harm(fresh):
+    assert wait(fresh, look(fresh, "x" * 10**6))["state"] in ("done", "failed")
+    assert fresh.get("/api/sessions").status_code == 200
+
+
+def test_model_that_cannot_be_loaded_fails_in_words(session, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    models = ModelShelf([str(broken)], demo=False)
+    with TestClient(server.app([session], models, port=PORT), base_url=HERE) as client:
+        line = wait(client, look(client))
+    assert line["state"] == "failed"
+    assert "model_type" in line["error"]
+
+
+def test_error_that_nobody_expected_fails_the_job_and_not_the_thread(fresh, monkeypatch):
+    def run_out(*given: object, **more: object) -> Session:
+        raise RuntimeError("out of memory\nand more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "look_at", run_out)
+        assert wait(fresh, look(fresh))["error"] == "reading failed: RuntimeError: out of memory"
+    assert wait(fresh, look(fresh))["state"] == "done"
+
+
+@pytest.fixture
+def slow(monkeypatch) -> Iterator[threading.Event]:
+    """Reading waits inside the first layer until the event is set."""
+    gate, real = threading.Event(), jobs.look_at
+
+    def hold(*given: object) -> None:
+        gate.wait(20)
+
+    def slowly(text: str, model: Any, *, truncate: bool, progress: Callable[[str], None]) -> Session:
+        hook = model.tower.blocks[0].register_forward_hook(hold)
+        try:
+            return real(text, model, truncate=truncate, progress=progress)
+        finally:
+            hook.remove()
+
+    monkeypatch.setattr(jobs, "look_at", slowly)
+    yield gate
+    gate.set()
+
+
+def until_layer(client: TestClient, job: str) -> None:
+    until = time.monotonic() + 20
+    while "layer" not in client.get(f"/api/job/{job}").json()["progress"]:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_cancelled_job_ends_before_the_next_layer_and_leaves_nothing(fresh, slow):
+    job = look(fresh)
+    until_layer(fresh, job)
+    assert fresh.get(f"/api/job/{job}").json()["state"] == "reading"
+    assert fresh.delete(f"/api/job/{job}").status_code == 200
+    slow.set()
+    assert wait(fresh, job) == {"state": "cancelled", "progress": "", "session": None, "error": None}
+    assert len(fresh.get("/api/sessions").json()["sessions"]) == 1
+    assert regard.op.observed() is False
+    assert wait(fresh, look(fresh))["state"] == "done"
+
+
+def test_job_that_waits_is_cancelled_without_being_read(fresh, slow):
+    first, second = look(fresh), look(fresh)
+    assert fresh.get(f"/api/job/{second}").json() == {
+        "state": "loading", "progress": "waiting", "session": None, "error": None,
+    }  # fmt: skip
+    fresh.delete(f"/api/job/{second}")
+    slow.set()
+    assert wait(fresh, first)["state"] == "done"
+    assert wait(fresh, second)["state"] == "cancelled"
+    assert len(fresh.get("/api/sessions").json()["sessions"]) == 2
+
+
+def test_cancelling_a_job_that_is_done_changes_nothing(fresh):
+    job = look(fresh)
+    before = wait(fresh, job)
+    assert fresh.delete(f"/api/job/{job}").json() == before
+
+
+def test_too_many_waiting_jobs_are_refused(fresh, slow):
+    names = [look(fresh) for _ in range(8)]
+    answer = fresh.post("/api/look", json={"text": TEXT})
+    assert answer.status_code == 429
+    assert answer.json()["error"] == "8 texts are waiting to be read: wait for one of them, or cancel it"
+    for name in names:
+        fresh.delete(f"/api/job/{name}")
+
+
+def test_answers_come_while_a_text_is_read(fresh, slow):
+    job = look(fresh)
+    until_layer(fresh, job)
+    assert fresh.get(f"{WHERE}/row?layer=0&head=0&token=0").status_code == 200
+    slow.set()
+    assert wait(fresh, job)["state"] == "done"
+
+
+def test_steps_wait_while_their_model_reads_another_text(fresh, slow):
+    slow.set()
+    session = wait(fresh, look(fresh))["session"]
+    slow.clear()
+    job = look(fresh, "The street was wide.")
+    until_layer(fresh, job)
+    found: list[int] = []
+    ask = threading.Thread(
+        target=lambda: found.append(fresh.get(f"/api/session/{session}/steps?layer=0&head=0&token=0&key=0").status_code)
+    )
+    ask.start()
+    ask.join(0.2)
+    assert found == []
+    slow.set()
+    ask.join(20)
+    assert found == [200]
+    other = wait(fresh, job)["session"]
+    layers = fresh.get(f"/api/session/{other}/overview").json()["layers"]
+    assert [layer["call"] for layer in layers] == [None, None], "calls of the steps are none of the other's"
+
+
+def test_end_of_the_server_ends_its_jobs(session, model, slow):
+    with TestClient(server.app([session], ModelShelf([str(model)], demo=False), port=PORT), base_url=HERE) as client:
+        until_layer(client, look(client))
+        threading.Timer(0.1, slow.set).start()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "regard jobs"] == []
+
+
+def test_jobs_that_ended_long_ago_are_forgotten(session, monkeypatch):
+    monkeypatch.setattr(jobs, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(jobs, "look_at", lambda *given, **more: session)
+    shelf = SessionShelf()
+    models = ModelShelf(["nowhere"], demo=False)
+    models._loaded["0"] = torch.nn.Identity()  # type: ignore[assignment]
+    made = Jobs(shelf, models)
+    names = []
+    for _ in range(5):
+        names.append(made.start("a"))
+        while made.get(names[-1]).state not in jobs.ENDED:
+            time.sleep(0.001)
+    made.close()
+    assert made.get(names[-1]).text == "", "a text may be large"
+    with pytest.raises(LookupError, match="there is no job '1': it ended long ago, or never was"):
+        made.get("1")
+
+
+def test_only_the_latest_sessions_are_kept(fresh, session):
+    for _ in range(9):
+        last = wait(fresh, look(fresh, "street"))["session"]
+    lines = fresh.get("/api/sessions").json()["sessions"]
+    assert [line["id"] for line in lines] == [str(n) for n in range(int(last) - 7, int(last) + 1)]
+    assert fresh.get(f"{WHERE}/overview").status_code == 404
+
+
+def test_models_used_last_stay_in_memory(monkeypatch):
+    monkeypatch.setattr(shelves, "find", lambda where: where)
+    loads: list[str] = []
+    monkeypatch.setattr(shelves, "load", lambda where, progress: loads.append(where) or torch.nn.Identity())
+    shelf = ModelShelf(["a", "b", "c"], demo=False)
+    for name in ("0", "1", "0", "2", "0", "1"):
+        with shelf.using(shelf.find(name), lambda done, total: None):
+            pass
+    assert loads == ["a", "b", "c", "b"]
+
+
+def test_without_any_model_looking_says_how_to_get_one(session, monkeypatch):
+    monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
+    with TestClient(server.app([session], ModelShelf(), port=PORT), base_url=HERE) as client:
+        assert client.get("/api/models").json() == {"models": []}
+        answer = client.post("/api/look", json={"text": "a"})
+    assert answer.status_code == 404
+    assert "pip install 'regard[demo]'" in answer.json()["error"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_capture_file_is_opened_from_its_bytes(fresh, session, tmp_path):
+    session.capture.save(tmp_path / "run.regard")
+    body = (tmp_path / "run.regard").read_bytes()
+    answer = fresh.post("/api/open?name=../../some/run.regard", content=body)
+    assert answer.json() == {"session": "2"}
+    assert fresh.get("/api/sessions").json()["sessions"][1]["name"] == "run.regard"
+    first, second = (fresh.get(f"/api/session/{n}/row?layer=0&head=1&token=4").json() for n in (1, 2))
+    assert first == second
+
+
+@pytest.mark.parametrize("body", [b"", b"not a capture", b"\x80\x04pickle" * 99])
+def test_what_is_no_capture_is_refused_without_naming_our_folders(fresh, body):
+    answer = fresh.post("/api/open?name=run.regard", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("cannot read 'run.regard': ")
+    assert "tmp" not in answer.json()["error"]
+
+
+def test_capture_without_any_attention_is_refused(fresh, tmp_path):
+    Capture("GPT2").save(tmp_path / "empty.regard")
+    answer = fresh.post("/api/open?name=empty.regard", content=(tmp_path / "empty.regard").read_bytes())
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "'empty.regard' holds no attention: nothing was seen when it was recorded"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("a\\b\\c.regard", "c.regard"),
+        ("", "capture.regard"),
+        ("..", "capture.regard"),
+        ("x\n\x00y", "xy"),
+        ("z" * 99, "z" * 60),
+    ],
+)
+def test_name_of_a_file_is_for_people_alone(name, kept):
+    assert server._base_name(name) == kept
+
+
+# --------------------------------------------------------------------------------------------------- many, and for long
+
+
+def test_fifty_clients_at_once_are_all_answered(client):
+    question, expected = f"{WHERE}/tile?layer=0&head=1&rows=0,11&cols=0,11", set()
+    threads = [threading.Thread(target=lambda: expected.add(client.get(question).text)) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(expected) == 1
+
+
+def test_memory_does_not_grow_over_500_requests(client):
+    paths = [f"{WHERE}/{question}" for question in QUESTIONS] + ["/api/sessions", f"{WHERE}/nothing", "/page/source.js"]
+
+    def objects_after(count: int) -> int:
+        for n in range(count):
+            client.get(paths[n % len(paths)])
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects_after(100)  # what is cached is cached
+    before = objects_after(50)
+    assert objects_after(500) - before < 250, "one object left behind by each request would be 500"
+
+
+def test_session_that_is_dropped_is_freed(session):
+    shelf = SessionShelf(most=1)
+    gone = made_session()
+    watched = weakref.ref(gone)
+    shelf.add(gone)
+    _ = gone.numbers
+    shelf.add(session)
+    del gone
+    gc.collect()
+    assert watched() is None
+
+
+# --------------------------------------------------------------------------------------------------------- regard serve
+
+
+def run_serve(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "--no-open", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are posix's")
+def test_serve_prints_its_address_answers_and_ends_by_ctrl_c(tmp_path, session, model):
+    session.capture.save(tmp_path / "run.regard")
+    (tmp_path / "text.txt").write_text(TEXT)
+    process = run_serve("run.regard", "text.txt", "the street", "--model", str(model), cwd=tmp_path)
+    try:
+        address = process.stdout.readline().split()[0]
+        port = int(address.rstrip("/").rpartition(":")[2])
+        assert address == f"http://127.0.0.1:{port}/"
+        lines = httpx.get(f"{address}api/sessions").json()["sessions"]
+        assert [(line["name"], line["text"]) for line in lines] == [
+            ("run.regard", None), ("tiny-bert", TEXT), ("tiny-bert", "the street"),
+        ]  # fmt: skip
+        assert httpx.get(f"{address}api/sessions", headers={"host": "evil.com"}).status_code == 421
+        with socket.create_connection(("127.0.0.1", port)) as gone:  # a client that leaves in the middle
+            gone.sendall(b"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 999\r\n\r\n{" % port)
+        assert httpx.get(f"{address}api/models").status_code == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out, err) == (130, "", "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def served(monkeypatch) -> dict[str, Any]:
+    """What would be served, without serving it."""
+    found: dict[str, Any] = {}
+
+    def note(listening: socket.socket, sessions: Any, models: Any, lang: str, *, browser: bool) -> None:
+        found.update(sessions=sessions, models=models, lang=lang, browser=browser, at=listening.getsockname())
+
+    monkeypatch.setattr(serve_page, "_serve", note)
+    return found
+
+
+def test_serve_takes_its_options(served, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "street " * 60, "--truncate", "--model", str(model), "--lang", "ko"]) == 0
+    assert (served["lang"], served["browser"], served["at"][0]) == ("ko", True, "127.0.0.1")
+    assert len(served["sessions"][0].tokens) == 37
+    assert served["models"].offered[0].name == "tiny-bert"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "--host must be 127.0.0.1, localhost, ::1, got '0.0.0.0'"),
+        (["--port", "70000"], "--port must be 0 to 65535, got 70000"),
+        (["nothing.regard"], "cannot read 'nothing.regard': No such file or directory"),
+        (["a"] * 9, "9 texts and captures are too many: at most 8 are kept"),
+        (["-", "-"], "'-' is standard input, which can be read once"),
+        (["a", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["a", "--model", "./nowhere"], "there is no directory './nowhere'"),
+    ],
+)
+def test_serve_refuses_what_is_wrong(served, arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert served == {}
+
+
+def test_serve_says_that_a_port_is_taken(served, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "a", "--port", str(port)]) == 2
+    assert f"port {port} of 127.0.0.1 is taken by another program; choose another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn"])
+def test_serve_without_its_libraries_says_how_to_install_them(served, library, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert main(["serve", "a"]) == 1
+    assert "pip install 'regard[explorer]'" in capsys.readouterr().err
+
+
+def test_server_without_fastapi_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(ImportError, match=r"the server needs fastapi and uvicorn .*pip install 'regard\[explorer\]'"):
+        server.app(port=PORT)
