@@ -34,7 +34,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
 
     for session in sessions:
         _ = session.numbers  # a capture is ready once its heads are known
-    with socket.socket() as listening:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:  # as `regard serve` does
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         port = listening.getsockname()[1]

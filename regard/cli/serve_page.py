@@ -103,7 +103,8 @@ def _listen(host: str, port: int) -> socket.socket:
         )
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be 0 to 65535, got {port}")
-    found = socket.socket(LOOPBACK[host], socket.SOCK_STREAM)
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else each answer waits 40 ms
+    found = socket.socket(LOOPBACK[host], socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

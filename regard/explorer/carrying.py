@@ -122,7 +122,8 @@ class Plan:
     """Which heads carry what.
 
     whole: those of which every weight is there, in `exact` fp32 or rounded.  links: those with each query's strongest.
-    stepped: those of which some links' steps are there, without `vectors`: all heads' q and k.  kept: were q and k kept with the capture, for every head?
+    stepped: those of which some links' steps are there, unless `vectors`, q and k of all heads, are.
+    kept: were q and k kept with the capture, for every head?
     """
 
     whole: tuple[Place, ...]

@@ -8,6 +8,7 @@ import { drawLegend } from "./legend.js";
 import { difference, sequence } from "./painting.js";
 import { SearchError } from "./search.js";
 import { isAbort, latest } from "./source.js";
+import { compared } from "./state.js";
 import { aboutMeasure, figure, nameOf, say } from "./words.js";
 
 /** @typedef {import("./heads.js").HeadLine} HeadLine */
@@ -40,7 +41,7 @@ export function mount(element, store, source, options = {}) {
     resized.disconnect();
     fill(element);
   };
-  return { update: () => atlas.draw(), destroy };
+  return { update: () => void atlas.load(), destroy };
 }
 
 class Atlas {
@@ -87,13 +88,14 @@ class Atlas {
    */
   changed(state, changed) {
     const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
-    if (has("session", "compare")) return void this.load();
+    if (has("session") || compared(state) !== this.compared) return void this.load();
     if (has("measure", "lang", "theme", "view", "find")) this.draw();
     else if (has("layer", "head")) this.mark(state);
   }
 
   async load() {
     const { session, lang } = this.store.get();
+    this.compared = compared(this.store.get());
     if (session === null) return;
     try {
       const [overview, before] = await Promise.all([this.source.overview(session, this.next()), this.baseline()]);

@@ -26,7 +26,7 @@ export function mount(element, store, source) {
   fill(element, left, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {
-    if (["session", "layer", "head", "lang", "compare"].some((name) => changed.has(name))) void card.load();
+    if (["session", "layer", "head", "lang"].some((name) => changed.has(name))) void card.load();
     else if (changed.has("token") || changed.has("key")) card.draw();
   });
   const steps = mountSteps(right, store, source);

@@ -5,7 +5,7 @@ import { mount as mountAtlas } from "./atlas.js";
 import { fill, make } from "./elements.js";
 import { mount as mountMap } from "./map.js";
 import { offerPictures } from "./saving.js";
-import { otherSide } from "./state.js";
+import { compared, otherSide } from "./state.js";
 import { mount as mountText } from "./text.js";
 import { say } from "./words.js";
 
@@ -13,7 +13,7 @@ import { say } from "./words.js";
 /** @typedef {import("./source.js").Source} Source */
 /** @typedef {import("./state.js").State} State */
 /** @typedef {import("./state.js").Store} Store */
-/** @typedef {{destroy: () => void}} Mounted */
+/** @typedef {{update: () => void, destroy: () => void}} Mounted */
 
 /**
  * Build the stage inside an element: one row of panes, or two. `sessions` gives what can be chosen.
@@ -26,8 +26,10 @@ import { say } from "./words.js";
 export function mount(element, store, source, sessions) {
   const stage = new Stage(element, store, source, sessions);
   const off = store.on((state, changed) => {
-    if (changed.has("compare")) stage.arrange();
-    if (["compare", "session", "lang"].some((name) => changed.has(name))) stage.drawBars(state);
+    const other = compared(state) !== stage.compared;
+    if (other) stage.arrange();
+    if (changed.has("session")) stage.second?.update(); // its colours may show the difference to the first
+    if (other || changed.has("session") || changed.has("lang")) stage.drawBars(state);
   });
   stage.arrange();
   stage.drawBars(store.get());
@@ -35,7 +37,7 @@ export function mount(element, store, source, sessions) {
     off();
     stage.destroy();
   };
-  return { update: () => stage.drawBars(store.get()), destroy };
+  return { update: () => stage.update(), destroy };
 }
 
 class Stage {
@@ -59,12 +61,20 @@ class Stage {
 
   /** Two rows while two are compared, else one. */
   arrange() {
-    const comparing = this.store.get().compare !== null;
+    this.compared = compared(this.store.get());
+    const comparing = this.compared !== "";
     this.element.classList.toggle("comparing", comparing);
     if (comparing === (this.second !== null)) return;
     this.second?.destroy();
     this.second = comparing ? side(otherSide(this.store), this.source, "second", () => this.#baseline()) : null;
     fill(this.element, this.bars[0], this.first.element, this.bars[1], this.second?.element);
+  }
+
+  /** Draw everything anew: sessions came, or light changed to dark. */
+  update() {
+    this.first.update();
+    this.second?.update();
+    this.drawBars(this.store.get());
   }
 
   /** What the second atlas is compared with, while its colours show the difference. */
@@ -78,6 +88,8 @@ class Stage {
     if (compare === null) return;
     const change = () => this.store.set({ compare: { ...compare, difference: !compare.difference } });
     const [first, second] = this.bars;
+    const focused = this.bars.some((bar) => bar.contains(document.activeElement));
+    const role = focused ? document.activeElement?.getAttribute("data-role") : null;
     fill(
       first,
       make("strong", {}, say(lang, "compare_first")),
@@ -101,6 +113,7 @@ class Stage {
         say(lang, "compare_end"),
       ),
     );
+    if (role) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-role="${role}"]`))?.focus();
   }
 
   /**
@@ -164,7 +177,8 @@ function side(store, source, name, baseline) {
     for (const pane of panes) pane.destroy();
     element.remove();
   };
-  return { element, destroy };
+  const update = () => panes.forEach((pane) => pane.update());
+  return { element, update, destroy };
 }
 
 /**

@@ -9,7 +9,7 @@ import { listenToDrops } from "./dropping.js";
 import { fill, make, segments } from "./elements.js";
 import { drawHeader } from "./header.js";
 import { drawHelp, listenToKeys } from "./help.js";
-import { createStore, otherSide } from "./state.js";
+import { FIRST, compared, createStore, otherSide } from "./state.js";
 import { fromHash, toHash } from "./url.js";
 import { browserLanguage, say } from "./words.js";
 
@@ -79,10 +79,8 @@ class Page {
   }
 
   async begin() {
-    this.ends.push(
-      this.store.on((state, changed) => this.changed(state, changed)),
-      this.#watchTheme(),
-    );
+    this.ends.push(this.#watchTheme());
+    this.ends.push(this.store.on((state, changed) => this.changed(state, changed)));
     this.ends.push(listenToKeys(this.owner ? document : this.element, this.#deeds()));
     if (this.owner) this.ends.push(this.#watchAddress());
     if (this.source.can.look) this.ends.push(this.#watchDrops());
@@ -106,8 +104,9 @@ class Page {
   /**
    * Ask what there is, and show one of it: the asked session, else the newest.
    * @param {string | null} wanted
+   * @param {Partial<State>} [also]  chosen with it
    */
-  async find(wanted) {
+  async find(wanted, also = {}) {
     try {
       this.sessions = await this.source.sessions();
       const known = this.sessions.some(({ id }) => id === wanted);
@@ -115,7 +114,7 @@ class Page {
       if (compare && !this.sessions.some(({ id }) => id === compare.session)) this.store.set({ compare: null });
       if (this.sessions.length === 0) return this.showEmpty();
       const session = known ? wanted : this.sessions[this.sessions.length - 1].id;
-      await this.show(/** @type {string} */ (session), !known);
+      await this.show(/** @type {string} */ (session), !known, also);
     } catch (error) {
       this.showError(error);
     }
@@ -125,12 +124,13 @@ class Page {
    * Show a session, with everything else as it was chosen as far as it is there.
    * @param {string} session
    * @param {boolean} anew
+   * @param {Partial<State>} [also]
    */
-  async show(session, anew) {
+  async show(session, anew, also = {}) {
     const overview = await this.source.overview(session);
     this.overview = overview;
-    const state = this.store.get();
-    const patch = anew ? { ...fresh(session), ...beginning(overview) } : { session };
+    const state = { ...this.store.get(), ...also };
+    const patch = anew ? { ...also, ...fresh(session), ...beginning(overview) } : { ...also, session };
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
@@ -272,7 +272,7 @@ class Page {
    */
   changed(state, changed) {
     const has = (/** @type {string[]} */ ...names) => names.some((name) => changed.has(name));
-    if (has("session", "compare", "lang", "theme", "drawer")) this.dress();
+    if (has("session", "lang", "theme", "drawer") || compared(state) !== this.compared) this.dress();
     if (has("lang") && this.element.dataset.state === "empty") this.showEmpty();
     if (!this.owner) return;
     clearTimeout(this.timer);
@@ -283,6 +283,7 @@ class Page {
   dress() {
     const state = this.store.get();
     const { lang } = state;
+    this.compared = compared(state);
     const dark =
       state.theme === "dark" || (state.theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
     this.element.dataset.theme = dark ? "dark" : "light";
@@ -362,22 +363,26 @@ class Page {
   }
 
   #toHeads() {
-    /** @type {HTMLElement | null} */ (this.element.querySelector(".atlas-body [tabindex='0']") ?? this.stage).focus();
+    const cell = /** @type {HTMLElement | null} */ (this.element.querySelector(".atlas-body [tabindex='0']"));
+    (cell ?? this.stage).focus();
   }
 
   #watchTheme() {
     const system = matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => this.dress();
+    const changed = () => {
+      this.dress();
+      this.redrawStage?.();
+    };
     system.addEventListener("change", changed);
     return () => system.removeEventListener("change", changed);
   }
 
   #watchAddress() {
     const changed = () => {
-      const said = fromHash(location.hash);
-      const { session, ...rest } = said;
-      this.store.set(rest);
-      if (session && session !== this.store.get().session) void this.find(session);
+      const { lang, theme, session: now } = this.store.get();
+      const { session, ...rest } = { ...FIRST, lang, theme, session: now, ...fromHash(location.hash) };
+      if (session !== now || this.overview === null) return void this.find(session, rest);
+      this.store.set({ ...rest, ...within({ ...rest, session }, this.overview) });
     };
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);

@@ -53,7 +53,7 @@ const WORDS = {
     rounded: "반올림",
     strongest: "강한 것만",
     exactHint: "정확: 칸 하나가 가중치 하나입니다",
-    pooledHint: "묶음: 칸은 그 질의들의 어텐션 가운데 그 키들로 가는 몫입니다",
+    pooledHint: "묶음: 칸은 그 쿼리들의 어텐션 가운데 그 키들로 가는 몫입니다",
     loading: "칸을 가져오는 중…",
     waiting: "헤드를 고르면 지도가 보입니다.",
     closer: "확대 (+)",
@@ -66,20 +66,20 @@ const WORDS = {
     sink: "첫 키",
     sinkHint: "어텐션을 많이 받곤 하는 첫 키를 보입니다. 끄면 색에서 빼고 빗금으로 그립니다.",
     map: (/** @type {any} */ v) =>
-      `어텐션 지도, 층 ${v.layer}, 헤드 ${v.head}: 질의 ${v.queries}개, 키 ${v.keys}개, ${v.how}.` +
+      `어텐션 지도, 레이어 ${v.layer}, 헤드 ${v.head}: 쿼리 ${v.queries}개, 키 ${v.keys}개, ${v.how}.` +
       (v.link ? ` 가장 강한 연결: ${v.link}.` : "") +
       " 더하기, 빼기, 0으로 확대와 축소, Shift와 화살표로 이동, 끌어서 이동, Shift를 누르고 끌면 영역 선택.",
-    query: "질의",
+    query: "쿼리",
     key: "키",
-    queries: "질의",
+    queries: "쿼리",
     keys: "키",
     weight: "가중치",
     share: "몫",
     received: "받은 양",
     entropy: "엔트로피",
-    text: "단어들; 색은 고른 질의 단어가 주는 가중치",
+    text: "단어들; 색은 고른 쿼리 단어가 주는 가중치",
     ribbon: "모든 단어; 테두리는 아래에 보이는 부분",
-    noRows: "이 캡처에는 질의와 키가 없어 정확한 행을 볼 수 없습니다: keep=\"qk\"로 캡처하세요.",
+    noRows: "이 캡처에는 쿼리와 키가 없어 정확한 행을 볼 수 없습니다: keep=\"qk\"로 캡처하세요.",
     choose: "단어를 가리키면 무엇을 보는지 나타납니다. 누르면 고정됩니다.",
     held: "고정됨: 다른 단어를 가리키면 가중치가 보입니다. 다시 누르면 풀립니다",
     free: "누르면 이 단어를 고정합니다",
@@ -87,7 +87,7 @@ const WORDS = {
     position: (/** @type {any} */ v) => `단어 ${v.from}–${v.to} / ${v.all}`,
     word: (/** @type {any} */ v) => `${v.word}, 토큰 ${v.index}${v.weight === null ? "" : `, 가중치 ${v.weight}`}`,
     whole: "합",
-    noQueries: "여기서 단어는 키일 뿐입니다: 질의는 지도에서 고르세요.",
+    noQueries: "여기서 단어는 키일 뿐입니다: 쿼리는 지도에서 고르세요.",
     special: "특수 토큰",
   },
 };

@@ -195,6 +195,9 @@ export class HttpSource {
   async #send(method, path, body, signal) {
     const headers = typeof body === "string" ? { "content-type": "application/json" } : undefined;
     const kind = body instanceof Blob ? { "content-type": "application/octet-stream" } : headers;
-    return answer(await fetch(`${this.base}/api/${path}`, { method, body, signal, headers: kind }));
+    const response = await fetch(`${this.base}/api/${path}`, { method, body, signal, headers: kind }).catch((error) => {
+      throw isAbort(error) ? error : new Error("the server does not answer: is `regard serve` still running?");
+    });
+    return answer(response);
   }
 }

@@ -122,6 +122,15 @@ export function otherSide(store) {
 }
 
 /**
+ * What of a comparison the page itself follows, in a word: a hovered token of the second session changes `compare`, too.
+ * @param {State} state
+ * @returns {string}
+ */
+export function compared({ compare }) {
+  return compare === null ? "" : `${compare.session} ${compare.difference}`;
+}
+
+/**
  * @param {Other} from
  * @param {readonly (keyof Other)[]} names
  */

@@ -28,7 +28,7 @@ export function mount(element, store, source) {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   const off = store.on((_, changed) => {
-    if (!["session", "layer", "head", "token", "key", "lang", "compare"].some((name) => changed.has(name))) return;
+    if (!["session", "layer", "head", "token", "key", "lang"].some((name) => changed.has(name))) return;
     clearTimeout(timer);
     timer = setTimeout(() => void pane.load(), REST_MS);
   });

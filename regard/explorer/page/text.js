@@ -226,8 +226,8 @@ class TextPane {
     if (word === null || (word >= from && word < to)) return;
     const wide = to - from;
     // One step beyond an end turns the page by half; a jump brings the word to the middle.
-    const near = word === to || word === from - 1;
-    this.#moveWindow(near ? (word === to ? from + wide / 2 : from - wide / 2) : word - wide / 2);
+    const [on, back] = [word === to, word === from - 1];
+    this.#moveWindow(on ? from + wide / 2 : back ? from - wide / 2 : word - wide / 2);
   }
 
   #draw() {
@@ -248,8 +248,7 @@ class TextPane {
     if (this.words.bringIntoSight(this.sought, this.scroll)) this.sought = null;
     const [from, to] = window;
     const said = words.position({ from, to: to - 1, all: this.#length });
-    this.place.textContent = said;
-    this.place.hidden = to - from === this.#length;
+    [this.place.textContent, this.place.hidden] = [said, to - from === this.#length];
     this.ribbon.draw({
       ...{ length: this.#length, window, token: this.#wordOf(state.token), key: state.key, sink: state.sink, paper },
       ...{ sum: row?.ribbon.sum.data ?? null, max: row?.ribbon.max.data ?? null, label: words.ribbon, said },
@@ -269,13 +268,8 @@ class TextPane {
    */
   #scale(state, row) {
     if (row === null) return scaleOf(state.scale, []);
-    const values = [...row.weights.data, ...row.top.map(({ weight }) => weight)];
-    const left = state.sink ? -1 : 0;
-    const sinks = row.top.map(({ key }) => key === left);
-    return scaleOf(state.scale, values.filter((_, i) => {
-      const top = i - row.weights.data.length;
-      return top >= 0 ? !sinks[top] : row.start + i !== left;
-    }));
+    const shown = Array.from(row.weights.data, (weight, i) => ({ key: row.start + i, weight })).concat(row.top);
+    return scaleOf(state.scale, shown.filter(({ key }) => state.sink || key !== 0).map(({ weight }) => weight));
   }
 
   /**

@@ -83,7 +83,6 @@ const en = {
   max_weight: "largest weight",
   no_label: "no clear pattern",
 
-  card: "Head",
   patterns: "Patterns",
   strongest: "Strongest links",
   no_links: "No links are known.",
@@ -240,7 +239,6 @@ const ko = {
   max_weight: "최대 가중치",
   no_label: "뚜렷한 패턴 없음",
 
-  card: "헤드",
   patterns: "패턴",
   strongest: "가장 강한 연결",
   no_links: "알려진 연결이 없습니다.",
