@@ -4,7 +4,8 @@
     python benchmarks/explorer.py             # CPU, some minutes and some gigabytes of memory: BertViz needs them
 
 Both begin after the model has run, with what each asks for: a session for us, the matrices of every layer for BertViz.
-Without BertViz our half alone is measured. "carried" says what of our page is exact.
+Without BertViz our half alone is measured. "carried" says what of our page is exact. BertViz 1.4.1 writes its numbers
+twice, the second time into a comment of its script (`PYTHON_PARAMS` in head_view.js): without that it would be half.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from regard.explorer.sessions import MEASURES, Session, look_at
 
 RESULTS = Path(__file__).parent / "results"
 HEADERS = ["", "heads", "tokens", "ours MB", "ours s", "carried", "BertViz MB", "BertViz s", "smaller", "faster"]
+TWICE = "BertViz 1.4.1 writes its numbers twice, once into a comment of its script; without that it would be half."
 SENTENCE = "The animal didn't cross the street because it was too tired. "
 
 

@@ -123,7 +123,8 @@ def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypat
     links = [name for name, array in mine["arrays"].items() if "top" in array]
     assert (len(whole), len(links)) == (2, 3)
     best = {name: carrying._strength(answer) for name, answer in mine["heads"].items()}
-    assert sorted(best, key=lambda name: -best[name])[:5] == whole + links
+    order = sorted(best, key=lambda name: -best[name])
+    assert (set(order[:2]), set(order[2:5])) == (set(whole), set(links))
     assert mine["left_out"]["en"].startswith(
         "This file holds every weight of 2 of 6 heads. Of 3 heads it holds the 4 strongest links of each token. "
         "Of 1 heads it holds the map and the strongest links only. Weights are rounded to 1/65535."

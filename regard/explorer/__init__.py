@@ -1,1 +1,11 @@
-"""The explorer: one look at a text or a capture, for the terminal, the notebook, the web page and the exported page."""
+"""The explorer: one look at a text or a capture, for the terminal, the notebook, the web page and the exported page.
+
+    >>> from regard.explorer import look_at, write_html
+    >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP
+    >>> write_html(session, "animal.html")                                                    # doctest: +SKIP
+"""
+
+from regard.explorer.exporting import write_html
+from regard.explorer.sessions import Session, look_at, open_file
+
+__all__ = ["Session", "look_at", "open_file", "write_html"]

@@ -180,7 +180,7 @@ def _weights(session: Session, place: Place) -> HeadWeights:
 
 
 def _arrays(session: Session, plan: Plan) -> Iterator[tuple[Place, dict[str, Any]]]:
-    for place in plan.whole:
+    for place in sorted(plan.whole):  # layer by layer: a live model is asked for the values of one at a time
         weights = _weights(session, place)
         given = {"weights": _packed_weights(weights.tile(slice(None), slice(None)), plan.exact)}
         yield place, given | (_vectors(session, place, weights) if plan.vectors else {})
@@ -211,7 +211,7 @@ def _values(session: Session, layer: int, head: int) -> Tensor | None:
 
 def _steps(session: Session, plan: Plan, heads: dict[str, Any]) -> dict[str, Any]:
     """The steps of the strongest links of some heads."""
-    links = [(place, link) for place in plan.stepped for link in heads[_name(place)]["links"][:STEPS]]
+    links = [(place, link) for place in sorted(plan.stepped) for link in heads[_name(place)]["links"][:STEPS]]
     return {
         f"{_name(place)}.{link['query']}.{link['key']}": answers.steps(session, *place, link["query"], link["key"])
         for place, link in links

@@ -19,7 +19,8 @@ import { numbers } from "./packed.js";
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
  * labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
- *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, left_out: Record<string, string> | null}} Carried
+ *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null,
+ *   left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
