@@ -18,7 +18,7 @@ from regard.explorer import answers
 from regard.explorer.asked import spoken
 from regard.explorer.bundling import bundle
 from regard.explorer.exporting import modules, styles
-from regard.explorer.sessions import Session, _words
+from regard.explorer.sessions import Session, session_of
 from regard.lens.capture import Capture
 from regard.stages import Lang
 
@@ -56,7 +56,7 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> An
         )
     if height < 200:
         raise ValueError(f"height must be at least 200 pixels, got {height}")
-    session = what if isinstance(what, Session) else Session(what.model or "a capture", what, _words(what))
+    session = what if isinstance(what, Session) else session_of(what)
     widget = _widget()(lang=spoken(lang), height=height)
     widget.on_msg(lambda asked, content, buffers: asked.send(answer(session, content)))
     return widget
