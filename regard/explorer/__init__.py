@@ -3,6 +3,8 @@
     >>> from regard.explorer import look_at, write_html
     >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP
     >>> write_html(session, "animal.html")                                                    # doctest: +SKIP
+
+What it is made of is in docs/explorer.md.
 """
 
 from regard.explorer.exporting import write_html
