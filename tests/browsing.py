@@ -6,7 +6,6 @@ It does not know what the page shows.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from regard.cli.serve_page import _listen
 from regard.explorer.sessions import Session
 from regard.explorer.shelves import ModelShelf
 
@@ -34,9 +34,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
 
     for session in sessions:
         _ = session.numbers  # a capture is ready once its heads are known
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:  # as `regard serve` does
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(128)
+    with _listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         config = uvicorn.Config(
             app(sessions, ModelShelf(demo=False) if models is None else models, port=port),

@@ -378,11 +378,19 @@ def test_part_of_the_map_that_is_chosen_is_the_part_of_the_text_that_is_shown(pa
     expect(page.locator(".text-piece").first).to_have_attribute("data-index", str(first))
 
 
+def test_address_that_names_a_token_shows_it_among_16384(page, long_site):
+    for head in (0, 1):  # anew, and then by the address alone
+        ready(page, f"{long_site}/#session=1&layer=0&head={head}&token=12345")
+        expect(page.locator('.text-piece[data-index="12345"].query')).to_be_in_viewport()
+        expect(page.locator(".text-place")).to_have_text("words 12045–12644 of 16384")
+
+
 def test_token_of_16384_answers_within_a_tenth_of_a_second(long_site):
     tokens = [(k * 7919) % LONG for k in range(1, 21)]
     paths = [f"row?layer=0&head=1&token={token}&start=8000&stop=8600" for token in tokens]
     took = [seconds for seconds, _ in asked(long_site, "overview", *paths)][1:]
     assert statistics.median(took) < 0.1, took
+    assert min(took) < 0.035, "Nagle's wait for the last packet takes 40 ms: TCP_NODELAY is not set"
 
 
 def large_session() -> Session:

@@ -82,16 +82,22 @@ class Gate:
                 raise _TooLargeError
             return message
 
-        async def guarded(message: Message) -> None:
+        async def refuse_once() -> None:
             nonlocal refused
-            if came > most and not refused:
+            if not refused:
                 refused = True
                 await _refuse(send, 413, f"the body is larger than {most:,} bytes, the most that is taken here")
-            if refused:
+
+        async def guarded(message: Message) -> None:
+            if came > most:
+                await refuse_once()
                 return
             await send(_with_headers(message) if message["type"] == "http.response.start" else message)
 
-        await self.app(scope, counted, guarded)
+        try:
+            await self.app(scope, counted, guarded)
+        except _TooLargeError:  # a route that reads the body itself
+            await refuse_once()
 
 
 def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

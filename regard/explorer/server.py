@@ -124,6 +124,7 @@ def _add_errors(server: "FastAPI") -> None:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
     def refuse(status: int, words: str) -> JSONResponse:
         return JSONResponse({"error": words.encode(errors="replace").decode()}, status)
@@ -150,6 +151,10 @@ def _add_errors(server: "FastAPI") -> None:
     @server.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         return refuse(error.status_code, str(error.detail))
+
+    @server.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: Exception) -> JSONResponse:
+        return refuse(400, "the body ended before its end")  # which nobody reads, but no terminal shows it either
 
     @server.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:
@@ -319,9 +324,9 @@ def _add_page(server: "FastAPI", folder: Path) -> None:
         return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
 
     @server.get("/", include_in_schema=False)
-    def index() -> Response:
+    async def index() -> Response:
         return give(INDEX)
 
     @server.get("/page/{name:path}", include_in_schema=False)
-    def file(name: str) -> Response:
+    async def file(name: str) -> Response:
         return give(name)

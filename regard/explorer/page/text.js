@@ -217,13 +217,13 @@ class TextPane {
 
   /** When another word is chosen from elsewhere, the window goes to it. */
   #keepInSight() {
-    const { token } = this.store.get();
-    if (!this.overview || token === this.token) return;
+    const { token, window } = this.store.get();
+    const [[from, to], word] = [this.#window(), this.#wordOf(token)];
+    const inSight = word === null || (word >= from && word < to);
+    if (!this.overview || (token === this.token && (inSight || window !== null))) return; // an address may name no window
     this.token = token;
-    const [from, to] = this.#window();
-    const word = this.#wordOf(token);
     this.sought = word;
-    if (word === null || (word >= from && word < to)) return;
+    if (inSight) return;
     const wide = to - from;
     // One step beyond an end turns the page by half; a jump brings the word to the middle.
     const [on, back] = [word === to, word === from - 1];
