@@ -55,7 +55,7 @@ const WORDS = {
     exactHint: "정확: 칸 하나가 가중치 하나입니다",
     pooledHint: "묶음: 칸은 그 쿼리들의 어텐션 가운데 그 키들로 가는 몫입니다",
     loading: "칸을 가져오는 중…",
-    waiting: "헤드를 고르면 지도가 보입니다.",
+    waiting: "헤드를 고르면 맵이 보입니다.",
     closer: "확대 (+)",
     further: "축소 (−)",
     all: "전체 보기 (0)",
@@ -66,7 +66,7 @@ const WORDS = {
     sink: "첫 키",
     sinkHint: "어텐션을 많이 받곤 하는 첫 키를 보입니다. 끄면 색에서 빼고 빗금으로 그립니다.",
     map: (/** @type {any} */ v) =>
-      `어텐션 지도, 레이어 ${v.layer}, 헤드 ${v.head}: 쿼리 ${v.queries}개, 키 ${v.keys}개, ${v.how}.` +
+      `어텐션 맵, 레이어 ${v.layer}, 헤드 ${v.head}: 쿼리 ${v.queries}개, 키 ${v.keys}개, ${v.how}.` +
       (v.link ? ` 가장 강한 연결: ${v.link}.` : "") +
       " 더하기, 빼기, 0으로 확대와 축소, Shift와 화살표로 이동, 끌어서 이동, Shift를 누르고 끌면 영역 선택.",
     query: "쿼리",
@@ -87,7 +87,7 @@ const WORDS = {
     position: (/** @type {any} */ v) => `단어 ${v.from}–${v.to} / ${v.all}`,
     word: (/** @type {any} */ v) => `${v.word}, 토큰 ${v.index}${v.weight === null ? "" : `, 가중치 ${v.weight}`}`,
     whole: "합",
-    noQueries: "여기서 단어는 키일 뿐입니다: 쿼리는 지도에서 고르세요.",
+    noQueries: "여기서 단어는 키입니다. 쿼리는 맵에서 고르세요.",
     special: "특수 토큰",
   },
 };
