@@ -35,8 +35,9 @@ def inputs(family: str) -> dict[str, Any]:
     if family not in TWO:
         return texts(29, "right", pad=1 if family == "roberta" else 0, first=7)
     given = texts(29, "right", first=7)
-    count = torch.arange(given["ids"].shape[1])  # as transformers counts, padding too
-    return {**given, "positions": count, "target": texts(29, length=7, first=7)["ids"]}
+    count = torch.arange(given.pop("positions").shape[1])  # as transformers counts, padding too
+    positions = {} if family == "t5" else {"positions": count}  # which knows distances only
+    return {**given, **positions, "target": texts(29, length=7, first=7)["ids"]}
 
 
 def check(family: str, which: int, directory: Path, device: str) -> None:
