@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from dense_measures import assert_measures, dense_measures, truth_and_baseline
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreting import interpreted
 from torch import Tensor
 
 from regard import masks
@@ -36,42 +36,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_run_here() -> Iterator[None]:
+    from regard.lens.measuring import kernels, top_kernels
+
     if DEVICE == "cuda":
         yield
         return
-    with interpreted():
+    with interpreted(kernels, top_kernels):
         yield
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Run Triton functions by its interpreter, and undo that.
-
-    TRITON_INTERPRET is read where a function is defined. triton's own are defined when somebody imports it, and
-    torch._dynamo does: so whatever is compiled by now is replaced.
-    """
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    from regard.lens.measuring import kernels, top_kernels
-
-    # The interpreter also writes into these, and leaves it at that.
-    language = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
-    places = (*language, kernels, top_kernels)
-    before = [dict(vars(place)) for place in places]
-    made: dict[int, InterpretedFunction[Any]] = {}
-    for place in places:
-        for name, value in list(vars(place).items()):
-            if isinstance(value, JITFunction):
-                setattr(place, name, made.setdefault(id(value), InterpretedFunction(value.fn)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        yield
-    for place, names in zip(places, before, strict=True):
-        for name, value in names.items():
-            if vars(place)[name] is not value:
-                setattr(place, name, value)
 
 
 # -------------------------------------------------------------------------------------------- what results are held to
