@@ -5,11 +5,11 @@ const SVG = "http://www.w3.org/2000/svg";
 /**
  * A strip of bars as SVG.
  * @param {number[]} values
- * @param {{largest?: number, label: string, titles?: (index: number) => string}} how  largest: the number of a full bar
+ * @param {{label: string, titles?: (index: number) => string}} how  the largest number is a full bar
  * @returns {SVGSVGElement}
  */
-export function bars(values, { largest, label, titles }) {
-  const most = largest ?? Math.max(1e-12, ...values.map(Math.abs));
+export function bars(values, { label, titles }) {
+  const most = Math.max(1e-12, ...values.map(Math.abs));
   const svg = element("svg", {
     class: "bars",
     viewBox: `0 0 ${values.length} 2`,

@@ -44,6 +44,7 @@ export function drawHeader(element, store, shown) {
         say(lang, "new_text"),
       ),
     shown.overview &&
+      (shown.canLook || shown.sessions.length > 1) &&
       make(
         "button",
         { type: "button", "data-role": "compare", "aria-pressed": state.compare !== null, onclick: shown.compare },

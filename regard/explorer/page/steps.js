@@ -244,25 +244,22 @@ class StepsPane {
     const { lang, layer } = this.store.get();
     const key = `“${this.naming?.key(layer, answer.key) ?? ""}”`;
     const [q, k, product] = [answer.q, answer.k, answer.product].map(list);
-    const largest = Math.max(...q.map(Math.abs), ...k.map(Math.abs));
     const at = answer.keys.indexOf(answer.key);
     const [dot, scaled, weight] = [answer.dots, answer.scaled, answer.weights].map((values) =>
       figure(list(values)[at]),
     );
     const titles = (/** @type {number} */ index) =>
       say(lang, "dimension", { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
-    const strip = (
-      /** @type {string} */ label,
-      /** @type {number[]} */ values,
-      /** @type {number | undefined} */ most,
-    ) => make("div", { class: "strip" }, make("span", {}, label), bars(values, { largest: most, label, titles }));
+    // Each by its own largest number: beside a long query a short key would be a flat line.
+    const strip = (/** @type {string} */ label, /** @type {number[]} */ values) =>
+      make("div", { class: "strip" }, make("span", {}, label), bars(values, { label, titles }));
     return make(
       "div",
       { class: "pair" },
       make("h3", {}, say(lang, "pair", { token: `“${token}”`, key })),
-      strip(say(lang, "query_vector", { token: `“${token}”` }), q, largest),
-      strip(say(lang, "key_vector", { key }), k, largest),
-      strip(say(lang, "product_vector"), product, undefined),
+      strip(say(lang, "query_vector", { token: `“${token}”` }), q),
+      strip(say(lang, "key_vector", { key }), k),
+      strip(say(lang, "product_vector"), product),
       make("p", { class: "sum" }, say(lang, "pair_sum", { d: answer.d, dot, scaled, weight })),
     );
   }
