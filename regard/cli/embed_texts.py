@@ -14,7 +14,7 @@ from regard import tables
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.matrices import print_matrix
-from regard.cli.model_files import demo_model, open_model
+from regard.cli.model_files import open_model
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
 
@@ -81,7 +81,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
         if out is not None and (out.suffix.lower() != ".npy" or out.is_dir()):
             raise ValueError(f"--out {str(out)!r} must be a file that ends in .npy")
         texts = read_texts(text or [], file)
-        name = demo_model() if model is None else model
+        from regard.explorer.sessions import default_model
+
+        name = str(default_model()) if model is None else model
         opened = open_model(name, "embed", ["encode", "none"], dtype=dtype, device=device)
         # Another pooling than those there are is told by the model.
         vectors = opened.embed(texts, pooling=pooling, truncate=truncate)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import picture_files
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, speaker
-from regard.cli.model_files import bar, demo_model
+from regard.cli.model_files import bar
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def read_text(text: str, model: str | None, *, device: str = "cpu", truncate: bo
     Raises ValueError for a text that is empty, or longer than the model takes and not to be cut, and for a device that
     is none; ImportError without MiniLM; else as `regard.load`.
     """
-    from regard.explorer.sessions import look_at
+    from regard.explorer.sessions import default_model, look_at
     from regard.models.loading import load
     from regard.models.text_model import TextModel
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
     _check_device(device)
-    name = demo_model() if model is None else model
+    name = str(default_model()) if model is None else model
     with bar("/".join(Path(name).parts[-2:])) as tick:
         loaded = load(name, device=device, progress=tick)
     length = int(loaded.tokenizer.batch([text]).ids.shape[1])

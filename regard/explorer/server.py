@@ -134,6 +134,7 @@ def _add_errors(server: "FastAPI") -> None:
     async def wrong(request: Request, error: Exception) -> JSONResponse:
         return refuse(400, str(error))
 
+    @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, KeyError):  # ours, never the user's

@@ -66,14 +66,14 @@ class Session:
 
 
 def default_model() -> Path:
-    """The directory of the real checkpoint that the demo package carries. Raises LookupError where it is not there.
+    """The directory of the real checkpoint that the demo package carries. Raises ImportError where it is not there.
 
     >>> default_model().name                                                                  # doctest: +SKIP
     'model'
     """
     spec = find_spec(DEMO)
     if spec is None or spec.origin is None:
-        raise LookupError(f"the default model is not installed: {INSTALL}, or name a model of yours with --model")
+        raise ImportError(f"without a model it is {TITLE}, which is not installed: {INSTALL}")
     return Path(spec.origin).parent / "model"
 
 
@@ -99,7 +99,7 @@ def look_at(
     truncate: cut a text that is longer than the model's positions, instead of refusing it.
     progress: told what is being done, in a word.
 
-    Raises ValueError for a text without tokens or longer than the model takes, LookupError without a model.
+    Raises ValueError for a text without tokens or longer than the model takes, ImportError without a model.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")

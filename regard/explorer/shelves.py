@@ -134,5 +134,5 @@ class ModelShelf:
 def _demo() -> list[Path]:
     try:
         return [default_model()]
-    except LookupError:
+    except ImportError:
         return []
