@@ -26,7 +26,7 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"rules", "tables"},
+    {"frames", "rules", "tables"},
     {"biases", "masks", "positions", "rotary", "stages"},
     {"backends"},
     {"op", "cache", "costs"},
