@@ -26,8 +26,8 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"frames", "rules", "tables"},
-    {"biases", "masks", "positions", "rotary", "stages"},
+    {"frames", "json_header", "rules", "tables"},
+    {"biases", "layouts", "masks", "positions", "rotary", "stages"},
     {"backends"},
     {"op", "cache", "costs"},
     {"layers", "testing"},

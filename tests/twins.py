@@ -13,7 +13,8 @@ Weights are drawn so that every one matters, and representable in bf16, so that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,17 +115,25 @@ def side_by_side(model: Model, right: dict[str, Tensor], left: dict[str, Tensor]
     return made[0], made[1]
 
 
+def pictures(height: int, width: int, count: int = 3, channels: int = 3) -> dict[str, Tensor]:
+    """Pixels (count, channels, height, width), representable in bf16."""
+    drawn = torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return {"pixels": drawn.bfloat16().double()}
+
+
 @dataclass
 class Twin:
     """One model of transformers in fp64, and the directory it is in.
 
     change: what is done to the weights after they are drawn.
+    stored: regular expressions of names in transformers' memory → what it calls them in files, where these differ.
     """
 
     architecture: str
     config: Any
     directory: Path
     change: Callable[[nn.Module], None] | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
     truth: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,8 +175,8 @@ def assert_same(
     mine, base = made[dtype], made["base", torch.float32 if dtype == torch.float64 else dtype]
     carried = RATIO if dtype == torch.float64 else 1.0
     mine |= _gradients_by_their_names(ours, mine.pop("gradients", {}))
-    base |= base.pop("gradients", {})
-    truth |= truth.pop("gradients", {})
+    base |= _as_stored(twin, base.pop("gradients", {}))
+    truth |= _as_stored(twin, truth.pop("gradients", {}))
     if "pooled" not in truth:  # transformers does not hand it out beside logits
         mine.pop("pooled", None)
     assert set(mine) == set(truth), f"ours lacks {set(truth) - set(mine)}, and has beside {set(mine) - set(truth)}"
@@ -198,6 +207,8 @@ def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
         "positions": "position_ids",
         "target": "decoder_input_ids",
         "target_mask": "decoder_attention_mask",
+        "pixels": "pixel_values",
+        "hidden": "bool_masked_pos",
     }
     given = {n: t for n, t in inputs.items() if t is not None and n != "target_positions"}
     return {names[n]: t.long() if t.dtype == torch.bool else t for n, t in given.items()}
@@ -233,7 +244,7 @@ def of_ours(result: Result) -> dict[str, Tensor]:
 def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
     out = model(**inputs, output_hidden_states=True)
     get = out.get
-    named = {"logits": get("logits", get("prediction_logits"))}
+    named = {"logits": get("logits", get("prediction_logits", get("reconstruction")))}
     named["pooled"] = get("pooler_output")
     named["next sentence"] = get("seq_relationship_logits", get("sop_logits"))
     if get("start_logits") is not None:
@@ -244,6 +255,17 @@ def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
     named |= {f"layer {i}": t for i, t in enumerate(layers)}
     named |= {f"memory layer {i}": t for i, t in enumerate(get("encoder_hidden_states") or ())}
     return {n: t for n, t in named.items() if t is not None}
+
+
+def _as_stored(twin: Twin, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients under the names that the weights have in files."""
+
+    def renamed(name: str) -> str:
+        for memory, file in twin.stored.items():
+            name = re.sub(memory, file, name)
+        return name
+
+    return {renamed(name): gradient for name, gradient in gradients.items()}
 
 
 def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -40,14 +40,17 @@ class Seen(NamedTuple):
 
 
 class Pooler(nn.Module):
-    """The first token's vector through one layer: BERT's and ALBERT's summary of a text."""
+    """The first token's vector through one layer: BERT's and ALBERT's summary of a text, ViT's of a picture.
 
-    def __init__(self, d: int, function: str = "tanh") -> None:
+    out: width of the summary, default d.
+    """
+
+    def __init__(self, d: int, function: str = "tanh", *, out: int | None = None) -> None:
         super().__init__()
-        self.dense, self.function = Linear(d, d), activation(function)
+        self.dense, self.function = Linear(d, d if out is None else out), activation(function)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, N, d) → (B, d)."""
+        """(B, N, d) → (B, out)."""
         return self.function(self.dense(first_token(hidden, mask)))
 
 

@@ -23,12 +23,13 @@ from torch.overrides import TorchFunctionMode
 
 from regard.layers import Joined
 from regard.models.checkpoint.checkpoints import Checkpoint, write
-from regard.models.checkpoint.finding import POOLING, TOKENIZER, find
+from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER, find
 from regard.models.family import Family
 from regard.models.model import Model
 from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
 from regard.models.text_model import TextModel
+from regard.models.vision_model import VisionModel
 
 __all__ = ["FAMILIES", "family_of", "load", "places", "save"]
 
@@ -43,6 +44,7 @@ FAMILIES = {
     "roberta": "roberta",
     "t5": "t5",
     "transformer": "transformer",
+    "vit": "vit",
     "xlm-roberta": "xlm_roberta",
 }
 """model_type of config.json → the file of its family."""
@@ -74,8 +76,8 @@ def load(
     FileNotFoundError: there is no directory 'no/such/directory/here'; a model of the hub is called 'name' or \
 'owner/name'
 
-    task: which head: none, fill, next, pretrain, classify, tag, answer, generate, encode; default what
-      config.json names.
+    task: which head: none, fill, next, pretrain, classify, tag, answer, generate, encode, rebuild, caption, match;
+      default what config.json names.
     dtype: of the weights; default as stored.  device: where they go, straight from the file.
     ignore: keys of config.json that you know to change nothing.  revision: of a model on the hub.
     progress: called after each tensor with bytes read and bytes in all.
@@ -176,8 +178,8 @@ def places(model: Model, prefix: str) -> Iterator[Place]:
     owners = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         inside = name.startswith("head.")
-        source, index, leaf = lookup(head if inside else body, name)
-        theirs = source.names(index, leaf)
+        source, numbers, leaf = lookup(head if inside else body, name)
+        theirs = source.names(numbers, leaf)
         theirs = theirs if inside else tuple(prefix + part for part in theirs)
         yield Place(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
 
@@ -209,7 +211,7 @@ def save(model: Model, directory: str | Path) -> None:
     values.pop("torch_dtype", None)
     _write_json(directory / "config.json", values)
     if model.directory is not None:
-        _copy_text_side(model.directory, directory)
+        _copy_sides(model.directory, directory)
     held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
     if held is not None and (model.directory is None or not any((model.directory / x).is_file() for x in TOKENIZER)):
         held.save(directory)
@@ -239,7 +241,7 @@ def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> 
     pooler = [place for place in plan if place.name.startswith("pooler.")]
     if not pooler or model.task != "none" or any(part in stored for place in pooler for part in place.theirs):
         return plan
-    assert isinstance(model, TextModel)
+    assert isinstance(model, (TextModel, VisionModel))
     model.pooler = None
     return [place for place in plan if place not in pooler]
 
@@ -333,8 +335,8 @@ def _known(model: Model) -> list[re.Pattern[str]]:
     patterns = list(ignored)
     for names in everything:
         for source in names.values():
-            for theirs in (source,) if isinstance(source, str) else source.names("{i}", ""):
-                exact = re.escape(theirs).replace(re.escape("{i}"), r"\d+")
+            for theirs in (source,) if isinstance(source, str) else source.names(("{i}", "{j}"), ""):
+                exact = re.escape(theirs).replace(re.escape("{i}"), r"\d+").replace(re.escape("{j}"), r"\d+")
                 patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")
     # The body's layers beyond those asked for are not harmless: they would have been computed with.
     return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
@@ -352,9 +354,9 @@ def _write_json(path: Path, values: object) -> None:
     beside.replace(path)
 
 
-def _copy_text_side(source: Path, directory: Path) -> None:
-    """The tokenizer, and what a checkpoint says of generating and pooling, as they came."""
-    for name in ("generation_config.json", *TOKENIZER, *POOLING):
+def _copy_sides(source: Path, directory: Path) -> None:
+    """The tokenizer, and what a checkpoint says of generating, pooling and pictures, as they came."""
+    for name in ("generation_config.json", *TOKENIZER, *POOLING, *PICTURES):
         if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
             (directory / name).parent.mkdir(exist_ok=True)
             beside = directory / (name + ".part")

@@ -19,6 +19,7 @@ from regard.models.settings import Settings
 if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.generation.beams import Beams
+    from regard.models.images.preprocessing import Preprocessor
     from regard.models.parts import Tower
     from regard.models.tokenizers.tokenizing import Tokenizer
     from regard.models.verbs.answering import Answer
@@ -33,14 +34,17 @@ __all__ = ["Model", "Result"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a model makes of ids. What the model does not have is None.
+    """What a model makes of ids or pixels. What the model does not have is None.
 
-    hidden: (B, N, d), the last vectors; of the decoder in an encoder–decoder.
-    logits: by task: (B, N, V) words, (B, N, labels) tags, (B, N, 2) where an answer starts and ends, (B, labels).
+    hidden: (B, N, d), the last vectors; of the decoder in an encoder–decoder, of the text where there is one beside
+      a picture.
+    logits: by task: (B, N, V) words, (B, N, labels) tags, (B, N, 2) where an answer starts and ends, (B, labels),
+      (B, C, H, W) rebuilt pixels, (pictures, texts) how well they match.
     pooled: (B, d), the family's own summary of a text.
     next_sentence: (B, 2), whether the second text follows the first (0) or not (1), beside the words.
     layers: what stood after the embedding and after each block, if every_layer was asked for.
-    memory, memory_layers: of the encoder in an encoder–decoder.
+    memory, memory_layers: of the encoder in an encoder–decoder; of the picture beside a text.
+    text, picture: (B, e), one vector of length 1 for each, to be compared (CLIP, BLIP).
     """
 
     hidden: Tensor
@@ -50,6 +54,8 @@ class Result:
     layers: tuple[Tensor, ...] | None = None
     memory: Tensor | None = None
     memory_layers: tuple[Tensor, ...] | None = None
+    text: Tensor | None = None
+    picture: Tensor | None = None
 
     def __repr__(self) -> str:
         shapes = {name: tuple(t.shape) for name, t in vars(self).items() if isinstance(t, Tensor)}
@@ -89,6 +95,18 @@ class Model(nn.Module):
         if self.directory is None:
             raise ValueError("this model was not loaded from a directory, so it has no tokenizer: set model.tokenizer")
         return Tokenizer.open(self.directory)
+
+    @cached_property
+    def preprocessor(self) -> Preprocessor:
+        """How the checkpoint wants its pictures, opened on first use. Raises as `Preprocessor.open` does."""
+        from regard.models.images.preprocessing import Preprocessor
+
+        if self.directory is None:
+            raise ValueError(
+                "this model was not loaded from a directory, so nothing says how it wants its pictures: "
+                "set model.preprocessor"
+            )
+        return Preprocessor.open(self.directory)
 
     def save(self, directory: str | Path) -> None:
         """Write a directory that `regard.load` and `transformers` open: config.json, weights, tokenizer.

@@ -28,6 +28,7 @@ from regard.rotary import Angles, Rotary
 __all__ = [
     "ACTIVATIONS",
     "Block",
+    "DropPath",
     "Embedding",
     "FeedForward",
     "Passed",
@@ -165,6 +166,29 @@ class Embedding(nn.Module):
         return x if self.widen is None else cast(Tensor, self.widen(x))
 
 
+class DropPath(nn.Module):
+    """In training, what a part adds is left out whole for some batch entries, and weighs more for the others.
+
+    >>> DropPath(0.5).eval()(torch.ones(2, 1)).tolist()
+    [[1.0], [1.0]]
+
+    p: how likely it is to be left out.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"a part is left out with a probability in [0, 1), got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, …) → (B, …)."""
+        if not self.training or self.p == 0:
+            return x
+        stays = torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p
+        return torch.where(stays, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
 class Block(nn.Module):
     """Attention, attention to a memory where there is one, and feed-forward, each added to x and normalised.
 
@@ -174,7 +198,9 @@ class Block(nn.Module):
     torch.Size([2, 5, 6])
 
     norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
-    cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only.
+    cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only; a `DropPath`
+    leaves out the whole part.  scales: does what attention and feed-forward add have a learnt scale for each number
+    (DINOv2).
     """
 
     def __init__(
@@ -185,14 +211,19 @@ class Block(nn.Module):
         *,
         norm_first: bool,
         cross: MultiHeadAttention | None = None,
-        dropout: float = 0.0,
+        dropout: float | DropPath = 0.0,
+        scales: bool = False,
     ) -> None:
         super().__init__()
         self.attention, self.cross, self.feed_forward = attention, cross, feed_forward
+        d = attention.d_model
+        self.attention_scale = nn.Parameter(torch.ones(d)) if scales else None
+        self.feed_forward_scale = nn.Parameter(torch.ones(d)) if scales else None
         assert len(norms) == (2 if cross is None else 3), len(norms)
         self.attention_norm, self.feed_forward_norm = norms[0], norms[-1]
         self.cross_norm = None if cross is None else norms[1]
-        self.norm_first, self.dropout = norm_first, nn.Dropout(dropout)
+        self.norm_first = norm_first
+        self.dropout = dropout if isinstance(dropout, DropPath) else nn.Dropout(dropout)
 
     def forward(
         self,
@@ -206,16 +237,18 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask."""
         look = partial(self.attention, mask=mask, cache=cache, positions=positions)
-        x = self._add(x, self.attention_norm, look)
+        x = self._add(x, self.attention_norm, look, self.attention_scale)
         if self.cross is not None:
             assert self.cross_norm is not None
             x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
-        return self._add(x, self.feed_forward_norm, self.feed_forward)
+        return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
 
-    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.norm_first:
-            return x + cast(Tensor, self.dropout(part(norm(x))))
-        return cast(Tensor, norm(x + self.dropout(part(x))))
+    def _add(
+        self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None
+    ) -> Tensor:
+        added = part(norm(x) if self.norm_first else x)
+        added = self.dropout(added if scale is None else added * scale)
+        return x + added if self.norm_first else cast(Tensor, norm(x + added))
 
 
 def encoder_block(

@@ -52,6 +52,7 @@ class Settings:
     def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
         self.values, self.where = values, where
         self._read: set[str] = set()
+        self._inner: dict[str, Settings] = {}
 
     @classmethod
     def open(cls, directory: Path) -> Settings:
@@ -76,12 +77,39 @@ class Settings:
         value = self.values.get(key)
         return default if value is None else value
 
+    def inner(self, key: str) -> Settings:
+        """The settings of a part, one object in another: of the picture's tower, of the text's. Empty where there are none.
+
+        >>> Settings({"vision_config": {"hidden_size": 12}}).inner("vision_config").whole("hidden_size")
+        12
+
+        `finish` of the whole finishes them, too. Raises ValueError for a value that is no object.
+        """
+        if key not in self._inner:
+            values = self.get(key, {})
+            if not isinstance(values, dict):
+                raise ValueError(f"{self.where}: {key} must be an object of settings, got {values!r:.80}")
+            self._inner[key] = Settings(values, f"{self.where}, {key}")
+        return self._inner[key]
+
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         """A whole number from `least` to `most`. Raises ValueError if it is missing without a default, or none."""
         value = self._needed(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {most}, got {value!r}")
         return value
+
+    def pair(self, key: str, default: int | None = None) -> tuple[int, int]:
+        """Height and width: a whole number for both, or a list of the two. Raises ValueError for anything else.
+
+        >>> Settings({"image_size": [480, 640]}).pair("image_size"), Settings({"image_size": 224}).pair("image_size")
+        ((480, 640), (224, 224))
+        """
+        value = self._needed(key, default)
+        both = value if isinstance(value, list) else [value, value]
+        if len(both) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= MOST for n in both):
+            raise ValueError(f"{self.where}: {key} must be a whole number from 1, or two of them, got {value!r}")
+        return both[0], both[1]
 
     def layers(self, key: str, default: int | None = None) -> int:
         """How many blocks: each is made, if only in name, before the weights are looked for."""
@@ -154,6 +182,8 @@ class Settings:
         for key, allowed in OFF.items():
             if key not in self._read:
                 self.only(key, *allowed)
+        for inner in self._inner.values():
+            inner.finish(family, harmless=harmless, ignore=ignore)
         known = HARMLESS | set(harmless) | set(ignore)
         unread = {key: value for key, value in self.unread().items() if key not in known}
         if unread:

@@ -25,6 +25,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from regard.json_header import parsed
 from regard.models.checkpoint import tensor_file
 from regard.models.checkpoint.tensor_file import AGAIN, CONVERT, LARGEST_TEXT, CheckpointError, Entry, TensorFile
 
@@ -193,7 +194,7 @@ def _read_index(path: Path) -> _Index:
     try:
         if (size := path.stat().st_size) > LARGEST_TEXT:
             raise CheckpointError(f"it has {size:,} bytes, at most {LARGEST_TEXT:,} are read; {AGAIN}")
-        index = tensor_file.parsed(path.read_bytes())
+        index = parsed(path.read_bytes(), tensor_file.REFUSAL)
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
             raise CheckpointError(f"it has no 'weight_map' that gives the file of each tensor; {AGAIN}")

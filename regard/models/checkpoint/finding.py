@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regard.models.checkpoint.checkpoints import INDEX, SINGLE, weight_files
 
-__all__ = ["POOLING", "TOKENIZER", "find"]
+__all__ = ["PICTURES", "POOLING", "TOKENIZER", "find"]
 
 WEIGHTS = [SINGLE, INDEX, "*-of-*.safetensors"]
 SETTINGS = ["config.json", "generation_config.json"]
@@ -36,7 +36,8 @@ TOKENIZER = [
     "chat_template.jinja",
 ]
 POOLING = ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]  # of sentence-transformers
-WANTED = [*SETTINGS, *WEIGHTS, *TOKENIZER, *POOLING]
+PICTURES = ["preprocessor_config.json", "processor_config.json"]  # how pictures and text are prepared
+WANTED = [*SETTINGS, *WEIGHTS, *TOKENIZER, *POOLING, *PICTURES]
 UNWANTED = ["*/*.safetensors", "consolidated*"]  # other parts' weights, and the same weights once more
 
 ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)

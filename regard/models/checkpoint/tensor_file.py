@@ -14,7 +14,6 @@ import json
 import mmap
 import os
 import reprlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -26,7 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["AGAIN", "CONVERT", "LARGEST_TEXT", "CheckpointError", "Entry", "TensorFile", "check", "parsed", "write"]
+from regard.json_header import Refusal, parsed
+
+__all__ = ["AGAIN", "CONVERT", "LARGEST_TEXT", "REFUSAL", "CheckpointError", "Entry", "TensorFile", "check", "write"]
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -59,6 +60,16 @@ CONVERT = "AutoModel.from_pretrained(directory).save_pretrained(new_directory)"
 
 class CheckpointError(ValueError):
     """Weights that are damaged, cut short, at odds with what they say of themselves, or of a kind that is refused."""
+
+
+REFUSAL = Refusal(
+    error=CheckpointError,
+    deep=f"it is damaged: its JSON is nested too deep; {AGAIN}",
+    broken=f"it is damaged: not JSON ({{why}}); {AGAIN}",
+    other=f"it is damaged: its JSON is no object, but {{value}}; {AGAIN}",
+    twin=f"it is damaged: the key {{key}} comes {{times}} times; {AGAIN}",
+)
+"""What is said of JSON that cannot be read, in this file and beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ class TensorFile:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 text = _checked_text(file, size)
-                header = parsed(text)
+                header = parsed(text, REFUSAL)
                 self.metadata = _checked_metadata(header.pop("__metadata__", {}))
                 self.entries = _checked_entries(header, path, 8 + len(text), size)
                 # private: what training does to the weights never reaches the file
@@ -144,35 +155,6 @@ def _checked_text(file: BufferedReader, size: int) -> bytes:
         raise CheckpointError(f"it is damaged or no safetensors file: it does not start with a header; {AGAIN}")
     file.seek(8)
     return file.read(length)
-
-
-def parsed(text: bytes) -> dict[str, Any]:
-    """A JSON object in which no key comes twice.
-
-    >>> parsed(b'{"a": [1, 2]}')
-    {'a': [1, 2]}
-
-    Raises CheckpointError for anything else.
-    """
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=_without_twins)
-    except RecursionError:
-        raise CheckpointError(f"it is damaged: its JSON is nested too deep; {AGAIN}") from None
-    except CheckpointError:
-        raise
-    except ValueError as error:  # JSON, UTF-8, or an integer of thousands of digits
-        raise CheckpointError(f"it is damaged: not JSON ({error}); {AGAIN}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"it is damaged: its JSON is no object, but {reprlib.repr(value)}; {AGAIN}")
-    return value
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        twin, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise CheckpointError(f"it is damaged: the key {twin!r} comes {times} times; {AGAIN}")
-    return value
 
 
 def _checked_metadata(metadata: Any) -> Mapping[str, str]:

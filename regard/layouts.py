@@ -1,0 +1,388 @@
+"""What the tokens of a sequence are, and where in a picture each of them lies.
+
+    >>> seen = Layout.grid(14, 14, size=(16, 16))     # what a ViT makes of 224 × 224 pixels
+    >>> seen
+    Layout(1 cls, 196 patches of picture 0)
+    >>> seen.box[0, 15].tolist()                      # token 15 is the patch at row 1, column 0
+    [16.0, 0.0, 32.0, 16.0]
+    >>> Layout.text(3) + Layout.grid(2, 2, size=(14, 14), before=()) + Layout.text(2)      # an image among words
+    Layout(3 text, 4 patches of picture 0, 2 text)
+
+A layout is of one batch entry. Boxes are top, left, bottom, right in the pixels that the model was given; where those
+lie in the photograph, a `Frame` says, and `Sides` holds both for one attention.
+
+Axis letters: W sequences that one batch entry is cut into (1, or Swin's windows), N positions.
+
+It knows no model, no tensor and no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.frames import Frame
+
+__all__ = ["KINDS", "Layout", "Sides"]
+
+KINDS = ("text", "patch", "cls", "distillation", "register", "latent", "padding")
+"""What a token can be. latent: a learned query that stands for no place, as in Flamingo's resampler."""
+
+Pair = tuple[int, int]
+"""Down and across."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layout:
+    """The tokens of one batch entry.
+
+    kind: (W, N) strings, each one of `KINDS`.  picture: (W, N) which picture a token belongs to, −1 for none.
+    box: (W, N, 4) top, left, bottom, right of a patch in the model's pixels of its picture, NaN for all other tokens.
+
+    W: the sequences that an attention call makes of one batch entry, in their order in the call's batch.
+    Raises ValueError for arrays that do not fit each other, and for a patch without a box or a box without a patch.
+    """
+
+    kind: NDArray[np.str_]
+    picture: NDArray[np.int64]
+    box: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        types = {"kind": np.str_, "picture": np.int64, "box": np.float64}
+        for name, type_ in types.items():
+            array: NDArray[Any] = np.array(getattr(self, name), type_)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        _check(self)
+
+    # --------------------------------------------------------------------------------------------------- constructors
+
+    @classmethod
+    def text(cls, n: int) -> Layout:
+        """n tokens of text.
+
+        >>> Layout.text(5)
+        Layout(5 text)
+
+        Raises ValueError for n below 0.
+        """
+        return cls.of(["text"] * _at_least("n", n, 0))
+
+    @classmethod
+    def latents(cls, n: int, picture: int) -> Layout:
+        """n learned queries that gather a picture and stand for no place in it.
+
+        >>> Layout.latents(64, picture=1)
+        Layout(64 latents of picture 1)
+
+        Raises ValueError for n or a picture below 0.
+        """
+        return cls.of(["latent"] * _at_least("n", n, 0), picture=_at_least("picture", picture, 0))
+
+    @classmethod
+    def of(cls, kinds: Sequence[str], picture: int = -1) -> Layout:
+        """Tokens that have no place, by their kinds.
+
+        >>> Layout.of(["cls", "register", "register"], picture=0)
+        Layout(1 cls, 2 registers of picture 0)
+
+        picture: which one they belong to, −1 for none. Raises ValueError for a kind that is not known, and for "patch".
+        """
+        n = len(kinds)
+        return cls(np.array([kinds], "U12").reshape(1, n), np.full((1, n), picture), np.full((1, n, 4), np.nan))
+
+    @classmethod
+    def grid(
+        cls,
+        rows: int,
+        columns: int,
+        size: Pair,
+        before: Sequence[str] = ("cls",),
+        after: Sequence[str] = (),
+        picture: int = 0,
+        pixels: Pair | None = None,
+    ) -> Layout:
+        """A picture's patches row by row, with the tokens before and after them.
+
+        >>> Layout.grid(2, 3, size=(8, 4), before=("cls", "register"), picture=1)
+        Layout(1 cls, 1 register, 6 patches of picture 1)
+
+        size: height and width of a patch.
+        before, after: kinds of the other tokens of this picture.
+        pixels: height and width of the pixels, where the last row or column of patches reaches beyond them.
+        Raises ValueError for counts or sizes below 1, an unknown kind, and a patch wholly beyond the pixels.
+        """
+        box = _boxes(rows, columns, size, pixels).reshape(1, -1, 4)
+        n = box.shape[1]
+        patches = cls(np.full((1, n), "patch"), np.full((1, n), _at_least("picture", picture, 0)), box)
+        return cls.of(before, picture) + patches + cls.of(after, picture)
+
+    @classmethod
+    def windows(
+        cls,
+        rows: int,
+        columns: int,
+        size: Pair,
+        window: Pair = (7, 7),
+        shift: Pair = (3, 3),
+        picture: int = 0,
+        pixels: Pair | None = None,
+    ) -> Layout:
+        """A grid of patches cut into windows as Swin does it; the windows row by row, and so the tokens in each.
+
+        >>> Layout.windows(8, 8, size=(4, 4), window=(4, 4), shift=(2, 2))
+        Layout(4 windows of 16: 64 patches of picture 0)
+        >>> Layout.windows(1, 3, size=(4, 4), window=(1, 2), shift=(0, 1)).box[..., 1].tolist()    # left edges
+        [[4.0, 8.0], [nan, 0.0]]
+
+        The grid is padded at the bottom and right to whole windows and then rolled up and left by `shift`, so that
+        patches of opposite edges share a window: each token keeps the box of the patch that came there. This is the
+        order of the Swin paper's code, transformers and torchvision; it matters only where there is padding.
+
+        size: of a patch, which doubles with each merging (4, 8, 16, 32 pixels in Swin's four stages).
+        pixels: as for `grid`; a merged patch at the edge of an odd grid is half padding.
+        Raises ValueError as `grid` does, and for a shift that is not between 0 and the window.
+        """
+        for name, w, s in zip(("down", "across"), window, shift, strict=True):
+            if w < 1 or not 0 <= s < w:
+                raise ValueError(
+                    f"a window of {w} with a shift of {s} {name}: want a window ≥ 1 and 0 ≤ shift < window"
+                )
+        boxes = _boxes(rows, columns, size, pixels)
+        beyond = ((0, -rows % window[0]), (0, -columns % window[1]), (0, 0))
+        padded = np.pad(boxes, beyond, constant_values=np.nan)
+        rolled = np.roll(padded, (-shift[0], -shift[1]), axis=(0, 1))
+        down, across = rolled.shape[0] // window[0], rolled.shape[1] // window[1]
+        cut = rolled.reshape(down, window[0], across, window[1], 4).swapaxes(1, 2)
+        box = cut.reshape(down * across, window[0] * window[1], 4)  # (W, N, 4)
+        real = ~np.isnan(box[..., 0])
+        return cls(np.where(real, "patch", "padding"), np.where(real, _at_least("picture", picture, 0), -1), box)
+
+    def __add__(self, other: Layout) -> Layout:
+        """The tokens of both, one after the other. Raises ValueError where they are cut into unlike sequences."""
+        if self.shape[0] != other.shape[0]:
+            raise ValueError(f"{self} has {self.shape[0]} sequences and {other} has {other.shape[0]}: they do not join")
+        parts = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Layout(*(np.concatenate(pair, axis=1) for pair in parts))
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def shape(self) -> Pair:
+        """W and N."""
+        return self.kind.shape[0], self.kind.shape[1]
+
+    def indices(self, kind: str) -> NDArray[np.int64]:
+        """(K, 2) window and index of each token of a kind, in order.
+
+        >>> Layout.grid(1, 2, size=(4, 4), before=("cls", "register", "register")).indices("register").tolist()
+        [[0, 1], [0, 2]]
+
+        Raises ValueError for a kind that is not known.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"no kind {kind!r}; there are {', '.join(KINDS)}")
+        return np.argwhere(self.kind == kind)
+
+    def at(self, y: float, x: float, picture: int = 0) -> Pair:
+        """Window and index of the patch at a place in the model's pixels; of the first one, where patches overlap.
+
+        >>> Layout.grid(14, 14, size=(16, 16)).at(40.5, 0)
+        (0, 29)
+
+        A box holds its upper and left edges. Raises LookupError where no patch of the picture lies there.
+        """
+        top, left, bottom, right = np.moveaxis(self.box, -1, 0)
+        inside = (top <= y) & (y < bottom) & (left <= x) & (x < right) & (self.picture == picture)
+        found = np.argwhere(inside)
+        if not len(found):
+            raise LookupError(f"no patch of picture {picture} lies at ({y:g}, {x:g}) in the model's pixels: {self}")
+        return int(found[0, 0]), int(found[0, 1])
+
+    # ---------------------------------------------------------------------------------------------------------- values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        same = np.array_equal(self.kind, other.kind) and np.array_equal(self.picture, other.picture)
+        return same and np.array_equal(self.box, other.box, equal_nan=True)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.picture.tobytes()))
+
+    def __repr__(self) -> str:
+        w, n = self.shape
+        return f"Layout({_tokens(self)})" if w == 1 else f"Layout({w} windows of {n}: {_totals(self)})"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What the queries and the keys of one attention are, and where the pictures' pixels lie in the photographs.
+
+    frames: of picture 0, picture 1, …
+
+    >>> patches = Layout.grid(2, 2, size=(16, 16))
+    >>> Sides(Layout.text(5), patches, (Frame.whole(32, 32),)).keys       # words that look at a picture
+    Layout(1 cls, 4 patches of picture 0)
+
+    Raises ValueError where the two are cut into unlike numbers of sequences, a picture has no frame, or a box reaches
+    beyond its picture's pixels.
+    """
+
+    queries: Layout
+    keys: Layout
+    frames: tuple[Frame, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frames", tuple(self.frames))
+        if self.queries.shape[0] != self.keys.shape[0]:
+            raise ValueError(f"queries and keys are cut into unlike sequences: {self.queries} and {self.keys}")
+        for layout in (self.queries, self.keys):
+            _check_frames(layout, self.frames)
+
+    @classmethod
+    def patches(
+        cls,
+        pixels: int | Pair | Frame,
+        patch: int | Pair = 16,
+        before: Sequence[str] = ("cls",),
+        after: Sequence[str] = (),
+    ) -> Sides:
+        """The self-attention of a ViT: all patches of a picture, row by row.
+
+        >>> Sides.patches(224, patch=16).keys
+        Layout(1 cls, 196 patches of picture 0)
+
+        pixels: their height and width, one number for a square, or the frame that says where they lie in a photograph.
+        patch: height and width of a patch; pixels left over at the bottom and right are in none.
+        before, after: kinds of the tokens before and after the patches.
+        Raises ValueError for sizes below 1, an unknown kind, and pixels smaller than a patch.
+        """
+        frame, size = _frame(pixels), _pair(patch)
+        rows, columns = (n // _at_least("patch", p, 1) for n, p in zip(frame.pixels, size, strict=True))
+        layout = Layout.grid(rows, columns, size, before, after)
+        return cls(layout, layout, (frame,))
+
+    @classmethod
+    def windows(
+        cls, pixels: int | Pair | Frame, *, stage: int, shifted: bool, patch: int | Pair = 4, window: int = 7
+    ) -> Sides:
+        """The self-attention in the windows of a Swin, at a stage: 0, then 1 where the grid was merged once, and so on.
+
+        >>> Sides.windows(224, stage=0, shifted=True).keys
+        Layout(64 windows of 49: 3136 patches of picture 0)
+
+        pixels, patch: as for `patches`; but pixels left over are in a patch too, since Swin pads them to a whole one.
+        shifted: by half a window, as every second block is. Where a side of the grid is no longer than a window, the
+            window is as small as that side and nothing is shifted, as in the paper's code and in transformers.
+        Raises ValueError for sizes below 1 and a stage below 0.
+        """
+        frame, size = _frame(pixels), _pair(patch)
+        rows, columns = (-(-n // _at_least("patch", p, 1)) for n, p in zip(frame.pixels, size, strict=True))
+        for _ in range(_at_least("stage", stage, 0)):
+            rows, columns, size = -(-rows // 2), -(-columns // 2), (size[0] * 2, size[1] * 2)
+        shift = window // 2 if shifted and min(rows, columns) > window else 0
+        window = min(window, rows, columns)
+        layout = Layout.windows(rows, columns, size, (window, window), (shift, shift), pixels=frame.pixels)
+        return cls(layout, layout, (frame,))
+
+
+# ------------------------------------------------------------------------------------------------------------- plumbing
+
+
+def _boxes(rows: int, columns: int, size: Pair, pixels: Pair | None) -> NDArray[np.float64]:
+    """(rows, columns, 4) boxes of a grid of patches, cut off where the pixels end."""
+    high, wide = size
+    for name, n in (("rows", rows), ("columns", columns), ("size", high), ("size", wide)):
+        _at_least(name, n, 1)
+    end = (rows * high, columns * wide) if pixels is None else pixels
+    if end[0] <= (rows - 1) * high or end[1] <= (columns - 1) * wide:
+        raise ValueError(
+            f"the last of {rows} × {columns} patches of {high} × {wide} lies wholly beyond the {end[0]} × {end[1]} "
+            "pixels: fewer or smaller patches are wanted, or more pixels"
+        )
+    top, left = np.arange(rows) * high, np.arange(columns) * wide
+    bottom, right = np.minimum(top + high, end[0]), np.minimum(left + wide, end[1])
+    sides = (top[:, None], left, bottom[:, None], right)
+    return np.stack([np.broadcast_to(side, (rows, columns)) for side in sides], -1).astype(np.float64)
+
+
+def _frame(pixels: int | Pair | Frame) -> Frame:
+    return pixels if isinstance(pixels, Frame) else Frame.whole(*_pair(pixels))
+
+
+def _pair(size: int | Pair) -> Pair:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _at_least(name: str, number: int, least: int) -> int:
+    if number < least:
+        raise ValueError(f"{name} is {number}, but at least {least} is wanted")
+    return number
+
+
+def _check(layout: Layout) -> None:
+    kind, picture, box = layout.kind, layout.picture, layout.box
+    if kind.ndim != 2 or picture.shape != kind.shape or box.shape != (*kind.shape, 4):
+        raise ValueError(
+            "a layout wants kind (W, N), picture (W, N) and box (W, N, 4), "
+            f"got {kind.shape}, {picture.shape} and {box.shape}"
+        )
+    unknown = sorted(set(kind.ravel().tolist()) - set(KINDS))
+    if unknown:
+        raise ValueError(f"no kind {', '.join(map(repr, unknown))}; there are {', '.join(KINDS)}")
+    patch = kind == "patch"
+    if (patch & (picture < 0)).any() or (picture < -1).any():
+        raise ValueError("a patch belongs to a picture, 0 or more; other tokens may belong to none, which is −1")
+    size = box[..., 2:] - box[..., :2]  # (W, N, 2) height and width
+    if not np.isfinite(box[patch]).all() or not (size[patch] > 0).all() or not np.isnan(box[~patch]).all():
+        raise ValueError("each patch wants a box: top, left, bottom > top, right > left; all other tokens want NaN")
+
+
+def _check_frames(layout: Layout, frames: tuple[Frame, ...]) -> None:
+    highest = int(layout.picture.max(initial=-1))
+    if highest >= len(frames):
+        raise ValueError(
+            f"{layout} speaks of picture {highest}, but there are {len(frames)} frames: one for each picture"
+        )
+    for number, frame in enumerate(frames):
+        box = layout.box[(layout.picture == number) & (layout.kind == "patch")]
+        beyond = (box[:, :2] < 0).any() or (box[:, 2:] > frame.pixels).any()
+        if beyond:
+            ends = "{:g} × {:g}".format(*box[:, 2:].max(0))
+            raise ValueError(
+                f"the patches of picture {number} fill {ends} pixels, but its frame has {frame.pixels[0]} × "
+                f"{frame.pixels[1]}: Layout.grid and Layout.windows cut them off where pixels= ends"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------- printing
+
+
+def _named(kind: str, count: int) -> str:
+    plural = {"text": "text", "patch": "patches", "cls": "cls", "distillation": "distillation", "padding": "padding"}
+    return f"{count} {kind if count == 1 else plural.get(kind, kind + 's')}"
+
+
+def _tokens(layout: Layout) -> str:
+    """The runs of alike tokens in order; a picture is named where the next run is of another one, or of none."""
+    pairs = zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True)
+    runs = [(kind, picture, len(list(run))) for (kind, picture), run in groupby(pairs)]
+    said = []
+    for i, (kind, picture, count) in enumerate(runs):
+        last = i + 1 == len(runs) or runs[i + 1][1] != picture
+        said.append(_named(kind, count) + (f" of picture {picture}" if picture >= 0 and last else ""))
+    return ", ".join(said) or "no tokens"
+
+
+def _totals(layout: Layout) -> str:
+    """How many there are of each kind, in all windows together."""
+    pairs = list(zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True))
+    order = sorted(set(pairs), key=pairs.index)
+    order.sort(key=lambda pair: pair[0] == "padding")
+    return ", ".join(_named(k, pairs.count((k, p))) + (f" of picture {p}" if p >= 0 else "") for k, p in order)

@@ -1,0 +1,108 @@
+"""A model that looks at pictures: one tower, and the head of its task (ViT, DeiT, DINOv2, and their like).
+
+    >>> model = regard.load("google/vit-base-patch16-224")                       # doctest: +SKIP
+    >>> model(pixels=torch.zeros(1, 3, 224, 224)).hidden.shape                   # doctest: +SKIP
+    torch.Size([1, 197, 768])
+
+It knows no family.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.frames import Frame
+from regard.layouts import Sides
+from regard.models.heads import Pooler
+from regard.models.model import Model, Result
+from regard.models.settings import Settings
+from regard.models.vision_parts import Grid, VisionTower
+
+__all__ = ["VisionModel", "check_pixels"]
+
+
+def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
+    """Pixels in the model's dtype. Raises TypeError or ValueError naming what came and what was expected.
+
+    least: height and width of the smallest picture that the model can read.
+    """
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
+        got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
+        raise TypeError(
+            f"pixels must be a torch tensor of floats, (B, {channels}, H, W), got {got}; "
+            "model.preprocessor([…]).pixels makes them"
+        )
+    if pixels.ndim != 4 or pixels.shape[1] != channels or len(pixels) == 0:
+        raise ValueError(f"pixels must be (B, {channels}, H, W) with at least one picture, got {tuple(pixels.shape)}")
+    if pixels.shape[2] < least[0] or pixels.shape[3] < least[1]:
+        raise ValueError(
+            f"pixels are {pixels.shape[2]} × {pixels.shape[3]}, and the smallest picture that this model can read is "
+            f"{least[0]} × {least[1]}"
+        )
+    return pixels.to(model.dtype)
+
+
+class VisionModel(Model):
+    """One tower of pictures, its pooler if it has one, and the head of its task if it has one.
+
+    pooler: what makes `.pooled` of all vectors; True takes cls itself (DINOv2).
+    head: a module that takes vectors (B, N, d), how many tokens stand before the patches, and the grid.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tower: VisionTower,
+        *,
+        pooler: Pooler | bool = False,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self.tower, self.head = tower, head
+        self.pooler: Pooler | None = pooler if isinstance(pooler, Pooler) else None
+        self.first_is_pooled = pooler is True
+
+    def grid(self, pixels: Tensor) -> Grid:
+        """How many patches there are in pixels (…, H, W)."""
+        return self.tower.embed.patches.grid(*pixels.shape[-2:])
+
+    def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Result:
+        """pixels (B, C, H, W) → Result: .hidden (B, N, d), .logits where there is a head.
+
+        Positions are interpolated where the picture is not of the size that they were learnt for.
+
+        hidden: (B, patches) booleans, True where a patch is masked (task "rebuild").
+        every_layer: keep what stood after each block, before the last norm.
+        Raises TypeError or ValueError for pixels and hidden that do not fit the model or each other.
+        """
+        embed = self.tower.embed
+        pixels = check_pixels(pixels, embed.patches.channels, embed.patches.size, self)
+        self._check_hidden(pixels, hidden)
+        found, layers = self.tower(pixels, hidden=hidden, every_layer=every_layer)
+        pooled = found[:, 0] if self.first_is_pooled else None if self.pooler is None else self.pooler(found)
+        logits = None if self.head is None else self.head(found, len(embed.before), self.grid(pixels))
+        return Result(found, logits, pooled, layers=layers if every_layer else None)
+
+    def map(self, result: Result, pixels: Tensor) -> Tensor:
+        """The patches' vectors where they lie: (B, d, rows, columns), for detection and segmentation heads."""
+        return result.hidden[:, len(self.tower.embed.before) :].mT.unflatten(-1, tuple(self.grid(pixels)))
+
+    def layouts(self, frame: Frame) -> dict[str, Sides]:
+        """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
+
+        frame: of a picture, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
+        """
+        sides = Sides.patches(frame, self.tower.embed.patches.size, self.tower.embed.before)
+        return {f"tower.blocks.{number}.attention": sides for number in range(len(self.tower.blocks))}
+
+    def _check_hidden(self, pixels: Tensor, hidden: Tensor | None) -> None:
+        if hidden is None:
+            return
+        if self.tower.embed.hidden is None:
+            raise ValueError(f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'")
+        grid = self.grid(pixels)
+        wanted = (len(pixels), grid.rows * grid.columns)
+        if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool or hidden.shape != wanted:
+            got = f"{hidden.dtype} {tuple(hidden.shape)}" if isinstance(hidden, Tensor) else type(hidden).__name__
+            raise ValueError(f"hidden must be booleans {wanted}, True = hidden patch, got {got}")

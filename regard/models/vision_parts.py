@@ -1,0 +1,211 @@
+"""The parts that models of pictures are made of: patches, their positions, tower, heads.
+
+    pixels (B, C, H, W) ─ patches (B, rows·columns, d) ─ [cls, registers, patches] + positions ─ block ─ … ─ norm
+
+The blocks are those of the text models (parts.py). This file knows no family and no checkpoint.
+
+Axis letters: B batch, C channels, H, W height and width in pixels, N tokens, d width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, linear, pixel_shuffle
+
+from regard.layers import Linear
+from regard.models.parts import Block, Passed
+
+__all__ = ["Grid", "PatchEmbedding", "Patches", "PictureLabels", "Rebuilding", "VisionTower", "summary"]
+
+Pooling = Literal["cls", "mean", "both"]
+
+
+class Grid(NamedTuple):
+    """How many patches lie below and beside each other."""
+
+    rows: int
+    columns: int
+
+
+class Patches(nn.Module):
+    """Cut pixels into patches and make a vector of each: 16 · 16 · 3 numbers become d.
+
+    >>> Patches(3, 768, (16, 16))(torch.zeros(1, 3, 224, 224)).shape
+    torch.Size([1, 196, 768])
+
+    channels: of the pixels.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
+    The weight is (d, channels, height, width), as a convolution's, which this is.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, channels: int, d: int, size: tuple[int, int], *, bias: bool = True) -> None:
+        super().__init__()
+        self.channels, self.size = channels, size
+        self.weight = nn.Parameter(torch.empty(d, channels, *size))
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        if not self.weight.is_meta:
+            nn.init.kaiming_uniform_(self.weight, a=5**0.5)  # as nn.Conv2d
+
+    def grid(self, height: int, width: int) -> Grid:
+        """How many patches there are in so many pixels; what does not fill a patch at the edge is not seen."""
+        return Grid(height // self.size[0], width // self.size[1])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, rows·columns, d), row by row."""
+        high, wide = self.size
+        rows, columns = self.grid(*pixels.shape[-2:])
+        cut = pixels[..., : rows * high, : columns * wide].reshape(-1, self.channels, rows, high, columns, wide)
+        flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), rows * columns, -1)  # (B, N, C·high·wide)
+        return linear(flat, self.weight.flatten(1), self.bias)
+
+
+class PatchEmbedding(nn.Module):
+    """Pixels to the vectors that a tower reads: cls and other tokens, then the patches, with their positions.
+
+    >>> embed = PatchEmbedding(Patches(3, 6, (4, 4)), (12, 8))
+    >>> embed(torch.zeros(2, 3, 12, 8)).shape                 # 3 · 2 patches and cls
+    torch.Size([2, 7, 6])
+    >>> embed(torch.zeros(2, 3, 16, 16)).shape                # another size: the positions are interpolated
+    torch.Size([2, 17, 6])
+
+    patches: how they are made.  pixels: height and width that the positions were learnt for.
+    distilled: is there a second token beside cls (DeiT).  registers: how many tokens without a position (DINOv2).
+    masked: is there a token for hidden patches (masked image modelling).
+    antialias: of the positions' interpolation.  norm: of the sum (CLIP).  dropout: in training only.
+    """
+
+    distillation: Tensor | None
+    registers: Tensor | None
+    hidden: Tensor | None
+
+    def __init__(
+        self,
+        patches: Patches,
+        pixels: tuple[int, int],
+        *,
+        distilled: bool = False,
+        registers: int = 0,
+        masked: bool = False,
+        antialias: bool = False,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        d, self.grid = patches.weight.shape[0], patches.grid(*pixels)
+        if min(self.grid) < 1:
+            raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
+        self.patches, self.pixels, self.antialias = patches, pixels, antialias
+        self.cls = nn.Parameter(torch.zeros(d))
+        self.distillation = nn.Parameter(torch.zeros(d)) if distilled else None
+        self.registers = nn.Parameter(torch.zeros(registers, d)) if registers else None
+        self.hidden = nn.Parameter(torch.zeros(d)) if masked else None
+        self.positions = nn.Parameter(torch.zeros(1 + distilled + self.grid.rows * self.grid.columns, d))
+        self.norm, self.dropout = norm, nn.Dropout(dropout)
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The tokens before the patches, by their kinds in `regard.layouts.KINDS`."""
+        registers = 0 if self.registers is None else len(self.registers)
+        return ("cls", *(() if self.distillation is None else ("distillation",)), *("register",) * registers)
+
+    def forward(self, pixels: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """pixels (B, C, H, W), hidden (B, patches) True where a patch is masked → (B, N, d)."""
+        x = self.patches(pixels)  # (B, rows·columns, d)
+        if hidden is not None:
+            assert self.hidden is not None
+            x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
+        first = [self.cls] if self.distillation is None else [self.cls, self.distillation]
+        places = self._places(self.patches.grid(*pixels.shape[-2:]))
+        tokens = torch.stack(first) + self.positions[: len(first)]  # (1 or 2, d)
+        if self.registers is not None:
+            tokens = torch.cat([tokens, self.registers])
+        x = torch.cat([tokens.expand(len(x), -1, -1), x + places], 1)
+        return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
+
+    def _places(self, grid: Grid) -> Tensor:
+        """The positions of the patches (rows·columns, d), bent to another grid where it is not the one learnt."""
+        learnt = self.positions[-self.grid.rows * self.grid.columns :]
+        if grid == self.grid:
+            return learnt
+        square = learnt.reshape(1, *self.grid, -1).permute(0, 3, 1, 2)  # (1, d, rows, columns)
+        wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half a precision shifts bicubic places
+        bent = interpolate(wide, size=tuple(grid), mode="bicubic", align_corners=False, antialias=self.antialias)
+        return bent.to(square.dtype)[0].flatten(1).T
+
+
+class VisionTower(nn.Module):
+    """Patches, blocks, a norm: what every model of pictures with one grid has.
+
+    >>> from regard.models.parts import FeedForward
+    >>> from regard.layers import MultiHeadAttention
+    >>> norms = [nn.LayerNorm(6), nn.LayerNorm(6)]
+    >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "gelu"), norms, norm_first=True)
+    >>> tower = VisionTower(PatchEmbedding(Patches(3, 6, (4, 4)), (12, 8)), [block], norm=nn.LayerNorm(6))
+    >>> tower(torch.zeros(1, 3, 12, 8)).hidden.shape
+    torch.Size([1, 7, 6])
+
+    norm: of the last block's result.
+    """
+
+    def __init__(self, embed: PatchEmbedding, blocks: Sequence[Block], *, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
+
+    def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Passed:
+        """pixels (B, C, H, W), hidden as in `PatchEmbedding` → vectors (B, N, d), and what each block gave, unnormed."""
+        x = self.embed(pixels, hidden)
+        layers = [x]
+        for block in self.blocks:
+            x = block(x)
+            layers += [x] if every_layer else []
+        return Passed(x if self.norm is None else self.norm(x), tuple(layers) if every_layer else ())
+
+
+def summary(hidden: Tensor, before: int, pooling: Pooling) -> Tensor:
+    """One vector for a picture of its tokens (B, N, d): cls, the mean of the patches, or both side by side.
+
+    >>> summary(torch.tensor([[[9.0], [1.0], [3.0]]]), 1, "both")
+    tensor([[9., 2.]])
+
+    before: how many tokens stand before the patches.
+    """
+    if pooling == "cls":
+        return hidden[:, 0]
+    mean = hidden[:, before:].mean(1)
+    return mean if pooling == "mean" else torch.cat([hidden[:, 0], mean], -1)
+
+
+class PictureLabels(nn.Module):
+    """A score for each label from a picture's summary.
+
+    d: width of the summary.  pooling: "cls", "mean" of the patches, or "both".
+    """
+
+    def __init__(self, d: int, labels: int, *, pooling: Pooling = "cls") -> None:
+        super().__init__()
+        self.score, self.pooling = Linear(d, labels), pooling
+
+    def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
+        """(B, N, d) → (B, labels)."""
+        return cast(Tensor, self.score(summary(hidden, before, self.pooling)))
+
+
+class Rebuilding(nn.Module):
+    """The pixels of every patch from its vector: masked image modelling.
+
+    d: width of the vectors.  stride: pixels that a patch becomes, each way.  channels: of the pixels.
+    """
+
+    def __init__(self, d: int, stride: int, channels: int) -> None:
+        super().__init__()
+        self.score, self.stride = Patches(d, stride**2 * channels, (1, 1)), stride
+
+    def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
+        """(B, N, d) → (B, C, rows·stride, columns·stride)."""
+        x = linear(hidden[:, before:], self.score.weight.flatten(1), self.score.bias)  # (B, patches, C·stride²)
+        return pixel_shuffle(x.mT.unflatten(-1, tuple(grid)), self.stride)
