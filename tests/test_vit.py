@@ -1,38 +1,222 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import ViTConfig
-from twins import Twin, assert_same, assert_saved, pictures
+import transformers
+from transformers import DeiTConfig, Dinov2Config, Dinov2WithRegistersConfig, ViTConfig
+from twins import Twin, assert_same, assert_saved, build, change, pictures
+
+import regard
+from regard.frames import Frame
+from regard.models.loading import load
+from regard.models.parts import DropPath
+from regard.testing import largest_error
+
+DINOV2 = os.environ.get("REGARD_DINOV2")
 
 # 5 × 3 patches of a picture that is not square; 7 × 7 with pixels left over at the edges.
-SMALL = {"hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29, "num_labels": 7}
-SMALL |= {"image_size": [20, 12], "patch_size": [4, 4], "encoder_stride": 4, "pooler_output_size": 11}
-OTHER = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 17, "num_labels": 3}
+SMALL = {"hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "num_labels": 7}
+SMALL |= {"image_size": [20, 12], "patch_size": [4, 4]}
+OTHER = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
 OTHER |= {"image_size": 37, "patch_size": 5, "num_channels": 1, "qkv_bias": False, "hidden_act": "gelu_new"}
-OTHER |= {"layer_norm_eps": 1e-5, "encoder_stride": 5, "pooler_act": "relu"}
-CONFIGS = {"not square": SMALL, "one channel": OTHER}
 SIZES = {"not square": (20, 12, 3, 3), "one channel": (37, 37, 3, 1)}
-HEADS = ["Model", "ForImageClassification", "ForMaskedImageModeling"]
-
-STORED = {
-    r"layers\.(\d+)\.attention\.([qkv])_proj": lambda m: f"encoder.layer.{m[1]}.attention.attention."
-    + {"q": "query", "k": "key", "v": "value"}[m[2]],
-    r"layers\.(\d+)\.attention\.o_proj": r"encoder.layer.\1.attention.output.dense",
-    r"layers\.(\d+)\.mlp\.fc1": r"encoder.layer.\1.intermediate.dense",
-    r"layers\.(\d+)\.mlp\.fc2": r"encoder.layer.\1.output.dense",
-    r"(?<!\w)layers\.(\d+)\.": r"encoder.layer.\1.",
+LIKE_VIT = {
+    "not square": SMALL | {"intermediate_size": 29, "encoder_stride": 4, "pooler_output_size": 11},
+    "one channel": OTHER | {"intermediate_size": 17, "encoder_stride": 5, "pooler_act": "relu", "layer_norm_eps": 1e-5},
 }
+LIKE_DINO = {
+    "not square": SMALL | {"mlp_ratio": 3, "drop_path_rate": 0.25, "layerscale_value": 0.5},
+    "one channel": OTHER | {"mlp_ratio": 2, "use_swiglu_ffn": True, "layer_norm_eps": 1e-5},
+}
+FAMILIES = {
+    "ViT": (ViTConfig, LIKE_VIT, ["Model", "ForImageClassification", "ForMaskedImageModeling"]),
+    "DeiT": (
+        DeiTConfig,
+        LIKE_VIT,
+        ["Model", "ForImageClassification", "ForImageClassificationWithTeacher", "ForMaskedImageModeling"],
+    ),
+    "Dinov2": (Dinov2Config, LIKE_DINO, ["Model", "ForImageClassification"]),
+    "Dinov2WithRegisters": (Dinov2WithRegistersConfig, LIKE_DINO, ["Model", "ForImageClassification"]),
+}
+EVERY = [(family, head, config) for family, (_, _, heads) in FAMILIES.items() for head in heads for config in SIZES]
+
+ATTENTION = {"q_proj": "attention.query", "k_proj": "attention.key", "v_proj": "attention.value"}
+ATTENTION |= {"o_proj": "output.dense"}
+STORED = {rf"attention\.{ours}": f"attention.{theirs}" for ours, theirs in ATTENTION.items()}
+STORED |= {r"mlp\.(gate|up)_proj": "mlp.weights_in", r"mlp\.down_proj": "mlp.weights_out"}
+IN_VIT = {r"mlp\.fc1": "intermediate.dense", r"mlp\.fc2": "output.dense", r"(?<!\w)layers\.": "encoder.layer."}
 
 
-def twin_of(head: str, config: str, directory: Path) -> Twin:
-    return Twin("ViT" + head, ViTConfig(**CONFIGS[config]), directory, stored=STORED)
+def twin_of(family: str, head: str, config: str, directory: Path, **more: object) -> Twin:
+    kind, configs, _ = FAMILIES[family]
+    values = {**configs[config], **more}
+    if family == "Dinov2WithRegisters":
+        values["num_register_tokens"] = 3
+    stored = STORED | (IN_VIT if "intermediate_size" in values else {})
+    return Twin(family + head, kind(**values), directory, stored=stored)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("head", HEADS)
-def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp_path):
-    if head == "ForMaskedImageModeling" and config == "not square":
-        pytest.skip("transformers' decoder takes every picture for a square: the next test but one")
-    assert_same(twin_of(head, config, tmp_path), dtype, pictures(*SIZES[config]))
+@pytest.mark.parametrize(("family", "head", "config"), EVERY)
+def test_every_head_computes_what_transformers_computes(family, head, config, dtype, tmp_path):
+    square = config == "one channel"
+    more = {}
+    if head == "ForMaskedImageModeling" and not square:
+        more = {"image_size": 12}  # there every picture is taken for a square: the test after the next is of others
+    if family.startswith("Dinov2") and not square:
+        more = {"image_size": 12}  # so are learnt positions
+    height, width, count, channels = SIZES[config]
+    height, width = (12, 12) if more else (height, width)
+    assert_same(twin_of(family, head, config, tmp_path, **more), dtype, pictures(height, width, count, channels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(20, 24), (41, 38), (4, 31)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_are_interpolated_for_other_pictures(family, size, dtype, tmp_path):
+    twin = twin_of(family, "Model", "not square", tmp_path, image_size=12, patch_size=4)
+    asked = {} if family.startswith("Dinov2") else {"interpolate_pos_encoding": True}
+    assert_same(twin, dtype, pictures(*size), theirs=asked)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("family", ["ViT", "DeiT"])
+def test_hidden_patches_are_rebuilt_as_transformers_does(family, dtype, tmp_path):
+    twin = twin_of(family, "ForMaskedImageModeling", "not square", tmp_path, image_size=12, patch_size=4)
+    hidden = torch.rand(3, 9, generator=torch.Generator().manual_seed(2)) < 0.5
+    assert_same(twin, dtype, pictures(12, 12) | {"hidden": hidden})
+
+
+@pytest.mark.parametrize("family", ["Dinov2", "Dinov2WithRegisters"])
+def test_hidden_patches_of_dinov2(family, tmp_path):
+    twin = twin_of(family, "Model", "one channel", tmp_path)
+    hidden = torch.rand(3, 49, generator=torch.Generator().manual_seed(2)) < 0.5
+    assert_same(twin, torch.float32, pictures(*SIZES["one channel"]) | {"hidden": hidden})
+
+
+def test_pictures_that_are_not_square_are_rebuilt_in_place(tmp_path):
+    model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path).ours(torch.float64)
+    given = pictures(20, 12)["pixels"]
+    made = model(given)
+    score = model.head.score
+    for row, column in ((0, 0), (4, 2), (1, 2)):
+        vector = made.hidden[1, 1 + row * 3 + column] @ score.weight.flatten(1).T + score.bias  # (channels · 4 · 4)
+        there = made.logits[1, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        torch.testing.assert_close(there, vector.reshape(3, 4, 4), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("family", "head"), [(f, h) for f, (_, _, heads) in FAMILIES.items() for h in heads])
+def test_what_we_save_transformers_opens(family, head, tmp_path):
+    twin = twin_of(family, head, "one channel", tmp_path / "theirs")
+    assert_saved(twin, tmp_path / "ours", pictures(*SIZES["one channel"]))
+
+
+def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
+    twin = twin_of("ViT", "ForImageClassification", "one channel", tmp_path)
+    given = pictures(*SIZES["one channel"])
+    body = twin.ours(torch.float32, task="none")(**given)
+    assert body.pooled is None
+    assert body.logits is None
+    assert torch.equal(body.hidden, twin.ours(torch.float32)(**given).hidden)
+
+
+def test_shapes_of_the_documents(tmp_path):
+    """224 × 224 × 3 → 196 patches and cls; 768 → 2304 → three of (B, 12, N, 64)."""
+    model = build("ViTModel", ViTConfig(num_hidden_layers=1), torch.float32)
+    model.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert model.tower.embed.patches(torch.zeros(2, 3, 224, 224)).shape == (2, 196, 768)
+    seen = model.tower.embed(torch.zeros(2, 3, 224, 224))
+    assert seen.shape == (2, 197, 768)
+    attention = model.tower.blocks[0].attention
+    assert sum(w.weight.shape[0] for w in (attention.w_q, attention.w_k, attention.w_v)) == 2304
+    assert [tuple(part.shape) for part in attention.project(seen)] == [(2, 12, 197, 64)] * 3
+    assert model(torch.zeros(1, 3, 224, 224)).hidden.shape == (1, 197, 768)
+
+
+def test_patches_lie_where_they_were_cut(tmp_path):
+    model = twin_of("ViT", "Model", "not square", tmp_path).ours(torch.float32)
+    given = pictures(20, 12)["pixels"].float()
+    result = model(given)
+    there = model.map(result, given)
+    assert there.shape == (3, 20, 5, 3)
+    assert torch.equal(there[1, :, 2, 1], result.hidden[1, 1 + 2 * 3 + 1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layouts_fit_what_is_watched(family, tmp_path):
+    model = twin_of(family, "Model", "not square", tmp_path, image_size=12, patch_size=4).ours(torch.float32)
+    frame = Frame.whole(60, 80).resized(20, 27)
+    layouts = model.layouts(frame)
+    with regard.watch(model) as seen:
+        model(pictures(20, 27)["pixels"].float())
+    assert set(seen.names) == set(layouts)
+    for name, sides in layouts.items():
+        assert seen[name].lse.shape[-1] == sides.queries.shape[1] == sides.keys.shape[1]
+    patches = len(sides.keys.indices("patch"))
+    assert patches == 5 * 6
+    assert sides.keys.shape[1] - patches == len(model.tower.embed.before)
+
+
+WRONG = [
+    (torch.zeros(1, 3, 20, 12, dtype=torch.uint8), TypeError, "must be a torch tensor of floats, .*got torch.uint8"),
+    ([[1.0]], TypeError, "got list; model.preprocessor"),
+    (torch.zeros(3, 20, 12), ValueError, r"must be \(B, 3, H, W\) with at least one picture, got \(3, 20, 12\)"),
+    (torch.zeros(1, 4, 20, 12), ValueError, r"got \(1, 4, 20, 12\)"),
+    (torch.zeros(0, 3, 20, 12), ValueError, "at least one picture"),
+    (torch.zeros(1, 3, 3, 12), ValueError, "3 × 12, and the smallest picture that this model can read is 4 × 4"),
+]
+
+
+@pytest.mark.parametrize(("pixels", "kind", "said"), WRONG)
+def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
+    model = twin_of("ViT", "Model", "not square", tmp_path).ours(torch.float32)
+    with pytest.raises(kind, match=said):
+        model(pixels)
+
+
+def test_hidden_patches_need_a_token_and_a_place(tmp_path):
+    given = pictures(20, 12)["pixels"].float()
+    body = twin_of("ViT", "Model", "not square", tmp_path / "a").ours(torch.float32)
+    with pytest.raises(ValueError, match="ViT with task 'none' has no token for hidden patches: task='rebuild'"):
+        body(given, hidden=torch.zeros(3, 15, dtype=torch.bool))
+    model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path / "b").ours(torch.float32)
+    for hidden in (torch.zeros(3, 15), torch.zeros(3, 14, dtype=torch.bool), [True]):
+        with pytest.raises(ValueError, match=r"hidden must be booleans \(3, 15\), True = hidden patch, got"):
+            model(given, hidden=hidden)
+
+
+@pytest.mark.parametrize("value", [0, [4], [4, 4, 4], "16", 1.5, True, [3, 0]])
+def test_sizes_that_are_none_are_refused(value, tmp_path):
+    twin = twin_of("ViT", "Model", "not square", tmp_path)
+    change(tmp_path, patch_size=value)
+    with pytest.raises(ValueError, match="patch_size must be a whole number from 1, or two of them, got"):
+        twin.ours(torch.float32)
+
+
+def test_a_picture_smaller_than_a_patch_is_refused(tmp_path):
+    twin = twin_of("ViT", "Model", "not square", tmp_path)
+    change(tmp_path, patch_size=32)
+    with pytest.raises(ValueError, match=r"a picture of 20 × 12 pixels holds no patch of \(32, 32\)"):
+        twin.ours(torch.float32)
+
+
+@pytest.mark.skipif(DINOV2 is None, reason="needs REGARD_DINOV2, a directory of real weights (see the data's README)")
+def test_a_real_dinov2_computes_what_transformers_computes():
+    given = pictures(70, 98)["pixels"].float()
+    theirs = transformers.Dinov2Model.from_pretrained(DINOV2, attn_implementation="eager").eval()
+    with torch.no_grad():
+        ours, truth = load(DINOV2)(given).hidden, theirs.double()(given.double()).last_hidden_state
+        base = theirs.float()(given).last_hidden_state
+    assert largest_error(ours, truth)[0] <= 2 * (largest_error(base, truth)[0] + 2**-23 * float(truth.abs().max()))
+
+
+def test_parts_left_out_in_training_weigh_as_much_on_average():
+    x = torch.ones(4000, 2, 3)
+    dropped = DropPath(0.25).train()(x)
+    assert set(dropped.unique().tolist()) <= {0.0, float(torch.tensor(1 / 0.75))}
+    assert bool((dropped.flatten(1).std(1) == 0).all())  # a whole entry, or nothing of it
+    assert abs(float(dropped.mean()) - 1) < 0.05
+    with pytest.raises(ValueError, match=r"probability in \[0, 1\), got 1.0"):
+        DropPath(1.0)

@@ -211,7 +211,7 @@ def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
         "hidden": "bool_masked_pos",
     }
     given = {n: t for n, t in inputs.items() if t is not None and n != "target_positions"}
-    return {names[n]: t.long() if t.dtype == torch.bool else t for n, t in given.items()}
+    return {names[n]: t.long() if t.dtype == torch.bool and n != "hidden" else t for n, t in given.items()}
 
 
 def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None, gradients: bool) -> dict[str, Any]:
@@ -258,14 +258,17 @@ def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _as_stored(twin: Twin, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients under the names that the weights have in files."""
+    """The gradients under the names that the weights have in files; what has one name there is one matrix."""
 
     def renamed(name: str) -> str:
         for memory, file in twin.stored.items():
             name = re.sub(memory, file, name)
         return name
 
-    return {renamed(name): gradient for name, gradient in gradients.items()}
+    found: dict[str, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        found.setdefault(renamed(name), []).append(gradient)
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in found.items()}
 
 
 def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

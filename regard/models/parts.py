@@ -243,9 +243,7 @@ class Block(nn.Module):
             x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
         return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
 
-    def _add(
-        self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None
-    ) -> Tensor:
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None) -> Tensor:
         added = part(norm(x) if self.norm_first else x)
         added = self.dropout(added if scale is None else added * scale)
         return x + added if self.norm_first else cast(Tensor, norm(x + added))

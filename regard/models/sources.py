@@ -11,7 +11,6 @@ layer, `{j}` a second number inside it (Swin's blocks in their stages). This fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -100,7 +100,9 @@ class VisionModel(Model):
         if hidden is None:
             return
         if self.tower.embed.hidden is None:
-            raise ValueError(f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'")
+            raise ValueError(
+                f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'"
+            )
         grid = self.grid(pixels)
         wanted = (len(pixels), grid.rows * grid.columns)
         if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool or hidden.shape != wanted:

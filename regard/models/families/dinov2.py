@@ -1,0 +1,131 @@
+"""DINOv2 (Oquab et al. 2023): a ViT that learnt without labels, for features of every patch; with registers (Darcet
+et al. 2023), tokens without a position that hold what the model would else hide in patches of no interest.
+
+Peculiar: what each part adds has a learnt scale; larger models have a gated feed-forward; labels are scored from cls
+and the mean of the patches together; pictures of any size, the positions interpolated.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.families.vit import NAMES as VIT
+from regard.models.family import Family, Task
+from regard.models.parts import Block, DropPath, FeedForward
+from regard.models.settings import Settings
+from regard.models.sources import Led, Names
+from regard.models.vision_model import VisionModel
+from regard.models.vision_parts import PatchEmbedding, Patches, PictureLabels, VisionTower
+
+__all__ = ["FAMILY", "REGISTERS"]
+
+LAYER = "encoder.layer.{i}."
+NAMES: Names = {
+    **VIT,
+    "tower.embed.hidden": Led("embeddings.mask_token"),
+    "tower.embed.registers": Led("embeddings.register_tokens"),
+    "tower.blocks.{i}.attention_norm": f"{LAYER}norm1",
+    "tower.blocks.{i}.attention_scale": f"{LAYER}layer_scale1.lambda1",
+    "tower.blocks.{i}.feed_forward_norm": f"{LAYER}norm2",
+    "tower.blocks.{i}.feed_forward_scale": f"{LAYER}layer_scale2.lambda1",
+}
+PLAIN = {"w_in": "fc1", "w_out": "fc2"}
+GATED = {"w_in": "weights_in", "w_out": "weights_out"}  # gate over up, one matrix, as ours
+
+
+def names(settings: Settings) -> Names:
+    """ViT's, with scales, and a feed-forward that is called as what it is."""
+    called = GATED if settings.flag("use_swiglu_ffn", False) else PLAIN
+    inside = {f"tower.blocks.{{i}}.feed_forward.{ours}": f"{LAYER}mlp.{theirs}" for ours, theirs in called.items()}
+    return {**NAMES, **inside}
+
+
+def feed_forward(settings: Settings, d: int) -> FeedForward:
+    """Two layers, or gated with two thirds of their width, rounded up to a multiple of 8."""
+    inner = int(d * settings.number("mlp_ratio", 4.0))
+    if not settings.flag("use_swiglu_ffn", False):
+        return FeedForward(d, inner, settings.text("hidden_act", "gelu"))
+    settings.get("hidden_act")  # the gate's is SiLU, whatever this says
+    return FeedForward(d, (int(inner * 2 / 3) + 7) // 8 * 8, "silu", gated=True)
+
+
+def tower(settings: Settings, *, registers: int, patch: int) -> VisionTower:
+    """Patches and blocks. registers: how many.  patch: its size where config.json says nothing."""
+    d, eps = settings.whole("hidden_size"), settings.number("layer_norm_eps", 1e-6)
+    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", patch))
+    embed = PatchEmbedding(
+        patches,
+        settings.pair("image_size", 224),
+        registers=registers,
+        masked=settings.flag("use_mask_token", True),
+        antialias=registers > 0,
+        dropout=settings.number("hidden_dropout_prob", 0.0),
+    )
+
+    def block() -> Block:
+        attention = MultiHeadAttention(
+            d,
+            settings.whole("num_attention_heads"),
+            bias=settings.flag("qkv_bias", True),
+            out_bias=True,
+            dropout=settings.number("attention_probs_dropout_prob", 0.0),
+        )
+        norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
+        dropped = DropPath(settings.number("drop_path_rate", 0.0))
+        return Block(attention, feed_forward(settings, d), norms, norm_first=True, dropout=dropped, scales=True)
+
+    blocks = [block() for _ in range(settings.layers("num_hidden_layers"))]
+    return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
+
+
+def build(settings: Settings, task: str) -> VisionModel:
+    """The model for a task."""
+    return _model(settings, task, tower(settings, registers=0, patch=14))
+
+
+def build_with_registers(settings: Settings, task: str) -> VisionModel:
+    """The model for a task, with registers."""
+    return _model(settings, task, tower(settings, registers=settings.whole("num_register_tokens", 4), patch=16))
+
+
+def _model(settings: Settings, task: str, made: VisionTower) -> VisionModel:
+    d, n = settings.whole("hidden_size"), len(settings.labels())
+    head = PictureLabels(2 * d, n, pooling="both") if task == "classify" else None
+    return VisionModel(settings, made, pooler=True, head=head)
+
+
+# What the model says where it is the backbone of another; and how scales are drawn before training.
+HARMLESS = (
+    "apply_layernorm",
+    "layerscale_value",
+    "out_features",
+    "out_indices",
+    "reshape_hidden_states",
+    "stage_names",
+)
+
+FAMILY = Family(
+    title="DINOv2",
+    model_type="dinov2",
+    prefix="dinov2",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="Dinov2Model"),
+        "classify": Task(architecture="Dinov2ForImageClassification", names={"head.score": "classifier"}),
+    },
+    harmless=HARMLESS,
+)
+REGISTERS = Family(
+    title="DINOv2 with registers",
+    model_type="dinov2_with_registers",
+    prefix="dinov2_with_registers",
+    build=build_with_registers,
+    names=names,
+    tasks={
+        "none": Task(architecture="Dinov2WithRegistersModel"),
+        "classify": Task(architecture="Dinov2WithRegistersForImageClassification", names={"head.score": "classifier"}),
+    },
+    harmless=HARMLESS,
+)

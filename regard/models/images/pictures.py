@@ -1,0 +1,266 @@
+"""Pictures as people have them, opened once: upright, RGB, of bounded size.
+
+    >>> open_picture(np.zeros((2, 3), np.uint8))
+    Picture(array, 2 high, 3 wide)
+
+The pixels are those of `transformers.image_utils.load_image`: turned upright as EXIF says, then Pillow's
+convert("RGB"). So transparency is dropped, and what was hidden shows, unless a `background` is given. It differs in
+three points, each where Pillow's own answer would be useless or a guess:
+
+- 16-bit grey (modes I;16, I) keeps its upper byte, as Pillow does for 16-bit colour. convert("RGB") cuts at 255, which
+  is white all over. Floats (mode F) are refused: nobody can tell which of them is white.
+- Several frames are refused until one is named. convert("RGB") takes the first without a word. (A JPEG of a camera
+  that carries further pictures, MPO, is its first picture: so its format says.)
+- A colour that a file declares to be transparent is forgotten. It stays in load_image's `info`, where the processors
+  of transformers 5.22 find it and paint it white, but only those with do_convert_rgb, and no other transparency.
+
+Colour profiles are ignored, as there. Nothing is downloaded. It knows no model, and no size that one would like.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.models.images.unreadable import LOOKED_AT, describe
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "open_picture"]
+
+INSTALL = "pip install 'regard[models]'"
+
+MOST_PIXELS = 2**27
+"""134 million: half a gigabyte once decoded. Read from the header, before any of it is taken."""
+
+# Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | Image | NDArray[np.uint8] | Picture"
+"""What can be opened: a path, a file's bytes, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a Picture."""
+
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Picture:
+    """A picture, upright.
+
+    image: Pillow, mode RGB.  name: its file's name, or what it was given as.
+    """
+
+    image: Image
+    name: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width. (Pillow's `image.size` is the other way round.)"""
+        return self.image.height, self.image.width
+
+    def __repr__(self) -> str:
+        return f"Picture({self.name}, {self.image.height} high, {self.image.width} wide)"
+
+
+def open_picture(source: Source, *, frame: int | None = None, background: Colour | None = None) -> Picture:
+    """Open a picture: turned upright, RGB.
+
+    >>> image = open_picture(np.full((5, 7, 4), 0, np.uint8), background=(255, 255, 255)).image
+    >>> image.mode, image.getpixel((0, 0))
+    ('RGB', (255, 255, 255))
+
+    source: a path, a file's bytes, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or a Picture, which is
+        returned as it is.
+    frame: which one, from 0, of an animation or of a file of several pictures.
+    background: red, green and blue, 0 to 255, behind what is transparent. None drops transparency: hidden colours show.
+
+    Raises FileNotFoundError and IsADirectoryError; TypeError for what is no source; ValueError for what cannot be
+    opened or decoded, holds more than MOST_PIXELS, or has several frames of which none is named.
+    """
+    library = _pillow()
+    _check_background(background)
+    given: Any = source
+    if isinstance(given, Picture):
+        _check_frame(given.name, 1, frame)
+        return given
+    if isinstance(given, np.ndarray):
+        image, name = library.fromarray(_check_array(given)), "array"
+        return Picture(_made(image, name, frame, background), name)
+    if isinstance(given, library.Image):
+        name = Path(getattr(given, "filename", "") or "image").name
+        return Picture(_made(given, f"the image {name}", frame, background), name)
+    if isinstance(given, bytes):
+        return _read(io.BytesIO(given), "the bytes", "bytes", frame, background)
+    path = _check_path(given)
+    with open(path, "rb") as file:
+        return _read(file, path, Path(path).name, frame, background)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(f"pictures need Pillow ({error}): {INSTALL}") from error
+    return Image
+
+
+# ---------------------------------------------------------------------------------------------------- what was given
+
+
+def _check_path(source: object) -> str:
+    """The path of a file that is there."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(
+            "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
+            f"got {type(source).__name__}"
+        )
+    path = os.fspath(source)
+    if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", str(path)):
+        raise ValueError(f"{path!r:.80} is an address, and regard downloads no picture: fetch it, and give its path")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a directory: give the path of one picture in it")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {path!r:.200}")
+    return str(path)
+
+
+def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W), or (H, W, 3 or 4), as Pillow takes it."""
+    if array.dtype != np.uint8:
+        raise ValueError(
+            f"an array of pixels must be uint8, 0 to 255, got {array.dtype}. "
+            "From 0 to 1: (array * 255).round().astype('uint8'); 16 bits: (array >> 8).astype('uint8')"
+        )
+    if array.ndim == 4:
+        raise ValueError(f"one array is one picture, got shape {array.shape}: give a list of them, list(array)")
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        hint = ": colours come last, array.transpose(1, 2, 0)" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else ""
+        raise ValueError(
+            "an array of pixels must be (height, width) or (height, width, 1, 3 or 4), "
+            f"got shape {tuple(array.shape)}{hint}"
+        )
+    if array.size == 0:
+        raise ValueError(f"an array without pixels is no picture, got shape {tuple(array.shape)}")
+    return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+
+
+def _check_background(background: object) -> None:
+    fits = isinstance(background, (tuple, list)) and len(background) == 3
+    if background is not None and not (fits and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):  # type: ignore[attr-defined]
+        raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
+
+
+def _check_frame(label: str, count: int, frame: int | None) -> None:
+    if frame is not None and not (isinstance(frame, int) and 0 <= frame < count):
+        there = f"frames 0 to {count - 1}" if count > 1 else "one frame, 0"
+        raise ValueError(f"{label} has {there}, got frame={frame!r}")
+
+
+def _check_pixels(label: str, image: Image) -> None:
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(
+            f"{label} is {image.height} high and {image.width} wide, more than {MOST_PIXELS:,} pixels: make it smaller"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- decoding
+
+
+def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
+    """The picture in an open file; `label` is what errors call it."""
+    library = _pillow()
+    head = file.read(LOOKED_AT)
+    with _decoding(label):
+        library.init()  # an older Pillow has no AVIF, and fails on a name that it does not know
+        try:
+            image = library.open(file, formats=[kind for kind in FORMATS if kind in library.OPEN])
+        except library.UnidentifiedImageError:
+            image = None
+    if image is None:
+        raise ValueError(f"{label} {describe(head)}. What can be opened: {', '.join(FORMATS)}")
+    return Picture(_made(image, label, frame, background), name)
+
+
+@contextmanager
+def _decoding(label: str) -> Iterator[None]:
+    """Whatever Pillow raises for a broken file, as one error; which exceptions those are, it does not say."""
+    library = _pillow()
+    try:
+        with warnings.catch_warnings():
+            # We refuse what is too large ourselves; of what is less, its warning says nothing to the user.
+            warnings.simplefilter("ignore", library.DecompressionBombWarning)
+            yield
+    except MemoryError:
+        raise
+    except library.DecompressionBombError as problem:
+        raise ValueError(f"{label} has too many pixels ({problem}): make it smaller") from None
+    except Exception as problem:
+        raise ValueError(f"{label} cannot be decoded, it is broken or cut off: {problem or repr(problem)}") from None
+
+
+def _made(image: Image, label: str, frame: int | None, background: Colour | None) -> Image:
+    """An RGB image of our own, upright, of an image that Pillow has opened but perhaps not decoded."""
+    from PIL import ImageOps
+
+    _check_pixels(label, image)
+    with _decoding(label):
+        count, at = getattr(image, "n_frames", 1), image.tell()
+    _check_frame(label, count, frame)
+    if frame is None and count > 1 and image.format != "MPO":
+        raise ValueError(f"{label} has {count} frames: name one, open_picture(…, frame=0) to frame={count - 1}")
+    with _decoding(label):
+        image.seek(at if frame is None else frame)
+    _check_pixels(label, image)  # the pages of a TIFF differ in size
+    try:
+        with _decoding(label):
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+    finally:
+        image.seek(at)  # an image that the caller gave stands where it stood
+    return _rgb(upright, label, background)
+
+
+def _rgb(image: Image, label: str, background: Colour | None) -> Image:
+    """Any mode as RGB, with nothing in `info`."""
+    if image.mode == "F":
+        raise ValueError(f"{label} holds floats, and does not say which is white: give an array of uint8, 0 to 255")
+    if image.mode.startswith("I"):
+        image = _upper_byte(image, label)
+    library = _pillow()
+    try:
+        if image.has_transparency_data:
+            # By way of RGBA: Pillow warns of a palette with transparency that goes straight to RGB. Colours are equal.
+            image = image.convert("RGBA")
+            if background is not None:
+                image = library.alpha_composite(library.new("RGBA", image.size, (*background, 255)), image)
+        rgb = image.convert("RGB")
+    except ValueError as problem:
+        raise ValueError(f"{label} has the mode {image.mode}, which Pillow cannot make RGB: {problem}") from None
+    rgb.info = {}
+    return rgb
+
+
+def _upper_byte(image: Image, label: str) -> Image:
+    """16-bit grey as 8 bits; the one value that a PNG may declare transparent as alpha."""
+    values = np.asarray(image)  # (H, W), uint16 or int32
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(
+            f"{label} holds integers from {values.min()} to {values.max()}, and does not say which is white: "
+            "give an array of uint8, 0 to 255"
+        )
+    library = _pillow()
+    grey: Image = library.fromarray((values >> 8).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey.putalpha(library.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
