@@ -67,7 +67,8 @@ class Frame:
         [2.0, 4.0, 4.0, 8.0]
         """
         scale, corner = np.array(self.scale * 2), np.array(self.corner * 2)
-        return np.asarray(boxes, np.float64) * scale + corner
+        found: NDArray[np.float64] = np.asarray(boxes, np.float64) * scale + corner
+        return found
 
     def pixel(self, y: float, x: float) -> tuple[float, float]:
         """The place among the pixels of a place in the picture; outside them where the model did not see it.

@@ -78,7 +78,7 @@ class Settings:
         return default if value is None else value
 
     def inner(self, key: str) -> Settings:
-        """The settings of a part, one object in another: of the picture's tower, of the text's. Empty where there are none.
+        """The settings of a part, one object in another, as of a picture's tower; none where there is no such part.
 
         >>> Settings({"vision_config": {"hidden_size": 12}}).inner("vision_config").whole("hidden_size")
         12

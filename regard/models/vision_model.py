@@ -86,7 +86,8 @@ class VisionModel(Model):
 
     def map(self, result: Result, pixels: Tensor) -> Tensor:
         """The patches' vectors where they lie: (B, d, rows, columns), for detection and segmentation heads."""
-        return result.hidden[:, len(self.tower.embed.before) :].mT.unflatten(-1, tuple(self.grid(pixels)))
+        patches = result.hidden[:, len(self.tower.embed.before) :].mT  # (B, d, rows·columns)
+        return patches.reshape(*patches.shape[:2], *self.grid(pixels))
 
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.

@@ -119,7 +119,7 @@ class PatchEmbedding(nn.Module):
         if hidden is not None:
             assert self.hidden is not None
             x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
-        first = [self.cls] if self.distillation is None else [self.cls, self.distillation]
+        first: list[Tensor] = [self.cls] if self.distillation is None else [self.cls, self.distillation]
         places = self._places(self.patches.grid(*pixels.shape[-2:]))
         tokens = torch.stack(first) + self.positions[: len(first)]  # (1 or 2, d)
         if self.registers is not None:
@@ -157,7 +157,7 @@ class VisionTower(nn.Module):
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
 
     def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Passed:
-        """pixels (B, C, H, W), hidden as in `PatchEmbedding` → vectors (B, N, d), and what each block gave, unnormed."""
+        """pixels (B, C, H, W), hidden (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
         x = self.embed(pixels, hidden)
         layers = [x]
         for block in self.blocks:
@@ -208,4 +208,4 @@ class Rebuilding(nn.Module):
     def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
         """(B, N, d) → (B, C, rows·stride, columns·stride)."""
         x = linear(hidden[:, before:], self.score.weight.flatten(1), self.score.bias)  # (B, patches, C·stride²)
-        return pixel_shuffle(x.mT.unflatten(-1, tuple(grid)), self.stride)
+        return pixel_shuffle(x.mT.reshape(*x.mT.shape[:2], *grid), self.stride)
