@@ -14,7 +14,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -23,20 +22,16 @@ from typing import Any
 
 import torch
 import transformers
+from peers import HEADERS, Run, by_turns, compared, generated, on_device, theirs_on_device
 from timing import cuda_time, heading, section, write
-from torch import Tensor, nn
+from torch import Tensor
 
 import regard
 from regard.models.generation.generating import generate
-from regard.models.loading import empty, family_of
-from regard.models.model import Model
-from regard.models.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = {"cpu": ("forward", "load"), "cuda": ("bert", "gpt2", "llama")}
 PROMPT, NEW = 32, 256
-
-Run = Callable[[], object]
 
 
 def main() -> None:
@@ -63,37 +58,6 @@ def main() -> None:
     title = heading("text models", device, note)
     suffix = "" if part == "all" else f"-{part}"
     write(arguments.out or RESULTS / f"text-{device}{suffix}.md", [title, *sections])
-
-
-def in_turn(a: Run, b: Run, clock: Callable[[Run], float], rounds: int) -> tuple[list[float], list[float]]:
-    """Both timed in turn after a warm-up of each; neither is always the one that comes after the other."""
-    for call in (a, b, a, b):
-        call()
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            times[which].append(clock((a, b)[which]))
-    return times
-
-
-def once(call: Run) -> float:
-    """Seconds of one call; what it made is let go of afterwards, which is not loading."""
-    start = time.perf_counter()
-    made = call()
-    taken = time.perf_counter() - start
-    del made
-    return taken
-
-
-def compared(name: str, theirs: Run, ours: Run, rounds: int) -> list[str]:
-    """A row: both medians in ms, and the ratio with its spread."""
-    a, b = in_turn(theirs, ours, once, rounds)
-    low, middle, high = statistics.quantiles([x / y for x, y in zip(a, b, strict=True)], n=4)
-    times = [f"{statistics.median(side) * 1e3:.1f}" for side in (a, b)]
-    return [name, *times, f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
-
-
-HEADERS = ["", "transformers ms", "ours ms", "ratio", "middle half"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- CPU
@@ -149,28 +113,6 @@ def loading(rounds: int = 9) -> str:
 # --------------------------------------------------------------------------------------------------------------- CUDA
 
 
-def on_device(config: Any, task: str) -> Model:
-    """Our model of this shape with random bf16 weights, made where they are used."""
-    settings = Settings(config.to_dict())
-    model = empty(family_of(settings), settings, task)
-    for name, p in list(model.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        drawn = torch.randn(p.shape, device="cuda", dtype=torch.bfloat16) * 0.02
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(drawn, requires_grad=False))
-    return model.eval()
-
-
-def theirs_on_device(architecture: str, config: Any) -> Any:
-    config._attn_implementation = "sdpa"
-    kept = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("cuda"):
-            return getattr(transformers, architecture)(config).eval()
-    finally:
-        torch.set_default_dtype(kept)
-
-
 def bert_on_cuda(rounds: int = 5) -> str:
     """BERT-base, 64 texts of 512 tokens, bf16: each as it is, and each through torch.compile."""
     config = transformers.BertConfig()
@@ -182,18 +124,7 @@ def bert_on_cuda(rounds: int = 5) -> str:
         "ours": partial(ours, ids),
         "ours, compiled": partial(torch.compile(ours), ids),
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    with torch.inference_mode():
-        for name, run in runs.items():
-            start = time.perf_counter()
-            for _ in range(3):
-                run()
-            torch.cuda.synchronize()
-            print(f"{name}: warm after {time.perf_counter() - start:.0f} s", flush=True)
-        for _ in range(rounds):
-            for name, run in runs.items():
-                times[name].append(cuda_time(run, 20))
-    seconds = {name: statistics.median(taken) for name, taken in times.items()}
+    seconds = by_turns(runs, rounds)
     best = min(taken for name, taken in seconds.items() if name.startswith("transformers"))
     rows = [[name, f"{taken * 1e3:.2f}", f"{64 / taken:.0f}", f"{best / taken:.2f}"] for name, taken in seconds.items()]
     return section("BERT-base, 64 × 512 tokens, bf16", ["", "ms", "texts/s", "best of transformers ÷ this"], rows)
@@ -220,14 +151,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
         **their_generations(theirs_on_device(architecture, config), ids),
     }
     weights = sum(p.nbytes for p in ours.parameters())
-    taken: dict[str, list[float]] = {}
-    for kind, run in runs.items():
-        try:
-            taken[kind] = generation_times(kind, run, rounds)
-        except Exception as error:  # a setting that this version of transformers does not have for this model
-            if kind == "ours":
-                raise
-            print(f"{kind}: not run: {error}", flush=True)
+    taken = generated(runs, NEW, rounds)
     seconds = {kind: statistics.median(times) for kind, times in taken.items()}
     peer = min((s for kind, s in seconds.items() if kind != "ours"), default=float("nan"))
     rows = []
@@ -250,24 +174,6 @@ def their_generations(model: Any, ids: Tensor) -> dict[str, Callable[[], Tensor]
         "transformers, static cache, compiled": lambda: model.generate(ids, cache_implementation="static", **plain),
         "transformers, sdpa": lambda: model.generate(ids, **plain),
     }
-
-
-def generation_times(kind: str, run: Callable[[], Tensor], rounds: int) -> list[float]:
-    """Seconds of each round, after two that compile and capture what there is to."""
-    start = time.perf_counter()
-    for _ in range(2):
-        made = run()
-    torch.cuda.synchronize()
-    print(f"{kind}: warm after {time.perf_counter() - start:.0f} s", flush=True)
-    assert made.shape[1] in (NEW, PROMPT + NEW), made.shape
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-        print(f"{kind}: {NEW / times[-1]:.0f} tok/s", flush=True)
-    return times
 
 
 if __name__ == "__main__":

@@ -4,15 +4,16 @@
     Picture(array, 2 high, 3 wide)
 
 The pixels are those of `transformers.image_utils.load_image`: turned upright as EXIF says, then Pillow's
-convert("RGB"). So transparency is dropped, and what was hidden shows, unless a `background` is given. It differs in
-three points, each where Pillow's own answer would be useless or a guess:
+convert("RGB"). It differs in two points, where that answer would be useless or a guess:
 
 - 16-bit grey (modes I;16, I) keeps its upper byte, as Pillow does for 16-bit colour. convert("RGB") cuts at 255, which
-  is white all over. Floats (mode F) are refused: nobody can tell which of them is white.
-- Several frames are refused until one is named. convert("RGB") takes the first without a word. (A JPEG of a camera
+  is white nearly all over. Floats (mode F) are refused: nobody can tell which of them is white.
+- Several frames are refused until one is named, where load_image takes the first without a word. (A camera's JPEG
   that carries further pictures, MPO, is its first picture: so its format says.)
-- A colour that a file declares to be transparent is forgotten. It stays in load_image's `info`, where the processors
-  of transformers 5.22 find it and paint it white, but only those with do_convert_rgb, and no other transparency.
+
+Transparency is dropped, as there: what was hidden shows, unless a `background` is given. The processors of transformers
+(5.22, those with do_convert_rgb) paint white behind an image that did not come through load_image, and the one colour
+that a file declares transparent even behind one that did: background=(255, 255, 255) is that.
 
 Colour profiles are ignored, as there. Nothing is downloaded. It knows no model, and no size that one would like.
 """
@@ -42,7 +43,7 @@ __all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "open_picture"]
 INSTALL = "pip install 'regard[models]'"
 
 MOST_PIXELS = 2**27
-"""134 million: half a gigabyte once decoded. Read from the header, before any of it is taken."""
+"""134 million: half a gigabyte decoded, thrice that on the way to RGB. The header says it before any is taken."""
 
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
@@ -97,10 +98,10 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
         image, name = library.fromarray(_check_array(given)), "array"
         return Picture(_made(image, name, frame, background), name)
     if isinstance(given, library.Image):
-        name = Path(getattr(given, "filename", "") or "image").name
-        return Picture(_made(given, f"the image {name}", frame, background), name)
+        path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
+        return Picture(_made(given, path or "the image", frame, background), Path(path).name or "image")
     if isinstance(given, bytes):
-        return _read(io.BytesIO(given), "the bytes", "bytes", frame, background)
+        return _read(io.BytesIO(given), "the data", "bytes", frame, background)
     path = _check_path(given)
     with open(path, "rb") as file:
         return _read(file, path, Path(path).name, frame, background)
@@ -124,14 +125,14 @@ def _check_path(source: object) -> str:
             "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
             f"got {type(source).__name__}"
         )
-    path = os.fspath(source)
-    if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", str(path)):
+    path = os.fsdecode(source)
+    if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", path):
         raise ValueError(f"{path!r:.80} is an address, and regard downloads no picture: fetch it, and give its path")
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path} is a directory: give the path of one picture in it")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path!r:.200}")
-    return str(path)
+    return path
 
 
 def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -144,7 +145,8 @@ def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.ndim == 4:
         raise ValueError(f"one array is one picture, got shape {array.shape}: give a list of them, list(array)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        hint = ": colours come last, array.transpose(1, 2, 0)" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else ""
+        colours_first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        hint = ": colours come last, array.transpose(1, 2, 0)" if colours_first else ""
         raise ValueError(
             "an array of pixels must be (height, width) or (height, width, 1, 3 or 4), "
             f"got shape {tuple(array.shape)}{hint}"
@@ -154,9 +156,9 @@ def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
 
 
-def _check_background(background: object) -> None:
-    fits = isinstance(background, (tuple, list)) and len(background) == 3
-    if background is not None and not (fits and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):  # type: ignore[attr-defined]
+def _check_background(background: Any) -> None:
+    three = isinstance(background, (tuple, list)) and len(background) == 3
+    if background is not None and not (three and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):
         raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
 
 
@@ -181,9 +183,8 @@ def _read(file: Any, label: str, name: str, frame: int | None, background: Colou
     library = _pillow()
     head = file.read(LOOKED_AT)
     with _decoding(label):
-        library.init()  # an older Pillow has no AVIF, and fails on a name that it does not know
         try:
-            image = library.open(file, formats=[kind for kind in FORMATS if kind in library.OPEN])
+            image = library.open(file, formats=FORMATS)
         except library.UnidentifiedImageError:
             image = None
     if image is None:
@@ -221,11 +222,9 @@ def _made(image: Image, label: str, frame: int | None, background: Colour | None
     with _decoding(label):
         image.seek(at if frame is None else frame)
     _check_pixels(label, image)  # the pages of a TIFF differ in size
-    try:
-        with _decoding(label):
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-    finally:
+    with _decoding(label):
+        image.load()
+        upright = ImageOps.exif_transpose(image)
         image.seek(at)  # an image that the caller gave stands where it stood
     return _rgb(upright, label, background)
 
@@ -238,11 +237,11 @@ def _rgb(image: Image, label: str, background: Colour | None) -> Image:
         image = _upper_byte(image, label)
     library = _pillow()
     try:
-        if image.has_transparency_data:
-            # By way of RGBA: Pillow warns of a palette with transparency that goes straight to RGB. Colours are equal.
-            image = image.convert("RGBA")
-            if background is not None:
-                image = library.alpha_composite(library.new("RGBA", image.size, (*background, 255)), image)
+        if background is not None and image.has_transparency_data:
+            behind = library.new("RGBA", image.size, (*background, 255))
+            image = library.alpha_composite(behind, image.convert("RGBA"))
+        elif image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # the same colours, but straight to RGB Pillow warns
         rgb = image.convert("RGB")
     except ValueError as problem:
         raise ValueError(f"{label} has the mode {image.mode}, which Pillow cannot make RGB: {problem}") from None

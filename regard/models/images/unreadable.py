@@ -8,6 +8,8 @@ It opens nothing, and knows no picture beyond the bytes that it begins with.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+
 __all__ = ["LOOKED_AT", "describe"]
 
 LOOKED_AT = 512
@@ -22,7 +24,7 @@ BEGINNINGS = {
     b"II*\0": "a TIFF",
     b"MM\0*": "a TIFF",
 }
-# Brands of the container that telephones write: https://nokiatech.github.io/heif/technical.html
+# Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
 HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 CONVERT = "convert it to JPEG or PNG first"
 
@@ -37,19 +39,21 @@ def describe(head: bytes) -> str:
     """
     if not head:
         return "is empty: it has 0 bytes"
-    broken = _begun(head)
-    if broken:
-        return f"begins as {broken} does, but it is broken or cut off: get it again"
     lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if b"<svg" in lower:
-        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
     if lower.startswith((b"<!doctype html", b"<html")):
         return "is a web page (HTML), not a picture: a download that went wrong looks like this"
+    if b"<svg" in lower:
+        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
     if head[4:8] == b"ftyp" and head[8:12] in HEIF:
         return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
     if head.startswith((b"%PDF", b"%!PS")):
         return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not a picture: {CONVERT}"
-    return "is text, not a picture" if _is_text(head) else f"is of a format that is not read here: {CONVERT}"
+    if _is_text(head):
+        return "is text, not a picture"
+    begun = _begun(head)
+    if begun is not None:
+        return f"begins as {begun} does, but it is broken or cut off: get it again"
+    return f"is of a format that is not read here: {CONVERT}"
 
 
 def _begun(head: bytes) -> str | None:
@@ -62,9 +66,7 @@ def _begun(head: bytes) -> str | None:
 
 def _is_text(head: bytes) -> bool:
     try:
-        text = head.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        if problem.start < len(head) - 3:  # not merely a character that the end of `head` cuts in two
-            return False
-        text = head[: problem.start].decode("utf-8")
-    return all(letter.isprintable() or letter in "\t\r\n\f" for letter in text)
+        text = getincrementaldecoder("utf-8-sig")().decode(head)  # which minds no character that the end cuts in two
+    except UnicodeDecodeError:
+        return False
+    return text != "" and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text)

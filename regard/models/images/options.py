@@ -1,0 +1,198 @@
+"""preprocessor_config.json, read: which steps, with which numbers. What is not understood is refused.
+
+    >>> plan = read_plan("ViT", Settings(defaults("ViT")))
+    >>> print(plan)
+    resize to 224 × 224 (bilinear), ÷ 255, normalise
+
+The kinds are the image processors of `transformers` by the beginnings of their names: the file says little where it
+says what its kind does anyway, so each kind's own values are part of what the file means. It opens no picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from regard.models.images.pixel_steps import FILTERS, MOST_MADE, Crop, Numbers, Pad, Resize, Square, Step
+from regard.models.images.sizes import read_pair, read_target
+from regard.models.settings import Settings
+
+__all__ = ["KINDS", "Plan", "defaults", "kind_of_model", "kind_of_type", "read_plan"]
+
+HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+# Of the pictures that CLIP was trained on: https://github.com/openai/CLIP/blob/main/clip/clip.py
+OF_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+ALWAYS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+_CROPPED = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": _square(224)}
+
+# default_to_square: what one number means as `size`, both sides or the shorter one.
+KINDS: dict[str, dict[str, Any]] = {
+    "ViT": {**ALWAYS, **HALF, "size": _square(224), "resample": 2, "default_to_square": True},
+    "DeiT": {
+        **ALWAYS, **HALF, "size": _square(256), "resample": 3, "default_to_square": True,
+        "do_center_crop": True, "crop_size": _square(224),
+    },
+    "Bit": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False},
+    "CLIP": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False},
+    "Blip": {**ALWAYS, **OF_CLIP, "size": _square(384), "resample": 3, "default_to_square": True},
+    "Idefics": {**ALWAYS, **OF_CLIP, "size": _square(224), "resample": 3, "default_to_square": True},
+    "Llava": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False, "do_pad": False},
+}  # fmt: skip
+"""What each kind does unless the file says otherwise, in the file's own words."""
+
+# For files that name no kind: what `transformers` then takes for a model of the type.
+MODELS = {
+    "vit": "ViT", "swin": "ViT", "deit": "DeiT", "dinov2": "Bit", "clip": "CLIP", "blip": "Blip",
+    "idefics": "Idefics", "llava": "Llava",
+}  # fmt: skip
+
+# do_convert_rgb: pictures are RGB before they come here. The others say how arrays come in and go out, or where from.
+HARMLESS = {
+    "_processor_class", "_valid_processor_keys", "auto_map", "device", "disable_grouping", "do_convert_rgb",
+    "feature_extractor_type", "image_processor_type", "image_seq_length", "input_data_format", "processor_class",
+    "return_tensors",
+}  # fmt: skip
+# What a step that is switched off would have read.
+UNUSED = {
+    "crop_size", "default_to_square", "image_mean", "image_std", "pad_size", "resample", "rescale_factor", "size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is done to a picture, in order: steps, then numbers, then padding."""
+
+    steps: tuple[Step, ...]
+    numbers: Numbers
+    pad: Pad | None
+
+    def __str__(self) -> str:
+        return ", ".join(str(part) for part in (*self.steps, self.numbers, self.pad) if part is not None)
+
+
+def kind_of_type(name: object, where: str) -> str:
+    """The kind that an image_processor_type or a feature_extractor_type names, old and new.
+
+    >>> kind_of_type("CLIPFeatureExtractor", "file"), kind_of_type("ViTImageProcessorFast", "file")
+    ('CLIP', 'ViT')
+
+    where: the file, for the error. Raises ValueError for a kind that is not known.
+    """
+    match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(name))
+    if match is None or match[1] not in KINDS:
+        known = ", ".join(f"{kind}ImageProcessor" for kind in KINDS)
+        raise ValueError(f"{where} is for a {name}, which is not known here. Known: {known}")
+    return match[1]
+
+
+def kind_of_model(model: object, where: str) -> str:
+    """The kind for a model_type, where the file names none itself. Raises ValueError where it is not known.
+
+    >>> kind_of_model("dinov2", "file")
+    'Bit'
+    """
+    if not isinstance(model, str) or model not in MODELS:
+        raise ValueError(
+            f"{where} names no image_processor_type, and config.json beside it no model_type that tells it "
+            f"({', '.join(MODELS)}), but {model!r}: add the image_processor_type"
+        )
+    return MODELS[model]
+
+
+def defaults(kind: str) -> dict[str, Any]:
+    """A kind's own values. Raises ValueError for a kind that is not known.
+
+    >>> defaults("Blip")["size"]
+    {'height': 384, 'width': 384}
+    """
+    if kind not in KINDS:
+        raise ValueError(f"there is no preprocessor {kind!r}; there are {', '.join(KINDS)}")
+    return {key: (value.copy() if isinstance(value, (dict, list)) else value) for key, value in KINDS[kind].items()}
+
+
+def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> Plan:
+    """The plan that the values of a kind mean.
+
+    >>> print(read_plan("DeiT", Settings(defaults("DeiT") | {"do_resize": None})))
+    crop the middle 224 × 224, ÷ 255, normalise
+
+    settings: the kind's own values, and over them those of the file; null switches off, as it does there.
+    ignore: keys that the user says change nothing.
+    Raises ValueError for a value that is none, and for a key that is not known.
+    """
+    steps = (*_squaring(kind, settings), *_resizing(kind, settings), *_cropping(settings))
+    plan = Plan(steps, _numbers(settings), _padding(kind, settings))
+    settings.only("data_format", "channels_first")
+    settings.finish(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
+    return plan
+
+
+def _squaring(kind: str, settings: Settings) -> tuple[Step, ...]:
+    if kind != "Llava" or not settings.flag("do_pad", False):
+        return ()
+    colour = tuple(int(mean * 255) for mean in _three(settings, "image_mean"))
+    if not all(0 <= part <= 255 for part in colour):
+        raise ValueError(f"{settings.where}: do_pad pads with image_mean, so it must be 0 to 1, got {colour} of 255")
+    return (Square((colour[0], colour[1], colour[2])),)
+
+
+def _resizing(kind: str, settings: Settings) -> tuple[Step, ...]:
+    key = "size"
+    if kind == "Idefics":
+        settings.only("image_num_channels", 3)
+        key = "size" if settings.get("image_size") is None else "image_size"  # the older name goes before the newer
+    if not settings.flag("do_resize", False):
+        return ()
+    target = read_target(settings, key, square=settings.flag("default_to_square", False))
+    return (Resize(target, settings.whole("resample", least=0, most=len(FILTERS) - 1)),)
+
+
+def _cropping(settings: Settings) -> tuple[Step, ...]:
+    return (Crop(*_bounded(settings, "crop_size")),) if settings.flag("do_center_crop", False) else ()
+
+
+def _padding(kind: str, settings: Settings) -> Pad | None:
+    if kind == "Llava" or not settings.flag("do_pad", False):  # Llava's do_pad comes first: Square
+        return None
+    return Pad(_bounded(settings, "pad_size") if "pad_size" in settings else None)
+
+
+def _numbers(settings: Settings) -> Numbers:
+    scale = settings.number("rescale_factor") if settings.flag("do_rescale", False) else None
+    if scale is not None and not isfinite(scale):
+        raise ValueError(f"{settings.where}: rescale_factor must be a number, got {scale}")
+    if not settings.flag("do_normalize", False):
+        return Numbers(scale, None, None)
+    mean, std = _three(settings, "image_mean"), _three(settings, "image_std")
+    if 0.0 in std:
+        raise ValueError(f"{settings.where}: image_std divides, so it must not be 0, got {std}")
+    return Numbers(scale, mean, std)
+
+
+def _bounded(settings: Settings, key: str) -> tuple[int, int]:
+    """A height and a width of which the pixels can be made."""
+    height, width = read_pair(settings, key)
+    if height * width > MOST_MADE:
+        raise ValueError(f"{settings.where}: {key} is {height} × {width}, more than {MOST_MADE:,} pixels")
+    return height, width
+
+
+def _three(settings: Settings, key: str) -> tuple[float, float, float]:
+    """One number for each colour; a single one is for all."""
+    value = settings.get(key)
+    values = value if isinstance(value, (list, tuple)) else [value] * 3
+    if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
+        raise ValueError(f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r}")
+    return float(values[0]), float(values[1]), float(values[2])

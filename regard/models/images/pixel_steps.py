@@ -1,0 +1,181 @@
+"""What is done to a picture, step by step, until it is numbers; each step also says what becomes of the frame.
+
+    >>> step = Crop(2, 2)
+    >>> step.frame(Frame.whole(4, 6)).corner
+    (1.0, 2.0)
+
+Shapes: H height, W width. Each step is exact: the same pixels as `transformers`' processors that use Pillow, to the
+bit. It knows no file and no model, and which steps a checkpoint needs is not decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.frames import Frame
+from regard.models.images.pictures import MOST_PIXELS
+from regard.models.images.sizes import Target
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["FILTERS", "MOST_MADE", "Crop", "Numbers", "Pad", "Resize", "Square", "Step"]
+
+FILTERS = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")
+"""Pillow's, by their numbers."""
+
+MOST_MADE = 2**25
+"""33 million pixels, 0.4 GB as numbers: more is what a very long picture becomes when its shorter side is enlarged."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """Padded to a square, the picture in the middle.
+
+    colour: red, green, blue, 0 to 255.
+    """
+
+    colour: tuple[int, int, int]
+
+    def frame(self, frame: Frame) -> Frame:
+        """Where the new pixels lie. Raises ValueError where they would be too many."""
+        height, width = frame.pixels
+        side = max(height, width)
+        if side * side > MOST_PIXELS:
+            raise ValueError(
+                f"a picture {height} high and {width} wide, padded to a square, has more than {MOST_PIXELS:,} pixels: "
+                "crop it first"
+            )
+        return frame.cropped(-((side - height) // 2), -((side - width) // 2), side, side)
+
+    def apply(self, image: Image) -> Image:
+        """The padded picture."""
+        import PIL.Image
+
+        side = max(image.size)
+        square = PIL.Image.new("RGB", (side, side), self.colour)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return square
+
+    def __str__(self) -> str:
+        return f"pad to a square (colour {', '.join(map(str, self.colour))})"
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Made larger or smaller by Pillow.
+
+    resample: the number of the filter in FILTERS.
+    """
+
+    target: Target
+    resample: int
+
+    def frame(self, frame: Frame) -> Frame:
+        """Where the new pixels lie. Raises ValueError where they would be too many, or none."""
+        height, width = self.target.of(*frame.pixels)
+        if height * width > MOST_MADE or min(height, width) < 1:
+            raise ValueError(
+                f"a picture {frame.pixels[0]} high and {frame.pixels[1]} wide, resized ({self.target}), would be "
+                f"{height} high and {width} wide, and 1 to {MOST_MADE:,} pixels can be made: crop it first"
+            )
+        return frame.resized(height, width)
+
+    def apply(self, image: Image) -> Image:
+        """The resized picture."""
+        height, width = self.target.of(image.height, image.width)
+        return image.resize((width, height), self.resample)
+
+    def __str__(self) -> str:
+        return f"resize {self.target} ({FILTERS[self.resample]})"
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The middle of the picture; black around it where it is smaller."""
+
+    height: int
+    width: int
+
+    def frame(self, frame: Frame) -> Frame:
+        """Where the new pixels lie."""
+        return frame.cropped(*self._corner(*frame.pixels), self.height, self.width)
+
+    def apply(self, image: Image) -> Image:
+        """The cropped picture."""
+        top, left = self._corner(image.height, image.width)
+        return image.crop((left, top, left + self.width, top + self.height))  # Pillow's crop is black beyond the edges
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        return (height - self.height) // 2, (width - self.width) // 2
+
+    def __str__(self) -> str:
+        return f"crop the middle {self.height} × {self.width}"
+
+
+Step = Square | Resize | Crop
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Pixels 0 to 255 as float32: times `scale`, minus `mean`, divided by `std` (red, green, blue).
+
+    >>> Numbers(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).table[0, [0, 255]].tolist()
+    [-1.0, 1.0]
+    """
+
+    scale: float | None
+    mean: tuple[float, float, float] | None
+    std: tuple[float, float, float] | None
+
+    @cached_property
+    def table(self) -> NDArray[np.float32]:
+        """What each of the 256 values becomes, in each colour: (3, 256). In float32 but for the scaling, as theirs."""
+        values = np.tile(np.arange(256, dtype=np.float64), (3, 1))
+        table = (values if self.scale is None else values * self.scale).astype(np.float32)
+        if self.mean is None or self.std is None:
+            return table
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        return np.asarray((table - mean[:, None]) / std[:, None], np.float32)
+
+    def apply(self, image: Image) -> NDArray[np.float32]:
+        """The picture as numbers (3, H, W)."""
+        pixels = np.asarray(image)  # (H, W, 3) uint8
+        numbers = np.empty((3, image.height, image.width), np.float32)
+        for colour in range(3):
+            numbers[colour] = self.table[colour][pixels[:, :, colour]]
+        return numbers
+
+    def __str__(self) -> str:
+        words = []
+        if self.scale is not None:
+            words.append("÷ 255" if self.scale == 1 / 255 else f"× {self.scale:g}")
+        if self.mean is not None:
+            words.append("normalise")
+        return ", ".join(words) or "as they are, 0 to 255"
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Zeros to the right and below, after everything else: to `size`, or to the largest of the batch."""
+
+    size: tuple[int, int] | None
+
+    def frames(self, frames: list[Frame]) -> list[Frame]:
+        """Where the pixels lie, each frame as large as the others. Raises ValueError for a size that is too small."""
+        largest = tuple(max(frame.pixels[axis] for frame in frames) for axis in (0, 1))
+        height, width = self.size or largest
+        if height < largest[0] or width < largest[1]:
+            raise ValueError(
+                f"pictures of up to {largest[0]} × {largest[1]} pixels cannot be padded to {height} × {width}: "
+                "pad_size must be larger, or the pictures resized to less"
+            )
+        return [frame.cropped(0, 0, height, width) for frame in frames]
+
+    def __str__(self) -> str:
+        return "pad with 0 to " + ("the largest" if self.size is None else f"{self.size[0]} × {self.size[1]}")
