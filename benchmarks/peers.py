@@ -110,7 +110,7 @@ def generation_times(kind: str, run: Callable[[], Tensor], new: int, rounds: int
 
 
 def generated(runs: dict[str, Callable[[], Tensor]], new: int, rounds: int) -> dict[str, list[float]]:
-    """`generation_times` of each; a setting that the peer's version does not have for this model is left out, and said."""
+    """`generation_times` of each; what a peer's version does not have for this model is left out, and said."""
     taken: dict[str, list[float]] = {}
     for kind, run in runs.items():
         try:
