@@ -21,7 +21,7 @@ from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
-__all__ = ["ContextKeys", "Joined", "Linear", "MultiHeadAttention"]
+__all__ = ["ContextKeys", "Joined", "JoinedTable", "Linear", "MultiHeadAttention"]
 
 
 @runtime_checkable
@@ -59,6 +59,20 @@ class Joined(Linear):
         self.rows = rows
 
 
+class JoinedTable(nn.Embedding):
+    """Several tables of vectors, one under another: words, and words that were added to them later (Idefics).
+
+    >>> JoinedTable((8, 2), 4)(torch.tensor([9])).shape
+    torch.Size([1, 4])
+
+    rows: how many rows each table has, in order.  d: width of a vector.
+    """
+
+    def __init__(self, rows: tuple[int, ...], d: int) -> None:
+        super().__init__(sum(rows), d)
+        self.rows = rows
+
+
 class ContextKeys(NamedTuple):
     """Keys and values of a context, made once by `MultiHeadAttention.keys` and looked at by many calls."""
 
@@ -82,8 +96,12 @@ class MultiHeadAttention(nn.Module):
     position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None. Rotary
       with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass, as they do in
       the models that use it.
+    head_norms: of each head's queries and of its keys, (…, D) → (…, D), before any position; None for none.
     dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
     """
+
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
 
     def __init__(
         self,
@@ -97,6 +115,7 @@ class MultiHeadAttention(nn.Module):
         out_bias: bool | None = None,
         fused: bool = False,
         position: Rotary | ScorePosition | None = None,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         softcap: float | None = None,
@@ -125,6 +144,7 @@ class MultiHeadAttention(nn.Module):
             self.w_q = Linear(d_model, wide, bias)
             self.w_k, self.w_v = Linear(d_context, narrow, bias), Linear(d_context, narrow, bias)
         self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
+        self.q_norm, self.k_norm = (None, None) if head_norms is None else head_norms
         self.fused = fused
 
     def forward(
@@ -167,7 +187,7 @@ class MultiHeadAttention(nn.Module):
             k, v = torch.split(kv, [narrow, narrow], -1)
         else:
             k, v = self.w_k(context), self.w_v(context)
-        k, v = self._split(k, self.kv_heads), self._split(v, self.kv_heads)
+        k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)
         if isinstance(self.position, Rotary):
             k = self.position.turn(k, _count(context, 0) if positions is None else positions)
         return ContextKeys(k, v)
@@ -219,18 +239,22 @@ class MultiHeadAttention(nn.Module):
             q, k, v = torch.split(self.w_qkv(x), list(self.w_qkv.rows), -1)
         else:
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
-        return self._split(q, self.heads), self._split(k, self.kv_heads), self._split(v, self.kv_heads)
+        k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)
+        return self._split(q, self.heads, self.q_norm), k, v
 
     def _query(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x alone."""
-        if not self.fused:
-            return self._split(self.w_q(x), self.heads)
-        wide, bias = self.heads * self.head_dim, self.w_qkv.bias
-        return self._split(linear(x, self.w_qkv.weight[:wide], None if bias is None else bias[:wide]), self.heads)
+        if self.fused:
+            wide, bias = self.heads * self.head_dim, self.w_qkv.bias
+            q = linear(x, self.w_qkv.weight[:wide], None if bias is None else bias[:wide])
+        else:
+            q = self.w_q(x)
+        return self._split(q, self.heads, self.q_norm)
 
-    def _split(self, y: Tensor, heads: int) -> Tensor:
-        """(B, N, h·D) → (B, h, N, D)."""
-        return y.reshape(*y.shape[:-1], heads, self.head_dim).transpose(1, 2)
+    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm."""
+        y = y.reshape(*y.shape[:-1], heads, self.head_dim)
+        return (y if norm is None else norm(y)).transpose(1, 2)
 
     def _check(
         self,

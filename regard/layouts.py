@@ -265,6 +265,9 @@ class Sides:
         """
         frame, size = _frame(pixels), _pair(patch)
         rows, columns = (n // _at_least("patch", p, 1) for n, p in zip(frame.pixels, size, strict=True))
+        if not rows or not columns:
+            high, wide = frame.pixels
+            raise ValueError(f"{high} × {wide} pixels hold no patch of {size[0]} × {size[1]}")
         layout = Layout.grid(rows, columns, size, before, after)
         return cls(layout, layout, (frame,))
 
@@ -339,8 +342,8 @@ def _check(layout: Layout) -> None:
     patch = kind == "patch"
     if (patch & (picture < 0)).any() or (picture < -1).any():
         raise ValueError("a patch belongs to a picture, 0 or more; other tokens may belong to none, which is −1")
-    size = box[..., 2:] - box[..., :2]  # (W, N, 2) height and width
-    if not np.isfinite(box[patch]).all() or not (size[patch] > 0).all() or not np.isnan(box[~patch]).all():
+    own = box[patch]
+    if not np.isfinite(own).all() or not (own[:, 2:] > own[:, :2]).all() or not np.isnan(box[~patch]).all():
         raise ValueError("each patch wants a box: top, left, bottom > top, right > left; all other tokens want NaN")
 
 

@@ -327,6 +327,13 @@ class Windowed(Bias):
 
         return between
 
+    def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """(1, H, N, N), of the table's windows: a tenth of what asking cell by cell costs."""
+        height, width = self.window
+        table = self.table.to(device=device, dtype=dtype).mT.reshape(-1, 2 * height - 1, 2 * width - 1)
+        rows = table.unfold(1, height, 1).unfold(2, width, 1)  # (H, row i, column i, h − 1 − row j, w − 1 − column j)
+        return rows.flip(-1, -2).reshape(1, -1, nq, nk)
+
     def __repr__(self) -> str:
         return f"Windowed({self.window[0]}×{self.window[1]} patches, {self.table.shape[1]} heads)"
 

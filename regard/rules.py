@@ -55,6 +55,12 @@ class Rule(ABC):
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) for Nq queries and Nk keys; `dtype` is that of the scores."""
 
+    def everywhere(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What `bind` gives at every (b, h, i, j), as (B or 1, H or 1, Nq or 1, Nk or 1): O(N²) where both matter."""
+        i, j = (torch.arange(n, device=device) for n in (nq, nk))
+        cells: Tensor = self.bind(nq, nk, device, dtype)(*indices(*self.leading, i, j, device))
+        return cells[(None,) * (4 - cells.ndim)]
+
     @property
     @abstractmethod
     def leading(self) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""What every test gets: a seed, one thread, a Hypothesis profile, and a skip where a GPU is missing; and what tests ask
-for: the shared data, a terminal, a compiler.
+"""What every test gets: a seed, one thread, a Hypothesis profile, a turn, and a skip where a GPU is missing; and what
+tests ask for: the shared data, a terminal, a compiler.
 
 It does not know any test or any part of regard.
 """
@@ -11,6 +11,8 @@ from shutil import which
 import pytest
 import torch
 from hypothesis import settings
+
+pytest_plugins = ["taking_turns"]
 
 # Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
 # most tensors here are so small that a second thread only costs.

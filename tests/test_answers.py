@@ -196,6 +196,7 @@ def test_overview_where_nothing_was_seen_says_so():
         answers.overview(Session("toy", Capture("GPT2"), ()))
 
 
+@pytest.mark.alone
 def test_overview_of_131072_tokens_and_512_heads_is_small_and_quick():
     """A synthetic capture of 16 layers of 32 heads: measures only, each layer's of its own."""
     n, heads = 131_072, 32
@@ -315,6 +316,7 @@ def test_row_with_nan_is_answered_in_json():
     json.dumps(got, allow_nan=False)
 
 
+@pytest.mark.alone
 def test_row_of_16384_tokens_comes_within_a_tenth_of_a_second():
     n, heads, width = 16_384, 12, 64
     q, k = torch.randn(1, heads, n, width), torch.randn(1, heads, n, width)

@@ -120,3 +120,10 @@ def test_norms_that_the_kernels_do_not_have_are_refused(norm, place, tmp_path):
     why = one_row.refuse(model.tower, model.head, torch.float32)
     assert why is not None
     assert why.endswith("no RMS norm and no LayerNorm with a bias")
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm"])
+def test_norms_of_each_head_are_refused(name, tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    setattr(model.tower.blocks[1].attention, name, nn.RMSNorm(10))
+    assert one_row.refuse(model.tower, model.head, torch.float32) == "its attention norms each head"

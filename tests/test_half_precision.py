@@ -20,8 +20,13 @@ HEADS = {
     "t5": "ForConditionalGeneration",
     "bart": "ForConditionalGeneration",
     "marian": "MTModel",
+    "blip": "ForConditionalGeneration",
+    "clip": "Model",
+    "idefics": "ForVisionText2Text",
+    "llava": "ForConditionalGeneration",
 }
 TWO = {"t5", "bart", "marian"}
+PICTURED = {"blip", "clip", "idefics", "llava"}  # texts beside pictures, of the size that each configuration has
 
 
 def twin_of(family: str, which: int, directory: Path) -> Twin:
@@ -31,7 +36,12 @@ def twin_of(family: str, which: int, directory: Path) -> Twin:
     return twin
 
 
-def inputs(family: str) -> dict[str, Any]:
+def inputs(family: str, which: int) -> dict[str, Any]:
+    if family in PICTURED:
+        module = import_module(f"test_{family}")
+        made = module.inputs(HEADS[family], list(module.CONFIGS)[which], "right")
+        assert isinstance(made, dict)
+        return made
     if family not in TWO:
         return texts(29, "right", pad=1 if family == "roberta" else 0, first=7)
     given = texts(29, "right", first=7)
@@ -41,7 +51,7 @@ def inputs(family: str) -> dict[str, Any]:
 
 
 def check(family: str, which: int, directory: Path, device: str) -> None:
-    given = inputs(family)
+    given = inputs(family, which)
     real = torch.ones_like(given["target"], dtype=torch.bool) if family in TWO else None
     theirs = {"position_ids": None} if family in ("roberta", "distilbert") else None
     if family in ("roberta", "distilbert"):

@@ -46,7 +46,10 @@ def by_hand(layer, x, context=None, visible=None):
         mine = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
         group = h // (layer.heads // layer.kv_heads)
         theirs = slice(group * layer.head_dim, (group + 1) * layer.head_dim)
-        scores = q[..., mine] @ k[..., theirs].mT * layer.scale  # (B, N, M)
+        query, key = q[..., mine], k[..., theirs]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = layer.q_norm(query), layer.k_norm(key)
+        scores = query @ key.mT * layer.scale  # (B, N, M)
         if layer.position is not None:
             term = layer.position.bias(layer.project(x)[0], layer.scale)
             scores = scores + term.dense(*scores.shape[-2:], dtype=x.dtype)[:, h]
@@ -71,6 +74,8 @@ LAYERS = {
     "heads of another size": {"head_dim": 7},
     "heads of another size, fused": {"head_dim": 7, "fused": True},
     "another scale": {"scale": 0.7},
+    "normed heads": {"head_norms": (nn.LayerNorm(D), nn.RMSNorm(D))},
+    "normed heads, fused": {"head_norms": (nn.LayerNorm(D), nn.RMSNorm(D)), "fused": True},
 }
 
 
@@ -237,6 +242,16 @@ def test_layer_from_torch_copies():
 def test_layer_from_torch_refuses_what_it_does_not_have(options, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(D_MODEL, HEADS, **options))
+
+
+def test_heads_are_normed_before_they_are_turned():
+    turning, here = Rotary(D), torch.arange(N)
+    layer = MultiHeadAttention(D_MODEL, HEADS, position=turning, head_norms=(nn.LayerNorm(D), nn.LayerNorm(D)))
+    x = torch.randn(B, N, D_MODEL)
+    q, k, v = layer.project(x)
+    assert torch.allclose(q.mean(-1), torch.zeros(B, HEADS, N), atol=1e-6)
+    out = regard.attention(turning.turn(q, here), turning.turn(k, here), v)
+    assert torch.equal(layer(x), layer.w_o(out.transpose(1, 2).flatten(2)))
 
 
 # ------------------------------------------------------------------------------------------------- positions and caches

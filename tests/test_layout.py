@@ -313,11 +313,13 @@ def test_help_of_the_command_line_needs_no_torch():
     assert loaded(code) & {"torch", "numpy", "matplotlib"} == set()
 
 
+@pytest.mark.alone
 def test_help_of_the_command_line_comes_within_three_tenths_of_a_second():
     assert "steps" in python(HELP, "--help")
     assert min(seconds(HELP, "--help") for _ in range(5)) <= 0.3
 
 
+@pytest.mark.alone
 def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
     """Alternately, so that a busy moment of the machine hits all three; the best of five, because noise only adds.
 

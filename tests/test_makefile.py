@@ -245,6 +245,7 @@ def test_first_demo_makes_the_environment_with_torch_first_and_then_runs(checkou
     assert checkout.calls() == ["venv", "pip torch==2.13.0", "pip -e .[dev]", *ALONE, DEMO]
 
 
+@pytest.mark.alone
 def test_second_demo_runs_at_once(made):
     times = []
     for _ in range(3):

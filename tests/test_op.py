@@ -863,6 +863,7 @@ def test_tiled_takes_little_memory_at_32768_positions():
     assert 8_192 < with_gradient < 200_000
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_adds_little_to_the_call_of_sdpa(causal):
     q, mask = torch.randn(1, 1, 3, 8), masks.causal() if causal else None

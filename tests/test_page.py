@@ -385,6 +385,7 @@ def test_address_that_names_a_token_shows_it_among_16384(page, long_site):
         expect(page.locator(".text-place")).to_have_text("words 12045–12644 of 16384")
 
 
+@pytest.mark.alone
 def test_token_of_16384_answers_within_a_tenth_of_a_second(long_site):
     tokens = [(k * 7919) % LONG for k in range(1, 21)]
     paths = [f"row?layer=0&head=1&token={token}&start=8000&stop=8600" for token in tokens]
@@ -427,6 +428,7 @@ def first_moment(browser: Any, address: str) -> tuple[int, float, float]:
         return received, painted, float(page.locator("html").get_attribute("data-drawn"))
 
 
+@pytest.mark.alone
 def test_131072_tokens_of_512_heads_are_painted_within_a_second_from_5_megabytes(browser):
     tries = []
     with serving([large_session()]) as address:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from regard.json_header import parsed
 from regard.models.checkpoint import tensor_file
 from regard.models.checkpoint.tensor_file import CODES, DTYPES, CheckpointError, Entry, TensorFile, check, write
 
@@ -220,7 +221,7 @@ def test_a_header_that_contradicts_itself_or_its_file_is_refused(path, header, d
 
 def test_json_that_is_no_object_is_refused():
     with pytest.raises(CheckpointError, match=r"its JSON is no object, but \[1, 2\]; download or copy it again"):
-        tensor_file.parsed(b"[1, 2]")
+        parsed(b"[1, 2]", tensor_file.REFUSAL)
 
 
 def test_a_file_cut_short_says_how_much_it_should_hold(path):

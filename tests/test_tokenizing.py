@@ -189,6 +189,53 @@ def bart(folder):
     settings_of(folder, "bart", tokenizer_class="BartTokenizer", add_prefix_space=True, trim_offsets=False)
 
 
+def clip(folder):
+    """Every byte inside a word and at its end, then merges, then the special tokens: CLIP's order."""
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, end_of_word_suffix="</w>", show_progress=False)
+    rust.train_from_iterator([word for line in CORPUS for word in line.lower().split()], trainer)
+    merges = [tuple(pair) for pair in json.loads(rust.model.__getstate__())["merges"]]
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, *(letter + "</w>" for letter in letters), *("".join(pair) for pair in merges)]
+    pieces += ["<|startoftext|>", "<|endoftext|>"]
+    write(folder, "vocab", {piece: n for n, piece in enumerate(dict.fromkeys(pieces))})
+    lines = "\n".join(" ".join(pair) for pair in merges)
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}\n", encoding="utf-8")
+    write(folder, "config", {"model_type": "clip"})
+
+
+def clip_of_old(folder):
+    clip(folder)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "__type": "AddedToken"}
+    named = {f"{role}_token": {"content": "<|endoftext|>", **flags} for role in ("unk", "eos")}
+    named["bos_token"] = {"content": "<|startoftext|>", **flags}
+    more = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "do_lower_case": True, "errors": "replace"}
+    settings_of(folder, "clip", **named, pad_token="<|endoftext|>", add_prefix_space=False, **more)
+
+
+def clip_json(folder):
+    """As transformers wrote it, and with a token added; the pipeline that it spells out is another one."""
+    clip(folder)
+    rust = tokenizers.Tokenizer(
+        tokenizers.models.BPE.from_file(
+            str(folder / "vocab.json"), str(folder / "merges.txt"), end_of_word_suffix="</w>"
+        )
+    )
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rust.add_tokens(["NEW"])
+    as_json(folder, rust)
+    settings_of(folder, "clip", tokenizer_class="CLIPTokenizerFast", pad_token="!", truncation_side="left")
+
+
+def clip_that_does_not_know_every_byte(folder):
+    clip(folder)
+    merged = set((folder / "merges.txt").read_text(encoding="utf-8").split())
+    words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    kept = [word for word in words if word in merged or len(word.removesuffix("</w>")) > 1]
+    write(folder, "vocab", {word: n for n, word in enumerate(kept)})
+
+
 def t5(folder):
     (folder / "spiece.model").write_bytes(train("unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
     write(folder, "config", {"model_type": "t5"})
@@ -312,6 +359,10 @@ KINDS = [
     gpt2_from_json,
     roberta,
     bart,
+    clip,
+    clip_of_old,
+    clip_json,
+    clip_that_does_not_know_every_byte,
     t5,
     t5_with_seven_sentinels,
     t5_of_old,
@@ -381,7 +432,7 @@ def test_ids_and_text_are_those_of_transformers(both):
         assert ours.encode(text, special=False).ids == other(text, add_special_tokens=False).input_ids
 
 
-@only(bert, gpt2, t5, albert, llama, marian)
+@only(bert, gpt2, clip, t5, albert, llama, marian)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text(
@@ -521,6 +572,12 @@ def test_sentencepiece_labels_have_spaces_and_bytes(folder_of):
     assert ours.encode("👍", special=False).tokens[-4:] == ["\\xf0", "\\x9f", "\\x91", "\\x8d"]
     assert "".join(Tokenizer.open(folder_of(t5)).encode("관계를 계산").tokens) == " 관계를 계산</s>"
     assert "".join(Tokenizer.open(folder_of(marian)).encode("관계를").tokens).startswith(" 관")
+
+
+def test_labels_of_words_that_end_in_a_sign_end_in_a_space(folder_of):
+    ours = Tokenizer.open(folder_of(clip))
+    assert "".join(ours.encode("The FOX관계를").tokens) == "<|startoftext|>the fox관계를 <|endoftext|>"
+    assert ours.encode("👍", special=False).tokens == ["\\xf0", "\\x9f", "\\x91", "\\x8d "]
 
 
 def test_hangul_that_was_taken_apart_is_put_together_in_a_label(tmp_path):

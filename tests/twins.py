@@ -7,6 +7,7 @@ both with eager attention. Two things need saying:
 - In fp64 truth and baseline are one computation. There the baseline's error is the one it makes in fp32, scaled by the
   ratio of the two rounding steps; and truth, which errs as much, may be that far from the truth itself.
 
+
 Weights are drawn so that every one matters, and representable in bf16, so that all dtypes compute one function.
 """
 
@@ -127,6 +128,7 @@ class Twin:
 
     change: what is done to the weights after they are drawn.
     stored: regular expressions of names in transformers' memory → what it calls them in files, where these differ.
+    read: what transformers' model makes of its inputs, by name, where its result does not hold all of it.
     """
 
     architecture: str
@@ -134,6 +136,7 @@ class Twin:
     directory: Path
     change: Callable[[nn.Module], None] | None = None
     stored: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[nn.Module, dict[str, Any]], dict[str, Tensor]] = field(default_factory=lambda: of_theirs)
     truth: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -169,16 +172,16 @@ def assert_same(
     ours = twin.ours(dtype, device=device)
     made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, every_layer=True)), real, gradients)}
     for kind in {torch.float32, dtype} - {torch.float64}:
-        made["base", kind] = run(twin.baseline(kind).to(device), theirs, of_theirs, real, gradients)
+        made["base", kind] = run(twin.baseline(kind).to(device), theirs, twin.read, real, gradients)
     with widened():
-        truth = run(twin.truth, theirs, of_theirs, real, gradients)
+        truth = run(twin.truth, theirs, twin.read, real, gradients)
     mine, base = made[dtype], made["base", torch.float32 if dtype == torch.float64 else dtype]
     carried = RATIO if dtype == torch.float64 else 1.0
     mine |= _gradients_by_their_names(ours, mine.pop("gradients", {}))
     base |= _as_stored(twin, base.pop("gradients", {}))
     truth |= _as_stored(twin, truth.pop("gradients", {}))
-    if "pooled" not in truth:  # transformers does not hand it out beside logits
-        mine.pop("pooled", None)
+    for name in {"pooled", "text", "picture"} - truth.keys():  # transformers does not hand them out beside some logits
+        mine.pop(name, None)
     assert set(mine) == set(truth), f"ours lacks {set(truth) - set(mine)}, and has beside {set(mine) - set(truth)}"
     slope = max((float(t.abs().max()) for n, t in truth.items() if n.startswith("gradient")), default=0.0)
     for name, value in mine.items():
@@ -208,6 +211,7 @@ def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
         "target": "decoder_input_ids",
         "target_mask": "decoder_attention_mask",
         "pixels": "pixel_values",
+        "sees": "image_attention_mask",
         "hidden": "bool_masked_pos",
     }
     given = {n: t for n, t in inputs.items() if t is not None and n != "target_positions"}
@@ -222,7 +226,7 @@ def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None
     made = {n: t[real] if real is not None and t.shape[:2] == real.shape else t for n, t in made.items()}
     found: dict[str, Any] = {n: t.detach() for n, t in made.items()}
     if gradients:
-        last = made["logits"] if "logits" in made else made["hidden"]
+        last = next(made[n] for n in ("logits", "text", "picture", "hidden") if n in made)
         towards = torch.randn(last.shape, generator=torch.Generator().manual_seed(13), dtype=torch.float64)
         model.zero_grad()
         (last * towards.bfloat16().to(last)).sum().backward()
@@ -234,6 +238,7 @@ def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None
 
 def of_ours(result: Result) -> dict[str, Tensor]:
     named = {"logits": result.logits, "pooled": result.pooled, "next sentence": result.next_sentence}
+    named |= {"text": result.text, "picture": result.picture}
     if result.logits is None:
         named["hidden"] = result.hidden
     named |= {f"layer {i}": t for i, t in enumerate(result.layers or ())}
@@ -242,7 +247,9 @@ def of_ours(result: Result) -> dict[str, Tensor]:
 
 
 def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    out = model(**inputs, output_hidden_states=True)
+    dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
+    floats = {n: t.to(dtype) for n, t in inputs.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    out = model(**{**inputs, **floats}, output_hidden_states=True)
     get = out.get
     named = {"logits": get("logits", get("prediction_logits", get("reconstruction")))}
     named["pooled"] = get("pooler_output")
@@ -294,7 +301,7 @@ def assert_saved(twin: Twin, elsewhere: Path, inputs: dict[str, Any], *, remade:
     assert not info["unexpected_keys"], info
     assert not info["mismatched_keys"], info
     theirs = their_names(inputs)
-    before, after = of_theirs(twin.baseline(torch.float32), theirs), of_theirs(again.eval(), theirs)
+    before, after = twin.read(twin.baseline(torch.float32), theirs), twin.read(again.eval(), theirs)
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
 

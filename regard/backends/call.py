@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
-from regard.rules import four_axes, indices
+from regard.rules import four_axes
 
 __all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]
 
@@ -127,11 +127,7 @@ def cells_of_bias(call: Call) -> Tensor | None:
 def _dense(call: Call, rule: Mask | Bias) -> Tensor:
     if isinstance(rule, (DenseMask, DenseBias)):
         return rule.cells.to(call.device)
-    _, _, nq, nk = call.sizes
-    batch, heads = rule.leading
-    i, j = (torch.arange(n, device=call.device) for n in (nq, nk))
-    cells: Tensor = rule.bind(nq, nk, call.device, call.wide)(*indices(batch, heads, i, j, call.device))
-    return cells[(None,) * (4 - cells.ndim)]
+    return rule.everywhere(*call.sizes[2:], call.device, call.wide)
 
 
 def keep_mask(call: Call) -> Tensor:

@@ -163,6 +163,12 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
         assert visible is not None
         seen = visible.any(-1, keepdim=True)
         return (visible, None) if ask and bool(seen.all()) else (visible | ~seen, seen)
+    if ask and bool(bias.detach().sum().isfinite()):  # then only the mask hides, and it need not be asked for each head
+        if visible is None:
+            return bias, None
+        hidden = torch.where(visible, torch.zeros((), dtype=bias.dtype), -inf)  # (B or 1, H or 1, Nq or 1, Nk or 1)
+        if bool((hidden.amax(-1) == 0).all()):
+            return bias + hidden, None
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
     if ask and bool(seen.all()):

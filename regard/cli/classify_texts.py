@@ -14,6 +14,7 @@ from regard import tables
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.model_files import open_model
+from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
 
@@ -31,7 +32,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     >>> app.registered_commands[0].name
     'classify'
     """
-    say = speaker(lang)
+    say, options = speaker(lang), options_in(lang)
 
     @app.command(
         "classify",
@@ -42,9 +43,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ),
     )
     def classify(
-        model: Annotated[
-            str, typer.Option(metavar="DIR|ID", help=say("A directory, or a hub id.", "디렉터리 또는 허브 id."))
-        ],
+        model: Annotated[str, options.model],
         text: Annotated[
             list[str] | None, typer.Argument(metavar="TEXT", help=say("One, or several.", "하나 또는 여럿."))
         ] = None,
@@ -54,12 +53,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
         truncate: Annotated[
             bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 글을 자릅니다."))
         ] = False,
-        device: Annotated[
-            str, typer.Option(metavar="DEVICE", help=say("cpu, cuda, cuda:1, …", "cpu, cuda, cuda:1 등."))
-        ] = "cpu",
-        dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16.")] = None,
-        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
-        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+        device: Annotated[str, options.device] = "cpu",
+        dtype: Annotated[str | None, options.dtype] = None,
+        json_: Annotated[bool, options.json] = False,
+        lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = speaker(known(lang))
         texts = read_texts(text or [], file)

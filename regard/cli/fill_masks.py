@@ -12,6 +12,7 @@ import typer
 from regard import tables
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.model_files import open_model
+from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
 
@@ -29,7 +30,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     >>> app.registered_commands[0].name
     'fill'
     """
-    say = speaker(lang)
+    say, options = speaker(lang), options_in(lang)
 
     @app.command(
         "fill",
@@ -43,16 +44,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
     )
     def fill(
         text: Annotated[str, typer.Argument(metavar="TEXT", help=say("With a mask token.", "마스크 토큰이 든 글."))],
-        model: Annotated[
-            str, typer.Option(metavar="DIR|ID", help=say("A directory, or a hub id.", "디렉터리 또는 허브 id."))
-        ],
+        model: Annotated[str, options.model],
         top: Annotated[int, typer.Option(metavar="K", help=say("How many words.", "후보의 개수."))] = 5,
-        device: Annotated[
-            str, typer.Option(metavar="DEVICE", help=say("cpu, cuda, cuda:1, …", "cpu, cuda, cuda:1 등."))
-        ] = "cpu",
-        dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16.")] = None,
-        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
-        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+        device: Annotated[str, options.device] = "cpu",
+        dtype: Annotated[str | None, options.dtype] = None,
+        json_: Annotated[bool, options.json] = False,
+        lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = speaker(known(lang))
         (given,) = read_texts([text], None)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.language import Lang, Say, known, speaker
+from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_lines
 
@@ -29,7 +30,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     >>> app.registered_commands[0].name
     'verify'
     """
-    say = speaker(lang)
+    say, options = speaker(lang), options_in(lang)
 
     @app.command(
         "verify",
@@ -60,8 +61,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 metavar="FILE", help=say("Texts to compare with, one a line.", "비교할 텍스트, 한 줄에 하나.")
             ),
         ] = None,
-        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
-        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+        json_: Annotated[bool, options.json] = False,
+        lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = known(lang)
         if dtype not in DTYPES:

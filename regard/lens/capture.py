@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regard import tables
+from regard.layouts import Sides
 from regard.lens.assembling import assemble
 from regard.lens.diagnosing import doctor as doctors
 from regard.lens.diagnosing.diagnosis import SAID, Diagnosis
@@ -21,6 +22,7 @@ from regard.lens.diagnosing.facts import Facts
 from regard.lens.diagnosing.findings import spoken
 from regard.lens.diagnosing.layer_names import places
 from regard.lens.diagnosing.patterns import label
+from regard.lens.placing import Placed, Run, fit_layouts, read_layouts
 from regard.lens.runs import Link, by_sizes, runs_of
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
@@ -63,6 +65,7 @@ class Capture:
     records: all calls in call order.  names: the paths of the modules that were seen, in the order of their first call.
     unseen: path → reason, for what looks like attention and was not seen.
     tokens: labels per batch row, as given to `watch`; None without.  model: the model's class.
+    layouts: path → what its tokens are and where they lie in a picture, one `Sides` for all batch entries or one each.
     origin: for a capture from a file, its path, the versions that wrote it and when; empty otherwise.
     """
 
@@ -72,6 +75,52 @@ class Capture:
         self.records: list[Record] = []
         self.unseen: dict[str, str] = {}
         self.origin: dict[str, str] = {}
+        self._layouts: dict[str, tuple[Sides, ...]] = {}
+
+    @property
+    def layouts(self) -> dict[str, tuple[Sides, ...]]:
+        """Path → what the tokens of a module are and where they lie; given as {path: Sides}, or as one Sides for all.
+
+        One Sides for all is kept for the modules that it fits; a list of them is one for each batch entry.
+        Setting them raises TypeError for anything else, ValueError for layouts that fit no call of their module.
+        """
+        return dict(self._layouts)
+
+    @layouts.setter
+    def layouts(self, given: object) -> None:
+        self._anything()
+        runs = {name: self._runs(name) for name in self.names}
+        self._layouts = {} if given is None else fit_layouts(read_layouts(given), runs)
+
+    def _runs(self, path: str) -> list[Run]:
+        found, links, groups = self._linked(path)
+        return [
+            Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), tuple(links[n].first for n in group))
+            for group in groups
+        ]
+
+    def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
+        """The calls of a module, what each carries on, and which of them make a run."""
+        found = self.calls(path)
+        links = [r.link for r in found if r.link is not None]
+        if len(links) < len(found):
+            links = by_sizes([_view(r).sizes for r in found], found[0].kind)
+        return found, links, runs_of(links)
+
+    def _placed(self, view: View, path: str, n: int | None) -> View:
+        """The view with what is known of where its tokens lie; it is of call n, or of the only run."""
+        place = Placed(path, words=self.tokens)
+        if path in self._layouts:
+            sides, groups = self._layouts[path], self._linked(path)[2]
+            at = next(at for at, group in enumerate(groups) if n is None or n in group)
+            run = self._runs(path)[at]
+            problem = run.misfit(sides)
+            cut = () if problem else run.cut(sides, None if n is None else groups[at].index(n))
+            place = replace(place, sides=cut, lacking=f"layouts of {path!r} do not fit this call: {problem}")
+        elif self._layouts:
+            place = replace(place, lacking=f"no layouts were given for {path!r}, but for {_some(list(self._layouts))}")
+        view.placed = place
+        return view
 
     @property
     def names(self) -> list[str]:
@@ -100,16 +149,13 @@ class Capture:
             found = self.calls(key[0])
             if not -len(found) <= key[1] < len(found):
                 raise IndexError(f"{key[0]!r} was called {len(found)} times, so there is no call {key[1]}")
-            return _view(found[key[1]])
+            n = key[1] % len(found)
+            return self._placed(_view(found[n]), key[0], n)
         raise TypeError(f"a capture is indexed by a number, a path, or (path, number of the call); got {key!r}")
 
     def _whole(self, path: str) -> View:
         """The only call, or the steps of one generation put together."""
-        found = self.calls(path)
-        links = [r.link for r in found if r.link is not None]
-        if len(links) < len(found):
-            links = by_sizes([_view(r).sizes for r in found], found[0].kind)
-        groups = runs_of(links)
+        found, links, groups = self._linked(path)
         if len(groups) > 1:
             raise KeyError(
                 f"{path!r} was called {len(found)} times, in {len(groups)} runs of their own: "
@@ -120,7 +166,7 @@ class Capture:
                 f"the {len(found)} steps of {path!r} cannot be put together, for an overview holds pooled measures: "
                 f"take one as capture[{path!r}, n], or save the capture without overview=True"
             )
-        return assemble([_view(r) for r in found], links)
+        return self._placed(assemble([_view(r) for r in found], links), path, None)
 
     def __len__(self) -> int:
         return len(self.names)

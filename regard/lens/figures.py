@@ -28,6 +28,7 @@ from torch import Tensor
 from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
 from regard.lens.pictures.head_atlas import atlas, atlas_html
 from regard.lens.pictures.letters import clip, drawable, register_fonts
+from regard.lens.pictures.picture_overlay import overlay
 from regard.lens.pictures.pooled_map import map_with_marginals
 from regard.lens.pictures.sheet import (
     DPI,
@@ -55,6 +56,7 @@ __all__ = [
     "links",
     "map_with_marginals",
     "mask",
+    "overlay",
     "save",
     "steps",
     "text_heat",

@@ -13,21 +13,24 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.lens.checking import Report, judge
 from regard.lens.diagnosing import patterns
+from regard.lens.indexing import index_among, part_of_axis
 from regard.lens.measuring import engines
 from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
 from regard.lens.measuring.weights import Weights, sources
+from regard.lens.placing import NOWHERE, Placed
 from regard.masks.marked import at_positions
 from regard.masks.mask import Grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from regard.lens.overlays import Overlay
 
 __all__ = ["PER_QUERY", "Place", "Tokens", "Told", "Top", "View"]
 
@@ -106,6 +109,7 @@ class View:
     engine: str = ""
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
     links: int = TOP  # that `top` gives, where none are held
+    placed: Placed = NOWHERE  # where the tokens lie in a picture, and their words
 
     # ------------------------------------------------------------------------------------------------------- measures
 
@@ -256,12 +260,12 @@ class View:
 
         Raises IndexError for a query that is not there, LookupError where q and k were not kept.
         """
-        i = _index("row", i, self.sizes[2], "queries")
+        i = index_among("row", i, self.sizes[2], "queries")
         return self._give(self._exact("row").tile(slice(i, i + 1), slice(None))[:, :, 0])
 
     def column(self, j: int) -> Any:
         """The exact weights that key j gets from all queries, (…, H, Nq). Raises as `row` does."""
-        j = _index("column", j, self.sizes[3], "keys")
+        j = index_among("column", j, self.sizes[3], "keys")
         return self._give(self._exact("column").tile(slice(None), slice(j, j + 1))[..., 0])
 
     def tile(self, rows: slice | range | Sequence[int], cols: slice | range | Sequence[int]) -> Any:
@@ -276,8 +280,38 @@ class View:
         rows, cols: a slice, a range, or integers, of which negative ones count from the end.
         Raises IndexError and LookupError as `row` does, TypeError for what is none of these.
         """
-        r, c = _part("rows", rows, self.sizes[2], "queries"), _part("cols", cols, self.sizes[3], "keys")
+        r, c = part_of_axis("rows", rows, self.sizes[2], "queries"), part_of_axis("cols", cols, self.sizes[3], "keys")
         return self._give(self._exact("tile").tile(r, c))
+
+    def overlay(
+        self,
+        image: object = None,
+        token: int | str | tuple[int, int] | None = None,
+        *,
+        at: tuple[float, float] | None = None,
+        head: int | None = None,
+        batch: int = 0,
+        picture: int = 0,
+        column: bool = False,
+    ) -> Overlay:
+        """What a token looks at, on the photograph; without a token, what all of them look at. See docs/lens.md.
+
+        >>> import torch, regard
+        >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
+        >>> replace(regard.look(x, x, x), placed=Placed(sides=(sides,))).overlay(token="cls").mass.round(2)
+        array([0.2, 0.2, 0.2, 0.2])
+
+        image: the photograph, a Pillow image or an array; without one the overlay is drawn on bare paper.
+        token: its index, its kind ("cls") or its word where there is one such, or (window, index).
+        at: instead, a place (y, x) in the photograph's pixels: the patch there.
+        head: by default the mean of all.  batch, picture: which batch entry, and which of its pictures.
+        column: not what the token looks at, but from where it is looked at.
+        Raises LookupError where layouts are not known (`capture.layouts`), q and k were not kept, or there is no such
+        token or place; IndexError for a number that is not there; ValueError, TypeError for an image that does not fit.
+        """
+        from regard.lens.overlays import overlay_of  # which asks views, and so imports this file
+
+        return overlay_of(self, image, token, at=at, head=head, batch=batch, picture=picture, column=column)
 
     def check(self) -> Report:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
@@ -370,22 +404,3 @@ class View:
     def moved(self, device: str | torch.device) -> View:
         """The same view with its measures on another device; q and k stay where they are."""
         return replace(self, held={name: t.to(device) for name, t in self.held.items()})
-
-
-def _index(name: str, value: object, n: int, of: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} takes an integer, got {type(value).__name__}: {value!r}")
-    if not -n <= value < n:
-        raise IndexError(f"{name} {value} is out of range: there are {n} {of}")
-    return int(value) % n
-
-
-def _part(name: str, value: object, n: int, of: str) -> slice | Tensor:
-    if isinstance(value, slice):
-        start, stop, step = value.indices(n)
-        return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
-    if isinstance(value, (np.ndarray, Tensor)):
-        value = value.tolist()
-    if isinstance(value, (range, list, tuple)):
-        return torch.tensor([_index(name, v, n, of) for v in value], dtype=torch.long)
-    raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}: {value!r}")

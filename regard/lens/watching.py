@@ -24,6 +24,7 @@ from regard.lens.keeping import Keeper
 from regard.lens.measuring import engines, fused, streaming
 from regard.lens.measuring.measures import MAP_SIZE, TOP
 from regard.lens.measuring.weights import Given, Remembered, Weights
+from regard.lens.placing import read_layouts
 from regard.lens.runs import Link, Runs, key_marks
 from regard.lens.taps.installing import Taps
 from regard.lens.taps.reading import raise_rows
@@ -43,6 +44,7 @@ def watch(
     size: int = MAP_SIZE,
     top: int = TOP,
     tokens: object = None,
+    layouts: object = None,
     device: str | torch.device | None = None,
 ) -> Watching:
     """See every attention call that a model makes inside the block; the model computes the same bits as without.
@@ -62,6 +64,7 @@ def watch(
     keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; both as a list.
     size, top: of the map, and how many links per row, as for `look`.
     tokens: the words (or token numbers) of the input, (N,) or one row per batch row: labels, and for patterns by token.
+    layouts: what the tokens are and where they lie in a picture, for `View.overlay`: as for `Capture.layouts`.
     device: where measures and what is kept go, for example "cpu"; default where the model computed them.
 
     Raises TypeError or ValueError for an argument that is none of these. Looking never makes the model raise: an error
@@ -70,14 +73,16 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
     plan = read_plan(layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device)
-    return Watching(model, plan)
+    if layouts is not None:
+        read_layouts(layouts)  # what is none raises now; whether they fit is known when the model has run
+    return Watching(model, plan, layouts)
 
 
 class Watching:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self.model, self.plan = model, plan
+    def __init__(self, model: nn.Module, plan: Plan, layouts: object = None) -> None:
+        self.model, self.plan, self.layouts = model, plan, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
         self._taps = Taps(model, self._record)
@@ -103,6 +108,15 @@ class Watching:
         self.capture.unseen.update(named)
         if kind is None:
             _warn_of_tokens(self.capture, self.plan)
+        if self.layouts is not None and self.capture.names:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Give the capture its layouts, now that it is known what they have to fit; where they do not, say so."""
+        try:
+            self.capture.layouts = self.layouts
+        except ValueError as problem:
+            warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=3)
 
     def _record(self, sighting: Sighting) -> None:
         with self._lock:

@@ -141,14 +141,20 @@ class EncoderDecoder(Model):
         if not isinstance(self.head, LanguageHead):
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
         passed, mask = self._encode(ids, mask, None, False)
-        return Reading(self, passed.hidden, mask)
+        return Reading(self, self.decoder, self.head, passed.hidden, mask)
 
 
 class Reading:
-    """A decoder that has a memory to look at: begins with start tokens, then goes on token by token."""
+    """A decoder that has a memory to look at: begins with start tokens, then goes on token by token.
 
-    def __init__(self, model: EncoderDecoder, memory: Tensor, mask: Tensor | None) -> None:
-        self.model, self.memory, self.mask = model, memory, mask
+    model: whose decoder and head they are.  memory: (B, M, d) what they look at, a text's or a picture's vectors.
+    mask: (B, M), True = token; None if all are.
+    """
+
+    def __init__(
+        self, model: Model, decoder: Tower, head: LanguageHead, memory: Tensor, mask: Tensor | None = None
+    ) -> None:
+        self.model, self.decoder, self.head, self.memory, self.mask = model, decoder, head, memory, mask
 
     @torch.no_grad()
     def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
@@ -156,14 +162,14 @@ class Reading:
 
         mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
         """
-        model, most = self.model, self.model.decoder.embed.most
-        mask = model.check(ids, mask, model.vocabulary, most)
+        model, most = self.model, self.decoder.embed.most
+        mask = model.check(ids, mask, self.decoder.embed.tokens.num_embeddings, most)
         if most is not None and length > most:
             raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
         if len(ids) != len(self.memory):
             raise ValueError(f"{len(ids)} texts are to be written, and the encoder has read {len(self.memory)}")
-        state = State.room(model.decoder, len(ids), length, mask, model.dtype, model.device)
-        state.memory, state.memory_mask = model.decoder.keys(self.memory), self.mask
+        state = State.room(self.decoder, len(ids), length, mask, model.dtype, model.device)
+        state.memory, state.memory_mask = self.decoder.keys(self.memory), self.mask
         return self._advance(state, ids), state
 
     @torch.no_grad()
@@ -173,9 +179,8 @@ class Reading:
         return self._advance(state, tokens.unsqueeze(1))
 
     def _advance(self, state: State, ids: Tensor) -> Tensor:
-        model = self.model
-        passed = model.decoder(
+        passed = self.decoder(
             ids, mask=state.mask, caches=state.caches, memory=state.memory, memory_mask=state.memory_mask
         )
-        assert model.head is not None
-        return cast(Tensor, model.head(model._seen(passed.hidden[:, -1:], None)))[:, 0]  # (B, V)
+        seen = Seen(passed.hidden[:, -1:], None, self.decoder.embed.tokens.weight, None)
+        return cast(Tensor, self.head(seen))[:, 0]  # (B, V)

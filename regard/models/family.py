@@ -54,6 +54,8 @@ class Family:
     ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
     copies: as in `Task`, of the body.
     renamed: endings of names in old checkpoints → what they are called now.
+    moved: regular expressions of what stands before names, as other versions of `transformers` write it → what stands
+      there now; one after another.
     harmless: keys of config.json that change nothing here.
     settle: settings and the names of the checkpoint's tensors → settings, where these know better (T5's word table).
     """
@@ -67,6 +69,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     settle: Callable[[Settings, Collection[str]], Settings] = as_given
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.layers import Linear
-from regard.models.parts import activation
+from regard.models.activations import activation
 
 __all__ = [
+    "EndPooler",
     "EndToken",
     "FirstToken",
     "Labels",
@@ -52,6 +53,33 @@ class Pooler(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, N, d) → (B, out)."""
         return self.function(self.dense(first_token(hidden, mask)))
+
+
+class EndPooler(nn.Module):
+    """The vector of each text's end token, of the first where there are several: CLIP's summary of a text.
+
+    >>> pooler, ids = EndPooler(9), torch.tensor([[5, 9, 9]])
+    >>> pooler(torch.arange(3.0).reshape(1, 3, 1), pooler.ends(ids, None))
+    tensor([[1.]])
+
+    end: id of that token; None takes the largest id of each text for it.
+    """
+
+    def __init__(self, end: int | None) -> None:
+        super().__init__()
+        self.end = end
+
+    def ends(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """ids (B, N), mask (B, N) True = token → (B, N), True at ends. Raises ValueError for a text without one."""
+        shown = ids if mask is None else ids.masked_fill(~mask, -1)  # padding may be the end token, too
+        ends = shown == (shown.amax(1, keepdim=True) if self.end is None else self.end)
+        if not torch.compiler.is_compiling() and not ends.any(1).all():
+            raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to sum it up")
+        return ends
+
+    def forward(self, hidden: Tensor, ends: Tensor) -> Tensor:
+        """(B, N, d), ends (B, N) → (B, d)."""
+        return first_token(hidden, ends)
 
 
 class Transform(nn.Module):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.layers import Joined
+from regard.layers import Joined, JoinedTable
 from regard.models.checkpoint.checkpoints import Checkpoint, write
 from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER, find
 from regard.models.family import Family
@@ -37,14 +37,21 @@ FAMILIES = {
     "albert": "albert",
     "bart": "bart",
     "bert": "bert",
+    "blip": "blip",
+    "clip": "clip",
+    "clip_text_model": "clip_text_model",
+    "clip_vision_model": "clip_vision_model",
     "deit": "deit",
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2_with_registers",
     "distilbert": "distilbert",
     "gpt2": "gpt2",
+    "idefics": "idefics",
     "llama": "llama",
+    "llava": "llava",
     "marian": "marian",
     "roberta": "roberta",
+    "swin": "swin",
     "t5": "t5",
     "transformer": "transformer",
     "vit": "vit",
@@ -166,7 +173,7 @@ class Place(NamedTuple):
     @property
     def rows(self) -> tuple[int, ...] | None:
         """How many rows each of its tensors has, where it is made of several."""
-        return self.owner.rows if isinstance(self.owner, Joined) else None
+        return self.owner.rows if isinstance(self.owner, (Joined, JoinedTable)) else None
 
     def put(self, tensor: Tensor) -> None:
         """Make this the parameter."""
@@ -184,7 +191,9 @@ def places(model: Model, prefix: str) -> Iterator[Place]:
         source, numbers, leaf = lookup(head if inside else body, name)
         theirs = source.names(numbers, leaf)
         theirs = theirs if inside else tuple(prefix + part for part in theirs)
-        yield Place(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
+        place = Place(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
+        # A joined matrix may have fewer parts than its template has names: no words were added (Idefics).
+        yield place if place.rows is None else place._replace(theirs=theirs[: len(place.rows)])
 
 
 def save(model: Model, directory: str | Path) -> None:
@@ -256,6 +265,8 @@ def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
         name = stored
         for old, new in family.renamed.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
+        for old, new in family.moved.items():
+            name = re.sub(old, new, name)
         if name in names:
             raise ValueError(f"the checkpoint holds {name} twice: as {names[name]} and as {stored}")
         names[name] = stored

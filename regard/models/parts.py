@@ -17,20 +17,20 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, silu
 
 from regard import masks
 from regard.cache import Cache
 from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 from regard.masks import Mask
+from regard.models.activations import activation
 from regard.rotary import Angles, Rotary
 
 __all__ = [
-    "ACTIVATIONS",
     "Block",
     "DropPath",
     "Embedding",
     "FeedForward",
+    "Inserted",
     "Passed",
     "Tower",
     "Waves",
@@ -38,25 +38,6 @@ __all__ = [
     "encoder_block",
     "visible",
 ]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "gelu_fast": partial(gelu, approximate="tanh"),
-    "gelu_new": partial(gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
-    "relu": relu,
-    "silu": silu,
-    "swish": silu,
-    "tanh": torch.tanh,
-}
-"""By the names that checkpoints use."""
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name. Raises ValueError with the names there are."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; there are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 class FeedForward(nn.Module):
@@ -113,6 +94,16 @@ class Waves(nn.Module):
         return (torch.cat(both, -1) if self.halves else torch.stack(both, -1).flatten(-2)).float()
 
 
+class Inserted(NamedTuple):
+    """Vectors that stand for some of a text's tokens: a picture's patches among the words.
+
+    Whoever makes one sees to it that there are as many vectors as places: to count them here would wait for the device.
+    """
+
+    places: Tensor  # (B, N) booleans, True where the next vector stands
+    vectors: Tensor  # (as many as there are places, d), text after text
+
+
 class Embedding(nn.Module):
     """Token ids to vectors: token + position + segment, then whatever the family does to the sum.
 
@@ -151,11 +142,18 @@ class Embedding(nn.Module):
         """The most positions there are, or None without a limit."""
         return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """ids (B, N), positions (N,) or (B, N), types (B, N) or None for segment 0 → (B, N, d)."""
+    def forward(
+        self, ids: Tensor, positions: Tensor, types: Tensor | None = None, inserted: Inserted | None = None
+    ) -> Tensor:
+        """ids (B, N), positions (N,) or (B, N), types (B, N) or None for segment 0 → (B, N, d).
+
+        inserted: what stands for tokens instead of their vectors.
+        """
         x = self.tokens(ids)  # (B, N, d)
         if self.scale != 1.0:
             x = x * self.scale
+        if inserted is not None:
+            x = x.masked_scatter(inserted.places.unsqueeze(-1), inserted.vectors.to(x.dtype))
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         if self.positions is not None:
@@ -235,10 +233,13 @@ class Block(nn.Module):
         memory: Tensor | ContextKeys | None = None,
         memory_mask: Mask | None = None,
     ) -> Tensor:
-        """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask."""
+        """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask.
+
+        Without a memory `cross` has nothing to do: BLIP reads a text alone with the blocks that look at a picture.
+        """
         look = partial(self.attention, mask=mask, cache=cache, positions=positions)
         x = self._add(x, self.attention_norm, look, self.attention_scale)
-        if self.cross is not None:
+        if self.cross is not None and memory is not None:
             assert self.cross_norm is not None
             x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
         return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
@@ -271,7 +272,8 @@ class Passed(NamedTuple):
     """What a tower makes of ids."""
 
     hidden: Tensor  # (B, N, d)
-    layers: tuple[Tensor, ...]  # the embedding, then what each block gave, the last one normed; empty unless asked for
+    # The embedding, then what each block gave, the last one normed unless the tower says otherwise; empty unless asked.
+    layers: tuple[Tensor, ...]
 
 
 class Tower(nn.Module):
@@ -279,6 +281,8 @@ class Tower(nn.Module):
 
     order: which block stands at each depth, where blocks are used more than once (ALBERT).  norm: of the last block's
     result.  rotary: the one that the attentions have, so that its angles are made once.  dropout: after the norm.
+    last_is_normed: is the last of every layer's vectors the normed one, as in most text models, or what the last block
+    gave (CLIP).
     """
 
     def __init__(
@@ -291,9 +295,11 @@ class Tower(nn.Module):
         norm: nn.Module | None = None,
         rotary: Rotary | None = None,
         dropout: float = 0.0,
+        last_is_normed: bool = True,
     ) -> None:
         super().__init__()
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
+        self.last_is_normed = last_is_normed
         self.order = tuple(range(len(blocks))) if order is None else tuple(order)
         self.causal, self.rotary, self.dropout = causal, rotary, nn.Dropout(dropout)
 
@@ -312,6 +318,7 @@ class Tower(nn.Module):
         caches: Sequence[Cache] | None = None,
         memory: Tensor | Sequence[ContextKeys] | None = None,
         memory_mask: Tensor | None = None,
+        inserted: Inserted | None = None,
         every_layer: bool = False,
     ) -> Passed:
         """ids (B, N) → vectors.
@@ -319,11 +326,12 @@ class Tower(nn.Module):
         mask: (B, Nk), True = token, over what the caches hold and ids.  positions: (N,) or (B, N); by default tokens
         are counted, so that padding shifts nobody.  caches: one for each depth.
         memory: (B, M, d) of an encoder, or the keys of it for each depth; memory_mask: (B, M).
+        inserted: vectors that stand for some of the tokens.
         """
         before = len(caches[0]) if caches else 0
         if positions is None:
             positions = count(ids, mask, before)
-        x = self.embed(ids, positions, types)  # (B, N, d)
+        x = self.embed(ids, positions, types, inserted)  # (B, N, d)
         here = positions if self.rotary is None else self.rotary.angles(positions, torch.promote_types(x.dtype, F32))
         seen = visible(mask, causal=self.causal)
         behind = visible(memory_mask, causal=False)
@@ -341,7 +349,9 @@ class Tower(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        return Passed(x, (*layers[:-1], x) if every_layer else ())
+        if every_layer and self.last_is_normed:
+            layers[-1] = x
+        return Passed(x, tuple(layers))
 
     def keys(self, memory: Tensor) -> list[ContextKeys]:
         """The memory's keys and values for each depth, made once for all steps of a decoder."""

@@ -111,6 +111,17 @@ class Settings:
             raise ValueError(f"{self.where}: {key} must be a whole number from 1, or two of them, got {value!r}")
         return both[0], both[1]
 
+    def wholes(self, key: str, default: list[int] | None = None) -> list[int]:
+        """A list of whole numbers from 1, at least one. Raises ValueError if it is missing without a default, or none.
+
+        >>> Settings({"depths": [2, 2, 6, 2]}).wholes("depths")
+        [2, 2, 6, 2]
+        """
+        value = self._needed(key, default)
+        if not isinstance(value, list) or not value or not all(type(n) is int and 1 <= n <= MOST for n in value):
+            raise ValueError(f"{self.where}: {key} must be a list of whole numbers from 1, got {value!r:.80}")
+        return value
+
     def layers(self, key: str, default: int | None = None) -> int:
         """How many blocks: each is made, if only in name, before the weights are looked for."""
         value = self.whole(key, default)

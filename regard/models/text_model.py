@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from regard.models.heads import LanguageHead, Pooler, PretrainingHead, Seen
+from regard.models.heads import EndPooler, LanguageHead, Pooler, PretrainingHead, Seen
 from regard.models.model import Model, Result
-from regard.models.parts import Tower
+from regard.models.parts import Inserted, Tower
 from regard.models.settings import Settings
 from regard.models.state import State
 from regard.op import observed
@@ -38,7 +38,7 @@ class TextModel(Model):
         settings: Settings,
         tower: Tower,
         *,
-        pooler: Pooler | None = None,
+        pooler: Pooler | EndPooler | None = None,
         head: nn.Module | None = None,
         most: int | None = None,
     ) -> None:
@@ -58,20 +58,26 @@ class TextModel(Model):
         *,
         types: Tensor | None = None,
         positions: Tensor | None = None,
+        inserted: Inserted | None = None,
         every_layer: bool = False,
     ) -> Result:
         """ids (B, N) → Result.
 
         mask: (B, N), True = token; None if all are.  types: (B, N), the segment of each token (BERT, ALBERT).
         positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
+        inserted: vectors that stand for some of the tokens, as a picture's do.
         every_layer: keep what stood after each block.
         Raises TypeError or ValueError for ids, mask, types and positions that do not fit the model or each other.
         """
         mask = self.check(ids, mask, self.vocabulary, self.most)
         self.check_positions(ids, positions, self.tower)
         self._check_types(ids, types)
-        hidden, layers = self.tower(ids, mask=mask, positions=positions, types=types, every_layer=every_layer)
-        pooled = None if self.pooler is None else self.pooler(hidden, mask)
+        # (B, N): the vector of each row's first True is pooled.
+        candidates = self.pooler.ends(ids, mask) if isinstance(self.pooler, EndPooler) else mask
+        hidden, layers = self.tower(
+            ids, mask=mask, positions=positions, types=types, inserted=inserted, every_layer=every_layer
+        )
+        pooled = None if self.pooler is None else self.pooler(hidden, candidates)
         seen = Seen(hidden, pooled, self.tower.embed.tokens.weight, mask)
         relation = self.head.relation(seen) if isinstance(self.head, PretrainingHead) else None
         logits = None if self.head is None else self.head(seen)
@@ -96,11 +102,14 @@ class TextModel(Model):
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
+    def begin(
+        self, ids: Tensor, mask: Tensor | None, *, length: int, inserted: Inserted | None = None
+    ) -> tuple[Tensor, State]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        mask: (B, N), True = token, padded on the left. Raises ValueError for a model that does not score words, for
-        padding on the right, and if the room is more than the positions.
+        mask: (B, N), True = token, padded on the left.  inserted: vectors that stand for some of the tokens.
+        Raises ValueError for a model that does not score words, for padding on the right, and if the room is more than
+        the positions.
         """
         if not isinstance(self.head, LanguageHead):
             raise ValueError(
@@ -114,7 +123,7 @@ class TextModel(Model):
                 f"{length} positions are asked for, and the model has {self.most}: ask for fewer new tokens"
             )
         state = State.room(self.tower, len(ids), length, mask, self.dtype, self.device)
-        return self._advance(state, ids), state
+        return self._advance(state, ids, inserted), state
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> Tensor:
@@ -143,8 +152,9 @@ class TextModel(Model):
             state.captured = Captured(self.tower, self.head, state)
         return state.captured
 
-    def _advance(self, state: State, ids: Tensor) -> Tensor:
-        hidden = self.tower(ids, mask=state.mask, caches=state.caches).hidden[:, -1:]  # (B, 1, d)
+    def _advance(self, state: State, ids: Tensor, inserted: Inserted | None = None) -> Tensor:
+        passed = self.tower(ids, mask=state.mask, caches=state.caches, inserted=inserted)
+        hidden = passed.hidden[:, -1:]  # (B, 1, d)
         seen = Seen(hidden, None, self.tower.embed.tokens.weight, None)
         assert self.head is not None
         return cast(Tensor, self.head(seen))[:, 0]  # (B, V)

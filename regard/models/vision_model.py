@@ -17,7 +17,8 @@ from regard.layouts import Sides
 from regard.models.heads import Pooler
 from regard.models.model import Model, Result
 from regard.models.settings import Settings
-from regard.models.vision_parts import Grid, VisionTower
+from regard.models.vision_parts import Grid, Mean, NormedFirst, VisionTower
+from regard.models.window_parts import WindowTower
 
 __all__ = ["VisionModel", "check_pixels"]
 
@@ -53,19 +54,19 @@ class VisionModel(Model):
     def __init__(
         self,
         settings: Settings,
-        tower: VisionTower,
+        tower: VisionTower | WindowTower,
         *,
-        pooler: Pooler | bool = False,
+        pooler: Pooler | NormedFirst | Mean | bool = False,
         head: nn.Module | None = None,
     ) -> None:
         super().__init__(settings)
         self.tower, self.head = tower, head
-        self.pooler: Pooler | None = pooler if isinstance(pooler, Pooler) else None
+        self.pooler: Pooler | NormedFirst | Mean | None = None if isinstance(pooler, bool) else pooler
         self.first_is_pooled = pooler is True
 
     def grid(self, pixels: Tensor) -> Grid:
-        """How many patches there are in pixels (…, H, W)."""
-        return self.tower.embed.patches.grid(*pixels.shape[-2:])
+        """How many patches are left of pixels (…, H, W) in `.hidden`: fewer than there were, where they are merged."""
+        return self.tower.grid(*pixels.shape[-2:])
 
     def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Result:
         """pixels (B, C, H, W) → Result: .hidden (B, N, d), .logits where there is a head.
@@ -77,7 +78,7 @@ class VisionModel(Model):
         Raises TypeError or ValueError for pixels and hidden that do not fit the model or each other.
         """
         embed = self.tower.embed
-        pixels = check_pixels(pixels, embed.patches.channels, embed.patches.size, self)
+        pixels = check_pixels(pixels, embed.patches.channels, embed.patches.least, self)
         self._check_hidden(pixels, hidden)
         found, layers = self.tower(pixels, hidden=hidden, every_layer=every_layer)
         pooled = found[:, 0] if self.first_is_pooled else None if self.pooler is None else self.pooler(found)
@@ -94,8 +95,7 @@ class VisionModel(Model):
 
         frame: of a picture, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
         """
-        sides = Sides.patches(frame, self.tower.embed.patches.size, self.tower.embed.before)
-        return {f"tower.blocks.{number}.attention": sides for number in range(len(self.tower.blocks))}
+        return {f"tower.{path}": sides for path, sides in self.tower.sides(frame).items()}
 
     def _check_hidden(self, pixels: Tensor, hidden: Tensor | None) -> None:
         if hidden is None:
@@ -104,7 +104,7 @@ class VisionModel(Model):
             raise ValueError(
                 f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'"
             )
-        grid = self.grid(pixels)
+        grid = self.tower.embed.patches.grid(*pixels.shape[-2:])
         wanted = (len(pixels), grid.rows * grid.columns)
         if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool or hidden.shape != wanted:
             got = f"{hidden.dtype} {tuple(hidden.shape)}" if isinstance(hidden, Tensor) else type(hidden).__name__

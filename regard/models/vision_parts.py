@@ -10,16 +10,29 @@ Axis letters: B batch, C channels, H, W height and width in pixels, N tokens, d 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, linear, pixel_shuffle
+from torch.nn.functional import interpolate, linear, pad, pixel_shuffle
 
+from regard.frames import Frame
 from regard.layers import Linear
+from regard.layouts import Sides
 from regard.models.parts import Block, Passed
 
-__all__ = ["Grid", "PatchEmbedding", "Patches", "PictureLabels", "Rebuilding", "VisionTower", "summary"]
+__all__ = [
+    "Grid",
+    "Mean",
+    "NormedFirst",
+    "PatchEmbedding",
+    "Patches",
+    "PictureLabels",
+    "Rebuilding",
+    "VisionTower",
+    "bent",
+    "summary",
+]
 
 Pooling = Literal["cls", "mean", "both"]
 
@@ -38,27 +51,40 @@ class Patches(nn.Module):
     torch.Size([1, 196, 768])
 
     channels: of the pixels.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
+    padded: what does not fill a patch at the right and lower edges is padded to one (Swin), else it is not seen.
     The weight is (d, channels, height, width), as a convolution's, which this is.
     """
 
     bias: Tensor | None
 
-    def __init__(self, channels: int, d: int, size: tuple[int, int], *, bias: bool = True) -> None:
+    def __init__(
+        self, channels: int, d: int, size: tuple[int, int], *, bias: bool = True, padded: bool = False
+    ) -> None:
         super().__init__()
-        self.channels, self.size = channels, size
+        self.channels, self.size, self.padded = channels, size, padded
         self.weight = nn.Parameter(torch.empty(d, channels, *size))
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
         if not self.weight.is_meta:
             nn.init.kaiming_uniform_(self.weight, a=5**0.5)  # as nn.Conv2d
 
+    @property
+    def least(self) -> tuple[int, int]:
+        """Height and width of the smallest picture that makes a patch."""
+        return (1, 1) if self.padded else self.size
+
     def grid(self, height: int, width: int) -> Grid:
-        """How many patches there are in so many pixels; what does not fill a patch at the edge is not seen."""
+        """How many patches there are in so many pixels."""
+        if self.padded:
+            return Grid(-(-height // self.size[0]), -(-width // self.size[1]))
         return Grid(height // self.size[0], width // self.size[1])
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) → (B, rows·columns, d), row by row."""
         high, wide = self.size
         rows, columns = self.grid(*pixels.shape[-2:])
+        below, beside = rows * high - pixels.shape[-2], columns * wide - pixels.shape[-1]
+        if below > 0 or beside > 0:
+            pixels = pad(pixels, (0, beside, 0, below))
         cut = pixels[..., : rows * high, : columns * wide].reshape(-1, self.channels, rows, high, columns, wide)
         flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), rows * columns, -1)  # (B, N, C·high·wide)
         return linear(flat, self.weight.flatten(1), self.bias)
@@ -76,7 +102,7 @@ class PatchEmbedding(nn.Module):
     patches: how they are made.  pixels: height and width that the positions were learnt for.
     distilled: is there a second token beside cls (DeiT).  registers: how many tokens without a position (DINOv2).
     masked: is there a token for hidden patches (masked image modelling).
-    antialias: of the positions' interpolation.  norm: of the sum (CLIP).  dropout: in training only.
+    antialias, stretch: as in `bent`, of the positions.  norm: of the sum (CLIP).  dropout: in training only.
     """
 
     distillation: Tensor | None
@@ -92,6 +118,7 @@ class PatchEmbedding(nn.Module):
         registers: int = 0,
         masked: bool = False,
         antialias: bool = False,
+        stretch: float = 0.0,
         norm: nn.Module | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -99,7 +126,7 @@ class PatchEmbedding(nn.Module):
         d, self.grid = patches.weight.shape[0], patches.grid(*pixels)
         if min(self.grid) < 1:
             raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
-        self.patches, self.pixels, self.antialias = patches, pixels, antialias
+        self.patches, self.pixels, self.antialias, self.stretch = patches, pixels, antialias, stretch
         self.cls = nn.Parameter(torch.zeros(d))
         self.distillation = nn.Parameter(torch.zeros(d)) if distilled else None
         self.registers = nn.Parameter(torch.zeros(registers, d)) if registers else None
@@ -130,12 +157,27 @@ class PatchEmbedding(nn.Module):
     def _places(self, grid: Grid) -> Tensor:
         """The positions of the patches (rows·columns, d), bent to another grid where it is not the one learnt."""
         learnt = self.positions[-self.grid.rows * self.grid.columns :]
-        if grid == self.grid:
-            return learnt
-        square = learnt.reshape(1, *self.grid, -1).permute(0, 3, 1, 2)  # (1, d, rows, columns)
-        wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half a precision shifts bicubic places
-        bent = interpolate(wide, size=tuple(grid), mode="bicubic", align_corners=False, antialias=self.antialias)
-        return bent.to(square.dtype)[0].flatten(1).T
+        return bent(learnt, self.grid, grid, antialias=self.antialias, stretch=self.stretch)
+
+
+def bent(positions: Tensor, learnt: Grid, grid: Grid, *, antialias: bool = False, stretch: float = 0.0) -> Tensor:
+    """Positions (rows·columns, d) that were learnt for one grid, interpolated for another where it is another.
+
+    >>> bent(torch.tensor([[0.0], [1.0]]), Grid(1, 2), Grid(1, 3)).shape
+    torch.Size([3, 1])
+
+    antialias: of the interpolation.  stretch: draw them out by so much of a patch more, and cut that off: the first
+    DINO did, against rounding, and Idefics does.
+    """
+    if grid == learnt:
+        return positions
+    square = positions.reshape(1, *learnt, -1).permute(0, 3, 1, 2)  # (1, d, rows, columns)
+    wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half a precision shifts bicubic places
+    way: dict[str, Any] = {"size": tuple(grid)}
+    if stretch:  # torch rounds the size down, to the grid
+        way = {"scale_factor": tuple((n + stretch) / m for n, m in zip(grid, learnt, strict=True))}
+    found = interpolate(wide, **way, mode="bicubic", align_corners=False, antialias=antialias)
+    return found.to(square.dtype)[0].flatten(1).T
 
 
 class VisionTower(nn.Module):
@@ -155,6 +197,15 @@ class VisionTower(nn.Module):
     def __init__(self, embed: PatchEmbedding, blocks: Sequence[Block], *, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
+
+    def grid(self, height: int, width: int) -> Grid:
+        """How many patches there are in so many pixels."""
+        return self.embed.patches.grid(height, width)
+
+    def sides(self, frame: Frame) -> dict[str, Sides]:
+        """What each token of every attention is and where it lies, by the attention's path in the tower."""
+        sides = Sides.patches(frame, self.embed.patches.size, self.embed.before)
+        return {f"blocks.{number}.attention": sides for number in range(len(self.blocks))}
 
     def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Passed:
         """pixels (B, C, H, W), hidden (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
@@ -178,6 +229,29 @@ def summary(hidden: Tensor, before: int, pooling: Pooling) -> Tensor:
         return hidden[:, 0]
     mean = hidden[:, before:].mean(1)
     return mean if pooling == "mean" else torch.cat([hidden[:, 0], mean], -1)
+
+
+class Mean(nn.Module):
+    """The mean of all vectors: Swin's summary of a picture, which has no cls."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, N, d) → (B, d)."""
+        return summary(hidden, 0, "mean")
+
+
+class NormedFirst(nn.Module):
+    """cls, normed alone: CLIP's summary of a picture, whose other vectors stay as they are.
+
+    norm: of cls.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, N, d) → (B, d)."""
+        return cast(Tensor, self.norm(hidden[:, 0]))
 
 
 class PictureLabels(nn.Module):

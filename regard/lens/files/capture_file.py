@@ -20,7 +20,6 @@ import os
 import re
 import reprlib
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from hashlib import blake2b, file_digest
 from io import BufferedReader, BufferedWriter
@@ -34,6 +33,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from regard.json_header import Refusal, parsed
 
 Array = np.ndarray[Any, Any]
 
@@ -65,6 +66,15 @@ BYTES: dict[str, int] = {code: getattr(torch, name).itemsize for name, code in C
 
 class CaptureFileError(ValueError):
     """A file that is no capture, or is damaged, cut short, or from a newer regard."""
+
+
+REFUSAL = Refusal(
+    error=CaptureFileError,
+    deep=f"its header is nested too deep: {FORGED}",
+    broken=f"its header is not JSON ({{why}}): {FORGED}",
+    other=f"its header is a {{kind}}, not a JSON object: {FORGED}",
+    twin=f"its header has the key {{key}} {{times}} times: {FORGED}",
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -292,11 +302,11 @@ def _checked_header(file: BufferedReader, known: Set[str]) -> dict[str, Any]:
     """The header of an open file, once the whole file is checked."""
     size = os.fstat(file.fileno()).st_size
     text = _checked_text(file, size)
-    entries = _parsed(text)
+    entries = parsed(text, REFUSAL)
     metadata = entries.pop("__metadata__")  # the text starts with it
     if list(metadata) != METADATA or not all(isinstance(value, str) for value in metadata.values()):
         raise CaptureFileError(f"its metadata are not {', '.join(METADATA)}, all text: {FORGED}")
-    header = _parsed(metadata["header"])
+    header = parsed(metadata["header"], REFUSAL)
     if strange := sorted(header.keys() - known):
         raise CaptureFileError(f"it holds {', '.join(map(repr, strange))}, unknown to this regard: upgrade regard")
     end = 8 + len(text) + _data_size(entries)
@@ -342,29 +352,6 @@ def _check_start(start: bytes, size: int) -> None:
 def _check_whole(expected: int, size: int) -> None:
     if size < expected:
         raise CaptureFileError(f"it is cut short: it should hold {expected:,} bytes and holds {size:,}; {AGAIN}")
-
-
-def _parsed(text: bytes | str) -> dict[str, Any]:
-    """A JSON object in which no key comes twice."""
-    try:
-        value = json.loads(text, object_pairs_hook=_without_twins)
-    except RecursionError:
-        raise CaptureFileError(f"its header is nested too deep: {FORGED}") from None
-    except CaptureFileError:
-        raise
-    except ValueError as error:  # JSON, UTF-8, or an integer of thousands of digits
-        raise CaptureFileError(f"its header is not JSON ({error}): {FORGED}") from None
-    if not isinstance(value, dict):
-        raise CaptureFileError(f"its header is a {type(value).__name__}, not a JSON object: {FORGED}")
-    return value
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        twin, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise CaptureFileError(f"its header has the key {twin!r} {times} times: {FORGED}")
-    return value
 
 
 def _data_size(entries: Mapping[str, Any]) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from regard import __version__
 from regard.lens.capture import Capture, Record
 from regard.lens.files.capture_file import FORGED, CaptureFileError, read, write
+from regard.lens.files.file_layouts import pack_layouts, unpack_layouts
 from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of
 from regard.lens.files.file_records import pack_record, unpack_record
 from regard.lens.files.packing import pool
@@ -40,6 +41,7 @@ HEADER = {
     "torch": str,
     "written": str,
 }
+LAYOUTS = {"layouts": dict}  # only where there are some: what has none is read by every regard
 
 
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False) -> None:
@@ -68,7 +70,7 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False)
     tokens = capture.tokens
     if overview and tokens is not None and max(map(len, tokens), default=0) > LONGEST:
         tokens = None
-    header = {
+    header: dict[str, Any] = {
         "model": capture.model,
         "tokens": tokens,
         "unseen": [list(item) for item in capture.unseen.items()],
@@ -77,6 +79,9 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False)
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    laid_out = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
+    if laid_out:
+        header["layouts"] = pack_layouts(laid_out, out)
     _check(header, out)
     write(path, header, out.tensors)
 
@@ -110,7 +115,9 @@ def open(path: str | os.PathLike[str]) -> Capture:
     Raises CaptureFileError, a ValueError, for what is not a whole capture that this regard knows; OSError for what
     cannot be opened.
     """
-    header, tensors = read(path, HEADER.keys(), lazy=False)  # in memory: aligned, and nobody can cut it short
+    header, tensors = read(
+        path, HEADER.keys() | LAYOUTS.keys(), lazy=False
+    )  # in memory: aligned, and nobody can cut it short
     try:
         return _unpack_capture(header, os.fspath(path), Incoming(tensors))
     except CaptureFileError as error:
@@ -118,7 +125,8 @@ def open(path: str | os.PathLike[str]) -> Capture:
 
 
 def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> Capture:
-    model, tokens, unseen, records, regard, torch_, written = fields(header, "the header", HEADER)
+    known = HEADER | LAYOUTS if "layouts" in header else HEADER
+    model, tokens, unseen, records, regard, torch_, written, *layouts = fields(header, "the header", known)
     if not all(is_list_of(row, str) for row in tokens or []):
         raise CaptureFileError(f"tokens must be lists of words: {FORGED}")
     if not all(is_list_of(item, str) and len(item) == 2 for item in unseen):
@@ -127,8 +135,19 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
+    if layouts:
+        _lay_out(capture, unpack_layouts(layouts[0], tensors))
     tensors.finish()
     return capture
+
+
+def _lay_out(capture: Capture, layouts: Mapping[str, Any]) -> None:
+    try:
+        capture.layouts = layouts
+    except (ValueError, LookupError) as error:
+        raise CaptureFileError(f"{error}: {FORGED}") from None
+    if other := sorted(layouts.keys() - capture.layouts.keys()):
+        raise CaptureFileError(f"it has layouts of {other[0]!r} and no call of it: {FORGED}")
 
 
 # ------------------------------------------------------------------------------------------------------------- overview

@@ -70,6 +70,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return "its attention has a position bias, or separate projections"
         if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
             return "its attention has a softcap, or more than 128 heads on one key head"
+        if attention.q_norm is not None or attention.k_norm is not None:
+            return "its attention norms each head"
         if not all(_has_kernel(norm) for norm in (block.attention_norm, block.feed_forward_norm)):
             return "its norms are no RMS norm and no LayerNorm with a bias"
         if block.feed_forward.activation not in ACTS:
@@ -152,7 +154,7 @@ def _project_many(
     gated: bool,
     residual: Tensor | None,
 ) -> Tensor:
-    from regard.models.parts import ACTIVATIONS
+    from regard.models.activations import ACTIVATIONS
 
     y = linear(x if norm is None else norm(x), weight, bias)
     if gated:

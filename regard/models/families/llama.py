@@ -18,7 +18,7 @@ from regard.models.sources import Names, Rows
 from regard.models.text_model import TextModel
 from regard.rotary import Rotary
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "NAMES", "decoder"]
 
 LAYER = "layers.{i}."
 NAMES: Names = {
@@ -40,8 +40,8 @@ def names(settings: Settings) -> Names:
 
 def tower(settings: Settings, turning: Rotary) -> Tower:
     """Embedding and blocks. turning: the positions."""
-    d, eps = settings.whole("hidden_size"), settings.number("rms_norm_eps", 1e-6)
-    heads, inner = settings.whole("num_attention_heads"), settings.whole("intermediate_size")
+    d, eps = settings.whole("hidden_size", 4096), settings.number("rms_norm_eps", 1e-6)
+    heads, inner = settings.whole("num_attention_heads", 32), settings.whole("intermediate_size", 11008)
     attention_bias, mlp_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
 
     def block() -> Block:
@@ -61,26 +61,34 @@ def tower(settings: Settings, turning: Rotary) -> Tower:
             norm_first=True,
         )
 
-    blocks = [block() for _ in range(settings.layers("num_hidden_layers"))]
-    embed = Embedding(settings.whole("vocab_size"), d)
+    blocks = [block() for _ in range(settings.layers("num_hidden_layers", 32))]
+    embed = Embedding(settings.whole("vocab_size", 32000), d)
     return Tower(embed, blocks, causal=True, norm=nn.RMSNorm(d, eps), rotary=turning)
 
 
-def build(settings: Settings, task: str) -> TextModel:
-    """The model for a task."""
-    d, heads = settings.whole("hidden_size"), settings.whole("num_attention_heads")
+def decoder(settings: Settings, task: str, *, tied: bool) -> TextModel:
+    """The model for a task, alone or beside another tower. tied: are words scored with the table that embeds them.
+
+    What settings leave out is as in the first LLaMA of 7 billion weights: LLaVA's say little of their LLaMA.
+    """
+    d, heads = settings.whole("hidden_size", 4096), settings.whole("num_attention_heads", 32)
     most = settings.whole("max_position_embeddings", 2048)
     turning = rotary(settings, settings.whole("head_dim", d // heads), most=most)
     settings.only("rope_interleaved", False)
     head = decoder_head(
         task,
         d,
-        vocabulary=settings.whole("vocab_size"),
+        vocabulary=settings.whole("vocab_size", 32000),
         labels=len(settings.labels()),
-        tied=settings.tied(False),
+        tied=tied,
         dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
     )
     return TextModel(settings, tower(settings, turning), head=head, most=reach(turning, most))
+
+
+def build(settings: Settings, task: str) -> TextModel:
+    """The model for a task."""
+    return decoder(settings, task, tied=settings.tied(False))
 
 
 FAMILY = Family(

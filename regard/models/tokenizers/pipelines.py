@@ -65,10 +65,14 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A `tokenizers.Tokenizer` as an engine.  clean: close up spaces before punctuation when joining."""
+    """A `tokenizers.Tokenizer` as an engine.
+
+    clean: close up spaces before punctuation when joining.  ending: what stands for a space at the end of a word.
+    """
 
     rust: RustTokenizer
     clean: bool = False
+    ending: str = ""
 
     def __post_init__(self) -> None:
         self.rust.no_padding()
@@ -100,6 +104,7 @@ class Pipeline:
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""
         text = str(self.rust.decode(ids, skip_special_tokens=not special))
+        text = text.replace(self.ending, " ").strip() if self.ending else text
         return clean_spaces(text) if self.clean else text
 
     def id_of(self, token: str) -> int | None:
@@ -113,8 +118,11 @@ class Pipeline:
             return token
         if "ByteLevel" in self._joins:
             letters = byte_letters()
+            ends = self.ending if self.ending and token.endswith(self.ending) else ""
+            token = token.removesuffix(ends)
             known = all(letter in letters for letter in token)
             text = bytes(letters[letter] for letter in token).decode(errors="backslashreplace") if known else token
+            text += " " if ends else ""
         elif "ByteFallback" in self._joins and (byte := BYTE.fullmatch(token)):
             text = bytes([int(byte[1], 16)]).decode(errors="backslashreplace")
         else:

@@ -150,7 +150,8 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> Opened:
     cut = str(whole.truncation["direction"]) if whole is not None and whole.truncation else "right"
     sides = folder.side("padding_side", pad), folder.side("truncation_side", cut)
     texts = tuple(text_of(token) for token in extra)
-    return Opened(Pipeline(rust, _cleans(rust, folder)), folder, _class_name(kind, folder), names, texts, *sides)
+    engine = Pipeline(rust, _cleans(rust, folder), kind.ending)
+    return Opened(engine, folder, _class_name(kind, folder), names, texts, *sides)
 
 
 def _class_name(kind: Kind, folder: Folder) -> str:

@@ -4,9 +4,10 @@ A kind is the class name that checkpoints declare. transformers builds these pip
 switches in tokenizer_config.json even where tokenizer.json spells a whole pipeline out, so the same is done here: the
 ids are equal also where the two disagree. Any other class is taken as tokenizer.json has it.
 
-    BertTokenizer        WordPiece       vocab.txt                 BERT, DistilBERT
+    BertTokenizer        WordPiece       vocab.txt                 BERT, DistilBERT, BLIP
     GPT2Tokenizer        byte-level BPE  vocab.json, merges.txt    GPT-2
     RobertaTokenizer     byte-level BPE  vocab.json, merges.txt    RoBERTa, BART
+    CLIPTokenizer        byte-level BPE  vocab.json, merges.txt    CLIP
     T5Tokenizer          unigram         spiece.model              T5, mT5
     AlbertTokenizer      unigram         spiece.model              ALBERT
     XLMRobertaTokenizer  unigram         sentencepiece.bpe.model   XLM-R
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AS_FILED", "BERT", "KINDS", "MODEL_TYPES", "OVERRULED", "XLM_ROBERTA", "Kind"]
 
+WORD_END = "</w>"
+CLIP_END = "<|endoftext|>"
+CLIP_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+"""What CLIP cuts a text into: simple_tokenizer.py of its authors' code."""
+
 Names = Mapping[str, str]
 """Role → text of the named special tokens."""
 
@@ -54,7 +60,8 @@ class Kind:
     files: the older file set, and `read`, what reads it.  model: the Rust model it needs.  defaults: named special
     tokens where the files are silent.  tune: the model's settings.  dress: normaliser, splitter and decoder.  frame:
     the special tokens around a text; None leaves that to tokenizer.json and to add_bos_token and add_eos_token.
-    extra: further special tokens, given those listed.  side: where it pads unless the files say.
+    extra: further special tokens, given those listed.  side: where it pads unless the files say.  ending: what the
+    last piece of a word ends with, and becomes a space in a text.
     """
 
     class_name: str
@@ -67,6 +74,7 @@ class Kind:
     frame: Callable[[RustTokenizer, Folder, Names, Vocabulary], None] | None = None
     extra: Callable[[Folder, list[Any]], list[Any]] | None = None
     side: str = "right"
+    ending: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -83,6 +91,12 @@ def _bpe(vocabulary: Vocabulary, names: Names, sentencepiece: bool) -> Any:
     model = vocabulary.model
     model.unk_token, model.dropout, model.ignore_merges = None, None, False
     model.fuse_unk = model.byte_fallback = sentencepiece
+    return model
+
+
+def _bpe_of_words(vocabulary: Vocabulary, names: Names) -> Any:
+    model = _bpe(vocabulary, names, sentencepiece=False)
+    model.unk_token, model.continuing_subword_prefix, model.end_of_word_suffix = names.get("unk"), "", WORD_END
     return model
 
 
@@ -118,6 +132,16 @@ def _dress_bytes(rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) ->
     library = rust_library()
     front = bool(folder.switch("add_prefix_space", False))
     rust.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=front)
+    rust.decoder = library.decoders.ByteLevel()
+
+
+def _dress_clip(rust: RustTokenizer, folder: Folder, vocabulary: Vocabulary) -> None:
+    """Small letters, single spaces; then English endings, words, single digits and runs of signs, each as bytes."""
+    library = rust_library()
+    make, split = library.normalizers, library.pre_tokenizers
+    rust.normalizer = make.Sequence([make.NFC(), make.Replace(library.Regex(r"\s+"), " "), make.Lowercase()])
+    words = split.Split(library.Regex(CLIP_WORDS), behavior="removed", invert=True)
+    rust.pre_tokenizer = split.Sequence([words, split.ByteLevel(add_prefix_space=False)])
     rust.decoder = library.decoders.ByteLevel()
 
 
@@ -222,6 +246,13 @@ def _frame_roberta(rust: RustTokenizer, folder: Folder, names: Names, vocabulary
     )
 
 
+def _frame_clip(rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
+    eos, bos = (_needed(folder, names, role) for role in ("eos", "bos"))
+    rust.post_processor = rust_library().processors.RobertaProcessing(
+        (eos, rust.token_to_id(eos)), (bos, rust.token_to_id(bos)), trim_offsets=False, add_prefix_space=False
+    )
+
+
 def _frame_t5(rust: RustTokenizer, folder: Folder, names: Names, vocabulary: Vocabulary) -> None:
     _template(rust, "$A </s>", "$A </s> $B </s>", {"</s>": _needed(folder, names, "eos")})
 
@@ -283,6 +314,17 @@ GPT2 = Kind(
     dress=_dress_bytes,
 )
 ROBERTA = replace(GPT2, class_name="RobertaTokenizer", defaults=ROBERTA_TOKENS, frame=_frame_roberta)
+CLIP = Kind(
+    "CLIPTokenizer",
+    ("vocab.json", "merges.txt"),
+    read_merges,
+    model="BPE",
+    defaults={"unk": CLIP_END, "bos": "<|startoftext|>", "eos": CLIP_END, "pad": CLIP_END},
+    tune=_bpe_of_words,
+    dress=_dress_clip,
+    frame=_frame_clip,
+    ending=WORD_END,
+)
 T5 = Kind(
     "T5Tokenizer",
     ("spiece.model",),
@@ -327,7 +369,7 @@ LLAMA = Kind(
 AS_FILED = Kind("PreTrainedTokenizerFast", ("tokenizer.model",), read_pieces, dress=_dress_pieces)
 """tokenizer.json as it is, or a sentencepiece file of no declared family."""
 
-KINDS = {kind.class_name: kind for kind in (BERT, GPT2, ROBERTA, T5, ALBERT, XLM_ROBERTA, LLAMA)} | {
+KINDS = {kind.class_name: kind for kind in (BERT, GPT2, ROBERTA, CLIP, T5, ALBERT, XLM_ROBERTA, LLAMA)} | {
     "DistilBertTokenizer": BERT,
     "BartTokenizer": ROBERTA,
     "PreTrainedTokenizer": AS_FILED,  # "Fast" is taken off a class name before it is looked up
@@ -337,11 +379,13 @@ KINDS = {kind.class_name: kind for kind in (BERT, GPT2, ROBERTA, T5, ALBERT, XLM
 
 MODEL_TYPES = {
     "bert": BERT,
+    "blip": BERT,
     "distilbert": BERT,
     "albert": ALBERT,
     "gpt2": GPT2,
     "roberta": ROBERTA,
     "bart": ROBERTA,
+    "clip": CLIP,
     "t5": T5,
     "mt5": T5,
     "xlm-roberta": XLM_ROBERTA,

@@ -1,0 +1,169 @@
+"""BLIP (Li et al. 2022): a ViT that sees, and a BERT that looks at what it sees, to caption, to answer and to match.
+
+Peculiar: every block of the BERT has attention to the picture between its two parts, and passes it over where a text is
+read alone; the same BERT reads both ways or, to write, only back; it knows no segments. What it writes begins with a
+token of its own, [DEC], and ends with [SEP]. Answers are written by a second BERT, which looks at the question.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.dual_model import Comparison, DualModel
+from regard.models.families import bert
+from regard.models.family import Family, Task
+from regard.models.heads import LanguageHead, Pooler, Transform
+from regard.models.model import Model
+from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.picture_text_model import Answerer, Bounds, Captioner, Matcher, Matching
+from regard.models.settings import Settings
+from regard.models.sources import Led, Names, nested
+from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, VisionTower
+
+__all__ = ["FAMILY"]
+
+SEES = "encoder.layers.{i}."
+VISION: Names = {
+    "embed.cls": Led("embeddings.class_embedding", 2),
+    "embed.positions": Led("embeddings.position_embedding"),
+    "embed.patches": "embeddings.patch_embedding",
+    "blocks.{i}.attention_norm": f"{SEES}layer_norm1",
+    "blocks.{i}.attention.w_qkv": f"{SEES}self_attn.qkv",
+    "blocks.{i}.attention.w_o": f"{SEES}self_attn.projection",
+    "blocks.{i}.feed_forward_norm": f"{SEES}layer_norm2",
+    "blocks.{i}.feed_forward.w_in": f"{SEES}mlp.fc1",
+    "blocks.{i}.feed_forward.w_out": f"{SEES}mlp.fc2",
+    "norm": "post_layernorm",
+}
+LOOKS = f"{bert.LAYER}crossattention."
+TEXT: Names = {
+    **{ours[6:]: theirs for ours, theirs in bert.NAMES.items() if ours[:6] == "tower." and "types" not in ours},
+    "blocks.{i}.cross.w_q": f"{LOOKS}self.query",
+    "blocks.{i}.cross.w_k": f"{LOOKS}self.key",
+    "blocks.{i}.cross.w_v": f"{LOOKS}self.value",
+    "blocks.{i}.cross.w_o": f"{LOOKS}output.dense",
+    "blocks.{i}.cross_norm": f"{LOOKS}output.LayerNorm",
+}
+BODY: Names = {
+    **nested(VISION, "vision.", "vision_model."),
+    **nested(TEXT, "text.", "text_model."),
+    "text_pooler.dense": "text_model.pooler.dense",
+    **nested(TEXT, "encoder.", "text_encoder."),
+    **nested(TEXT, "decoder.", "text_decoder.bert."),
+}
+WORDS = nested(bert.WORDS, "", "text_decoder.")
+COPIES = {
+    "text_decoder.cls.predictions.decoder.weight": "text_decoder.bert.embeddings.word_embeddings.weight",
+    "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
+}
+
+
+# Sizes of other tasks' heads; what transformers overrules or reads in training alone, and older versions wrote down.
+OTHERS = ("image_text_hidden_size", "logit_scale_init_value", "projection_dim")
+UNREAD = ("attention_dropout", "dropout", "encoder_hidden_size", "label_smoothing")
+
+
+def names(settings: Settings) -> Names:
+    """The weights of all towers, the same in every BLIP."""
+    return BODY
+
+
+def vision_tower(vision: Settings) -> VisionTower:
+    """The ViT; its query, key and value are one matrix."""
+    d, eps = vision.whole("hidden_size", 768), vision.number("layer_norm_eps", 1e-5)
+    vision.only("num_channels", 3)
+
+    def block() -> Block:
+        heads, dropout = vision.whole("num_attention_heads", 12), vision.number("attention_dropout", 0.0)
+        attention = MultiHeadAttention(d, heads, fused=True, dropout=dropout)
+        feed_forward = FeedForward(d, vision.whole("intermediate_size", 3072), vision.text("hidden_act", "gelu"))
+        return Block(attention, feed_forward, [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True)
+
+    embed = PatchEmbedding(Patches(3, d, vision.pair("patch_size", 16)), vision.pair("image_size", 384))
+    blocks = [block() for _ in range(vision.layers("num_hidden_layers", 12))]
+    return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
+
+
+def text_tower(text: Settings, memory: int, *, causal: bool = False) -> Tower:
+    """The BERT. memory: width of what its blocks look at.  causal: does it write."""
+    d, eps = text.whole("hidden_size", 768), text.number("layer_norm_eps", 1e-12)
+    dropout = text.number("hidden_dropout_prob", 0.0)
+    text.only("is_decoder", True)  # without, its blocks have no attention to a picture
+    positions = nn.Embedding(text.whole("max_position_embeddings", 512), d)
+    embed = Embedding(
+        text.whole("vocab_size", 30524), d, positions=positions, norm=nn.LayerNorm(d, eps), dropout=dropout
+    )
+
+    def attention(looks_at: int) -> MultiHeadAttention:
+        heads, lost = text.whole("num_attention_heads", 8), text.number("attention_probs_dropout_prob", 0.0)
+        return MultiHeadAttention(d, heads, d_context=looks_at, dropout=lost)
+
+    def block() -> Block:
+        feed_forward = FeedForward(d, text.whole("intermediate_size", 3072), text.text("hidden_act", "gelu"))
+        norms = [nn.LayerNorm(d, eps) for _ in range(3)]
+        return Block(attention(d), feed_forward, norms, norm_first=False, cross=attention(memory), dropout=dropout)
+
+    return Tower(embed, [block() for _ in range(text.layers("num_hidden_layers", 12))], causal=causal)
+
+
+def words(text: Settings) -> LanguageHead:
+    """BERT's masked LM: transformed vectors scored against the table of words."""
+    text.only("tie_word_embeddings", True)
+    d, norm = text.whole("hidden_size", 768), text.number("layer_norm_eps", 1e-12)
+    transform = Transform(d, d, text.text("hidden_act", "gelu"), nn.LayerNorm(d, norm))
+    return LanguageHead(text.whole("vocab_size", 30524), None, transform=transform, bias=True)
+
+
+def build(settings: Settings, task: str) -> Model:
+    """The model for a task."""
+    settings.only("tie_word_embeddings", True)
+    text, vision = settings.inner("text_config"), vision_tower(settings.inner("vision_config"))
+    d, seen = text.whole("hidden_size", 768), vision.embed.cls.shape[0]
+    ids = zip(("bos_token_id", "sep_token_id", "pad_token_id"), (30522, 102, 0), strict=True)
+    bounds = Bounds(*(text.whole(name, usual, least=0) for name, usual in ids))
+    if task == "caption":
+        return Captioner(settings, vision, text_tower(text, seen, causal=True), words(text), bounds)
+    if task == "answer":
+        if seen != d:
+            raise ValueError(
+                f"{settings.where}: who answers looks at the question as at a picture, so hidden_size must be the same "
+                f"in vision_config and text_config; it is {seen} and {d}"
+            )
+        encoder, decoder = text_tower(text, d), text_tower(text, d, causal=True)
+        return Answerer(settings, vision, encoder, decoder, words(text), bounds)
+    if task == "match":
+        head = Matching(d, seen, settings.whole("image_text_hidden_size", 256))
+        return Matcher(settings, vision, text_tower(text, seen), head)
+    assert vision.norm is not None
+    return DualModel(
+        settings,
+        Comparison(settings.whole("projection_dim", 512), text=d, picture=seen),
+        text=text_tower(text, seen),
+        text_pooler=Pooler(d),
+        vision=vision,
+        vision_pooler=NormedFirst(vision.norm),  # a second time, as transformers has it
+    )
+
+
+FAMILY = Family(
+    title="BLIP",
+    model_type="blip",
+    prefix="",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(
+            architecture="BlipModel",
+            names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
+        ),
+        "caption": Task(architecture="BlipForConditionalGeneration", names=WORDS, copies=COPIES),
+        "answer": Task(architecture="BlipForQuestionAnswering", names=WORDS, copies=COPIES),
+        "match": Task(
+            architecture="BlipForImageTextRetrieval",
+            names={"head.score": "itm_head", "head.text": "text_proj", "head.picture": "vision_proj"},
+        ),
+    },
+    ignored=(r"embeddings\.position_ids$", r"^text_decoder\.cls\.predictions\.decoder\.(weight|bias)$"),
+    harmless=(*OTHERS, *UNREAD),
+)

@@ -1,0 +1,141 @@
+"""CLIP (Radford et al. 2021): a tower of texts and one of pictures, whose vectors of a picture and its caption agree.
+
+Peculiar: texts are read causally and summed up in their end token; pictures are normed before the first block, and
+after the last one only cls is; a layer without bias brings both summaries to one width; likeness is scaled by a learnt
+number, stored as its logarithm. Blocks norm before each part. Either tower may be stored alone.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.layers import MultiHeadAttention
+from regard.models.dual_model import Comparison, DualModel
+from regard.models.family import Family, Task
+from regard.models.heads import EndPooler
+from regard.models.model import Model
+from regard.models.parts import Block, Embedding, FeedForward, Tower
+from regard.models.settings import Settings
+from regard.models.sources import Names, nested
+from regard.models.vision_model import VisionModel
+from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
+
+__all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
+
+LAYER = "encoder.layers.{i}."
+BLOCKS: Names = {
+    "blocks.{i}.attention_norm": f"{LAYER}layer_norm1",
+    **{f"blocks.{{i}}.attention.w_{x}": f"{LAYER}self_attn.{x}_proj" for x in "qkv"},
+    "blocks.{i}.attention.w_o": f"{LAYER}self_attn.out_proj",
+    "blocks.{i}.feed_forward_norm": f"{LAYER}layer_norm2",
+    "blocks.{i}.feed_forward.w_in": f"{LAYER}mlp.fc1",
+    "blocks.{i}.feed_forward.w_out": f"{LAYER}mlp.fc2",
+}
+TEXT: Names = {
+    **BLOCKS,
+    "embed.tokens": "embeddings.token_embedding",
+    "embed.positions": "embeddings.position_embedding",
+    "norm": "final_layer_norm",
+}
+VISION: Names = {
+    **BLOCKS,
+    "embed.cls": "embeddings.class_embedding",
+    "embed.patches": "embeddings.patch_embedding",
+    "embed.positions": "embeddings.position_embedding.weight",
+    "embed.norm": "pre_layrnorm",  # so spelt in every checkpoint
+}
+NORM = "post_layernorm"  # of cls, after the tower
+
+# Dropout of old, for training; the shared width, where it is not shared; and the scale before training.
+HARMLESS = ("dropout", "projection_dim", "logit_scale_init_value")
+OLD_END = 2  # an eos_token_id from before anything read it: it is wrong, and a text ends in its largest id
+
+
+def block(settings: Settings, d: int, heads: int, inner: int) -> Block:
+    """A block of either tower. heads, inner: how many, and how wide feed-forward is, where nothing is said."""
+    eps, function = settings.number("layer_norm_eps", 1e-5), settings.text("hidden_act", "quick_gelu")
+    heads, dropout = settings.whole("num_attention_heads", heads), settings.number("attention_dropout", 0.0)
+    return Block(
+        MultiHeadAttention(d, heads, dropout=dropout),
+        FeedForward(d, settings.whole("intermediate_size", inner), function),
+        [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
+        norm_first=True,
+    )
+
+
+def text_tower(settings: Settings) -> Tower:
+    """Words, their positions, and blocks that see nothing ahead."""
+    d, eps = settings.whole("hidden_size", 512), settings.number("layer_norm_eps", 1e-5)
+    positions = nn.Embedding(settings.whole("max_position_embeddings", 77), d)
+    embed = Embedding(settings.whole("vocab_size", 49408), d, positions=positions)
+    blocks = [block(settings, d, 8, 2048) for _ in range(settings.layers("num_hidden_layers", 12))]
+    return Tower(embed, blocks, causal=True, norm=nn.LayerNorm(d, eps), last_is_normed=False)
+
+
+def vision_tower(settings: Settings) -> VisionTower:
+    """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
+    d, eps = settings.whole("hidden_size", 768), settings.number("layer_norm_eps", 1e-5)
+    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 32), bias=False)
+    embed = PatchEmbedding(patches, settings.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
+    return VisionTower(embed, [block(settings, d, 12, 3072) for _ in range(settings.layers("num_hidden_layers", 12))])
+
+
+def text_pooler(settings: Settings) -> EndPooler:
+    """Where a text is summed up."""
+    end = settings.whole("eos_token_id", 49407, least=0)
+    return EndPooler(None if end == OLD_END else end)
+
+
+def vision_pooler(settings: Settings) -> NormedFirst:
+    """What sums up a picture."""
+    return NormedFirst(nn.LayerNorm(settings.whole("hidden_size", 768), settings.number("layer_norm_eps", 1e-5)))
+
+
+def tower_settings(settings: Settings, name: str) -> Settings:
+    """Those of one tower. Where the older key stands beside the newer, transformers takes all of them from there."""
+    settings.get(name)
+    return settings.inner(f"{name}_dict" if f"{name}_dict" in settings else name)
+
+
+def build(settings: Settings, task: str) -> Model:
+    """Both towers; to classify pictures, theirs."""
+    vision = tower_settings(settings, "vision_config")
+    if task == "classify":
+        for key in ("text_config", "text_config_dict"):
+            settings.get(key)  # of a tower that is not there
+        scores = PictureLabels(vision.whole("hidden_size", 768), len(settings.labels()), pooling="mean")
+        return VisionModel(settings, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
+    text, e = tower_settings(settings, "text_config"), settings.whole("projection_dim", 512)
+    return DualModel(
+        settings,
+        Comparison(e, text=text.whole("hidden_size", 512), picture=vision.whole("hidden_size", 768)),
+        text=text_tower(text),
+        text_pooler=text_pooler(text),
+        vision=vision_tower(vision),
+        vision_pooler=vision_pooler(vision),
+    )
+
+
+def names(settings: Settings) -> Names:
+    """Weights of both towers, and of the one that classifies."""
+    towers = nested(TEXT, "text.", "text_model.") | nested(VISION, "vision.", "vision_model.")
+    alone = nested(VISION, "tower.", "vision_model.")
+    return {**towers, **alone, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
+
+
+FAMILY = Family(
+    title="CLIP",
+    model_type="clip",
+    prefix="",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(
+            architecture="CLIPModel",
+            names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
+        ),
+        "classify": Task(architecture="CLIPForImageClassification", names={"head.score": "classifier"}),
+    },
+    ignored=(r"embeddings\.position_ids$",),
+    harmless=HARMLESS,
+)

@@ -1,0 +1,46 @@
+"""CLIP's tower of pictures, stored alone. See clip.py.
+
+Peculiar: with its last layer (task "encode") it gives vectors that compare with those of texts.
+"""
+
+from __future__ import annotations
+
+from regard.models.dual_model import Comparison, DualModel
+from regard.models.families.clip import HARMLESS, NORM, VISION, vision_pooler, vision_tower
+from regard.models.family import Family, Task
+from regard.models.settings import Settings
+from regard.models.sources import Names, nested
+from regard.models.vision_model import VisionModel
+
+__all__ = ["FAMILY"]
+
+
+def names(settings: Settings) -> Names:
+    """The tower's weights, for either task."""
+    towers = nested(VISION, "tower.", "vision_model.") | nested(VISION, "vision.", "vision_model.")
+    return {**towers, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
+
+
+def build(settings: Settings, task: str) -> VisionModel | DualModel:
+    """The tower; to encode, with the layer that brings its summary to the width shared with texts."""
+    tower, pooler = vision_tower(settings), vision_pooler(settings)
+    if task == "none":
+        return VisionModel(settings, tower, pooler=pooler)
+    head = Comparison(settings.whole("projection_dim", 512), picture=settings.whole("hidden_size", 768))
+    return DualModel(settings, head, vision=tower, vision_pooler=pooler)
+
+
+FAMILY = Family(
+    title="CLIP's picture tower",
+    model_type="clip_vision_model",
+    prefix="",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="CLIPVisionModel"),
+        "encode": Task(architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}),
+    },
+    moved={r"^(?=embeddings\.|encoder\.|pre_|post_)": "vision_model."},  # which transformers 5 leaves out, and reads
+    ignored=(r"embeddings\.position_ids$",),
+    harmless=HARMLESS,
+)

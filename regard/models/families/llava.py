@@ -1,0 +1,98 @@
+"""LLaVA (Liu et al. 2023): a LLaMA that reads a picture as words, in the place of a token in its text.
+
+Peculiar: the patches are those of CLIP, without cls, after its last block but one; a projector of two layers makes of
+each a vector that LLaMA could have read as a word. Nothing else is new: what follows is LLaMA.
+"""
+
+from __future__ import annotations
+
+from regard.models.families import clip, llama
+from regard.models.family import Family, Task
+from regard.models.picture_writer import PictureWriter, Projector
+from regard.models.settings import Settings
+from regard.models.sources import Names, nested
+
+__all__ = ["FAMILY"]
+
+NAMES: Names = {
+    **nested(clip.VISION, "vision.", "vision_tower.vision_model."),
+    "vision_pooler.norm": f"vision_tower.vision_model.{clip.NORM}",
+    "projector.w_in": "multi_modal_projector.linear_1",
+    "projector.w_out": "multi_modal_projector.linear_2",
+    **nested(llama.NAMES, "text.", "language_model.model."),
+    "text.head.words": "language_model.lm_head",
+}
+
+
+def names(settings: Settings) -> Names:
+    """All weights, the same in every LLaVA."""
+    return NAMES
+
+
+def build(settings: Settings, task: str) -> PictureWriter:
+    """The model for a task."""
+    vision, text = settings.inner("vision_config"), settings.inner("text_config")
+    vision.only("model_type", "clip_vision_model")
+    text.only("model_type", "llama")
+    settings.only("vision_feature_select_strategy", "default", "full")
+    reader = llama.decoder(text, task, tied=settings.tied(False) or text.tied(False))
+    reader.family, reader.task = llama.FAMILY, task
+    tower, layers = clip.vision_tower(vision), feature_layers(settings)
+    projector = Projector(
+        len(layers) * tower.embed.cls.shape[0],
+        reader.tower.embed.tokens.embedding_dim,
+        settings.text("projector_hidden_act", "gelu"),
+        bias=settings.flag("multimodal_projector_bias", True),
+    )
+    return PictureWriter(
+        settings,
+        tower,
+        projector,
+        reader,
+        placeholder=settings.whole("image_token_index", 32000, least=0, most=reader.vocabulary - 1),
+        layers=layers,
+        full=settings.text("vision_feature_select_strategy", "default") == "full",
+        vision_pooler=clip.vision_pooler(vision),
+    )
+
+
+def feature_layers(settings: Settings) -> list[int]:
+    """After which blocks the picture's vectors are taken: one number, or a list of them.
+
+    >>> feature_layers(Settings({"vision_feature_layer": [-2, 5]})), feature_layers(Settings({}))
+    ([-2, 5], [-2])
+
+    Raises ValueError for anything else.
+    """
+    given = settings.get("vision_feature_layer", -2)
+    layers = given if isinstance(given, list) else [given]
+    if not layers or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
+        raise ValueError(
+            f"{settings.where}: vision_feature_layer must be a whole number, or a list of them, got {given!r}"
+        )
+    return layers
+
+
+FAMILY = Family(
+    title="LLaVA",
+    model_type="llava",
+    prefix="",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="LlavaModel"),
+        "generate": Task(
+            architecture="LlavaForConditionalGeneration",
+            copies={"language_model.lm_head.weight": "language_model.model.embed_tokens.weight"},
+        ),
+    },
+    # NAMES are those of the hub's files. transformers 5 has others in memory, and writes some of them.
+    moved={
+        r"^model\.(?=language_model\.|vision_tower\.|multi_modal_projector\.)": "",
+        r"^lm_head\.": "language_model.lm_head.",
+        r"^language_model\.(?!model\.|lm_head\.)": "language_model.model.",
+        r"^vision_tower\.(?!vision_model\.)": "vision_tower.vision_model.",
+    },
+    ignored=(r"\.rotary_emb\.inv_freq$", r"\.embeddings\.position_ids$"),
+    harmless=("ignore_index", "image_seq_length", "projection_dim", "vocab_size"),
+)
