@@ -142,7 +142,7 @@ class Layout:
 
         The grid is padded at the bottom and right to whole windows and then rolled up and left by `shift`, so that
         patches of opposite edges share a window: each token keeps the box of the patch that came there. This is the
-        order of the Swin paper's code, transformers and torchvision; it matters only where there is padding.
+        order of transformers and torchvision; timm rolls first, which differs where there is padding.
 
         size: of a patch, which doubles with each merging (4, 8, 16, 32 pixels in Swin's four stages).
         pixels: as for `grid`; a merged patch at the edge of an odd grid is half padding.

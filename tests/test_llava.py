@@ -237,32 +237,31 @@ def test_other_pictures_give_other_words(writers):
         assert float((logits[one] - logits[other]).abs().max()) > 0.01
 
 
-def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
-    config, model, _ = writers
-    given = chosen(config, "a batch")
-    more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
-    n, whole = given["ids"].shape[1], torch.cat([given["ids"], more], 1)
-    mask = torch.cat([given["mask"], torch.ones(4, 5, dtype=torch.bool)], 1)
-    expected = model(whole, mask, pixels=given["pixels"]).logits
-    logits, state = model.read_picture(given["pixels"]).begin(given["ids"], given["mask"], length=n + 5)
-    read, looked = [], []
-    hooks = [model.text.tower.embed.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))]
-    hooks += [model.vision.embed.register_forward_hook(lambda *_: looked.append(1))]
-    reading = model.read_picture(given["pixels"])
-    for place in range(6):
-        torch.testing.assert_close(logits, expected[:, n - 1 + place], rtol=0, atol=1e-12)
-        logits = reading.step(state, more[:, place]) if place < 5 else logits
-    for hook in hooks:
-        hook.remove()
-    assert (read, looked) == ([1] * 5, [1])
-    assert len(state) == n + 5
-
-
 def continued(model: Any, given: dict[str, Tensor], more: Tensor) -> Tensor:
     """Logits after each of the tokens `more` (B, steps), all at once: (steps, B, V)."""
     mask = torch.cat([given["mask"], torch.ones_like(more, dtype=torch.bool)], 1)
     whole = torch.cat([given["ids"], more], 1)
     return model(whole, mask, pixels=given["pixels"]).logits[:, -more.shape[1] :].transpose(0, 1)
+
+
+def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
+    config, model, _ = writers
+    given = chosen(config, "a batch")
+    more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
+    reading, n = model.read_picture(given["pixels"]), given["ids"].shape[1]
+    first, state = reading.begin(given["ids"], given["mask"], length=n + 5)
+    whole = model(given["ids"], given["mask"], pixels=given["pixels"]).logits
+    torch.testing.assert_close(first, whole[:, -1], rtol=0, atol=1e-12)
+    expected = continued(model, given, more)
+    ran = []
+    hooks = [model.text.tower.embed.register_forward_pre_hook(lambda module, args: ran.append(args[0].shape))]
+    hooks += [model.vision.embed.register_forward_hook(lambda *_: ran.append("a picture"))]
+    made = torch.stack([reading.step(state, column) for column in more.T])
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-12)
+    assert ran == [(4, 1)] * 5
+    assert len(state) == n + 5
 
 
 @torch.no_grad()
@@ -408,6 +407,7 @@ def test_a_prompt_padded_on_the_right_and_too_much_room_are_refused(model):
         ("", {"vision_feature_layer": "last"}, "must be a whole number, or a list of them, got 'last'"),
         ("", {"vision_feature_layer": [True]}, r"must be a whole number, or a list of them, got \[True\]"),
         ("", {"projector_hidden_act": "quick"}, "unknown activation 'quick'"),
+        ("", {"multimodal_projector_bias": False}, r"2 tensors have no place: multi_modal_projector\.linear_1\.bias, "),
         ("", {"image_token_index": 47}, "image_token_index must be a whole number from 0 to 46, got 47"),
         ("", {"image_grid_pinpoints": [[336, 672]]}, r"keys that LLaVA does not know.*image_grid_pinpoints"),
     ],
@@ -431,6 +431,18 @@ def test_words_are_shared_where_either_part_says_so(which, tmp_path):
     assert torch.equal(load(tmp_path)(**given).logits, wanted)
     change(tmp_path, text_config=text | {"tie_word_embeddings": False}, tie_word_embeddings=False)
     with pytest.raises(ValueError, match=r"tensors are missing: language_model\.lm_head\.weight"):
+        load(tmp_path)
+
+
+def test_a_second_table_of_words_must_be_the_shared_one(tmp_path):
+    twin = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path)
+    file, given = tmp_path / "model.safetensors", asked(USUAL_NAME, texts=2)
+    wanted, tensors = twin.ours(torch.float32)(**given).logits, load_file(file)
+    words = tensors["language_model.model.embed_tokens.weight"]
+    save_file(tensors | {"language_model.lm_head.weight": words.clone()}, file, metadata={"format": "pt"})
+    assert torch.equal(load(tmp_path)(**given).logits, wanted)
+    save_file(tensors | {"language_model.lm_head.weight": words + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds language_model\.lm_head\.weight, and it differs from language_model"):
         load(tmp_path)
 
 

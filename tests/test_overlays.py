@@ -349,6 +349,9 @@ def test_arguments_that_do_not_go_together_are_refused():
         view.overlay(token=1, at=(0, 0))
     with pytest.raises(ValueError, match="column=True shows who looks at a token: name it with token= or at="):
         view.overlay(column=True)
+    for at in (3, (1, 2, 3), "ab"):
+        with pytest.raises(TypeError, match=r"at must be a place \(y, x\) in the photograph's pixels, got "):
+            view.overlay(at=at)
     with pytest.raises(IndexError, match="batch 2 is out of range: there are 2 batch entries"):
         view.overlay(batch=2)
     with pytest.raises(IndexError, match="head 3 is out of range: there are 3 heads"):

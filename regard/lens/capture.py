@@ -93,11 +93,13 @@ class Capture:
         self._layouts = {} if given is None else fit_layouts(read_layouts(given), runs)
 
     def _runs(self, path: str) -> list[Run]:
+        """The sizes of the calls of each run of a module."""
         found, links, groups = self._linked(path)
-        return [
-            Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), tuple(links[n].first for n in group))
-            for group in groups
-        ]
+        runs = []
+        for group in groups:
+            first = tuple(links[n].first - links[group[0]].first for n in group)
+            runs.append(Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), first))
+        return runs
 
     def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
         """The calls of a module, what each carries on, and which of them make a run."""

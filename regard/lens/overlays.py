@@ -166,6 +166,8 @@ def _check_asked(placed: Placed, token: Token, at: object, column: bool) -> None
         raise LookupError(placed.lacking)
     if token is not None and at is not None:
         raise ValueError(f"either token= or at=, not both: got {token!r} and {at!r}")
+    if at is not None and not (isinstance(at, (tuple, list)) and len(at) == 2):
+        raise TypeError(f"at must be a place (y, x) in the photograph's pixels, got {at!r}")
     if column and token is None and at is None:
         raise ValueError("column=True shows who looks at a token: name it with token= or at=")
 

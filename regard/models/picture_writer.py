@@ -3,11 +3,11 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     pixels ─ tower of pictures ─ projector ─┐
     ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
 
-    >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                               # doctest: +SKIP
-    >>> seen = model.preprocessor(["photo.jpg"])                                      # doctest: +SKIP
-    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", seen.pixels)     # doctest: +SKIP
-    >>> model(model.tokenizer.batch([asked]).ids, pixels=seen.pixels).logits.shape    # doctest: +SKIP
-    torch.Size([1, 593, 32064])
+    >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
+    >>> pixels = model.preprocessor(["photo.jpg"]).pixels                                     # doctest: +SKIP
+    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixels)                 # doctest: +SKIP
+    >>> model(model.tokenizer.batch([asked]).ids, pixels=pixels).memory.shape                 # doctest: +SKIP
+    torch.Size([1, 576, 4096])
 
 Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
 n vectors of a picture, d width of the language model.

@@ -27,6 +27,7 @@ class State:
 
     caches: one for each depth.  mask: (B, positions so far), True = token, or None where nothing is padding.
     memory, memory_mask: keys of an encoder's memory for each depth, and which of them are tokens.
+    readers: (B,) which of the texts or pictures that the encoder read each row looks at; None: each at its own.
     captured: the step as a CUDA graph, if there is one.
     """
 
@@ -34,6 +35,7 @@ class State:
     mask: Tensor | None
     memory: list[ContextKeys] | None = None
     memory_mask: Tensor | None = None
+    readers: Tensor | None = None
     captured: Captured | None = None
 
     @classmethod
@@ -76,6 +78,16 @@ class State:
         for cache in self.caches:
             cache.keep(rows)
         self.mask = None if self.mask is None else self.mask[rows]
-        if self.memory is not None:
-            self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
+        if self.memory is None or not self._swaps(rows, len(self.memory[0].k)):
+            return
+        self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]
         self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
+
+    def _swaps(self, rows: Tensor, batch: int) -> bool:
+        """Does any row come to look at another memory? Beams of one text change places, and their memory stays.
+
+        A memory of 577 patches is most of what a step would copy. A GPU copies it sooner than it answers.
+        """
+        before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
+        self.readers = before[rows]
+        return not rows.is_cpu or not torch.equal(self.readers, before)

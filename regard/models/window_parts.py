@@ -61,14 +61,15 @@ class Windows:
         """
         side, shift = min(window, *grid), window // 2 if shifted and min(grid) > window else 0
         padded = Grid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
-        places = torch.arange(padded.rows * padded.columns, device=device).reshape(padded)
-        order = _cut(places.roll((-shift, -shift), (0, 1)), side)  # (W, N)
-        back = order.flatten().argsort().reshape(padded)[: grid.rows, : grid.columns].flatten()
+        numbers = torch.arange(padded.rows * padded.columns, device=device)
+        order = _cut(numbers.reshape(padded).roll((-shift, -shift), (0, 1)), side)  # (W, N)
+        laid = numbers.reshape(padded.rows // side, -1, side, side).transpose(1, 2).reshape(padded)
+        back = laid.roll((shift, shift), (0, 1))[: grid.rows, : grid.columns]
         mask = None
         if shift:
             down, across = (_regions(n, side, shift, device) for n in padded)
             mask = masks.documents(_cut(3 * down.unsqueeze(-1) + across, side).repeat(batch, 1))
-        return cls(grid, padded, side, order.flatten(), back, mask)
+        return cls(grid, padded, side, order.flatten(), back.flatten(), mask)
 
     def cut(self, x: Tensor) -> Tensor:
         """(B, rows·columns, d) → (B·W, N, d)."""

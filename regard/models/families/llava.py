@@ -17,16 +17,17 @@ __all__ = ["FAMILY"]
 NAMES: Names = {
     **nested(clip.VISION, "vision.", "vision_tower.vision_model."),
     "vision_pooler.norm": f"vision_tower.vision_model.{clip.NORM}",
-    "projector.w_in": "multi_modal_projector.linear_1",
-    "projector.w_out": "multi_modal_projector.linear_2",
     **nested(llama.NAMES, "text.", "language_model.model."),
     "text.head.words": "language_model.lm_head",
 }
 
 
 def names(settings: Settings) -> Names:
-    """All weights, the same in every LLaVA."""
-    return NAMES
+    """All weights. The projector's are named one by one, so that biases which config.json denies have no place."""
+    leaves = ("weight", "bias") if settings.flag("multimodal_projector_bias", True) else ("weight",)
+    layers = {"w_in": "linear_1", "w_out": "linear_2"}
+    projector = {f"projector.{x}.{y}": f"multi_modal_projector.{layers[x]}.{y}" for x in layers for y in leaves}
+    return {**NAMES, **projector}
 
 
 def build(settings: Settings, task: str) -> PictureWriter:

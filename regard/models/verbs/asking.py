@@ -1,22 +1,37 @@
-"""Asking a model with text, as its verbs (embed, fill, classify, …) do: the right head, texts as ids, the result.
+"""Asking a model, as its verbs (embed, fill, classify, …) do: the right head and arguments, texts as ids, the result.
 
 It does not know any verb, nor what is made of a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from regard.models.dual_model import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.flamingo_model import FlamingoModel
 from regard.models.model import Model, Result
+from regard.models.picture_text_model import Answerer, Captioner, Matcher
+from regard.models.picture_writer import PictureWriter
 from regard.models.text_model import TextModel
 from regard.models.tokenizers.tokenizing import Batch, checked_texts
 
-__all__ = ["Texts", "batches", "one", "positions", "probabilities", "require", "result_of", "shortened"]
+__all__ = [
+    "Texts",
+    "batches",
+    "check_batch",
+    "one",
+    "positions",
+    "probabilities",
+    "require",
+    "result_of",
+    "shortened",
+    "taken",
+]
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
 """Several texts, or several pairs of them."""
@@ -36,12 +51,55 @@ def require(model: Model, verb: str, *tasks: str) -> None:
     )
 
 
+def taken(
+    model: Model,
+    verb: str,
+    names: Sequence[str],
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+    options: Sequence[str] = (),
+) -> list[Any]:
+    """The arguments that this kind of model takes, in the order of their names, where others take other ones.
+
+    names: those it must have.  given: what came by place.  named: all that can come by name, None where it did not.
+    options: of those, what it may have beside.
+
+    Raises TypeError for one that is missing, that comes twice, or that is for models of another kind.
+    """
+    by_name = {name: value for name, value in named.items() if value is not None}
+    places = dict(zip(names, given, strict=False))
+    strange = [*(by_name.keys() - {*names, *options}), *map(repr, given[len(names) :])]
+    if strange:
+        may = f" (and may take {', '.join(options)})" if options else ""
+        raise TypeError(
+            f"{verb} of {model.family.title} takes {' and '.join(names)}{may}, and not {', '.join(sorted(strange)):.80}"
+        )
+    twice = sorted(places.keys() & by_name.keys())
+    missing = [name for name in names if name not in places and name not in by_name]
+    if twice or missing:
+        problem = f"{twice[0]} came twice" if twice else f"{missing[0]} is missing"
+        raise TypeError(f"{verb} of {model.family.title} takes {' and '.join(names)}, and {problem}")
+    return [places[name] if name in places else by_name[name] for name in names]
+
+
 def positions(model: Model) -> int | None:
-    """How many tokens a text may have: positions of the tower that reads it; None where nothing limits them."""
-    if isinstance(model, EncoderDecoder):
+    """How many tokens a text may have: positions of the tower that reads it; None where nothing limits them.
+
+    Raises ValueError for a model that reads no texts.
+    """
+    if isinstance(model, (TextModel, DualModel, FlamingoModel, PictureWriter)):
+        return model.most
+    if isinstance(model, (EncoderDecoder, Answerer, Matcher)):
         return model.encoder.embed.most
-    assert isinstance(model, TextModel)
-    return model.most
+    if isinstance(model, Captioner):
+        return model.decoder.embed.most
+    raise ValueError(f"{model.family.title} reads no texts: it looks at pictures")
+
+
+def check_batch(size: object) -> None:
+    """Refuse a size of batches that is none, with a ValueError."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"batch must be a whole number of at least 1, got {size!r}")
 
 
 def batches(
@@ -53,8 +111,7 @@ def batches(
 
     Raises ValueError for a text that is longer, and for one without a token; TypeError for what is no text.
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"batch must be a whole number of at least 1, got {size!r}")
+    check_batch(size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise TypeError(f"texts must be a list of texts, got {type(texts).__name__}: {texts!r:.60}")
     if not texts:

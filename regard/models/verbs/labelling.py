@@ -1,4 +1,4 @@
-"""Labels with their probabilities: of whole texts, of each token, and whether one text follows another.
+"""Labels with their probabilities: of whole texts, of pictures, of each token; and whether one text follows another.
 
 The names of the labels are config.json's. It does not know any family.
 """
@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from regard import tables
+from regard.models.images.pictures import Source
 from regard.models.model import Model
 from regard.models.verbs.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
+from regard.models.verbs.picturing import Several, as_list, look_at
 
-__all__ = ["Classified", "Span", "Tagged", "classify", "follows", "tag"]
+__all__ = ["Classified", "Span", "Tagged", "classify", "classify_pictures", "follows", "ranking", "tag"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Classified:
-    """Texts with the probability of each label; prints as a table.
+    """Texts or pictures with the probability of each label; prints as a table.
 
     >>> Classified(("fine!",), ("bad", "good"), torch.tensor([[0.25, 0.75]]))
     label  probability
@@ -29,15 +31,17 @@ class Classified:
     good   0.7500
     bad    0.2500
 
-    texts: as asked.  labels: names, in config.json's order.  probabilities: (B, labels), each row of sum 1; each label
-    by itself if the checkpoint's labels do not exclude each other; the value itself where it has learnt a number
-    (`measure` says which: "probability" or "value").
+    texts: as asked; of pictures the names of their files.  labels: names, in config.json's order, or as asked.
+    probabilities: (B, labels), each row of sum 1; each label by itself if the checkpoint's labels do not exclude each
+    other; the value itself where it has learnt a number (`measure` says which: "probability" or "value").
+    of: what was classified, "text" or "picture".
     """
 
     texts: tuple[Any, ...]
     labels: tuple[str, ...]
     probabilities: Tensor
     measure: str = "probability"
+    of: str = "text"
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -48,19 +52,32 @@ class Classified:
         return len(self.texts)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        ranked = self.probabilities.sort(1, descending=True)
-        if len(self) == 1:
-            found = zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True)
-            return ["label", self.measure], [[self.labels[n], f"{value:.4f}"] for n, value in found]
-        values = ranked.values[:, 0].tolist()
-        rows = zip(map(_in_one_line, self.texts), self.best, (f"{v:.4f}" for v in values), strict=True)
-        return ["text", "label", self.measure], [list(row) for row in rows]
+        return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure))
 
     def __repr__(self) -> str:
         return tables.text(*self._table())
 
     def _repr_html_(self) -> str:
         return tables.html(*self._table())
+
+
+def ranking(
+    values: Tensor, names: tuple[Any, ...], labels: tuple[str, ...], headers: tuple[str, str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """A table's headers and rows: of one thing every label, the best first; of several the best label of each.
+
+    >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("picture", "label", "probability"))
+    (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
+
+    values: (B, labels).  names: of B things.  headers: what these are, what the labels are, what the values are.
+    """
+    ranked = values.sort(1, descending=True)
+    if len(names) == 1:
+        found = zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True)
+        return list(headers[1:]), [[shortened(labels[n]), f"{value:.4f}"] for n, value in found]
+    best = zip(names, ranked.indices[:, 0].tolist(), ranked.values[:, 0].tolist(), strict=True)
+    rows = [[_in_one_line(name), shortened(labels[n]), f"{value:.4f}"] for name, n, value in best]
+    return list(headers), rows
 
 
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
@@ -72,13 +89,30 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
         logits = result_of(model, part).logits
         assert logits is not None
         rows |= dict(zip(numbers, logits, strict=True))
+    return _labelled(model, rows, tuple(given), "text")
+
+
+@torch.no_grad()
+def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 32) -> Classified:
+    """Pictures with the probability of each of the checkpoint's labels; see `Model.classify`."""
+    require(model, "classify", "classify", "classify-cls")
+    rows: dict[int, Tensor] = {}
+    names: dict[int, str] = {}
+    for part in look_at(model, as_list(pictures), batch):
+        rows |= dict(zip(part.numbers, model(part.pixels).logits, strict=True))
+        names |= dict(zip(part.numbers, part.names, strict=True))
+    return _labelled(model, rows, tuple(names[n] for n in range(len(names))), "picture")
+
+
+def _labelled(model: Model, rows: dict[int, Tensor], names: tuple[Any, ...], of: str) -> Classified:
+    """rows: logits (labels,) of each thing by its number."""
     logits = torch.stack([rows[n] for n in range(len(rows))])  # (B, labels)
     labels, kind = model.settings.labels(logits.shape[1]), model.settings.get("problem_type")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
     if kind == "regression" or len(labels) == 1:
-        return Classified(tuple(given), labels, wide, "value")
+        return Classified(names, labels, wide, "value", of)
     chances = wide.sigmoid() if kind == "multi_label_classification" else probabilities(logits)
-    return Classified(tuple(given), labels, chances)
+    return Classified(names, labels, chances, of=of)
 
 
 def follows(model: Model, first: str, second: str) -> float:

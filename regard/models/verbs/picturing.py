@@ -1,0 +1,105 @@
+"""Pictures for the verbs: which models look at them, and pictures as pixels, batch by batch.
+
+A picture is the same to a verb whether it comes alone or in a list: each is prepared by itself, and those that become
+pixels of one size go through the model together. It does not know any verb.
+
+Axis letters: B pictures of a batch, H, W height and width in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from regard.frames import Frame
+from regard.models.dual_model import DualModel
+from regard.models.flamingo_model import FlamingoModel
+from regard.models.images.pictures import Source, open_picture
+from regard.models.images.preprocessing import Prepared, Preprocessor
+from regard.models.model import Model
+from regard.models.picture_text_model import Answerer, Captioner, Matcher
+from regard.models.picture_writer import PictureWriter
+from regard.models.verbs.asking import check_batch
+from regard.models.vision_model import VisionModel
+from regard.models.vision_parts import VisionTower
+from regard.models.window_parts import WindowTower
+
+__all__ = ["Looked", "Several", "as_list", "look_at", "looks", "tower_of"]
+
+Several: TypeAlias = "list[Any] | tuple[Source, ...]"
+"""A list of pictures. Of Any, because a list of paths is no list of sources to a type checker."""
+
+REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """Some of the pictures of a list, of one size: on the model's device.
+
+    numbers: their places in the list.  names: of their files.  pixels: (B, 3, H, W).  frames: one for each.
+    """
+
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
+    pixels: Tensor
+    frames: tuple[Frame, ...]
+
+
+def tower_of(model: Model) -> VisionTower | WindowTower | None:
+    """The tower that looks at pictures; None in a model of texts alone."""
+    if isinstance(model, VisionModel):
+        return model.tower
+    if isinstance(model, (Answerer, Captioner, DualModel, FlamingoModel, Matcher, PictureWriter)):
+        return model.vision
+    return None
+
+
+def looks(model: Model) -> bool:
+    """Does the model look at pictures?"""
+    return tower_of(model) is not None
+
+
+def as_list(pictures: Source | Several) -> list[Source]:
+    """One picture or several as a list. Raises ValueError for an empty one.
+
+    >>> as_list("photo.jpg")
+    ['photo.jpg']
+    """
+    several = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
+    if not several:
+        raise ValueError("there must be at least one picture, got an empty list")
+    return several
+
+
+def look_at(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked]:
+    """Pictures opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
+
+    Raises ValueError for a batch below 1, and what `open_picture` and `model.preprocessor` raise, with the picture's
+    number where there are several.
+    """
+    check_batch(batch)
+    prepare = model.preprocessor
+    for at in range(0, len(pictures), batch):
+        sizes: dict[torch.Size, list[tuple[int, str, Prepared]]] = {}
+        for number in range(at, min(at + batch, len(pictures))):
+            name, prepared = _prepared(prepare, pictures, number)
+            sizes.setdefault(prepared.pixels.shape, []).append((number, name, prepared))
+        for group in sizes.values():
+            numbers, names, each = zip(*group, strict=True)
+            pixels = torch.cat([one.pixels for one in each]).to(model.device)
+            yield Looked(numbers, names, pixels, tuple(one.frames[0] for one in each))
+
+
+def _prepared(prepare: Preprocessor, pictures: list[Source], number: int) -> tuple[str, Prepared]:
+    try:
+        picture = open_picture(pictures[number])
+        return picture.name, prepare(picture)
+    except REFUSED as error:
+        if len(pictures) == 1:
+            raise
+        kind = next(kind for kind in REFUSED if isinstance(error, kind))
+        raise kind(f"picture {number}: {error}") from None
