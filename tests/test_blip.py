@@ -250,14 +250,13 @@ def test_a_step_gives_what_the_whole_text_gives(head, tmp_path):
 def test_beams_that_change_places_keep_their_picture(tmp_path):
     model = twin_of("ForConditionalGeneration", "small", tmp_path).ours(torch.float64)
     pixels = pictures(12, 12, 3)["pixels"]
-    logits, state = model.read_picture(pixels).begin(torch.full((3, 1), model.start), None, length=5)
+    _, state = model.read_picture(pixels).begin(torch.full((3, 1), model.start), None, length=5)
+    keys = state.memory[1].k
     for rows, copies in (([0, 0, 1, 1, 2, 2], True), ([1, 0, 2, 3, 5, 4], False), ([4, 1, 1, 0, 2, 2], True)):
         before = state.memory[0].k
         state.keep(torch.tensor(rows))
         assert (state.memory[0].k is not before) == copies
-    shown = pixels[[2, 0, 0, 0, 1, 1]]
-    torch.testing.assert_close(state.memory[1].k, model.decoder.keys(model.vision(shown).hidden)[1].k, rtol=0, atol=0)
-    assert logits.shape == (3, 47)
+    assert torch.equal(state.memory[1].k, keys[[2, 0, 0, 0, 1, 1]])
 
 
 def test_a_prompt_begins_with_the_start_token_and_is_left_open(tmp_path):

@@ -449,11 +449,11 @@ SEES = torch.ones(1, 3, 1, dtype=torch.bool)
         ({"ids": torch.tensor([[50]])}, ValueError, "token id 50 is outside the vocabulary of 50"),
         ({"mask": torch.tensor([[1, 1, 1]])}, ValueError, "mask must be booleans"),
         ({"positions": torch.tensor([[-1, 0, 1]])}, ValueError, "positions must be 0 or more"),
-        ({"pixels": [[1.0]]}, TypeError, "pixels must be a torch tensor of floats, .* got list"),
+        ({"pixels": [[1.0]]}, TypeError, r"a torch tensor of floats, \(B, P, 3, H, W\), got list; model\.preprocessor\("),
         ({"pixels": PIXELS.int()}, TypeError, "pixels must be a torch tensor of floats, .* got torch.int32"),
         ({"pixels": PIXELS[0]}, ValueError, r"\(B, P, 3, H, W\), P pictures for each text, got \(1, 3, 12, 12\); with"),
         ({"pixels": PIXELS[:, :0]}, ValueError, r"got \(1, 0, 3, 12, 12\); without pictures leave out pixels=$"),
-        ({"pixels": PIXELS[:, :, :1]}, ValueError, r"pixels must be \(B, 3, H, W\) .* got \(1, 1, 12, 12\)"),
+        ({"pixels": PIXELS[:, :, :1]}, ValueError, r"must be \(B, P, 3, H, W\), .* got \(1, 1, 1, 12, 12\); without"),
         ({"pixels": PIXELS[..., :3]}, ValueError, "the smallest picture .* is 4 × 4"),
         ({"pixels": PIXELS.repeat(2, 1, 1, 1, 1)}, ValueError, "there are 1 texts, and pixels hold pictures of 2"),
         ({"sees": SEES}, ValueError, "sees says which pictures each token sees, and there are none: give pixels, too"),
@@ -604,6 +604,17 @@ def test_words_look_at_latents_of_each_picture_and_latents_at_its_patches(model)
     within, own = layouts["vision.blocks.2.attention"], layouts["tower.blocks.3.attention"]
     assert within.keys.picture.tolist() == [[0] * 10, [1] * 10]
     assert repr(own.keys) == repr(own.queries) == "Layout(7 text)"
+
+
+def test_latents_look_at_the_picture_first_and_then_at_each_other(model):
+    """As the layouts say. No number tells the order of keys."""
+    seen, block = [], model.resampler.blocks[0]
+    hook = block.attention.register_forward_pre_hook(lambda module, args: seen.extend(args))
+    pixels = inputs("", USUAL_NAME, count=1)["pixels"][:1]
+    model.encode(pixels)
+    hook.remove()
+    patches = block.picture_norm(model.vision(pixels[0]).hidden)
+    assert torch.equal(seen[1], torch.cat([patches, block.attention_norm(model.resampler.latents)[None]], 1))
 
 
 def test_words_look_at_all_patches_where_nothing_gathers_them(tmp_path):

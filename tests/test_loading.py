@@ -95,6 +95,14 @@ def test_a_tensor_without_a_place_is_named(folder):
         load(folder)
 
 
+def test_a_bias_beside_a_weight_that_is_read_has_no_place(folder):
+    """It would have been computed with, and would be left out in silence."""
+    extra = {"bert.embeddings.word_embeddings.bias": torch.ones(12)}
+    rewrite(folder, lambda tensors: tensors.update(extra))
+    with pytest.raises(ValueError, match=r"1 tensors have no place: bert\.embeddings\.word_embeddings\.bias$"):
+        load(folder)
+
+
 def test_layers_beyond_those_of_the_config_have_no_place(folder):
     with pytest.raises(ValueError, match=r"16 tensors have no place: bert\.encoder\.layer\.1\..* and 8 more$"):
         load(change(folder, num_hidden_layers=1))

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 __all__ = [
     "Array",
+    "Grid",
     "Head",
     "HeadLinks",
     "Key",
@@ -19,10 +20,14 @@ __all__ = [
     "Link",
     "Numbers",
     "Overview",
+    "PictureAnswer",
+    "PictureLine",
     "Ribbon",
     "Row",
+    "Run",
     "Steps",
     "Tile",
+    "TokenLayout",
     "Tokens",
 ]
 
@@ -42,6 +47,9 @@ class Layer(TypedDict):
     call: the number of its first call, where the module has several runs; else null.
     first: the position of query 0 among the keys; null in cross-attention.
     labelled: do the session's tokens name its keys?  rows: can exact rows be asked for?
+    windows: how many sequences of equal length its tokens count through; queries and keys are those of all of them, and
+    a query sees the keys of its window alone.
+    layout: what its queries and its keys are, by their numbers in the overview's layouts; null where nobody said.
     """
 
     index: int
@@ -54,6 +62,58 @@ class Layer(TypedDict):
     first: int | None
     labelled: bool
     rows: bool
+    windows: int
+    layout: list[int] | None
+
+
+class PictureLine(TypedDict):
+    """A picture that the model looked at.
+
+    height, width: in pixels.  name: of its file, null where it is not known.  shown: can `picture` be asked for it?
+    seen: top, left, bottom and right of what the model saw, as fractions of the picture's sides; outside 0 to 1 where
+    the picture was padded.
+    """
+
+    height: int
+    width: int
+    name: str | None
+    shown: bool
+    seen: list[float]
+
+
+class Run(TypedDict):
+    """Tokens of one kind that follow each other. picture: which one they belong to, null for none."""
+
+    kind: str
+    picture: int | None
+    count: int
+
+
+class Grid(TypedDict):
+    """The patches of one picture, each in a row and a column.
+
+    rows: top and bottom of each; columns: left and right of each; as fractions of the picture's sides.
+    cells: of each patch in the order of the tokens, row · number of columns + column; null where that is 0, 1, 2 …
+    """
+
+    picture: int
+    rows: list[list[float]]
+    columns: list[list[float]]
+    cells: list[int] | None
+
+
+class TokenLayout(TypedDict):
+    """What the tokens of one side of an attention are, through all its windows, and where its patches lie."""
+
+    runs: list[Run]
+    grids: list[Grid]
+
+
+class PictureAnswer(TypedDict):
+    """A picture to be shown, at most 1,600 pixels long. kind: its media type.  base64: its bytes."""
+
+    kind: str
+    base64: str
 
 
 class Overview(TypedDict):
@@ -63,6 +123,7 @@ class Overview(TypedDict):
     text: what was read; null where it is not known or too long.  rows: can exact rows be asked for in every layer?
     measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
     labels_of_heads: by layer and head the pattern that names it, or null.
+    pictures: those that the model looked at; none for a text.  layouts: of tokens; layers name them by their numbers.
     """
 
     version: int
@@ -74,6 +135,8 @@ class Overview(TypedDict):
     layers: list[Layer]
     measures: dict[str, Array]
     labels_of_heads: list[list[str | None]]
+    pictures: list[PictureLine]
+    layouts: list[TokenLayout]
     warning: str
 
 
@@ -123,6 +186,7 @@ class Head(TypedDict):
     map: (≤ 64, ≤ 64), rows are queries; a cell is the sum of its weights divided by its number of queries.
     how: "exact" where a cell is one weight.  received: (≤ 1024) sums by bins of keys.
     entropy: (≤ 1024) means by bins of queries.  links, links_how: as in `HeadLinks`.
+    Of a layer cut into windows, map, received and entropy are of the first one; `tile` gives the others.
     """
 
     layer: int

@@ -6,12 +6,15 @@
     {'key': 2, 'weight': 0.68}
 
 `overview`, `tokens`, `head` and `links` are here; `row` and `tile`, which compute exact weights, in `weight_answers`;
-`steps` in `step_answers`. Layers, heads, tokens and keys count from 0, and answers are of the first batch row.
+`steps` in `step_answers`; `picture` in `picture_answers`. Layers, heads, tokens and keys count from 0, tokens through the
+windows that a layer is cut into; answers are of the first batch entry.
 
 It does not know who asks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -19,20 +22,21 @@ from torch import Tensor
 from regard.explorer.answer_types import Array, Head, HeadLinks, Layer, Link, Numbers, Overview, Tokens
 from regard.explorer.asked import checked_span, find_head, spoken
 from regard.explorer.head_numbers import HeadNumbers
-from regard.explorer.one_head import one_head
 from regard.explorer.packing import bin_edges, finite, packed, sums_of_bins
+from regard.explorer.picture_answers import layouts_of, picture, pictures_of
 from regard.explorer.pooled_tiles import FEW_CELLS, pooled_tile
 from regard.explorer.seen_layers import SeenLayer
 from regard.explorer.sentences import WARNING, sentence
 from regard.explorer.sessions import Session
 from regard.explorer.step_answers import steps
 from regard.explorer.weight_answers import row, tile
+from regard.explorer.windowed_head import head_of
 from regard.lens.files.packing import pool
 from regard.lens.measuring.measures import cell_edges
 from regard.lens.view import View
 from regard.stages import Lang
 
-__all__ = ["head", "links", "overview", "row", "steps", "tile", "tokens"]
+__all__ = ["head", "links", "overview", "picture", "row", "steps", "tile", "tokens"]
 
 VERSION = 1
 FIRST_LABELS = 4096  # that come with the overview
@@ -60,7 +64,8 @@ def overview(session: Session, lang: Lang = "en") -> Overview:
     lang = spoken(lang)
     if not session.layers:
         session.capture[0]  # says why nothing was seen
-    layers = [_layer(session, n, layer) for n, layer in enumerate(session.layers)]
+    layouts, placed = layouts_of(session)
+    layers = [_layer(session, n, layer, placed[n]) for n, layer in enumerate(session.layers)]
     text = session.text
     return {
         "version": VERSION,
@@ -72,26 +77,29 @@ def overview(session: Session, lang: Lang = "en") -> Overview:
         "layers": layers,
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
+        "pictures": pictures_of(session),
+        "layouts": layouts,
         "warning": WARNING[lang],
     }
 
 
-def _layer(session: Session, index: int, layer: SeenLayer) -> Layer:
-    view = layer.view
-    _, heads, nq, nk = view.sizes
+def _layer(session: Session, index: int, layer: SeenLayer, layout: list[int] | None) -> Layer:
+    view, (nq, nk) = layer.view, layer.sizes
     offset = view.place.offset
     first = nk - nq if offset is None else int(torch.as_tensor(offset).reshape(-1)[0])
     return {
         "index": index,
         "path": layer.path,
         "call": layer.call,
-        "heads": heads,
+        "heads": view.sizes[1],
         "queries": nq,
         "keys": nk,
         "kind": view.kind,
         "first": None if view.kind == "cross" else first,
         "labelled": nk == len(session.tokens) and any(session.tokens),
         "rows": view.weights is not None,
+        "windows": layer.windows,
+        "layout": layout,
     }
 
 
@@ -145,7 +153,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
     """
     lang, found = spoken(lang), find_head(session, layer, head)
     view, numbers = found.view, session.numbers[layer]
-    cells, how = _map(view, head)
+    cells, how = _map(found, head)
     strong = links(session, layer, head)
     known = [link["weight"] for link in strong["links"]]
     said = _numbers(numbers, head, max(known, default=None))
@@ -168,8 +176,9 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
     }
 
 
-def _map(view: View, head: int) -> tuple[Tensor, str]:
-    """The map that was measured, or one from exact weights."""
+def _map(layer: SeenLayer, head: int) -> tuple[Tensor, str]:
+    """The map that was measured, or one from exact weights; of the first window where there are several."""
+    view = layer.view
     if "map" in view.held:
         cells: Tensor = view.map()[0, head]
         return cells, view.how("map")
@@ -178,7 +187,7 @@ def _map(view: View, head: int) -> tuple[Tensor, str]:
         hint = f"of {nq:,} × {nk:,} weights is too large to make now" if view.weights is not None else "was not kept"
         raise LookupError(f"the map {hint}: watch(model) measures one while the model runs, if 'map' is in measures=")
     exact = max(nq, nk) <= CELLS
-    return pooled_tile(one_head(view.weights, head), (0, nq), (0, nk), CELLS), "exact" if exact else "pooled"
+    return pooled_tile(head_of(layer, head), (0, nq), (0, nk), CELLS), "exact" if exact else "pooled"
 
 
 def _received(view: View, head: int) -> Array | None:
@@ -226,51 +235,69 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> HeadLi
     A query that sees a single key has no choice, and is left out. Where neither q and k nor links nor an exact map were
     kept there are none. Raises IndexError for a layer or head that is not there.
     """
-    view = find_head(session, layer, head).view
-    _, _, nq, nk = view.sizes
+    seen = find_head(session, layer, head)
+    view, (_, _, nq, nk) = seen.view, seen.view.sizes
+    windows = [((w * nq, (w + 1) * nq), (w * nk, (w + 1) * nk)) for w in range(seen.windows)]
     if "top_key" in view.held:
-        found, how = _measured_links(view, head, count), "exact"
-    elif view.weights is not None and nq * nk <= FEW_CELLS:
-        found, how = _links_in(view, head, [((0, nq), (0, nk))], count), "exact"
+        found, how = _measured_links(seen, head, count), "exact"
+    elif view.weights is not None and (nq * nk <= FEW_CELLS or seen.windows > 1):
+        found, how = _links_in(seen, head, windows, count), "exact"
     elif view.weights is not None and "map" in view.held:
-        found, how = _links_in(view, head, _strongest_cells(view, head), count), "pooled"
+        found, how = _links_in(seen, head, _strongest_cells(view, head), count), "pooled"
     elif "map" in view.held and view.how("map") == "exact":
-        found, how = _largest(_chosen_rows(view, view.map()[0, head].float(), (0, nq), head), (0, 0), count), "exact"
+        maps = [(view.map()[w, head].float(), rows, cols) for w, (rows, cols) in enumerate(windows)]
+        parts = [_largest(_chosen_rows(seen, cells, rows, head), (rows[0], cols[0]), count) for cells, rows, cols in maps]
+        found, how = _first(parts, count), "exact"
     else:
         found, how = [], "pooled"
     return {"layer": layer, "head": head, "links": found, "how": "exact" if how == "exact" else "pooled"}
 
 
-def _measured_links(view: View, head: int, count: int) -> list[Link]:
-    top = view.top()
-    weight = _chosen_rows(view, top.weight[0, head].nan_to_num(0.0), (0, view.sizes[2]), head)
-    found = _largest(weight, (0, 0), count)
-    return [{**link, "key": int(top.index[0, head, link["query"], link["key"]])} for link in found]
+def _first(parts: Iterable[list[Link]], count: int) -> list[Link]:
+    """The strongest of all parts' links."""
+    return sorted((link for part in parts for link in part), key=lambda link: -link["weight"])[:count]
+
+
+def _measured_links(layer: SeenLayer, head: int, count: int) -> list[Link]:
+    (_, _, nq, nk), top = layer.view.sizes, layer.view.top()
+    parts = []
+    for w in range(layer.windows):
+        rows = (w * nq, (w + 1) * nq)
+        weight = _chosen_rows(layer, top.weight[w, head].nan_to_num(0.0), rows, head)
+        links, keys = _largest(weight, (0, 0), count), top.index[w, head]
+        parts.append(
+            [
+                {**link, "query": rows[0] + link["query"], "key": w * nk + int(keys[link["query"], link["key"]])}
+                for link in links
+            ]
+        )
+    return _first(parts, count)
 
 
 Span = tuple[int, int]
 
 
-def _links_in(view: View, head: int, parts: list[tuple[Span, Span]], count: int) -> list[Link]:
+def _links_in(layer: SeenLayer, head: int, parts: list[tuple[Span, Span]], count: int) -> list[Link]:
     """The strongest links in some parts of the weights, a few million of them at once."""
-    assert view.weights is not None
-    weights, found = one_head(view.weights, head), list[Link]()
+    weights, found = head_of(layer, head), list[Link]()
     for (a, b), (c, d) in parts:
         at_once = max(1, (1 << 22) // max(1, d - c))
         for i in range(a, b, at_once):
             span = (i, min(i + at_once, b))
-            tile = _chosen_rows(view, weights.tile(slice(*span), slice(c, d)), span, head)
-            found = sorted(found + _largest(tile, (i, c), count), key=lambda link: -link["weight"])[:count]
+            tile = _chosen_rows(layer, weights.tile(slice(*span), slice(c, d)), span, head)
+            found = _first([found, _largest(tile, (i, c), count)], count)
     return found
 
 
-def _chosen_rows(view: View, weights: Tensor, rows: Span, head: int) -> Tensor:
-    """(rows, …) without NaN, and without those of queries that see a single key."""
-    visible, weights = view.place.visible, weights.nan_to_num(0.0)
+def _chosen_rows(layer: SeenLayer, weights: Tensor, rows: Span, head: int) -> Tensor:
+    """(rows, …) of one window without NaN, and without those of queries that see a single key."""
+    visible, weights = layer.view.place.visible, weights.nan_to_num(0.0)
     if visible is None:
         return weights
-    alone = visible[0, head if visible.shape[1] > 1 else 0, rows[0] : rows[1]] == 1
-    return weights.masked_fill(alone.to(weights.device)[:, None], 0.0)
+    window = rows[0] // max(1, layer.view.sizes[2]) if layer.windows > 1 else 0
+    first, end = (i - window * layer.view.sizes[2] for i in rows)
+    seen = visible[window if visible.shape[0] > 1 else 0, head if visible.shape[1] > 1 else 0, first:end]
+    return weights.masked_fill((seen == 1).to(weights.device)[:, None], 0.0)
 
 
 def _largest(weights: Tensor, corner: Span, count: int) -> list[Link]:

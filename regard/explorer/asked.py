@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from regard.explorer.one_head import HeadWeights, one_head
+from regard.explorer.one_head import HeadWeights
 from regard.explorer.seen_layers import SeenLayer
 from regard.explorer.sessions import Session
+from regard.explorer.windowed_head import head_of
 from regard.stages import Lang
 
 __all__ = ["checked_index", "checked_span", "exact_weights", "find_head", "spoken"]
@@ -73,10 +74,10 @@ def find_head(session: Session, layer: int, head: int) -> SeenLayer:
 
 def exact_weights(session: Session, layer: int, head: int, what: str) -> HeadWeights:
     """The exact weights of a head. Raises IndexError for one that is not there, LookupError where q and k are not."""
-    weights = find_head(session, layer, head).view.weights
-    if weights is None:
+    found = find_head(session, layer, head)
+    if found.view.weights is None:
         raise LookupError(
             f"{what} needs queries and keys, which this capture does not hold: record it again with "
             "regard.watch(model, keep='qk'), and save it without overview=True"
         )
-    return one_head(weights, head)
+    return head_of(found, head)

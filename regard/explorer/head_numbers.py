@@ -2,7 +2,7 @@
 
 What was measured is read. What was not is measured only where a call is so small that nobody waits for it.
 
-Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys), W windows.
 
 It does not know sessions, nor how anything is shown.
 """
@@ -25,10 +25,11 @@ LITTLE = 1 << 21  # weights of a call that are computed without being asked for
 
 @dataclass(frozen=True, eq=False)
 class HeadNumbers:
-    """Of each head of the first batch row, (H,) fp32 on the CPU; None where it is not known.
+    """Of each head of the first batch entry, (H,) fp32 on the CPU; None where it is not known.
 
-    entropy, effective: means over the queries.  share: what the key that receives most gets of each query on the mean.
-    keys: the first and last of those keys: one, or a bin of them.  patterns: name → scores.
+    entropy, effective: means over the queries, of all windows where there are several.
+    share: what the key that receives most gets of each query, of its window, on the mean.
+    keys: the first and last of those keys: one, or a bin of them.  patterns: name → scores, means over the windows.
     names: the patterns that name each head, the strongest first.
     """
 
@@ -40,7 +41,7 @@ class HeadNumbers:
     names: tuple[tuple[str, ...], ...]
 
 
-def head_numbers(view: View) -> HeadNumbers:
+def head_numbers(view: View, windows: int = 1) -> HeadNumbers:
     """The numbers of every head of a view on torch with axes (B, H, …).
 
     >>> import regard
@@ -48,34 +49,39 @@ def head_numbers(view: View) -> HeadNumbers:
     >>> found = head_numbers(regard.look(x, x, x))
     >>> found.entropy, found.share, found.names[1]
     (tensor([1.3863, 1.3863]), tensor([0.2500, 0.2500]), ('uniform', 'neighbours'))
+
+    windows: the first batch rows that belong together, as Swin cuts a picture.
     """
     heads = view.sizes[1]
     little = view.weights is not None and view.sizes[0] * heads * view.sizes[2] * view.sizes[3] <= LITTLE
-    patterns = _patterns(view, little)
+    patterns = _patterns(view, windows, little)
     names = label({name: scores[None] for name, scores in patterns.items()})[0] if patterns else [[]] * heads
-    share, keys = _received(view, little)
-    entropy, effective = (_mean(view, name, little) for name in ("entropy", "effective"))
+    share, keys = _received(view, windows, little)
+    entropy, effective = (_mean(view, name, windows, little) for name in ("entropy", "effective"))
     return HeadNumbers(entropy, effective, share, keys, patterns, tuple(tuple(said) for said in names))
 
 
-def _mean(view: View, name: str, little: bool) -> Tensor | None:
+def _mean(view: View, name: str, windows: int, little: bool) -> Tensor | None:
     known = f"mean {name}" in view.held or (name in view.held and name not in view.pooled)
-    return _plain(view.mean(name)[0]) if known or (little and name not in view.held) else None
+    return _plain(view.mean(name)[:windows].mean(0)) if known or (little and name not in view.held) else None
 
 
-def _patterns(view: View, little: bool) -> dict[str, Tensor]:
+def _patterns(view: View, windows: int, little: bool) -> dict[str, Tensor]:
     measured = any(name.startswith("pattern ") for name in view.held)
-    return {name: _plain(scores[0]) for name, scores in view.patterns().items()} if measured or little else {}
+    found = view.patterns() if measured or little else {}
+    return {name: _plain(scores[:windows].mean(0)) for name, scores in found.items()}
 
 
-def _received(view: View, little: bool) -> tuple[Tensor | None, tuple[tuple[int, int], ...]]:
+def _received(view: View, windows: int, little: bool) -> tuple[Tensor | None, tuple[tuple[int, int], ...]]:
     _, _, nq, nk = view.sizes
     if 0 in (nq, nk) or not ("received" in view.held or little):
         return None, ()
-    received = view.received[0]  # (H, keys), or (H, bins) of means where they are pooled
-    edges = cell_edges(nk, received.shape[-1])
-    best, at = received.max(-1)
-    return _plain(best / nq), tuple((edges[c], edges[c + 1] - 1) for c in at.tolist())
+    received = view.received[:windows]  # (W, H, keys), or (W, H, bins) of means where they are pooled
+    bins = received.shape[-1]
+    edges = cell_edges(nk, bins)
+    best, at = received.transpose(0, 1).flatten(1).max(-1)  # (H,)
+    found = [divmod(place, bins) for place in at.tolist()]
+    return _plain(best / nq), tuple((w * nk + edges[c], w * nk + edges[c + 1] - 1) for w, c in found)
 
 
 def _plain(values: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""How a model reads a text for the explorer, once to look and once more for the values. It does not know who looks."""
+"""How a model reads for the explorer, once to look and once more for the values. It does not know who looks."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,14 +28,14 @@ def read(model: Model, ids: Tensor) -> None:
 
 
 class Values:
-    """The values of the attention calls of a model that read a text; those asked for last are kept.
+    """The values of the attention calls of a model that read something; those asked for last are kept.
 
-    The model runs once for a call that was not asked for just before. While it is watched, nobody may ask: `watch`
-    would see these calls too.
+    again: lets the model read it once more, which happens for a call that was not asked for just before. While the
+    model is watched, nobody may ask: `watch` would see these calls too.
     """
 
-    def __init__(self, model: Model, ids: Tensor) -> None:
-        self.model, self.ids = model, ids
+    def __init__(self, again: Callable[[], object]) -> None:
+        self.again = again
         self._lock = threading.Lock()
         self._kept: tuple[int, int, Tensor] | None = None  # number of the call, of calls, values
 
@@ -62,7 +63,7 @@ class Values:
 
         observe(note)
         try:
-            read(self.model, self.ids)
+            self.again()
         finally:
             unobserve(note)
         return found, count

@@ -1,7 +1,10 @@
 """The layers that an explorer shows: each attention module of a capture, or each of its runs where it has several.
 
 A module that stands in several places of a model, as ALBERT's one block does, is called once for each: these are layers
-of their own here. The steps of one generation are one layer.
+of their own here. The steps of one generation are one layer. Attention that is cut into windows (Swin) is one layer, whose
+tokens count through its windows: token i of window w is w · N + i.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys), W windows.
 
 It does not know sessions.
 """
@@ -10,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from regard.layouts import Sides
 from regard.lens.assembling import assemble
-from regard.lens.capture import Capture, Record
+from regard.lens.capture import Capture
 from regard.lens.describing import plain
 from regard.lens.runs import by_sizes, runs_of
 from regard.lens.view import View
@@ -25,12 +29,24 @@ class SeenLayer:
 
     path: of its module.  call: the number of its first call, where the module has several runs; else None.
     view: what it did, on torch, with axes (B, H, …).  records: its calls by their number in the capture.
+    sides: what the tokens of the first batch entry are and where they lie in a picture; None where nobody said.
     """
 
     path: str
     call: int | None
     view: View
     records: tuple[int, ...]
+    sides: Sides | None = None
+
+    @property
+    def windows(self) -> int:
+        """W, the batch rows that the first batch entry is cut into; 1 where it is not."""
+        return 1 if self.sides is None else self.sides.queries.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and keys there are in all windows."""
+        return self.windows * self.view.sizes[2], self.windows * self.view.sizes[3]
 
 
 def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
@@ -44,11 +60,12 @@ def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
     [('self_attn', 0), ('self_attn', 1)]
     """
     number = {id(record): n for n, record in enumerate(capture.records)}
-    found = [layer for path in capture.names for layer in _of_module(path, capture.calls(path), number)]
+    found = [layer for path in capture.names for layer in _of_module(path, capture, number)]
     return tuple(sorted(found, key=lambda layer: layer.records[0]))
 
 
-def _of_module(path: str, records: list[Record], number: dict[int, int]) -> list[SeenLayer]:
+def _of_module(path: str, capture: Capture, number: dict[int, int]) -> list[SeenLayer]:
+    records = capture.calls(path)
     views = [plain(record.view) for record in records if record.view is not None]
     links = [record.link for record in records if record.link is not None]
     if len(links) < len(records):
@@ -60,5 +77,14 @@ def _of_module(path: str, records: list[Record], number: dict[int, int]) -> list
     for run in runs:
         whole = plain(assemble([views[n] for n in run], [links[n] for n in run]))
         call = run[0] if len(runs) > 1 else None
-        layers.append(SeenLayer(path, call, whole, tuple(number[id(records[n])] for n in run)))
+        sides = _sides(capture, path, run, alone=len(runs) == 1)
+        layers.append(SeenLayer(path, call, whole, tuple(number[id(records[n])] for n in run), sides))
     return layers
+
+
+def _sides(capture: Capture, path: str, run: list[int], alone: bool) -> Sides | None:
+    """What the tokens of a run are, in the first batch entry."""
+    if path not in capture.layouts or not (alone or len(run) == 1):
+        return None
+    placed = (capture[path] if alone else capture[path, run[0]]).placed
+    return placed.entry(0)[0] if placed.sides else None

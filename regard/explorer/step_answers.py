@@ -45,8 +45,15 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
     checked_index("key", key, nk, "keys")
     seen = find_head(session, layer, head)
     assert seen.view.weights is not None
-    scored, i, first = _part(seen.view.weights, head, token)
+    window, own = divmod(token, max(1, seen.view.sizes[2])) if seen.windows > 1 else (0, token)
+    scored, i, first = _part(seen.view.weights, head, own, window)
+    first += window * seen.view.sizes[3]
     j = key - first
+    if not 0 <= j < scored.sizes[1] and seen.windows > 1:
+        raise IndexError(
+            f"key {key} is in another window than token {token}, which sees keys {first} to "
+            f"{first + scored.sizes[1] - 1}"
+        )
     if not 0 <= j < scored.sizes[1]:
         raise IndexError(
             f"key {key} was not there when token {token} was read: it had keys {first} to {first + scored.sizes[1] - 1}"
@@ -57,7 +64,7 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
     dots = scored.dots(rows, chosen)[0]  # (keys,)
     scaled = dots * scored.call.scale
     q, k = scored.q[i].to(scored.call.wide), scored.k[j].to(scored.call.wide)
-    v, v_sum = _values(session, seen, head, p, j)
+    v, v_sum = _values(session, seen, head, window, p, j)
     return {
         "token": token,
         "key": key,
@@ -78,15 +85,15 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
     }
 
 
-def _part(weights: Weights, head: int, token: int) -> tuple[Scored, int, int]:
+def _part(weights: Weights, head: int, token: int, batch: int) -> tuple[Scored, int, int]:
     """The call that a query belongs to, which of its queries it is, and where its keys begin among those of the run."""
-    batch, first = 0, 0
+    first = 0
     if isinstance(weights, Assembled):
         n = 0
         while token >= weights.counts[n]:
             token, n = token - weights.counts[n], n + 1
         moved = weights.rows[n]
-        batch, first, weights = (0 if moved is None else moved[0]), weights.first[n], weights.parts[n]
+        batch, first, weights = (batch if moved is None else moved[batch]), weights.first[n], weights.parts[n]
     if not isinstance(weights, Remembered):
         raise LookupError(
             "the model made these weights itself, by a softmax written out, so that no queries and keys were seen: "
@@ -102,7 +109,9 @@ def _chosen(p: Tensor, j: int) -> Tensor:
     return torch.tensor(sorted([j, *others]), device=p.device)
 
 
-def _values(session: Session, seen: SeenLayer, head: int, p: Tensor, j: int) -> tuple[Array | None, Array | None]:
+def _values(
+    session: Session, seen: SeenLayer, head: int, window: int, p: Tensor, j: int
+) -> tuple[Array | None, Array | None]:
     """The value of key j, and Σ p·v, (Dv) each; None where no live model can be asked."""
     if session.values is None or len(seen.records) != 1:
         return None, None
@@ -110,5 +119,5 @@ def _values(session: Session, seen: SeenLayer, head: int, p: Tensor, j: int) -> 
     heads = seen.view.sizes[1]
     if values is None or values.shape[2] != len(p):
         return None, None
-    v = values[0, head // (heads // values.shape[1])].to(p)  # (Nk, Dv)
+    v = values[window, head // (heads // values.shape[1])].to(p)  # (Nk, Dv)
     return packed(v[j]), packed(p @ v)

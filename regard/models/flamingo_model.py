@@ -26,6 +26,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from regard.cache import Cache
 from regard.frames import Frame
@@ -56,9 +57,10 @@ def last_picture(ids: Tensor, pictures: int, *, placeholder: int, ends: Sequence
     ends: tokens that end a text: what follows one sees no picture until the next placeholder.
     """
     here, place = ids == placeholder, torch.arange(ids.shape[1], device=ids.device)
-    began = torch.where(here, place, -1).cummax(1).values  # (B, N)
-    ended = torch.where(torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device)), place + 1, -1)
-    number = torch.where(ended.cummax(1).values.roll(1, 1).where(place > 0, -1) > began, -1, here.cumsum(1) - 1)
+    last = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    began = torch.where(here, place, -1).cummax(1).values  # (B, N), where the last placeholder stands
+    ended = pad(torch.where(last, place + 1, 0).cummax(1).values[:, :-1], (1, 0))  # where the last text ended before
+    number = torch.where(ended > began, -1, here.cumsum(1) - 1)
     return number.unsqueeze(-1) == torch.arange(pictures, device=ids.device)
 
 
@@ -133,9 +135,8 @@ class FlamingoModel(Model):
         """
         mask = self.check(ids, mask, self.vocabulary, self.most)
         self.check_positions(ids, positions, self.tower)
-        pixels = self._checked(pixels)
-        pictures = None if pixels is None else pixels.shape[:2]
-        sees = self._sees(ids, pictures, sees)
+        pixels = None if pixels is None else self._checked(pixels)
+        sees = self._sees(ids, None if pixels is None else pixels.shape[:2], sees)
         memory, seen = (None, ()) if pixels is None else self._look(pixels, every_layer)
         latents = None if memory is None else memory.flatten(1, 2)  # (B, P·L, e)
         hidden, layers = self._read(
@@ -148,9 +149,7 @@ class FlamingoModel(Model):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """What words look at of each picture (B, P, C, H, W): (B, P, L, e). Raises as `forward`."""
-        checked = self._checked(pixels)
-        assert checked is not None
-        return self._look(checked, False)[0]
+        return self._look(self._checked(pixels), False)[0]
 
     def layouts(self, frames: Sequence[Frame], tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one text: `regard.watch(model, layouts=…)`.
@@ -249,18 +248,23 @@ class FlamingoModel(Model):
 
     # ----------------------------------------------------------------------------------------------------------- checks
 
-    def _checked(self, pixels: Tensor | None) -> Tensor | None:
+    def _checked(self, pixels: Tensor) -> Tensor:
         """Pixels in the model's dtype."""
-        if pixels is None:
-            return None
         patches = self.vision.embed.patches
-        if isinstance(pixels, Tensor) and (pixels.ndim != 5 or 0 in pixels.shape):
-            raise ValueError(
-                f"pixels must be (B, P, {patches.channels}, H, W), P pictures for each text, got "
-                f"{tuple(pixels.shape)}; without pictures leave out pixels="
+        wanted = f"(B, P, {patches.channels}, H, W)"
+        if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
+            got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
+            raise TypeError(
+                f"pixels must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixels makes "
+                "those of one text"
             )
-        flat = pixels.flatten(0, 1) if isinstance(pixels, Tensor) else pixels
-        return check_pixels(flat, patches.channels, patches.least, self).reshape(pixels.shape)
+        if pixels.ndim != 5 or pixels.shape[2] != patches.channels or 0 in pixels.shape:
+            raise ValueError(
+                f"pixels must be {wanted}, P pictures for each text, got {tuple(pixels.shape)}; without pictures "
+                "leave out pixels="
+            )
+        flat = check_pixels(pixels.flatten(0, 1), patches.channels, patches.least, self)
+        return flat.reshape(pixels.shape)
 
     def _sees(self, ids: Tensor, pictures: Sequence[int] | None, sees: Tensor | None) -> Tensor | None:
         """Which pictures each token sees. pictures: B and P of the pixels, None without any."""

@@ -342,13 +342,19 @@ def _check_copies(model: Model, plan: list[Place], checkpoint: Checkpoint, store
 
 
 def _known(model: Model) -> list[re.Pattern[str]]:
-    """What may be left over: what holds nothing learnt, and the heads of the family's other tasks."""
+    """What may be left over: what holds nothing learnt, and what belongs to the family's other tasks.
+
+    Not what stands beside a weight that is read, as a bias where the model has none: it would have been computed with.
+    """
     family = model.family
     everything: list[Names] = [family.names(model.settings), *(task.names for task in family.tasks.values())]
+    read = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     ignored = (*family.ignored, *family.tasks[model.task].unused)
     patterns = list(ignored)
     for names in everything:
-        for source in names.values():
+        for ours, source in names.items():
+            if ours in read and (names is everything[0] or names is family.tasks[model.task].names):
+                continue
             for theirs in (source,) if isinstance(source, str) else source.names(("{i}", "{j}"), ""):
                 exact = re.escape(theirs).replace(re.escape("{i}"), r"\d+").replace(re.escape("{j}"), r"\d+")
                 patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")

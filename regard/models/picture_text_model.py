@@ -9,6 +9,11 @@
 
 Each ┐ is cross-attention: every word looks at all patches, or at all words of the question. It knows no family.
 
+    >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
+    >>> seen = model.preprocessor(["photo.jpg"])                                           # doctest: +SKIP
+    >>> begun = torch.full((1, 1), model.start)                                            # doctest: +SKIP
+    >>> generate(model.read_picture(seen.pixels), begun, new_tokens=20, eos=model.end, pad=model.pad)  # doctest: +SKIP
+
 Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V words.
 """
 
@@ -71,7 +76,10 @@ class Captioner(Model):
     def prompt(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Texts as the tokenizer frames them, (B, N), as beginnings of captions: ids (B, N − 1) and mask, padded left.
 
-        The first token of each text becomes `start`, and its last is left out: [CLS] a photo [SEP] → start a photo.
+        >>> model.prompt(model.tokenizer.batch(["a photo"]).ids)     # doctest: +SKIP
+        (tensor([[30522,  1037,  6302]]), None)
+
+        The first token of each text becomes `start`, and its last is left out: [CLS] a photo [SEP] → [DEC] a photo.
         mask: (B, N), True = token, padded on either side. Raises TypeError or ValueError for ids and mask that do not
         fit, and for a text of fewer than two tokens.
         """
@@ -180,6 +188,13 @@ class Answerer(Model):
 class Matching(nn.Module):
     """Scores of whether a text belongs to a picture, and vectors of each alone.
 
+    >>> Matching(6, 5, 7)
+    Matching(
+      (score): Linear(in_features=6, out_features=2, bias=True)
+      (text): Linear(in_features=6, out_features=7, bias=True)
+      (picture): Linear(in_features=5, out_features=7, bias=True)
+    )
+
     d, d_picture: widths of the towers.  e: width of the vectors.
     """
 
@@ -210,6 +225,16 @@ class Matcher(Model):
         picture = _look(self, self.vision, pixels, len(ids), every_layer)
         passed = self.encoder(ids, mask=mask, memory=picture.hidden, every_layer=every_layer)
         return _result(passed, picture, self.head.score(first_token(passed.hidden, mask)), every_layer)
+
+    def judge(self, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, 2) of texts (B, N) beside one picture (1, C, H, W), which is looked at once for all of them.
+
+        mask: (B, N), True = token; None if all are. Raises as a call of the model does.
+        """
+        mask = _check_text(self, ids, mask, self.encoder)
+        picture = _look(self, self.vision, pixels, 1).hidden.expand(len(ids), -1, -1)
+        read = self.encoder(ids, mask=mask, memory=picture).hidden
+        return cast(Tensor, self.head.score(first_token(read, mask)))
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Vectors of length 1 of texts (B, N), read without a picture: (B, e)."""

@@ -30,7 +30,7 @@ __all__ = ["pack_layouts", "unpack_layouts"]
 
 Layouts = Mapping[str, tuple[Sides, ...]]
 
-MOST_PIXELS = 2**30  # of a picture; a heat of it takes 4 GiB
+MOST_PIXELS = 2**28  # of a picture; a heat of it takes 1 GiB
 FLOATS = (np.float16, np.float32, np.float64)
 INTEGERS = (np.int8, np.int16, np.int32, np.int64)
 

@@ -16,9 +16,11 @@ from regard import tables
 from regard.models.images.pictures import Source
 from regard.models.model import Model
 from regard.models.verbs.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
-from regard.models.verbs.picturing import Several, as_list, look_at
+from regard.models.verbs.picturing import Several, judge
 
 __all__ = ["Classified", "Span", "Tagged", "classify", "classify_pictures", "follows", "ranking", "tag"]
+
+MOST_SHOWN = 10  # labels of one picture in a table: many checkpoints have a thousand
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,7 +54,8 @@ class Classified:
         return len(self.texts)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure))
+        most = MOST_SHOWN if self.of == "picture" else None
+        return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure), most)
 
     def __repr__(self) -> str:
         return tables.text(*self._table())
@@ -62,7 +65,11 @@ class Classified:
 
 
 def ranking(
-    values: Tensor, names: tuple[Any, ...], labels: tuple[str, ...], headers: tuple[str, str, str]
+    values: Tensor,
+    names: tuple[Any, ...],
+    labels: tuple[str, ...],
+    headers: tuple[str, str, str],
+    most: int | None = None,
 ) -> tuple[list[str], list[list[str]]]:
     """A table's headers and rows: of one thing every label, the best first; of several the best label of each.
 
@@ -70,14 +77,16 @@ def ranking(
     (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
 
     values: (B, labels).  names: of B things.  headers: what these are, what the labels are, what the values are.
+    most: labels of one thing that are listed; of more, how many are left out.
     """
     ranked = values.sort(1, descending=True)
     if len(names) == 1:
-        found = zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True)
-        return list(headers[1:]), [[shortened(labels[n]), f"{value:.4f}"] for n, value in found]
+        found = list(zip(ranked.indices[0].tolist(), ranked.values[0].tolist(), strict=True))
+        rows = [[labels[n], f"{value:.4f}"] for n, value in found[:most]]
+        more = len(found) - len(rows)
+        return list(headers[1:]), rows + ([[f"… {more} more", ""]] if more else [])
     best = zip(names, ranked.indices[:, 0].tolist(), ranked.values[:, 0].tolist(), strict=True)
-    rows = [[_in_one_line(name), shortened(labels[n]), f"{value:.4f}"] for name, n, value in best]
-    return list(headers), rows
+    return list(headers), [[_in_one_line(name), labels[n], f"{value:.4f}"] for name, n, value in best]
 
 
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
@@ -89,24 +98,18 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
         logits = result_of(model, part).logits
         assert logits is not None
         rows |= dict(zip(numbers, logits, strict=True))
-    return _labelled(model, rows, tuple(given), "text")
+    return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(given), "text")
 
 
-@torch.no_grad()
 def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 32) -> Classified:
     """Pictures with the probability of each of the checkpoint's labels; see `Model.classify`."""
     require(model, "classify", "classify", "classify-cls")
-    rows: dict[int, Tensor] = {}
-    names: dict[int, str] = {}
-    for part in look_at(model, as_list(pictures), batch):
-        rows |= dict(zip(part.numbers, model(part.pixels).logits, strict=True))
-        names |= dict(zip(part.numbers, part.names, strict=True))
-    return _labelled(model, rows, tuple(names[n] for n in range(len(names))), "picture")
+    names, logits = judge(model, pictures, batch, lambda pixels: model(pixels).logits)  # (P, labels)
+    return _labelled(model, logits, names, "picture")
 
 
-def _labelled(model: Model, rows: dict[int, Tensor], names: tuple[Any, ...], of: str) -> Classified:
-    """rows: logits (labels,) of each thing by its number."""
-    logits = torch.stack([rows[n] for n in range(len(rows))])  # (B, labels)
+def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
+    """logits: (B, labels)."""
     labels, kind = model.settings.labels(logits.shape[1]), model.settings.get("problem_type")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
     if kind == "regression" or len(labels) == 1:

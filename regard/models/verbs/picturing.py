@@ -3,12 +3,12 @@
 A picture is the same to a verb whether it comes alone or in a list: each is prepared by itself, and those that become
 pixels of one size go through the model together. It does not know any verb.
 
-Axis letters: B pictures of a batch, H, W height and width in pixels.
+Axis letters: P pictures, B those of a batch, H, W height and width in pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,7 +28,7 @@ from regard.models.vision_model import VisionModel
 from regard.models.vision_parts import VisionTower
 from regard.models.window_parts import WindowTower
 
-__all__ = ["Looked", "Several", "as_list", "look_at", "looks", "tower_of"]
+__all__ = ["Looked", "Several", "as_list", "judge", "look_at", "looks", "tower_of"]
 
 Several: TypeAlias = "list[Any] | tuple[Source, ...]"
 """A list of pictures. Of Any, because a list of paths is no list of sources to a type checker."""
@@ -92,6 +92,21 @@ def look_at(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked
             numbers, names, each = zip(*group, strict=True)
             pixels = torch.cat([one.pixels for one in each]).to(model.device)
             yield Looked(numbers, names, pixels, tuple(one.frames[0] for one in each))
+
+
+@torch.no_grad()
+def judge(
+    model: Model, pictures: Source | Several, batch: int, scores: Callable[[Tensor], Tensor]
+) -> tuple[tuple[str, ...], Tensor]:
+    """The names of pictures, and a row of numbers for each, (P, …), in their order.
+
+    scores: pixels (B, 3, H, W) → (B, …). Raises as `as_list` and `look_at`.
+    """
+    rows: dict[int, tuple[str, Tensor]] = {}
+    for part in look_at(model, as_list(pictures), batch):
+        rows |= dict(zip(part.numbers, zip(part.names, scores(part.pixels), strict=True), strict=True))
+    names, numbers = zip(*(rows[n] for n in range(len(rows))), strict=True)
+    return names, torch.stack(numbers)
 
 
 def _prepared(prepare: Preprocessor, pictures: list[Source], number: int) -> tuple[str, Prepared]:

@@ -1,7 +1,7 @@
 """Text written by a model: prompts in, continuations out, at once or as they become certain.
 
 What the caller does not say, the checkpoint does (generation/checkpoint_defaults.py). A decoder goes on from the
-prompt; of an encoder–decoder the encoder reads the prompt, and the decoder starts anew.
+prompt, in which pictures may stand; of an encoder–decoder the encoder reads the prompt, and the decoder starts anew.
 
 It does not know how tokens are chosen: generation/ does.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.models.checkpoint.side_files import read_side
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.flamingo_model import FlamingoModel
 from regard.models.generation.beams import Beams
 from regard.models.generation.checkpoint_defaults import Defaults
 from regard.models.generation.choosing import Choice
@@ -24,12 +25,16 @@ from regard.models.generation.decoder import Decoder
 from regard.models.generation.generating import Stream, generate
 from regard.models.generation.pieces import Decode
 from regard.models.generation.stopping import Reason, read_stop
+from regard.models.images.pictures import Source
 from regard.models.model import Model
+from regard.models.picture_writer import PictureWriter
 from regard.models.text_model import TextModel
 from regard.models.tokenizers.tokenizing import Tokenizer
 from regard.models.verbs.asking import positions, require
+from regard.models.verbs.picture_prompts import read_pictures, spoken, without_special
+from regard.models.verbs.picturing import Several
 
-__all__ = ["Ready", "Wishes", "Written", "beams_of", "stream", "write"]
+__all__ = ["Begun", "Ready", "Wishes", "Written", "beams_of", "begin", "defaults_of", "finish", "make_ready", "stream", "write"]
 
 NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
 ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
@@ -103,6 +108,24 @@ class Wishes:
 
 
 @dataclass(frozen=True, eq=False)
+class Begun:
+    """Where a model begins to write.
+
+    ids, mask: (B, N), padded on the left.  most: positions of who decodes, None without a limit.
+    after: the ids after which the new ones read as text; None where a text begins.
+    eos, pad: where the model itself says them.
+    """
+
+    decoder: Decoder[Any]
+    ids: Tensor
+    mask: Tensor | None
+    most: int | None
+    after: Tensor | None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Ready:
     """A generation made ready: who decodes, from which tokens, and how many more at most."""
 
@@ -119,11 +142,23 @@ class Ready:
 
 
 def write(
-    model: Model, prompts: str | Sequence[str], wishes: Wishes, on_token: Callable[[int], None] | None = None
+    model: Model,
+    prompts: str | Sequence[str],
+    wishes: Wishes,
+    on_token: Callable[[int], None] | None = None,
+    pictures: Source | Several | None = None,
 ) -> Written | list[Written]:
     """The continuation of a prompt, or of each; see `Model.generate`."""
     texts = _prompts(prompts)
-    ready = _ready(model, texts, wishes)
+    require(model, "generate", "generate")
+    said = defaults_of(model, wishes)
+    begun = begin(model, texts, said, _pixels(model, pictures, len(texts), isinstance(prompts, str)))
+    written = finish(make_ready(model, begun, wishes, said), texts, on_token)
+    return written[0] if isinstance(prompts, str) else written
+
+
+def finish(ready: Ready, texts: Sequence[str], on_token: Callable[[int], None] | None = None) -> list[Written]:
+    """Write all that was made ready. texts: the prompts, as the result shall name them."""
     made = generate(
         ready.decoder,
         ready.ids,
@@ -141,15 +176,16 @@ def write(
     ids = made.ids.cpu()
     scores = [None] * len(texts) if made.scores is None else made.scores.tolist()
     rows = zip(texts, made.texts, ids, made.lengths, made.reasons, scores, strict=True)
-    written = [Written(prompt, text, row[:n], why, score) for prompt, text, row, n, why, score in rows]
-    return written[0] if isinstance(prompts, str) else written
+    return [Written(prompt, text, row[:n], why, score) for prompt, text, row, n, why, score in rows]
 
 
-def stream(model: Model, prompt: str, wishes: Wishes) -> Iterator[str]:
+def stream(model: Model, prompt: str, wishes: Wishes, pictures: Source | Several | None = None) -> Iterator[str]:
     """The continuation of a prompt, piece by piece; see `Model.stream`."""
     if not isinstance(prompt, str):
         raise TypeError(f"stream writes one text: prompt must be a str, got {type(prompt).__name__}")
-    ready = _ready(model, [prompt], wishes)
+    require(model, "generate", "generate")
+    said = defaults_of(model, wishes)
+    ready = make_ready(model, begin(model, [prompt], said, _pixels(model, pictures, 1, True)), wishes, said)
     if ready.beams.width != 1:
         raise ValueError(
             f"the text of {ready.beams.width} beams is not known before the end, so it cannot be streamed: "
@@ -170,35 +206,38 @@ def stream(model: Model, prompt: str, wishes: Wishes) -> Iterator[str]:
 
 def beams_of(model: Model, wishes: Wishes) -> int:
     """How many beams a generation will have, by the caller's wish or the checkpoint's."""
-    return _beams(wishes, _defaults(model, wishes)).width
+    return _beams(wishes, defaults_of(model, wishes)).width
 
 
 # ---------------------------------------------------------------------------------------------------------- made ready
 
 
-def _ready(model: Model, texts: list[str], wishes: Wishes) -> Ready:
-    require(model, "generate", "generate")
-    said = _defaults(model, wishes)
-    decoder: Decoder[Any]
+def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tensor | None]) -> Begun:
+    """Prompts as a model begins with them. pixels: of the pictures of each, (P, 3, H, W), None for none."""
+    ids: Tensor
     mask: Tensor | None
+    if isinstance(model, (PictureWriter, FlamingoModel)):
+        ids, mask = _read(model, [spoken(model, text, own) for text, own in zip(texts, pixels, strict=True)], said)
+        return Begun(read_pictures(model, pixels), ids, mask, model.most, ids)
     ids, mask = _read(model, texts, said)
-    decode = _text_after(model, None if isinstance(model, EncoderDecoder) else ids)
     if isinstance(model, EncoderDecoder):
-        decoder, most = model.read(ids, mask), model.decoder.embed.most
         start = model.start if said.start is None else said.start
-        ids, mask = torch.full((len(texts), 1), start, device=model.device), None
-    else:
-        assert isinstance(model, TextModel)
-        decoder, most = model, model.most
+        starts = torch.full((len(texts), 1), start, device=model.device)
+        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.most, None)
+    assert isinstance(model, TextModel)
+    return Begun(model, ids, mask, model.most, ids)
+
+
+def make_ready(model: Model, begun: Begun, wishes: Wishes, said: Defaults) -> Ready:
     special = model.tokenizer.ids_of
-    eos = said.eos or (() if special.eos is None else (special.eos,))
-    pads = (said.pad, special.pad, *eos, 0)
+    eos = begun.eos or said.eos or (() if special.eos is None else (special.eos,))
+    pads = (begun.pad, said.pad, special.pad, *eos, 0)
     return Ready(
-        decoder,
-        ids,
-        mask,
-        decode,
-        _new_tokens(wishes, said, ids.shape[1], most),
+        begun.decoder,
+        begun.ids,
+        begun.mask,
+        _text_after(model, begun.after),
+        _new_tokens(wishes, said, begun.ids.shape[1], begun.most),
         eos,
         next(pad for pad in pads if pad is not None),
         wishes.choice(said),
@@ -207,9 +246,34 @@ def _ready(model: Model, texts: list[str], wishes: Wishes) -> Ready:
     )
 
 
-def _defaults(model: Model, wishes: Wishes) -> Defaults:
+def defaults_of(model: Model, wishes: Wishes) -> Defaults:
+    """What the checkpoint says of generating; of a text's part, too, where that has settings of its own."""
     generation = read_side(model.directory, "generation_config.json", dict)
-    return Defaults.read(generation, model.settings.values, ignore=wishes.ignore)
+    config = {**model.settings.inner("text_config").values, **model.settings.values}
+    return Defaults.read(generation, config, ignore=wishes.ignore)
+
+
+def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tensor | None]:
+    """The pixels (P, 3, H, W) of each prompt's pictures, None where it has none. alone: is there one, in no list.
+
+    Raises ValueError for pictures that a model does not look at, or of which nobody can tell whose they are.
+    """
+    if pictures is None:
+        return [None] * prompts
+    if not isinstance(model, (PictureWriter, FlamingoModel)):
+        raise ValueError(f"{model.family.title} with task {model.task!r} looks at no pictures: leave out pictures=")
+    each = [pictures] if alone else pictures
+    if not isinstance(each, (list, tuple)) or len(each) != prompts:
+        raise ValueError(
+            f"there are {prompts} prompts: pictures must be a list of as many, each one's own, which is a picture or a "
+            "list of them"
+        )
+    lists = [list(own) if isinstance(own, (list, tuple)) else [] if own is None else [own] for own in each]
+    every = [picture for own in lists for picture in own]
+    if not every:
+        return [None] * prompts
+    found = iter(model.preprocessor(every).pixels.to(model.device))
+    return [torch.stack([next(found) for _ in own]) if own else None for own in lists]
 
 
 def _prompts(prompts: object) -> list[str]:
@@ -223,8 +287,11 @@ def _prompts(prompts: object) -> list[str]:
 
 def _read(model: Model, texts: list[str], said: Defaults) -> tuple[Tensor, Tensor]:
     """Prompts as ids and mask (B, N), padded on the left, on the model's device; an empty one is the start token."""
-    batch = model.tokenizer.batch(texts, pad="left")
-    ids, mask = batch.ids, batch.mask
+    if isinstance(model, FlamingoModel):
+        ids, mask = without_special(model, texts)
+    else:
+        batch = model.tokenizer.batch(texts, pad="left")
+        ids, mask = batch.ids, batch.mask
     empty = ~mask.any(1)
     if bool(empty.any()):
         bos = said.bos if said.bos is not None else model.tokenizer.ids_of.bos
