@@ -1,4 +1,4 @@
-"""Reading a text takes its time: one thread does it, job after job, and says how far it is. A job can be cancelled.
+"""Reading takes its time: one thread does it, job after job, and says how far it is. A job can be cancelled.
 
     loading → reading → done, or failed, or cancelled
 
@@ -20,8 +20,11 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from regard.backends.call import Call
-from regard.explorer.sessions import look_at
+from regard.explorer.picture_reading import look_at_picture
+from regard.explorer.sessions import Session, look_at
 from regard.explorer.shelves import ModelShelf, Offered, SessionShelf
+from regard.models.images.pictures import Picture
+from regard.models.model import Model
 from regard.op import observe, unobserve
 
 __all__ = ["BusyError", "Job", "Jobs", "State"]
@@ -42,7 +45,7 @@ class CancelledError(Exception):
 
 @dataclass
 class Job:
-    """One text to be read.
+    """One text to be read, or a picture to be looked at, with the text that is read beside it, if any.
 
     state, progress: where it is, and in a few words.  session: the id of what it made.  error: why it failed.
     """
@@ -50,6 +53,7 @@ class Job:
     text: str
     model: Offered
     truncate: bool
+    picture: Picture | None = None
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
@@ -84,10 +88,20 @@ class Jobs:
         """
         if not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
-        job = Job(text, self._models.find(model), truncate)
+        return self._start(Job(text, self._models.find(model), truncate))
+
+    def start_picture(self, picture: Picture, text: str = "", model: str | None = None) -> str:
+        """Have a picture looked at, with a text beside it or "" for none, and return the job's id.
+
+        model: by its id; default the first. Raises LookupError for a model that is not there, BusyError where 8 jobs
+        wait.
+        """
+        return self._start(Job(text, self._models.find(model), False, picture))
+
+    def _start(self, job: Job) -> str:
         with self._lock:
             if sum(job.state not in ENDED for job in self._jobs.values()) >= MOST_WAITING:
-                raise BusyError(f"{MOST_WAITING} texts are waiting to be read: wait for one of them, or cancel it")
+                raise BusyError(f"{MOST_WAITING} jobs are waiting to be done: wait for one of them, or cancel it")
             name = str(next(self._ids))
             self._jobs[name] = job
             self._forget()
@@ -136,7 +150,7 @@ class Jobs:
             except Exception as error:  # one text must not stop the others
                 said = f"{type(error).__name__}: {error}".splitlines()[0]
                 job.state, job.progress, job.error = "failed", "", f"reading failed: {said}"
-            job.text = ""  # jobs are remembered; texts may be large
+            job.text, job.picture = "", None  # jobs are remembered; texts and pictures may be large
             del job
 
     def _do(self, job: Job) -> None:
@@ -146,12 +160,21 @@ class Jobs:
             job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
         with self._models.using(job.model, loaded) as model, _stoppable(job):
-            session = look_at(job.text, model, truncate=job.truncate, progress=lambda said: job.go_on("reading", said))
+            session = _read(job, model)
         job.go_on("reading", "measuring")
         _ = session.numbers  # so that the first answer comes at once
         job.go_on("reading", "measured")
         job.session = self._sessions.add(session)
         job.state, job.progress = "done", ""
+
+
+def _read(job: Job, model: Model) -> Session:
+    def tell(said: str) -> None:
+        job.go_on("reading", said)
+
+    if job.picture is not None:
+        return look_at_picture(job.picture, model, text=job.text or None, progress=tell)
+    return look_at(job.text, model, truncate=job.truncate, progress=tell)
 
 
 def _said(error: Exception) -> str:

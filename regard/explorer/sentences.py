@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from regard.explorer.answer_types import Numbers
 from regard.explorer.sessions import Session
+from regard.explorer.token_labels import key_label
 from regard.lens.diagnosing.patterns import MEANING
 from regard.stages import Lang
 
@@ -38,7 +39,7 @@ over 1.6 keys on average. Token 0 “[CLS]” receives most: 25% of all attentio
         said.append(SPREADS[lang].format(numbers["effective"]))
     share, first, last = numbers["received_max"], numbers["received_key"], numbers["received_last"]
     if share is not None and first is not None and last is not None:
-        key = MOST[lang].format(_key(session, first), _percent(share)) if first == last else None
+        key = MOST[lang].format(_key(session, layer, first), _percent(share)) if first == last else None
         said.append(key or MOST_OF_BIN[lang].format(first, last, _percent(share)))
     return " ".join(said)
 
@@ -64,8 +65,8 @@ def _pattern(layer: int, head: int, names: Sequence[str], lang: Lang) -> str:
     return PATTERN[lang].format(layer, head, meaning)
 
 
-def _key(session: Session, key: int) -> str:
-    word = session.tokens[key] if key < len(session.tokens) else ""
+def _key(session: Session, layer: int, key: int) -> str:
+    word = key_label(session, layer, key)
     return f"{key} “{word[:64]}”" if word else str(key)
 
 

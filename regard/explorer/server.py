@@ -3,6 +3,7 @@
     GET  /                          the page                       GET  /api/session/{id}/overview, tokens, head,
     GET  /page/{file}               its files                           row, tile, steps, links
     GET  /api/sessions, /api/models                                POST /api/look {text, model} → {job}
+    GET  /api/session/{id}/picture/{n}                             POST /api/look_at_picture, a picture → {job}
     GET  /openapi.json                                             GET, DELETE /api/job/{id}
                                                                    POST /api/open, a .regard file
 
@@ -24,9 +25,11 @@ from regard.explorer import answers
 from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
 from regard.explorer.jobs import BusyError, Jobs
 from regard.explorer.page_files import INDEX, PAGE, page_file
+from regard.explorer.picture_answers import find_picture
 from regard.explorer.server_types import Asked, JobLine, ModelList, Opened, Refused, SessionLine, SessionList, Started
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf, SessionShelf
+from regard.models.images.pictures import Picture, open_picture
 from regard.stages import Lang
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ INSTALL = "pip install 'regard[explorer]'"
 LONGEST_TEXT = 1 << 20  # bytes of UTF-8
 LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
 LARGEST_FILE = 64 << 20
+LARGEST_PICTURE = 32 << 20
+LONGEST_QUESTION = 4096  # characters of a text beside a picture, which stands in the address
 AT_ONCE = 4  # answers that are computed; more wait
 
 
@@ -100,10 +105,12 @@ def app(
     )
     _add_errors(server)
     _add_answers(server, kept)
+    _add_pictures(server, kept)
     _add_jobs(server, kept)
     _add_page(server, page)
     server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
-    server.add_middleware(Gate, port=port, limits={"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE})
+    limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_picture": LARGEST_PICTURE}
+    server.add_middleware(Gate, port=port, limits=limits)
     return server
 
 
@@ -114,7 +121,7 @@ ERRORS: dict[int | str, str] = {
     413: "the body is too large",
     421: "the Host is not this server's",
     422: "a parameter or the body is not what it must be",
-    429: "too many texts wait to be read",
+    429: "too many jobs wait to be done",
 }
 
 
@@ -230,6 +237,41 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
             return answers.steps(found, layer, head, token, key)
 
 
+def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
+    """Pictures out and in."""
+    from fastapi import Query, Request, Response
+    from fastapi.concurrency import run_in_threadpool
+
+    bytes_out = {200: {"content": {"image/jpeg": {}, "image/png": {}}}}
+    bytes_in = {"requestBody": {"content": {"application/octet-stream": {}}}}
+
+    @server.get("/api/session/{session}/picture/{number}", response_class=Response, responses={**bytes_out})
+    def ask_picture(session: str, number: int) -> Response:
+        """A picture that the model looked at, at most 1,600 pixels long."""
+        found = find_picture(kept.sessions.get(session), number)
+        return Response(found.data, media_type=found.kind)
+
+    @server.post("/api/look_at_picture", openapi_extra=bytes_in)
+    async def look_at_picture(
+        request: Request,
+        name: str = "",
+        model: str | None = None,
+        text: Annotated[str, Query(max_length=LONGEST_QUESTION)] = "",
+    ) -> Started:
+        """Have a picture looked at, sent as the bytes of its file; the job says when its session is there."""
+        body = await request.body()
+        picture = await run_in_threadpool(_opened, body, _base_name(name, "picture"))
+        return {"job": kept.jobs.start_picture(picture, text, model)}
+
+
+def _opened(body: bytes, name: str) -> Picture:
+    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
+    try:
+        return Picture(open_picture(body).image, name)
+    except ValueError as error:
+        raise ValueError(str(error).replace("the data", repr(name), 1)) from None
+
+
 def _line(name: str, session: Session) -> SessionLine:
     text = session.text
     return {
@@ -237,6 +279,7 @@ def _line(name: str, session: Session) -> SessionLine:
         "name": session.name,
         "text": None if text is None else text[:200],
         "length": len(session.tokens),
+        "picture": session.pictures[0].name if session.pictures else None,
     }
 
 
@@ -281,7 +324,7 @@ def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
     async def open_body(request: Request, name: str = "") -> Opened:
         """Look at a capture, sent as the bytes of its .regard file."""
         body = await request.body()
-        session = await run_in_threadpool(_open_bytes, body, _base_name(name))
+        session = await run_in_threadpool(_open_bytes, body, _base_name(name, "capture.regard"))
         return {"session": kept.sessions.add(session)}
 
 
@@ -296,10 +339,10 @@ def _job_line(kept: _Kept, name: str) -> JobLine:
     return {"state": job.state, "progress": job.progress, "session": job.session, "error": job.error}
 
 
-def _base_name(name: str) -> str:
-    """What a file is called, without folders and what no file system takes."""
+def _base_name(name: str, instead: str) -> str:
+    """What a file is called, without folders and what no file system takes; `instead` where nothing is left."""
     last = name.replace("\\", "/").rpartition("/")[2]
-    return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or "capture.regard"
+    return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or instead
 
 
 def _open_bytes(body: bytes, name: str) -> Session:

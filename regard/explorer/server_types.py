@@ -13,12 +13,13 @@ __all__ = ["Asked", "JobLine", "ModelLine", "ModelList", "Opened", "Refused", "S
 
 
 class SessionLine(TypedDict):
-    """One session that can be looked at."""
+    """One session that can be looked at. picture: the name of the one it shows, null without."""
 
     id: str
     name: str
     text: str | None
     length: int
+    picture: str | None
 
 
 class ModelLine(TypedDict):

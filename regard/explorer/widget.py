@@ -34,6 +34,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "row": (answers.row, ("layer", "head", "token", "start", "stop")),
     "tile": (answers.tile, ("layer", "head", "rows", "cols", "size")),
     "steps": (answers.steps, ("layer", "head", "token", "key")),
+    "picture": (answers.picture, ("number",)),
 }
 
 
@@ -70,7 +71,7 @@ def answer(session: Session, message: object) -> dict[str, Any]:
     >>> answer(toy, {"id": 7, "ask": "tokens", "given": {"start": 1, "stop": 3}})
     {'id': 7, 'answer': {'start': 1, 'labels': ['b', 'c']}}
     >>> answer(toy, {"id": 8, "ask": "weather", "given": {}})["error"]
-    "'weather' cannot be asked; there are overview, tokens, head, row, tile, steps"
+    "'weather' cannot be asked; there are overview, tokens, head, row, tile, steps, picture"
 
     message: {"id", "ask": what, "given": {name: value}}, all names that the question has and no others.
     """

@@ -124,15 +124,17 @@ def _begun(model: Model, texts: list[str], said: Defaults, pixels: Tensor) -> Be
 
 
 def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
-    """texts: the beginning of each caption, "" for none: all, or none of them."""
-    decoder, most = model.read_picture(pixels), model.decoder.embed.most
-    if not any(texts):
-        starts = torch.full((len(texts), 1), model.start, device=model.device)
-        return Begun(decoder, starts, None, most, None, (model.end,), model.pad)
-    batch = model.tokenizer.batch(texts)
-    _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
-    ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
-    return Begun(decoder, ids, mask, most, ids, (model.end,), model.pad)
+    """texts: how the captions begin, all of them alike, or with nothing."""
+    ids = torch.full((len(texts), 1), model.start, device=model.device)
+    mask = None
+    if any(texts):
+        batch = model.tokenizer.batch(texts)
+        _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
+        ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
+    after = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
+    return Begun(
+        model.read_picture(pixels), ids, mask, model.decoder.embed.most, after, (model.end,), model.pad
+    )
 
 
 def _check_length(model: Model, count: int) -> None:
