@@ -24,6 +24,7 @@ HEADS = {
     "clip": "Model",
     "idefics": "ForVisionText2Text",
     "llava": "ForConditionalGeneration",
+    "swin": "ForImageClassification",
 }
 TWO = {"t5", "bart", "marian"}
 PICTURED = {"blip", "clip", "idefics", "llava"}  # texts beside pictures, of the size that each configuration has
@@ -37,8 +38,12 @@ def twin_of(family: str, which: int, directory: Path) -> Twin:
 
 
 def inputs(family: str, which: int) -> dict[str, Any]:
+    module = import_module(f"test_{family}")
+    if family == "swin":  # pictures alone
+        made = module.given(list(module.CONFIGS)[which])
+        assert isinstance(made, dict)
+        return made
     if family in PICTURED:
-        module = import_module(f"test_{family}")
         made = module.inputs(HEADS[family], list(module.CONFIGS)[which], "right")
         assert isinstance(made, dict)
         return made

@@ -449,7 +449,7 @@ SEES = torch.ones(1, 3, 1, dtype=torch.bool)
         ({"ids": torch.tensor([[50]])}, ValueError, "token id 50 is outside the vocabulary of 50"),
         ({"mask": torch.tensor([[1, 1, 1]])}, ValueError, "mask must be booleans"),
         ({"positions": torch.tensor([[-1, 0, 1]])}, ValueError, "positions must be 0 or more"),
-        ({"pixels": [[1.0]]}, TypeError, r"a torch tensor of floats, \(B, P, 3, H, W\), got list; model\.preprocessor\("),
+        ({"pixels": [[1.0]]}, TypeError, r"tensor of floats, \(B, P, 3, H, W\), got list; model\.preprocessor\(\["),
         ({"pixels": PIXELS.int()}, TypeError, "pixels must be a torch tensor of floats, .* got torch.int32"),
         ({"pixels": PIXELS[0]}, ValueError, r"\(B, P, 3, H, W\), P pictures for each text, got \(1, 3, 12, 12\); with"),
         ({"pixels": PIXELS[:, :0]}, ValueError, r"got \(1, 0, 3, 12, 12\); without pictures leave out pixels=$"),

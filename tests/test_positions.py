@@ -623,8 +623,9 @@ def test_swin_reads_its_table_as_transformers_does(window):
     swin, theirs = Swin(window, 3), SwinRelativePositionBias(3, window)
     with torch.no_grad():
         theirs.relative_position_bias_table.copy_(swin.table)
-    patches = window[0] * window[1]
-    assert torch.equal(swin.bias(torch.zeros(1), 1.0).dense(patches), theirs())
+    patches, bias = window[0] * window[1], swin.bias(torch.zeros(1), 1.0)
+    assert torch.equal(bias.dense(patches), theirs())
+    assert torch.equal(bias.everywhere(patches, patches, CPU, torch.float32), theirs())
 
 
 def test_swin_gradients_count_the_readings():

@@ -109,8 +109,8 @@ def test_checkpoint_is_heard_and_the_caller_wins(model: Any, monkeypatch: Any) -
 def test_number_of_beams_is_compared_as_the_checkpoint_says(model: Any, monkeypatch: Any) -> None:
     told(model, monkeypatch, num_beams=3, length_penalty=-2.0, early_stopping=True, max_new_tokens=5)
     assert writing.beams_of(model, Wishes()) == 3
-    assert writing._beams(Wishes(beams=2), writing._defaults(model, Wishes())) == Beams(2, -2.0, True)
-    assert writing._beams(Wishes(beams=Beams(2)), writing._defaults(model, Wishes())) == Beams(2)
+    assert writing._beams(Wishes(beams=2), writing.defaults_of(model, Wishes())) == Beams(2, -2.0, True)
+    assert writing._beams(Wishes(beams=Beams(2)), writing.defaults_of(model, Wishes())) == Beams(2)
     assert model.generate(PROMPTS[0]).score is not None
     assert model.generate(PROMPTS[0], beams=1).score is None
 

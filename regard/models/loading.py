@@ -9,9 +9,7 @@ in the checkpoint with the right shape, and each tensor of the checkpoint must h
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 from regard.layers import Joined, JoinedTable
 from regard.models.checkpoint.checkpoints import Checkpoint, write
 from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER, find
+from regard.models.checkpoint.side_files import copy_sides, read_side, write_side
 from regard.models.family import Family
+from regard.models.images.preprocessing import FILE, NESTED, Preprocessor
 from regard.models.model import Model
 from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
@@ -89,7 +89,8 @@ def load(
     task: which head: none, fill, next, pretrain, classify, tag, answer, generate, encode, rebuild, caption, match;
       default what config.json names.
     dtype: of the weights; default as stored.  device: where they go, straight from the file.
-    ignore: keys of config.json that you know to change nothing.  revision: of a model on the hub.
+    ignore: keys of config.json and of preprocessor_config.json that you know to change nothing.
+    revision: of a model on the hub.
     progress: called after each tensor with bytes read and bytes in all.
 
     The model is in eval mode. Raises FileNotFoundError where there is no model, ValueError for settings that would
@@ -107,9 +108,10 @@ def load(
     checkpoint = Checkpoint.open(directory)
     settings = family.settle(settings, checkpoint.entries)
     model = empty(family, settings, task)
+    ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
     settings.finish(family.title, harmless=family.harmless, ignore=ignore)
     fill(model, checkpoint, dtype, torch.device(device), progress)
-    model.directory = directory
+    model.directory, model.ignored = directory, tuple(ignore)
     return model.eval()
 
 
@@ -197,7 +199,7 @@ def places(model: Model, prefix: str) -> Iterator[Place]:
 
 
 def save(model: Model, directory: str | Path) -> None:
-    """Write a directory that `load` and `transformers` open: config.json, the weights, the tokenizer.
+    """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
     directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
     Raises NotADirectoryError if there is a file of that name.
@@ -221,12 +223,14 @@ def save(model: Model, directory: str | Path) -> None:
         "dtype": str(model.dtype).removeprefix("torch."),
     }
     values.pop("torch_dtype", None)
-    _write_json(directory / "config.json", values)
+    write_side(directory, "config.json", values)
     if model.directory is not None:
-        _copy_sides(model.directory, directory)
+        # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
+        copy_sides(model.directory, directory, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
     held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
     if held is not None and (model.directory is None or not any((model.directory / x).is_file() for x in TOKENIZER)):
         held.save(directory)
+    _save_preprocessor(model, directory)
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces
@@ -367,18 +371,17 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def _write_json(path: Path, values: object) -> None:
-    """Whole or not at all: written beside, then renamed."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(path)
-
-
-def _copy_sides(source: Path, directory: Path) -> None:
-    """The tokenizer, and what a checkpoint says of generating, pooling and pictures, as they came."""
-    for name in ("generation_config.json", *TOKENIZER, *POOLING, *PICTURES):
-        if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
-            (directory / name).parent.mkdir(exist_ok=True)
-            beside = directory / (name + ".part")
-            shutil.copyfile(source / name, beside)
-            beside.replace(directory / name)
+def _save_preprocessor(model: Model, directory: Path) -> None:
+    """One that was set by hand; where the checkpoint's own says the same, that stays as it came."""
+    held = vars(model).get("preprocessor")
+    try:
+        own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
+    except (FileNotFoundError, ValueError):
+        own = None  # there is none, or none that is understood
+    if held is None or held == own:
+        return
+    nested = read_side(directory, NESTED, dict) or {}
+    if "image_processor" in nested:  # it would go first
+        write_side(directory, NESTED, nested | {"image_processor": held.values})
+    else:
+        write_side(directory, FILE, held.values)

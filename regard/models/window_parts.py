@@ -263,7 +263,7 @@ class WindowTower(nn.Module):
     def sides(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, by the attention's path in the tower."""
         size = self.embed.patches.size
-        found = {}
+        found: dict[str, Sides] = {}
         for i, stage in enumerate(self.stages):
             assert isinstance(stage, Stage)
             kinds = [Sides.windows(frame, stage=i, shifted=s, patch=size, window=stage.window) for s in (False, True)]

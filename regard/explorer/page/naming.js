@@ -1,7 +1,8 @@
-// What tokens are called in a head: keys by the session's tokens where these name them, queries by the key they stand on.
-// It does not know how names are shown.
+// What tokens are called in a head: patches by row and column, words by the session's tokens where these name them, and
+// queries by the key they stand on. It does not know how names are shown.
 
 import { Labels } from "./labels.js";
+import { placedTokens } from "./patches.js";
 
 /** @typedef {import("./source.js").Overview} Overview */
 /** @typedef {import("./source.js").Source} Source */
@@ -24,7 +25,9 @@ export class Naming {
    * @returns {string}
    */
   key(layer, key) {
-    return this.overview.layers[layer]?.labelled === false ? `#${key}` : this.#word(key);
+    const found = this.overview.layers[layer];
+    if (found?.layout) return this.#placed(found.layout[1], key);
+    return found?.labelled === false ? `#${key}` : this.#word(key);
   }
 
   /**
@@ -33,8 +36,20 @@ export class Naming {
    * @returns {string}
    */
   query(layer, query) {
-    const first = this.overview.layers[layer]?.first;
+    const found = this.overview.layers[layer];
+    if (found?.layout) return this.#placed(found.layout[0], query);
+    const first = found?.first;
     return first === null ? `#${query}` : this.key(layer, query + (first ?? 0));
+  }
+
+  /**
+   * @param {number} layout
+   * @param {number} token
+   */
+  #placed(layout, token) {
+    const tokens = placedTokens(this.overview.layouts?.[layout] ?? { runs: [], grids: [] });
+    const named = tokens.count === this.overview.length && this.overview.labels.some((label) => label !== "");
+    return tokens.name(token) ?? (named ? this.#word(token) : `#${token}`);
   }
 
   /** @param {number} index */

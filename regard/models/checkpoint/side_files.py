@@ -1,12 +1,14 @@
-"""The small JSON files beside config.json: how text is generated, how vectors are pooled. It knows no key of theirs."""
+"""The small files beside the weights: how text is generated, how vectors are pooled. It knows no key of theirs."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["read_side"]
+__all__ = ["copy_sides", "read_side", "write_side"]
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -33,3 +35,27 @@ def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
         wanted = "an object" if kind is dict else "a list"
         raise ValueError(f"{path} must hold {wanted}, it holds {type(values).__name__}")
     return values
+
+
+def write_side(directory: Path, name: str, values: object) -> None:
+    """Write values as JSON to directory/name, whole or not at all: written beside, then renamed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_side(Path(folder), "modules.json", [1, 2])
+    ...     read_side(Path(folder), "modules.json", list)
+    [1, 2]
+    """
+    beside = directory / (name + ".part")
+    beside.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.replace(directory / name)
+
+
+def copy_sides(source: Path, directory: Path, names: Iterable[str]) -> None:
+    """Copy those of the files that a source has, each whole or not at all; folders in their names are made."""
+    for name in names:
+        if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
+            (directory / name).parent.mkdir(exist_ok=True)
+            beside = directory / (name + ".part")
+            shutil.copyfile(source / name, beside)
+            beside.replace(directory / name)

@@ -132,9 +132,7 @@ def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
         _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
         ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
     after = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
-    return Begun(
-        model.read_picture(pixels), ids, mask, model.decoder.embed.most, after, (model.end,), model.pad
-    )
+    return Begun(model.read_picture(pixels), ids, mask, model.decoder.embed.most, after, (model.end,), model.pad)
 
 
 def _check_length(model: Model, count: int) -> None:

@@ -92,7 +92,7 @@ class PictureVerbs(nn.Module):
         return classify_by(model, given, labels, prompt=prompt, batch=batch, truncate=truncate)
 
     @overload  # a path given as a str reads as a question here: as a Path it is a picture to a type checker, too
-    def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...  # type: ignore[overload-overlap]
+    def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...
 
     @overload
     def answer(
@@ -151,10 +151,10 @@ class PictureVerbs(nn.Module):
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         ignore: Sequence[str] = (),
-        batch: int = 8,
+        batch: int | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Answer | Written | list[Written]:
-        """The answer to a question: a piece of a context, or what is written about a picture.
+        r"""The answer to a question: a piece of a context, or what is written about a picture.
 
         >>> print(regard.load("Salesforce/blip-vqa-base").answer("photo.jpg", "How many cats?"))     # doctest: +SKIP
         2
@@ -163,7 +163,7 @@ class PictureVerbs(nn.Module):
         context longer than the model is read in windows that overlap by half.  longest: tokens of an answer.
 
         Of a model of pictures, answer(pictures, question): one question for all pictures, or a list with one for each.
-        LLaVA is asked as "USER: <image>\\n{question} ASSISTANT:", Idefics as transformers' guide does; a question that
+        LLaVA is asked as "USER: <image>\n{question} ASSISTANT:", Idefics as transformers' guide does; a question that
         holds "<image>" is the whole prompt.  batch: pictures at once.  The others: as in `generate`.
 
         Raises ValueError without task "answer", or "generate" and a tower of pictures, for an empty context, a question
@@ -192,8 +192,9 @@ class PictureVerbs(nn.Module):
         named = {"question": question, "context": context, "pictures": pictures, "longest": longest}
         if looks(model):
             given, what = taken(model, "answer", ["pictures", "question"], asked, named)
-            return answer_about(model, given, what, wishes, batch=batch, on_token=on_token)
-        what, given = taken(model, "answer", ["question", "context"], asked, named | wishes.said(), ["longest"])
+            return answer_about(model, given, what, wishes, batch=8 if batch is None else batch, on_token=on_token)
+        named |= {"batch": batch, "on_token": on_token, **wishes.said()}
+        what, given = taken(model, "answer", ["question", "context"], asked, named, ["longest"])
         return answer(model, what, given, longest=30 if longest is None else longest)
 
     @overload

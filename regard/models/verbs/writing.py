@@ -9,7 +9,7 @@ It does not know how tokens are chosen: generation/ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +34,19 @@ from regard.models.verbs.asking import positions, require
 from regard.models.verbs.picture_prompts import read_pictures, spoken, without_special
 from regard.models.verbs.picturing import Several
 
-__all__ = ["Begun", "Ready", "Wishes", "Written", "beams_of", "begin", "defaults_of", "finish", "make_ready", "stream", "write"]
+__all__ = [
+    "Begun",
+    "Ready",
+    "Wishes",
+    "Written",
+    "beams_of",
+    "begin",
+    "defaults_of",
+    "finish",
+    "make_ready",
+    "stream",
+    "write",
+]
 
 NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
 ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
@@ -80,6 +92,10 @@ class Wishes:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore: Sequence[str] = ()
+
+    def said(self) -> dict[str, Any]:
+        """The wishes that there are, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
     def choice(self, said: Defaults) -> Choice:
         """How tokens are chosen: sampled if the caller asks for it, or the checkpoint does and the caller does not."""
@@ -229,6 +245,7 @@ def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tenso
 
 
 def make_ready(model: Model, begun: Begun, wishes: Wishes, said: Defaults) -> Ready:
+    """All that a generation needs, by the caller's wishes and the checkpoint's. Raises as `Model.generate`."""
     special = model.tokenizer.ids_of
     eos = begun.eos or said.eos or (() if special.eos is None else (special.eos,))
     pads = (begun.pad, said.pad, special.pad, *eos, 0)

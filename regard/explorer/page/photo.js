@@ -1,0 +1,537 @@
+// The picture pane: the photograph under the heat of the chosen token's exact row, and beside it the tokens that are no
+// patches (cls, registers, words). Point at a patch or a token: its row; a click holds it, and pointing then reads single
+// weights. It does not know how a row is computed.
+
+import { scaleOf, stepAt } from "./colourmaps.js";
+import { fill, make, segments } from "./elements.js";
+import { Naming } from "./naming.js";
+import { sayLink } from "./linklist.js";
+import { digits, kindWords, wordsFor } from "./panewords.js";
+import { paperUnder } from "./paper.js";
+import { placedTokens } from "./patches.js";
+import { PhotoDrawing } from "./photodrawing.js";
+import { isAbort, latest } from "./source.js";
+import { watchSurroundings } from "./surroundings.js";
+import { WordView } from "./wordview.js";
+
+/** @typedef {import("./patches.js").PlacedTokens} PlacedTokens */
+/** @typedef {import("./source.js").Row} Row */
+/** @typedef {import("./state.js").State} State */
+
+/** A patch becomes the query when it was pointed at this long. */
+const POINT_MS = 35;
+
+/**
+ * Build the pane inside an element.
+ * @param {HTMLElement} element
+ * @param {import("./state.js").Store} store
+ * @param {import("./source.js").Source} source
+ * @returns {{update: () => void, destroy: () => void}}
+ */
+export function mount(element, store, source) {
+  const pane = new PhotoPane(element, store, source);
+  return { update: () => pane.update(), destroy: () => pane.destroy() };
+}
+
+class PhotoPane {
+  /**
+   * @param {HTMLElement} element
+   * @param {import("./state.js").Store} store
+   * @param {import("./source.js").Source} source
+   */
+  constructor(element, store, source) {
+    this.element = element;
+    this.store = store;
+    this.source = source;
+    this.nextSession = latest();
+    this.nextRow = latest();
+    this.readout = make("p", { class: "text-readout", role: "status" });
+    this.bar = make("div", { class: "photo-bar" });
+    this.asking = this.#words("query");
+    this.asked = this.#words("key");
+    this.chips = make("div", { class: "photo-chips" });
+    this.canvas = make("canvas", { class: "photo-canvas", tabindex: 0, role: "application" });
+    this.note = make("p", { class: "photo-note" });
+    this.stage = make("div", { class: "photo-stage" }, this.canvas);
+    element.classList.add("pane-photo");
+    element.replaceChildren(this.readout, this.bar, this.chips, this.stage, this.note);
+    this.drawing = new PhotoDrawing(this.canvas);
+    /** @type {import("./source.js").Overview | null} */
+    this.overview = null;
+    /** @type {Naming | null} */
+    this.naming = null;
+    /** @type {Map<number, HTMLImageElement>} */
+    this.images = new Map();
+    this.picture = 0;
+    /** @type {Row | null} */
+    this.row = null;
+    this.questions = { session: "", row: "", token: /** @type {number | null} */ (null) };
+    this.written = "";
+    this.barred = "";
+    this.held = false;
+    this.error = "";
+    this.ended = false;
+    this.frame = 0;
+    this.timer = 0;
+    this.pointer = "";
+    this.#listen();
+    this.ends = [store.on(() => this.update()), watchSurroundings(this.stage, () => this.update())];
+    this.update();
+  }
+
+  /** @param {"query" | "key"} side */
+  #words(side) {
+    return new WordView({
+      point: (index) => this.#point(side, index),
+      press: (index) => this.#press(side, index),
+      step: (by) => this.#step(by),
+      release: () => this.#hold(false),
+    });
+  }
+
+  #listen() {
+    const at = (/** @type {MouseEvent} */ event) => {
+      const box = this.canvas.getBoundingClientRect();
+      return this.drawing.place(event.clientX - box.left, event.clientY - box.top);
+    };
+    this.canvas.addEventListener("pointermove", (event) => {
+      const pointer = `${event.clientX} ${event.clientY}`;
+      if (pointer !== this.pointer) this.#over(at(event), false);
+      this.pointer = pointer;
+    });
+    this.canvas.addEventListener("click", (event) => this.#over(at(event), true));
+    this.canvas.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /** Ask for what is missing, and draw before the next frame. */
+  update() {
+    if (this.ended) return;
+    const { session } = this.store.get();
+    if (session !== this.questions.session) {
+      this.questions.session = session ?? "";
+      void this.#askSession(session);
+    }
+    this.#follow();
+    this.#askForRow();
+    if (this.frame === 0) this.frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  destroy() {
+    this.ended = true;
+    for (const end of this.ends) end();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
+    this.nextRow();
+    this.nextSession();
+    this.element.replaceChildren();
+    this.element.classList.remove("pane-photo");
+  }
+
+  /** @param {string | null} session */
+  async #askSession(session) {
+    const signal = this.nextSession();
+    [this.overview, this.naming, this.row, this.held, this.error] = [null, null, null, false, ""];
+    this.images.clear();
+    if (session === null) return;
+    try {
+      const overview = await this.source.overview(session, signal);
+      if (signal.aborted) return;
+      this.overview = overview;
+      this.naming = new Naming(this.source, session, overview, () => {
+        this.written = "";
+        this.update();
+      });
+      this.update();
+      await Promise.all((overview.pictures ?? []).map((line, n) => (line.shown ? this.#fetch(session, n, signal) : null)));
+    } catch (error) {
+      if (isAbort(error) || signal.aborted) return;
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+    this.update();
+  }
+
+  /**
+   * @param {string} session
+   * @param {number} number
+   * @param {AbortSignal} signal
+   */
+  async #fetch(session, number, signal) {
+    const image = new Image();
+    image.src = await this.source.picture(session, number);
+    await image.decode();
+    if (!signal.aborted) this.images.set(number, image);
+  }
+
+  #askForRow() {
+    const { session, layer, head, token } = this.store.get();
+    const found = this.#layer;
+    if (session === null || token === null || !found || token >= found.queries || !this.#hasRows) return;
+    const asked = [session, layer, head, token].join("/");
+    if (asked === this.questions.row) return;
+    this.questions.row = asked;
+    void this.#askRow(session, layer, head, token, this.#span(token));
+  }
+
+  /**
+   * The keys that a query sees: those of its window.
+   * @param {number} token
+   * @returns {[number, number]}
+   */
+  #span(token) {
+    const { windows = 1, queries, keys } = /** @type {import("./source.js").Layer} */ (this.#layer);
+    const window = Math.floor(token / (queries / windows));
+    return [(window * keys) / windows, ((window + 1) * keys) / windows];
+  }
+
+  /**
+   * @param {string} session
+   * @param {number} layer
+   * @param {number} head
+   * @param {number} token
+   * @param {[number, number]} span
+   */
+  async #askRow(session, layer, head, token, [start, stop]) {
+    const signal = this.nextRow();
+    try {
+      const row = await this.source.row(session, layer, head, token, start, stop, signal);
+      if (signal.aborted) return;
+      [this.row, this.error] = [row, ""];
+    } catch (error) {
+      if (isAbort(error)) return;
+      [this.row, this.error] = [null, error instanceof Error ? error.message : String(error)];
+    }
+    this.update();
+  }
+
+  get #layer() {
+    return this.overview?.layers[this.store.get().layer];
+  }
+
+  get #hasRows() {
+    return this.#layer?.rows ?? this.overview?.rows ?? false;
+  }
+
+  /**
+   * @param {0 | 1} side
+   * @returns {PlacedTokens | null}
+   */
+  #tokens(side) {
+    const number = this.#layer?.layout?.[side];
+    const layout = number === undefined ? undefined : this.overview?.layouts?.[number];
+    return layout ? placedTokens(layout) : null;
+  }
+
+  /** Are queries and keys the same tokens? */
+  get #same() {
+    const { layout, first } = this.#layer ?? {};
+    return layout !== undefined && layout !== null && layout[0] === layout[1] && first !== null;
+  }
+
+  /** The picture of the token that is chosen elsewhere comes to sight. */
+  #follow() {
+    const { token } = this.store.get();
+    const count = this.overview?.pictures?.length ?? 0;
+    if (this.overview !== null && this.picture >= count) this.picture = 0;
+    if (token === this.questions.token || this.overview === null) return;
+    this.questions.token = token;
+    const picture = token === null ? null : (this.#tokens(0)?.pictures[token] ?? null);
+    if (picture !== null) this.picture = picture;
+  }
+
+  #draw() {
+    this.frame = 0;
+    const state = this.store.get();
+    const paper = paperUnder(this.element);
+    const line = this.overview?.pictures?.[this.picture];
+    if (!line) return this.#read(state);
+    const row = this.#shownRow(state);
+    const [queries, keys] = [this.#tokens(0), this.#tokens(1)];
+    const patches = keys?.of(this.picture) ?? [];
+    const weight = (/** @type {number} */ key) => (row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0);
+    const scale = scaleOf(state.scale, this.#patchWeights(row, keys));
+    this.drawing.draw({
+      ...{ image: this.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
+      ...{ patches, weight: ({ token }) => weight(token), scale, paper, held: this.held },
+      query: this.#boxOf(queries, state.token),
+      key: this.#boxOf(keys, state.key),
+    });
+    this.#write(state);
+    const colours = { start: row?.start ?? 0, weights: row?.weights.data ?? null, held: this.held, sink: true, scale, paper };
+    const known = this.#same ? colours : { ...colours, weights: null };
+    this.asking.colour({ ...known, token: state.token, key: this.#same ? state.key : null, lang: state.lang });
+    this.asked.colour({ ...colours, token: null, key: state.key, lang: state.lang });
+    this.#tell(state, row, keys, scale, paper);
+    this.#describe(state);
+    this.#read(state);
+  }
+
+  /** @param {State} state */
+  #shownRow(state) {
+    return this.row !== null && state.token !== null && this.#layer?.layout ? this.row : null;
+  }
+
+  /**
+   * Colours run to the largest weight of a patch, so that a cls which takes most does not make the picture pale.
+   * @param {Row | null} row
+   * @param {PlacedTokens | null} keys
+   */
+  #patchWeights(row, keys) {
+    if (row === null || keys === null) return [];
+    const all = Array.from(row.weights.data);
+    const own = all.filter((_, i) => keys.kinds[row.start + i] === "patch");
+    return own.length > 0 ? own : all;
+  }
+
+  /**
+   * @param {PlacedTokens | null} tokens
+   * @param {number | null} token
+   */
+  #boxOf(tokens, token) {
+    const patch = token === null ? undefined : tokens?.patches.get(token);
+    return patch && tokens?.pictures[patch.token] === this.picture ? patch.box : null;
+  }
+
+  /**
+   * The tokens that are no patches.
+   * @param {State} state
+   */
+  #write(state) {
+    const [queries, keys, words] = [this.#tokens(0), this.#tokens(1), wordsFor(state.lang)];
+    const written = [state.session, state.lang, this.#layer?.layout, this.#same].join("/");
+    if (written === this.written) return;
+    this.written = written;
+    this.asking.write(this.#pieces(queries), state.lang);
+    this.asked.write(this.#same ? [] : this.#pieces(keys), state.lang);
+    this.asking.element.setAttribute("aria-label", words.tokens);
+    this.asked.element.setAttribute("aria-label", words.keyTokens);
+    const both = [
+      [this.asking.element, queries?.others.length ?? 0, this.#same ? "" : words.queries],
+      [this.asked.element, this.#same ? 0 : (keys?.others.length ?? 0), words.keys],
+    ];
+    fill(this.chips, ...both.map(([view, count, name]) =>
+      count ? make("div", { class: "photo-line" }, name ? make("span", { class: "photo-side" }, String(name)) : null, /** @type {HTMLElement} */ (view)) : null));
+    this.chips.hidden = both.every(([, count]) => !count);
+  }
+
+  /**
+   * Words by the word they belong to, all else one by one.
+   * @param {PlacedTokens | null} tokens
+   * @returns {{pieces: import("./labels.js").Piece[], whole: string | null}[]}
+   */
+  #pieces(tokens) {
+    if (tokens === null || this.naming === null || this.overview === null) return [];
+    const { labels } = this.naming;
+    const named = tokens.count === this.overview.length && this.overview.labels.some((label) => label !== "");
+    /** @type {{pieces: import("./labels.js").Piece[], whole: string | null}[]} */
+    const out = [];
+    const others = tokens.others;
+    for (let at = 0; at < others.length; ) {
+      const [token, name] = [others[at], tokens.name(others[at])];
+      let end = at + 1;
+      if (name !== null) {
+        out.push({ pieces: [{ index: token, text: name, joins: false, breaks: false, kind: "special", whole: name }], whole: null });
+      } else {
+        while (end < others.length && others[end] === others[end - 1] + 1 && tokens.kinds[others[end]] === "text") end++;
+        const span = /** @type {[number, number]} */ ([token, others[end - 1] + 1]);
+        out.push(...(named ? labels.words(...span) : labels.numbers(...span)));
+      }
+      at = end;
+    }
+    return out;
+  }
+
+  /**
+   * The line of shares and colours.
+   * @param {State} state
+   * @param {Row | null} row
+   * @param {PlacedTokens | null} keys
+   * @param {import("./colourmaps.js").Scale} scale
+   * @param {import("./paper.js").Paper} paper
+   */
+  #tell(state, row, keys, scale, paper) {
+    const barred = JSON.stringify([state.lang, state.session, row?.token, state.layer, state.head, scale.high, paper.dark, this.picture]);
+    if (barred === this.barred) return;
+    this.barred = barred;
+    const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
+    fill(
+      this.bar,
+      this.#choice(state),
+      row && make("span", { class: "photo-legend" },
+        make("span", {}, scale.kind === "linear" ? "0" : digits(scale.low)),
+        make("span", { class: "map-ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` }),
+        make("span", { class: "photo-high" }, digits(scale.high))),
+      ...this.#shares(row, keys).map(([kind, share]) =>
+        make("span", { class: "photo-share", "data-kind": kind, "data-share": share }, `${kindWords(kind, state.lang)} `, make("b", {}, digits(share)))),
+    );
+  }
+
+  /** @param {State} state */
+  #choice({ lang }) {
+    const pictures = this.overview?.pictures ?? [];
+    if (pictures.length < 2) return null;
+    const choices = pictures.map((_, n) => ({ value: String(n), label: String(n + 1) }));
+    const choose = (/** @type {string} */ value) => {
+      this.picture = Number(value);
+      this.update();
+    };
+    return segments(wordsFor(lang).pictures, "picture", choices, String(this.picture), choose);
+  }
+
+  /**
+   * What a row sums up to, by kind of key.
+   * @param {Row | null} row
+   * @param {PlacedTokens | null} keys
+   * @returns {[string, number][]}
+   */
+  #shares(row, keys) {
+    if (row === null || keys === null) return [];
+    /** @type {Map<string, number>} */
+    const sums = new Map();
+    row.weights.data.forEach((weight, i) => {
+      const kind = keys.kinds[row.start + i];
+      sums.set(kind, (sums.get(kind) ?? 0) + (weight || 0));
+    });
+    return [...sums].sort(([, a], [, b]) => b - a);
+  }
+
+  /** @param {State} state */
+  #describe(state) {
+    const words = wordsFor(state.lang);
+    const [line, grid] = [this.overview?.pictures?.[this.picture], this.#grid()];
+    const said = words.photo({ name: line?.name ?? "", rows: grid?.rows.length ?? 0, columns: grid?.columns.length ?? 0 });
+    if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
+    const cropped = line !== undefined && (line.seen[0] > 1e-4 || line.seen[1] > 1e-4 || line.seen[2] < 1 - 1e-4 || line.seen[3] < 1 - 1e-4);
+    const windows = this.#layer?.windows ?? 1;
+    const notes = [
+      grid && words.patchesOf({ rows: grid.rows.length, columns: grid.columns.length }),
+      windows > 1 && windows !== this.overview?.pictures?.length && words.inWindows({ windows }),
+      cropped && words.hatched,
+      line && !line.shown && words.noPicture,
+      this.#layer && !grid && words.noPatches,
+    ];
+    const text = notes.filter(Boolean).join(" · ");
+    if (this.note.textContent !== text) this.note.textContent = text;
+  }
+
+  /** The grid of the shown picture among the keys, else among the queries. */
+  #grid() {
+    const layouts = this.overview?.layouts ?? [];
+    const [queries, keys] = this.#layer?.layout ?? [];
+    for (const number of [keys, queries]) {
+      const found = number === undefined ? undefined : layouts[number]?.grids.find(({ picture }) => picture === this.picture);
+      if (found) return found;
+    }
+    return undefined;
+  }
+
+  /** @param {State} state */
+  #read(state) {
+    const words = wordsFor(state.lang);
+    const { row, naming } = this;
+    if (this.error || !this.overview || !naming) return fill(this.readout, this.error);
+    if (!this.#hasRows) return fill(this.readout, words.noRows);
+    if (state.token === null || row === null) return fill(this.readout, words.choosePatch);
+    const key = state.key ?? row.top[0]?.key ?? null;
+    fill(this.readout, ...sayLink({
+      ...{ row, key, lang: state.lang, queryName: naming.query(state.layer, row.token), place: row.token },
+      keyName: key === null ? "–" : naming.key(state.layer, key),
+      hint: this.held ? words.heldPatch : words.freePatch,
+    }));
+  }
+
+  /**
+   * The pointer is over the picture: at a query, or, where one is held or patches ask nothing, at a key.
+   * @param {{x: number, y: number} | null} place
+   * @param {boolean} press
+   */
+  #over(place, press) {
+    if (place === null) return;
+    const query = this.#tokens(0)?.at(this.picture, place.y, place.x);
+    const key = this.#tokens(1)?.at(this.picture, place.y, place.x);
+    if (query && (press || !this.held)) return press ? this.#press("query", query.token) : this.#point("query", query.token);
+    if (key) press ? this.store.set({ key: key.token }) : this.#point("key", key.token);
+  }
+
+  /**
+   * @param {"query" | "key"} side
+   * @param {number} index
+   */
+  #point(side, index) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#look(side, index), POINT_MS);
+  }
+
+  /**
+   * @param {"query" | "key"} side
+   * @param {number} index
+   */
+  #look(side, index) {
+    const asks = side === "query" && !this.held;
+    if (!asks && (side === "key" || this.#same)) return this.store.set({ key: index });
+    if (!asks || index === this.store.get().token) return;
+    this.questions.token = index; // it is in sight already
+    this.store.set({ token: index, key: null });
+  }
+
+  /**
+   * @param {"query" | "key"} side
+   * @param {number} index
+   */
+  #press(side, index) {
+    clearTimeout(this.timer);
+    if (side === "key") return this.store.set({ key: index });
+    const again = this.held && this.store.get().token === index;
+    this.#hold(!again);
+    this.questions.token = index;
+    if (this.store.get().token !== index) this.store.set({ token: index, key: null });
+  }
+
+  /** @param {boolean} held */
+  #hold(held) {
+    this.held = held;
+    this.update();
+  }
+
+  /** @param {number} by */
+  #step(by) {
+    const { token } = this.store.get();
+    const others = this.#tokens(0)?.others ?? [];
+    const at = token === null ? -1 : others.indexOf(token);
+    const to = others[Math.max(0, Math.min(others.length - 1, at + by))];
+    if (to === undefined) return;
+    this.#look("query", to);
+    this.asking.focus(to);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (step) this.#walk(step[0], step[1]);
+    else if (event.key === "Enter" || event.key === " ") this.#hold(!this.held && this.store.get().token !== null);
+    else if (event.key === "Escape" && this.held) this.#hold(false);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /**
+   * To the patch beside the one that is chosen: of the keys, where a query is held or patches ask nothing.
+   * @param {number} down
+   * @param {number} across
+   */
+  #walk(down, across) {
+    const state = this.store.get();
+    const asks = !this.held && (this.#tokens(0)?.of(this.picture).length ?? 0) > 0;
+    const tokens = this.#tokens(asks ? 0 : 1);
+    const grid = this.#grid();
+    if (tokens === null || grid === undefined) return;
+    const token = asks ? state.token : (state.key ?? state.token);
+    const here = token === null || tokens.pictures[token] !== this.picture ? undefined : tokens.patches.get(token);
+    const limit = (/** @type {number} */ at, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, at));
+    const patch = here
+      ? tokens.in(this.picture, limit(here.row + down, grid.rows.length), limit(here.column + across, grid.columns.length))
+      : tokens.in(this.picture, grid.rows.length >> 1, grid.columns.length >> 1);
+    if (patch) this.#look(asks ? "query" : "key", patch.token);
+  }
+}
