@@ -12,7 +12,8 @@ from twins import Twin, assert_same, assert_saved, build, change, pictures
 
 import regard
 from regard.frames import Frame
-from regard.layouts import Layout
+from regard.layouts import Layout, Sides
+from regard.lens.view import View
 from regard.models.families.swin import FAMILY
 from regard.models.loading import load
 from regard.models.model import Result
@@ -170,31 +171,56 @@ CASES = {
 }
 
 
+def looked_at(name: str, directory: Path) -> tuple[View, Sides, Tensor]:
+    """The attention of a case on two pictures, with its layout; and its weights by hand."""
+    settings, size, stage, number, grid = CASES[name]
+    model = twin_of("Model", "odd", directory, **settings).ours(torch.float64)
+    path, taken = f"tower.stages.{stage}.blocks.{number}", []
+    block = model.get_submodule(path)
+    block.register_forward_pre_hook(lambda module, given: taken.append(given[0]))
+    sides = model.layouts(Frame.whole(*size))[f"{path}.attention"]
+    at = {f"{path}.attention": sides}
+    with torch.no_grad():
+        with regard.watch(model, layers=list(at), keep="qk", layouts=at) as seen:
+            model(**pictures(*size, count=2))
+        expected = by_hand(block, taken[0], Grid(*grid), model.tower.stages[stage].window, number % 2 == 1)
+    return seen[f"{path}.attention"], sides, expected
+
+
+def places(size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Pixels at the corners, at the lower edge and in the middle."""
+    last = size[0] - 1, size[1] - 1
+    return [(0, 0), (0, last[1]), (last[0], 5), last, (size[0] // 2, size[1] // 2)]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_weights_on_the_pixels_equal_brute_force(name, tmp_path):
     """The row of a patch in its window, put where its layout says, against all patches of the picture at once."""
-    settings, size, stage, number, grid = CASES[name]
-    model = twin_of("Model", "odd", tmp_path, **settings).ours(torch.float64)
-    path, seen_x = f"tower.stages.{stage}.blocks.{number}", []
-    block = model.get_submodule(path)
-    block.register_forward_pre_hook(lambda module, args: seen_x.append(args[0]))
-    with regard.watch(model, layers=[f"{path}.attention"], keep="qk") as seen, torch.no_grad():
-        model(**pictures(*size, count=2))
-        expected = by_hand(block, seen_x[0], Grid(*grid), model.tower.stages[stage].window, number % 2 == 1)
-    sides = model.layouts(Frame.whole(*size))[f"{path}.attention"]
-    view, (w, n) = seen[f"{path}.attention"], sides.queries.shape
-    assert view.lse.shape == (2 * w, block.attention.heads, n)
+    view, sides, expected = looked_at(name, tmp_path)
+    _, size, stage, *_ = CASES[name]
+    w, n = sides.queries.shape
+    assert view.lse.shape == (2 * w, expected.shape[1], n)
     high, wide = 2 << stage, 3 << stage  # of a merged patch
-    there = np.arange(size[0])[:, None] // high, np.arange(size[1]) // wide  # the patch of each pixel
-    for y, x in {(0, 0), (size[0] - 1, size[1] - 1), (size[0] // 2, size[1] // 2), (size[0] - 1, 5), (0, size[1] - 1)}:
+    patch = np.arange(size[0])[:, None] // high, np.arange(size[1]) // wide  # row and column of each pixel's
+    for y, x in places(size):
         window, index = sides.queries.at(y, x)
-        row = view.row(index).reshape(2, w, -1, n)[:, window]  # (B, H, N)
-        painted = np.zeros((2, row.shape[1], *size))
+        row = view.row(index).reshape(2, w, -1, n)[:, window].numpy()  # (B, H, N)
+        painted = np.zeros((*row.shape[:2], *size))
         for token in np.flatnonzero(sides.keys.kind[window] == "patch"):
             top, left, bottom, right = sides.keys.box[window, token].astype(int)
-            painted[:, :, top:bottom, left:right] += row[:, :, token, None, None].numpy()
-        truth = expected[:, :, y // high, x // wide].numpy()[:, :, *there]  # (B, H, height, width)
+            painted[:, :, top:bottom, left:right] += row[:, :, token, None, None]
+        truth = expected[:, :, y // high, x // wide].numpy()[:, :, *patch]  # (B, H, height, width)
         np.testing.assert_allclose(painted, truth, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["shifted, merged", "smaller than a window"])
+def test_an_overlay_shows_what_a_patch_looks_at(name, tmp_path):
+    view, _, expected = looked_at(name, tmp_path)
+    _, size, stage, *_ = CASES[name]
+    for y, x in places(size):
+        seen = view.overlay(at=(y + 0.5, x + 0.5), head=1, batch=1)
+        truth = expected[1, 1, y // (2 << stage), x // (3 << stage)].numpy()  # (R, C)
+        np.testing.assert_allclose(seen.mass, truth[tuple(seen.cells.T)], rtol=0, atol=1e-14)
 
 
 def test_every_attention_has_its_layout(tmp_path):
@@ -334,7 +360,10 @@ SETTINGS = [
     ({"depths": [2, 1999, 1]}, "depths add up to 2002, and no model has more than 2000 layers"),
     ({"depths": [1] * 99, "num_heads": [1] * 99}, "asks for sizes that no tensor can have"),
     ({"num_heads": [3, 5, 4]}, "d_model 10 does not divide by 3 heads"),
-    ({"window_size": 5}, r"6 tensors have another shape: .*relative_position_bias_table \(25, 2\) instead of \(81, 2\)"),
+    (
+        {"window_size": 5},
+        r"6 tensors have another shape: .*relative_position_bias_table \(25, 2\) instead of \(81, 2\)",
+    ),
     ({"patch_norm": False}, "patch_norm is False, and only True is supported"),
     ({"path_norm": False}, "path_norm is False, and only True is supported"),
     ({"hidden_act": "mish"}, "unknown activation 'mish'; there are gelu"),

@@ -1,5 +1,6 @@
 // Where to look first in a session, and what of a choice is still there in another one. Pure: it does not know the page.
 
+import { placedTokens } from "./patches.js";
 import { EXAMPLE } from "./words.js";
 
 /** @typedef {import("./source.js").Link} Link */
@@ -27,25 +28,36 @@ export function within({ layer, head, token, key }, overview) {
 }
 
 /**
- * Where to begin: the documents' sentence has a place that is known.
+ * Where to begin: the documents' sentence has a place that is known; of a picture, the last layer that looks at it, where
+ * heads have found what is in it.
  * @param {Overview} overview
  * @returns {Partial<State>}
  */
-export function beginning({ text, labels, layers }) {
+export function beginning({ text, labels, layers, layouts = [], pictures = [] }) {
+  if (pictures.length > 0) {
+    const looks = layers.filter(({ layout }) => layout && layouts[layout[1]].grids.length > 0);
+    return { layer: looks[looks.length - 1]?.index ?? 0 };
+  }
   const { word, ...place } = BEGIN;
   return text === EXAMPLE && labels[place.token] === word && layers.length > place.layer ? place : {};
 }
 
 /**
  * A link to begin with: the strongest between two words, else from a word, else the strongest; none without exact rows.
+ * Of a picture, all that cls looks at, or the last word; no single key.
  * @param {Overview} overview
  * @param {number} layer
  * @param {Link[]} links
- * @returns {Link | null}
+ * @returns {{query: number, key: number | null} | null}
  */
-export function suggested({ labels, layers, rows }, layer, links) {
-  const { first, rows: own } = layers[layer];
+export function suggested({ labels, layers, rows, layouts = [] }, layer, links) {
+  const { first, rows: own, layout } = layers[layer];
   if (!(own ?? rows)) return null;
+  if (layout) {
+    const { kinds } = placedTokens(layouts[layout[0]]);
+    const query = kinds.includes("cls") ? kinds.indexOf("cls") : kinds.lastIndexOf("text");
+    if (query >= 0 || links.length > 0) return { query: query >= 0 ? query : links[0].query, key: null };
+  }
   const word = (/** @type {number} */ at) => /^[^[<]*\p{L}{2}/u.test(labels[at] ?? "");
   const spoken = links.filter(({ query, key }) => query !== key && word(query + (first ?? 0)));
   return spoken.find(({ key }) => word(key)) ?? spoken[0] ?? links[0] ?? null;

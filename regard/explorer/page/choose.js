@@ -1,4 +1,4 @@
-// Choosing what is looked at: a text typed or dropped and the model that reads it, or a .regard file. Shows how far the
+// Choosing what is looked at: a text or a picture and the model that reads it, or a .regard file. Shows how far the
 // work is, and cancels it. It does not know what is done with the new session: `done` is told its id.
 
 import { fill, make } from "./elements.js";
@@ -12,6 +12,8 @@ const EVERY_MS = 250; // between two questions about a job
 const MEGA = 1 << 20;
 const MOST_TEXT = 1 * MEGA; // as the server takes
 const MOST_FILE = 64 * MEGA;
+const MOST_PICTURE = 32 * MEGA;
+const PICTURE = /\.(jpe?g|png|gif|bmp|webp|tiff?|ppm|pgm|jp2|avif|heic)$/i;
 
 /**
  * Build the form inside an element. `take` is for files and texts that are dropped elsewhere.
@@ -63,10 +65,13 @@ class Choosing {
     this.cut = make("input", { type: "checkbox", "data-role": "cut" });
     this.file = make("input", {
       type: "file",
-      accept: ".regard,.txt,.md,text/plain",
+      accept: ".regard,.txt,.md,text/plain,image/*",
       class: "unseen",
       onchange: () => void this.#chosenFile(),
     });
+    /** @type {File | null} */
+    this.picture = null;
+    this.chosen = make("div", { class: "line chosen-picture" });
     this.said = make("div", { class: "progress", role: "status", "aria-live": "polite" });
   }
 
@@ -97,13 +102,14 @@ class Choosing {
       this.element,
       make("p", { class: "intro" }, say(lang, "choose_intro")),
       make("label", { class: "field" }, make("span", {}, say(lang, "choose_text")), this.text),
+      this.chosen,
       make(
         "div",
         { class: "line" },
         make("label", { class: "field inline" }, make("span", {}, say(lang, "choose_model")), this.model),
         make(
           "button",
-          { type: "button", class: "primary", "data-role": "start", onclick: () => void this.look(this.text.value) },
+          { type: "button", class: "primary", "data-role": "start", onclick: () => void this.start() },
           say(lang, "choose_start"),
         ),
       ),
@@ -133,9 +139,40 @@ class Choosing {
     );
     this.file.setAttribute("aria-label", say(lang, "choose_file"));
     this.file.setAttribute("tabindex", "-1");
+    this.#drawPicture();
+  }
+
+  /** The picture that was chosen, until it is left out. */
+  #drawPicture() {
+    const { lang, picture } = this;
+    const away = () => {
+      this.picture = null;
+      this.#drawPicture();
+    };
+    this.chosen.hidden = picture === null;
+    fill(
+      this.chosen,
+      picture && make("span", { class: "chosen-name" }, say(lang, "choose_picture", { name: picture.name })),
+      picture &&
+        make(
+          "button",
+          { type: "button", class: "quiet", "aria-label": say(lang, "choose_picture_away"), title: say(lang, "choose_picture_away"), onclick: away },
+          "✕",
+        ),
+      picture && make("span", { class: "hint" }, say(lang, "choose_picture_beside")),
+    );
+  }
+
+  /** Begin with what was given: the picture, or else the text. */
+  async start() {
+    const { picture } = this;
+    if (picture === null) return this.look(this.text.value);
+    await this.#job("state_looking", () => this.source.look.picture(picture, this.text.value.trim(), this.model.value || null));
   }
 
   #example() {
+    this.picture = null;
+    this.#drawPicture();
     this.text.value = EXAMPLE;
     void this.look(EXAMPLE);
   }
@@ -144,7 +181,7 @@ class Choosing {
   #key(event) {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    void this.look(this.text.value);
+    void this.start();
   }
 
   async #chosenFile() {
@@ -165,9 +202,13 @@ class Choosing {
   /** @param {File} file */
   async #takeFile(file) {
     const capture = file.name.endsWith(".regard");
-    const most = capture ? MOST_FILE : MOST_TEXT;
+    const picture = !capture && (file.type.startsWith("image/") || PICTURE.test(file.name));
+    const most = capture ? MOST_FILE : picture ? MOST_PICTURE : MOST_TEXT;
     if (file.size > most) return this.#fail(say(this.lang, "choose_large", { name: file.name, most: most / MEGA }));
     if (capture) return this.#open(file);
+    this.picture = picture ? file : null;
+    this.#drawPicture();
+    if (picture) return this.start();
     const text = await file.text();
     if (text.includes("\0") || text.includes("\ufffd"))
       return this.#fail(say(this.lang, "choose_kind", { name: file.name }));
@@ -192,13 +233,22 @@ class Choosing {
    */
   async look(text) {
     if (!text.trim()) return this.#fail(say(this.lang, "choose_empty"));
+    await this.#job("state_reading", () => this.source.look.start(text, this.model.value || null, this.cut.checked));
+  }
+
+  /**
+   * Start a job, and wait for it.
+   * @param {import("./words.js").Word} reading  said while the model reads
+   * @param {() => Promise<string>} start
+   */
+  async #job(reading, start) {
     this.stop();
     const mine = this.#begin("state_loading");
     try {
-      const job = await this.source.look.start(text, this.model.value || null, this.cut.checked);
+      const job = await start();
       if (mine !== this.work) return void this.source.look.cancel(job);
       this.job = job;
-      await this.#wait(job, mine);
+      await this.#wait(job, mine, reading);
     } catch (error) {
       if (this.#end(mine)) this.#fail(say(this.lang, "failed", { error: messageOf(error) }));
     }
@@ -207,15 +257,16 @@ class Choosing {
   /**
    * @param {string} job
    * @param {number} mine
+   * @param {import("./words.js").Word} reading
    */
-  async #wait(job, mine) {
+  async #wait(job, mine, reading) {
     for (;;) {
       const { state, session, error } = await this.source.look.poll(job);
       if (mine !== this.work) return;
       if (state === "done" && session) return void (this.#end(mine) && this.done(session));
       if (state === "failed") throw new Error(error ?? state);
       if (state === "cancelled") return void (this.#end(mine) && fill(this.said, say(this.lang, "cancelled")));
-      this.#tell(state === "reading" ? "state_reading" : "state_loading");
+      this.#tell(state === "reading" ? reading : "state_loading");
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
   }

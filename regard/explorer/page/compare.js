@@ -4,9 +4,9 @@
 import { mount as mountAtlas } from "./atlas.js";
 import { fill, make } from "./elements.js";
 import { mount as mountMap } from "./map.js";
+import { mount as mountRight } from "./rightpane.js";
 import { offerPictures } from "./saving.js";
 import { compared, otherSide } from "./state.js";
-import { mount as mountText } from "./text.js";
 import { say } from "./words.js";
 
 /** @typedef {import("./source.js").SessionLine} SessionLine */
@@ -156,7 +156,7 @@ function side(store, source, name, baseline) {
   const panes = [
     mountAtlas(atlas, store, source, { baseline }),
     mountMap(map, store, source),
-    mountText(text, store, source),
+    mountRight(text, store, source),
   ];
   const label = () => {
     const { lang } = store.get();
@@ -210,8 +210,9 @@ export function beside({ token, key }, first, second, session) {
  * @param {SessionLine} line
  * @returns {string}
  */
-export function titleOf({ id, name, text }) {
+export function titleOf({ id, name, text, picture }) {
   const start = Array.from((text ?? "").replace(/\s+/g, " ").trim().slice(0, 200));
   const words = start.length > 60 ? `${start.slice(0, 59).join("")}…` : start.join("");
-  return words ? `${id}: ${words}` : `${id}: ${name}`;
+  const said = [picture, words].filter(Boolean).join(", ");
+  return said ? `${id}: ${said}` : `${id}: ${name}`;
 }

@@ -10,7 +10,7 @@ import { numbers } from "./packed.js";
 /** @typedef {import("./source.js").Source} Source */
 /**
  * One head: every weight, (Nq, Nk), or the strongest links of each query, (Nq, links); q (Nq, D), k (Nk, D), v (Nk, Dv)
- * as attention got them, lse (Nq).
+ * as attention got them, lse (Nq). Of a layer in windows Nq counts through all of them and Nk is that of one.
  * @typedef {{weights?: Packed, top?: {keys: number, index: Packed, weight: Packed}, q?: Packed, k?: Packed, v?: Packed,
  *   lse?: Packed, scale?: number}} Arrays
  */
@@ -19,7 +19,7 @@ import { numbers } from "./packed.js";
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
  * labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
- *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null,
+ *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, pictures?: string[],
  *   left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
@@ -42,14 +42,15 @@ export class EmbeddedSource {
     const refuse = async () => {
       throw new Error("this page stands alone: `regard serve` reads new texts and opens files");
     };
-    this.look = { start: refuse, poll: refuse, cancel: refuse };
+    this.look = { start: refuse, picture: refuse, poll: refuse, cancel: refuse };
     this.open = refuse;
   }
 
   /** @type {Source["sessions"]} */
   async sessions() {
     return Object.entries(this.data.sessions).map(([id, { overview }]) => {
-      return { id, name: overview.name, text: overview.text, length: overview.length };
+      const picture = overview.pictures?.[0]?.name;
+      return { id, name: overview.name, text: overview.text, length: overview.length, picture };
     });
   }
 
@@ -89,7 +90,8 @@ export class EmbeddedSource {
 
   /** @type {Source["row"]} */
   async row(session, layer, head, token, start, stop) {
-    const { weights, how, error } = await rowOf(this.#arrays(session, layer, head), token);
+    const { windows } = this.#layer(session, layer);
+    const { weights, how, error } = await rowOf(this.#arrays(session, layer, head), token, windows);
     const known = weights.map((weight) => weight || 0); // NaN is what the page does not know
     const ribbon = { sum: bins(known, RIBBON, (a, b) => a + b), max: bins(known, RIBBON, Math.max) };
     const top = largest(known, TOP).map((key) => ({ key, weight: known[key] }));
@@ -101,8 +103,10 @@ export class EmbeddedSource {
   async tile(session, layer, head, rows, cols, size = 128) {
     const { weights } = this.#session(session).arrays[`${layer}.${head}`] ?? {};
     if (weights === undefined) return this.#partOfMap(session, layer, head, rows, cols);
+    const { windows, keys } = this.#layer(session, layer);
+    const all = await numbers(weights);
     const [down, across] = [edges(rows, size), edges(cols, size)];
-    const cells = pooled(await numbers(weights), down, across);
+    const cells = pooled(windows > 1 ? spread(all, rows, windows, keys) : all, down, across);
     const single = cells.shape[0] === rows[1] - rows[0] && cells.shape[1] === cols[1] - cols[0];
     const error = weights.error ?? 0;
     return { rows, cols, cells, how: !single ? "pooled" : error ? "rounded" : "exact", error };
@@ -117,7 +121,7 @@ export class EmbeddedSource {
     if (!arrays.q || !arrays.k || !arrays.lse)
       throw new Error("the steps of this pair are not in this page, but those of the head's strongest links may be");
     const [queries, allKeys, lses] = await Promise.all([arrays.q, arrays.k, arrays.lse].map(numbers));
-    const { weights } = await rowOf(arrays, token);
+    const { weights } = await rowOf(arrays, token, 1);
     const [q, k, keys] = [line(queries, token), line(allKeys, key), chosen(weights, key)];
     const [scale, lse] = [arrays.scale ?? 1 / Math.sqrt(q.length), lses.data[token]];
     const dots = keys.map((j) => dot(q, line(allKeys, j)));
@@ -147,6 +151,23 @@ export class EmbeddedSource {
     const cells = pooled(map, edges(down.cells, Infinity), edges(across.cells, Infinity));
     const how = map.shape[0] === queries && map.shape[1] === keys ? "exact" : "pooled"; // a map of few tokens is exact
     return { rows: down.positions, cols: across.positions, cells, how, error: 0 };
+  }
+
+  /** @type {Source["picture"]} */
+  async picture(session, number) {
+    const found = this.#session(session).pictures?.[number];
+    if (found === undefined) throw new Error(`picture ${number} is not in this page`);
+    return found;
+  }
+
+  /**
+   * @param {string} session
+   * @param {number} layer
+   * @returns {{windows: number, keys: number}}
+   */
+  #layer(session, layer) {
+    const { windows = 1, keys } = this.#session(session).overview.layers[layer];
+    return { windows, keys };
   }
 
   /** @param {string} session */
@@ -182,11 +203,13 @@ export class EmbeddedSource {
  * most `error`; or "strongest", where the weights of the other keys are not in the page.
  * @param {Arrays} arrays
  * @param {number} token
+ * @param {number} windows  that the layer is cut into: weights hold the keys of the query's own
  */
-async function rowOf({ weights, top }, token) {
+async function rowOf({ weights, top }, token, windows) {
   if (weights !== undefined) {
-    const error = weights.error ?? 0;
-    return { weights: line(await numbers(weights), token), how: error ? "rounded" : "exact", error };
+    const [error, all] = [weights.error ?? 0, await numbers(weights)];
+    const row = windows > 1 ? inWindow(all, token, windows) : line(all, token);
+    return { weights: row, how: error ? "rounded" : "exact", error };
   }
   if (top === undefined) throw new Error("the rows of this head are not in this page");
   const [index, weight] = await Promise.all([numbers(top.index), numbers(top.weight)]);
@@ -196,6 +219,33 @@ async function rowOf({ weights, top }, token) {
     if (strength[n] > 0) row[key] = strength[n];
   });
   return { weights: row, how: "strongest", error: top.weight.error ?? 0 };
+}
+
+/**
+ * A row among the keys of all windows; those of the others weigh 0.
+ * @param {Numbers} all  (queries of all windows, keys of one)
+ * @param {number} token
+ * @param {number} windows
+ */
+function inWindow(all, token, windows) {
+  const [queries, each] = all.shape;
+  const row = new Float32Array(each * windows);
+  row.set(line(all, token), Math.floor(token / (queries / windows)) * each);
+  return row;
+}
+
+/**
+ * The rows [a, b) among the keys of all windows, as a matrix in which only they are filled.
+ * @param {Numbers} all
+ * @param {number[]} rows
+ * @param {number} windows
+ * @param {number} keys
+ * @returns {Numbers}
+ */
+function spread(all, [a, b], windows, keys) {
+  const data = new Float32Array(all.shape[0] * keys);
+  for (let i = a; i < b; i++) data.set(inWindow(all, i, windows), i * keys);
+  return { shape: [all.shape[0], keys], data };
 }
 
 /**

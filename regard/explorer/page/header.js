@@ -100,11 +100,14 @@ function sessionChoice({ lang, session }, { sessions, choose }) {
  * @param {State} state
  * @param {Overview} overview
  */
-function facts({ lang }, { name, length, layers }) {
+function facts({ lang }, { name, length, layers, pictures = [] }) {
   const heads = Math.max(0, ...layers.map((layer) => layer.heads));
+  const [picture] = pictures;
   return [
     name,
-    say(lang, "tokens_of", { count: length.toLocaleString(lang) }),
+    picture
+      ? say(lang, "pixels_of", { width: picture.width, height: picture.height })
+      : say(lang, "tokens_of", { count: length.toLocaleString(lang) }),
     say(lang, "heads_of", { layers: layers.length, heads }),
   ].join(" · ");
 }

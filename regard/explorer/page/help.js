@@ -10,6 +10,7 @@ import { say } from "./words.js";
 const KEYS = [
   [["←", "→", "↑", "↓"], "help_arrows"],
   [["j", "k"], "help_jk"],
+  [["←", "→", "↑", "↓"], "help_patch"],
   [["/"], "help_search"],
   [["n"], "help_new"],
   [["c"], "help_compare"],

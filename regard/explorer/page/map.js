@@ -21,6 +21,8 @@ import { Squares, cellAt } from "./tiles.js";
 /** The view is written into the state when it has rested this long. */
 const REST_MS = 200;
 const NOTHING = new Float32Array(0);
+/** Cells along a side of the map of one window. */
+const CELLS = 64;
 /** As many words as the text pane shows at once. */
 const WINDOW = 600;
 
@@ -34,6 +36,16 @@ const WINDOW = 600;
 export function mount(element, store, source) {
   const pane = new MapPane(element, store, source);
   return { update: () => pane.update(), destroy: () => pane.destroy() };
+}
+
+/**
+ * The window that a token is in; null where its layer is one sequence.
+ * @param {import("./source.js").Layer | undefined} layer
+ * @param {number | null} token
+ */
+function windowOf(layer, token) {
+  const windows = layer?.windows ?? 1;
+  return windows > 1 && layer ? Math.floor((token ?? 0) / (layer.queries / windows)) : null;
 }
 
 class MapPane {
@@ -64,6 +76,8 @@ class MapPane {
     this.names = null;
     /** @type {Square | null} */
     this.base = null;
+    /** @type {import("./source.js").Tile | null} */
+    this.part = null;
     /** @type {Seen} */
     this.limits = whole(1, 1);
     this.seen = this.limits;
@@ -82,8 +96,8 @@ class MapPane {
   /** Ask for what is missing, and draw before the next frame. */
   update() {
     if (this.ended) return;
-    const { session, layer, head, lang, region } = this.store.get();
-    const asked = JSON.stringify([session, layer, head, lang]);
+    const { session, layer, head, lang, region, token } = this.store.get();
+    const asked = JSON.stringify([session, layer, head, lang, windowOf(this.overview?.layers[layer], token)]);
     if (asked !== this.asked) {
       this.asked = asked;
       void this.#ask();
@@ -110,8 +124,9 @@ class MapPane {
     try {
       const overview = await this.source.overview(session, signal);
       const answer = await this.source.head(session, layer, head, lang, signal);
+      const part = await this.#part(session, overview.layers[layer], head, signal);
       if (signal.aborted) return;
-      this.#take(session, overview, answer);
+      this.#take(session, overview, answer, part);
       this.error = "";
     } catch (error) {
       if (isAbort(error)) return;
@@ -121,18 +136,38 @@ class MapPane {
   }
 
   /**
+   * Of a layer in windows, the one that the chosen token is in; null where there is one sequence.
+   * @param {string} session
+   * @param {import("./source.js").Layer} layer
+   * @param {number} head
+   * @param {AbortSignal} signal
+   * @returns {Promise<import("./source.js").Tile | null>}
+   */
+  async #part(session, layer, head, signal) {
+    const window = windowOf(layer, this.store.get().token);
+    if (window === null || !layer.rows) return null;
+    const span = (/** @type {number} */ all) => [window, window + 1].map((w) => (w * all) / (layer.windows ?? 1));
+    return this.source.tile(session, layer.index, head, span(layer.queries), span(layer.keys), CELLS, signal);
+  }
+
+  /**
    * @param {string} session
    * @param {import("./source.js").Overview} overview
    * @param {import("./source.js").HeadAnswer} head
+   * @param {import("./source.js").Tile | null} part
    */
-  #take(session, overview, head) {
+  #take(session, overview, head, part) {
     const layer = overview.layers[head.layer];
-    const limits = whole(layer.queries, layer.keys);
+    const limits = part
+      ? { rows: /** @type {Range} */ (part.rows), cols: /** @type {Range} */ (part.cols) }
+      : whole(layer.queries / (layer.windows ?? 1), layer.keys / (layer.windows ?? 1));
     if (this.names?.session !== session)
       this.names = { session, of: new Naming(this.source, session, overview, () => this.update()) };
-    const [down, across] = head.map.shape;
-    const key = `base/${session}/${head.layer}/${head.head}`;
-    this.base = { key, ...limits, down, across, cells: head.map.data, values: head.map.data, how: head.how };
+    const cells = part?.cells ?? head.map;
+    const [down, across] = cells.shape;
+    const key = `base/${session}/${head.layer}/${head.head}/${limits.rows[0]}`;
+    this.base = { key, ...limits, down, across, cells: cells.data, values: cells.data, how: part?.how ?? head.how };
+    this.part = part;
     if (JSON.stringify(limits) !== JSON.stringify(this.limits)) {
       this.limits = limits;
       this.#follow(this.store.get().region);
@@ -161,11 +196,14 @@ class MapPane {
     const fine = this.#squares();
     const { scale, how } = this.drawing.draw({
       ...{ seen: this.seen, limits: this.limits, base, squares: fine.squares, sink: state.sink, scale: state.scale, paper },
-      ...{ received: head.received?.data ?? NOTHING, entropy: head.entropy?.data ?? NOTHING },
+      ...(this.part ? { received: NOTHING, entropy: NOTHING } : {
+        received: head.received?.data ?? NOTHING,
+        entropy: head.entropy?.data ?? NOTHING,
+      }),
       ...{ token: state.token, key: state.key, brush: this.brush },
       ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j), words },
     });
-    this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole() });
+    this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole(), window: this.#window() });
     this.#describe(state, how);
   }
 
@@ -191,7 +229,7 @@ class MapPane {
   #describe(state, how) {
     const link = this.head?.links[0];
     const said = wordsFor(state.lang).map({
-      ...{ layer: state.layer, head: state.head, queries: this.limits.rows[1], keys: this.limits.cols[1] },
+      ...{ layer: state.layer, head: state.head, queries: span(this.limits.rows), keys: span(this.limits.cols) },
       how: howWords(how, state.lang),
       link: link && `${this.#queryLabel(link.query)} → ${this.#keyLabel(link.key)} ${digits(link.weight)}`,
     });
@@ -206,6 +244,12 @@ class MapPane {
   /** @param {number} key */
   #keyLabel(key) {
     return this.names?.of.key(this.head?.layer ?? 0, key) ?? "";
+  }
+
+  /** Which window is shown, and of how many; null where there is one sequence. */
+  #window() {
+    const { windows = 1, queries } = this.overview?.layers[this.head?.layer ?? 0] ?? { queries: 1 };
+    return windows > 1 ? { window: Math.floor(this.limits.rows[0] / (queries / windows)), windows } : null;
   }
 
   #isWhole() {

@@ -25,14 +25,14 @@ export class MapBar {
   /**
    * @param {State} state
    * @param {{scale: import("./colourmaps.js").Scale, how: string, paper: import("./paper.js").Paper, missing: number,
-   *   error: string | null, isWhole: boolean}} shown
+   *   error: string | null, isWhole: boolean, window: {window: number, windows: number} | null}} shown
    */
   show(state, shown) {
     const built = JSON.stringify([state.lang, state.scale, state.sink, shown.isWhole]);
     if (built !== this.built) this.#build(state, shown.isWhole);
     this.built = built;
-    const { scale, how, paper, missing, error } = shown;
-    const legended = JSON.stringify([state.lang, scale.kind, scale.low, scale.high, how, paper.dark, missing > 0, error]);
+    const { scale, how, paper, missing, error, window } = shown;
+    const legended = JSON.stringify([state.lang, scale.kind, scale.low, scale.high, how, paper.dark, missing > 0, error, window]);
     if (legended !== this.legended) this.#explain(state, shown);
     this.legended = legended;
   }
@@ -63,9 +63,9 @@ export class MapBar {
   /**
    * @param {State} state
    * @param {{scale: import("./colourmaps.js").Scale, how: string, paper: import("./paper.js").Paper, missing: number,
-   *   error: string | null}} shown
+   *   error: string | null, window: {window: number, windows: number} | null}} shown
    */
-  #explain(state, { scale, how, paper, missing, error }) {
+  #explain(state, { scale, how, paper, missing, error, window }) {
     const words = wordsFor(state.lang);
     const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
     const pooled = how === "pooled";
@@ -76,6 +76,7 @@ export class MapBar {
       make("span", { class: "map-high" }, digits(scale.high)),
       make("span", { class: "map-how", "data-how": how, title: pooled ? words.pooledHint : words.exactHint },
         make("span", { class: pooled ? "mark-pooled" : "mark-exact", "aria-hidden": "true" }), howWords(how, state.lang)),
+      window && make("span", { class: "map-window", title: words.windowHint }, words.window(window)),
       missing > 0 && !error ? make("span", { class: "map-loading" }, words.loading) : null,
       error ? make("span", { class: "map-error", title: error }, error) : null,
     );

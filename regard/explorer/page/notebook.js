@@ -43,7 +43,7 @@ export class NotebookSource {
     const refuse = async () => {
       throw new Error("a notebook shows what Python gave it: call look_at there for another text");
     };
-    this.look = { start: refuse, poll: refuse, cancel: refuse };
+    this.look = { start: refuse, picture: refuse, poll: refuse, cancel: refuse };
     this.open = refuse;
   }
 
@@ -61,8 +61,8 @@ export class NotebookSource {
 
   /** @type {Source["sessions"]} */
   async sessions() {
-    const { name, text, length } = await this.overview(SESSION);
-    return [{ id: SESSION, name, text, length }];
+    const { name, text, length, pictures } = await this.overview(SESSION);
+    return [{ id: SESSION, name, text, length, picture: pictures?.[0]?.name }];
   }
 
   /** @type {Source["models"]} */
@@ -98,6 +98,12 @@ export class NotebookSource {
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
     return this.#ask("steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["picture"]} */
+  async picture(session, number) {
+    const { kind, base64 } = await this.#ask("picture", { number });
+    return `data:${kind};base64,${base64}`;
   }
 
   /**

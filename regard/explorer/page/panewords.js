@@ -46,6 +46,31 @@ const WORDS = {
     whole: "sum",
     noQueries: "The words are keys only here: choose a query in the map.",
     special: "special token",
+    tokens: "Tokens that are no patches; the colour of each is its weight for the chosen query",
+    keyTokens: "Keys that are no patches; the colour of each is its weight for the chosen query",
+    pictures: "Picture",
+    photo: (/** @type {any} */ v) =>
+      `Picture${v.name ? ` ${v.name}` : ""} in ${v.rows} × ${v.columns} patches, coloured by their weight for the chosen query. ` +
+      "The arrow keys move from patch to patch; Enter holds one.",
+    patchesOf: (/** @type {any} */ v) => `${v.rows} × ${v.columns} patches`,
+    inWindows: (/** @type {any} */ v) => `${v.windows} windows: a patch sees its own window alone`,
+    hatched: "hatched: the model did not see it",
+    noPicture: "the picture itself is not in this capture",
+    noPatches: "no token of this layer is a patch",
+    choosePatch: "Point at a patch or a token to see what it looks at; click to hold it.",
+    heldPatch: "held: point at the picture to read single weights; click again to let go",
+    freePatch: "click to hold",
+    window: (/** @type {any} */ v) => `window ${v.window} of ${v.windows}`,
+    windowHint: "The map shows one window, that of the chosen patch: patches of different windows do not see each other.",
+    kinds: {
+      text: "text",
+      patch: "patches",
+      cls: "cls",
+      distillation: "distillation",
+      register: "registers",
+      latent: "latents",
+      padding: "padding",
+    },
   },
   ko: {
     exact: "정확",
@@ -89,6 +114,31 @@ const WORDS = {
     whole: "합",
     noQueries: "여기서 단어는 키입니다. 쿼리는 맵에서 고르세요.",
     special: "특수 토큰",
+    tokens: "패치가 아닌 토큰; 색은 고른 쿼리가 주는 가중치",
+    keyTokens: "패치가 아닌 키; 색은 고른 쿼리가 주는 가중치",
+    pictures: "이미지",
+    photo: (/** @type {any} */ v) =>
+      `이미지${v.name ? ` ${v.name}` : ""}, 패치 ${v.rows} × ${v.columns}. 색은 고른 쿼리가 주는 가중치입니다. ` +
+      "화살표 키로 패치를 옮기고 Enter로 고정합니다.",
+    patchesOf: (/** @type {any} */ v) => `패치 ${v.rows} × ${v.columns}`,
+    inWindows: (/** @type {any} */ v) => `윈도 ${v.windows}개: 패치는 자기 윈도 안만 봅니다`,
+    hatched: "빗금: 모델이 보지 않은 부분",
+    noPicture: "이 캡처에는 이미지 자체가 들어 있지 않습니다",
+    noPatches: "이 레이어에는 패치인 토큰이 없습니다",
+    choosePatch: "패치나 토큰을 가리키면 무엇을 보는지 나타납니다. 누르면 고정됩니다.",
+    heldPatch: "고정됨: 이미지를 가리키면 가중치가 하나씩 보입니다. 다시 누르면 풀립니다",
+    freePatch: "누르면 고정합니다",
+    window: (/** @type {any} */ v) => `윈도 ${v.window} / ${v.windows}`,
+    windowHint: "맵은 고른 패치가 속한 윈도 하나를 보여 줍니다. 서로 다른 윈도의 패치는 서로를 보지 않습니다.",
+    kinds: {
+      text: "텍스트",
+      patch: "패치",
+      cls: "cls",
+      distillation: "증류 토큰",
+      register: "레지스터",
+      latent: "잠재 토큰",
+      padding: "패딩",
+    },
   },
 };
 
@@ -109,6 +159,16 @@ export function wordsFor(lang) {
 export function howWords(how, lang) {
   const words = wordsFor(lang);
   return how === "exact" || how === "pooled" || how === "rounded" || how === "strongest" ? words[how] : how;
+}
+
+/**
+ * A kind of token, in words.
+ * @param {string} kind
+ * @param {string} lang
+ */
+export function kindWords(kind, lang) {
+  const kinds = /** @type {Record<string, string>} */ (wordsFor(lang).kinds);
+  return Object.hasOwn(kinds, kind) ? kinds[kind] : kind;
 }
 
 /**

@@ -37,6 +37,14 @@ export class PlacedTokens {
     /** @type {Map<number, Patch>} */
     this.patches = new Map(); // by token
     for (const grid of layout.grids) this.#place(grid);
+    /** @type {Map<number, Patch[]>} */
+    this.byPicture = new Map();
+    for (const patch of this.patches.values()) {
+      const picture = this.pictures[patch.token] ?? 0;
+      const own = this.byPicture.get(picture);
+      if (own) own.push(patch);
+      else this.byPicture.set(picture, [patch]);
+    }
   }
 
   /** @param {Grid} grid */
@@ -58,7 +66,7 @@ export class PlacedTokens {
    * @returns {Patch[]}
    */
   of(picture) {
-    return [...this.patches.values()].filter(({ token }) => this.pictures[token] === picture);
+    return this.byPicture.get(picture) ?? [];
   }
 
   /**

@@ -11,15 +11,21 @@ import { Remembered } from "./remembered.js";
 /** @typedef {import("./arrays.js").Numbers} Numbers */
 /**
  * One attention. first: the position of query 0 among the keys, null in cross-attention.  labelled: do the session's
- * tokens name its keys?  rows: can exact rows be asked for?
+ * tokens name its keys?  rows: can exact rows be asked for?  windows: sequences that its tokens count through, each of
+ * which sees itself alone.  layout: of its queries and keys, by their numbers among the overview's layouts.
  * @typedef {{index: number, path: string, call?: number | null, heads: number, queries: number, keys: number,
- *   kind: string, first?: number | null, labelled?: boolean, rows?: boolean}} Layer
+ *   kind: string, first?: number | null, labelled?: boolean, rows?: boolean, windows?: number,
+ *   layout?: number[] | null}} Layer
  */
 /**
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
  *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][],
- *   warning: string}} Overview
+ *   pictures?: PictureLine[], layouts?: import("./patches.js").TokenLayout[], warning: string}} Overview
+ */
+/**
+ * A picture that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
+ * @typedef {{height: number, width: number, name: string | null, shown: boolean, seen: number[]}} PictureLine
  */
 /** @typedef {{query: number, key: number, weight: number}} Link */
 /**
@@ -42,7 +48,7 @@ import { Remembered } from "./remembered.js";
  *   keys: number[], scores: Numbers | number[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
  *   v_sum: Numbers | number[] | null}} Steps
  */
-/** @typedef {{id: string, name: string, text?: string | null, length?: number}} SessionLine */
+/** @typedef {{id: string, name: string, text?: string | null, length?: number, picture?: string | null}} SessionLine */
 /** @typedef {{id: string, name: string, default?: boolean}} ModelLine */
 /**
  * @typedef {{state: "loading" | "reading" | "done" | "failed" | "cancelled", session?: string | null,
@@ -64,7 +70,9 @@ import { Remembered } from "./remembered.js";
  *   signal?: AbortSignal) => Promise<Tile>} tile
  * @property {(session: string, layer: number, head: number, token: number, key: number, signal?: AbortSignal) =>
  *   Promise<Steps>} steps
+ * @property {(session: string, number: number) => Promise<string>} picture  an address of its bytes
  * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
+ *   picture: (file: Blob & {name?: string}, text: string, model: string | null) => Promise<string>,
  *   poll: (job: string) => Promise<Job>,
  *   cancel: (job: string) => Promise<void>}} look
  * @property {(session: string, lang: string) => string | null} [leftOut]  what of a session cannot be asked for, in words
@@ -117,6 +125,11 @@ export class HttpSource {
       /** @type {Source["look"]["start"]} */
       start: async (text, model, truncate) =>
         (await this.#send("POST", "look", JSON.stringify({ text, model, truncate }))).job,
+      /** @type {Source["look"]["picture"]} */
+      picture: async (file, text, model) => {
+        const given = new URLSearchParams({ name: file.name ?? "", text, ...(model === null ? {} : { model }) });
+        return (await this.#send("POST", `look_at_picture?${given}`, file)).job;
+      },
       /** @type {Source["look"]["poll"]} */
       poll: (job) => this.#send("GET", `job/${encodeURIComponent(job)}`),
       /** @type {Source["look"]["cancel"]} */
@@ -164,6 +177,11 @@ export class HttpSource {
   /** @type {Source["steps"]} */
   steps(session, layer, head, token, key, signal) {
     return this.#ask(session, "steps", { layer, head, token, key }, signal);
+  }
+
+  /** @type {Source["picture"]} */
+  async picture(session, number) {
+    return `${this.base}/api/session/${encodeURIComponent(session)}/picture/${number}`;
   }
 
   /** @type {Source["open"]} */

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from regard.models.checkpoint.side_files import read_side
+from regard.models.dual_model import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import first_token, last_token
 from regard.models.model import Model
+from regard.models.picture_text_model import Answerer, Captioner, Matcher
 from regard.models.tokenizers.tokenizing import Batch
 from regard.models.verbs.asking import Texts, batches, positions, result_of
 
@@ -45,6 +47,11 @@ def embed(
     truncate: bool = False,
 ) -> Tensor:
     """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
+    if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
+        raise ValueError(
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} compares or joins them "
+            "with pictures: model.match(pictures, texts) says how well they go together"
+        )
     if pooling is None or normalize is None:
         said = said_by(model.directory)
         pooling, normalize = said[0] if pooling is None else pooling, said[1] if normalize is None else normalize
