@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from speaking_twins import framed_byte_pairs, pieces, wordpiece
+from speaking_twins import pieces, wordpiece
 from tokenizers import Tokenizer
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -56,11 +56,11 @@ def vit(directory: Path, head: str = "ForImageClassification", **more: Any) -> P
 
 
 def swin(directory: Path, head: str = "Model") -> Path:
-    """27 × 41 pixels: 7 × 11 patches, merged to 4 × 6 and 2 × 3."""
+    """47 × 57 pixels: 12 × 15 patches, merged to 6 × 8 and 3 × 4."""
     config = transformers.SwinConfig(
         embed_dim=6, depths=[2, 1, 2], num_heads=[2, 3, 4], window_size=3, image_size=32, patch_size=4, id2label=NAMES
     )
-    return put(directory, f"Swin{head}", config, ViTImageProcessorPil(size={"height": 27, "width": 41}))
+    return put(directory, f"Swin{head}", config, ViTImageProcessorPil(size={"height": 47, "width": 57}))
 
 
 def dinov2(directory: Path, **more: Any) -> Path:
@@ -75,15 +75,12 @@ def dinov2(directory: Path, **more: Any) -> Path:
 
 
 def clip(directory: Path, head: str = "Model") -> Path:
-    """Texts end in </s>, which is not the largest id."""
-    tokenizer = spoken(framed_byte_pairs(), "<end>")
+    """Texts end in </s>."""
+    tokenizer = spoken(pieces("<pad>", "<s>", "<unk>", "</s>", frame="<s> $A </s>"))
     text = {**SEEN, "num_hidden_layers": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 31}
-    end = tokenizer.convert_tokens_to_ids("</s>")
-    assert end == 2, "config.json's 2 means the largest id, which is then <end>"
+    text |= {"bos_token_id": 1, "eos_token_id": 3}
     vision = {**SEEN, "image_size": 30, "patch_size": 6}
-    config = transformers.CLIPConfig(
-        text_config=text | {"eos_token_id": end}, vision_config=vision, projection_dim=11, id2label=NAMES
-    )
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=11, id2label=NAMES)
     sized = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
     return put(directory, f"CLIP{head}", config, sized, tokenizer)
 
@@ -116,9 +113,9 @@ def llava(directory: Path) -> Path:
 
 def idefics(directory: Path) -> Path:
     """Two words added to LLaMA's; three latents of a picture."""
-    words = pieces("<unk>", "<s>", "</s>", frame="<s> $A")
-    count = words[0].get_vocab_size()
-    tokenizer = spoken(words, "<fake_token_around_image>", "<image>")
+    rust, names = pieces("<unk>", "<s>", "</s>", frame="<s> $A")
+    count = rust.get_vocab_size()
+    tokenizer = spoken((rust, names | {"pad_token": "<unk>"}), "<fake_token_around_image>", "<image>")
     vision = {"embed_dim": 20, "image_size": 18, "patch_size": 6, "intermediate_size": 29, "num_hidden_layers": 2}
     gather = {"resampler_n_latents": 3, "resampler_depth": 1, "resampler_n_heads": 3, "resampler_head_dim": 8}
     config = transformers.IdeficsConfig(

@@ -139,8 +139,9 @@ def test_overview_says_what_there_is():
     assert got["rows"] is True
     assert got["layers"][0] == {
         "index": 0, "path": "layers.0", "call": None, "heads": HEADS, "queries": NQ, "keys": NK, "kind": "self",
-        "first": NK - NQ, "labelled": True, "rows": True,
+        "first": NK - NQ, "labelled": True, "rows": True, "windows": 1, "layout": None,
     }  # fmt: skip
+    assert (got["pictures"], got["layouts"]) == ([], [])
     assert [len(names) for names in got["labels_of_heads"]] == [HEADS, 3]
     assert "not why" in got["warning"]
     json.dumps(got, allow_nan=False)

@@ -129,7 +129,7 @@ def test_answers_are_those_of_the_protocol(client, session, question):
 
 
 def test_sessions_and_models_are_listed(client):
-    line = {"id": "1", "name": "toy", "text": None, "length": N}
+    line = {"id": "1", "name": "toy", "text": None, "length": N, "picture": None}
     assert client.get("/api/sessions").json() == {"sessions": [line]}
     assert client.get("/api/models").json() == {"models": [{"id": "0", "name": "tiny-bert", "default": True}]}
 
@@ -502,7 +502,7 @@ def test_too_many_waiting_jobs_are_refused(fresh, slow):
     names = [look(fresh) for _ in range(8)]
     answer = fresh.post("/api/look", json={"text": TEXT})
     assert answer.status_code == 429
-    assert answer.json()["error"] == "8 texts are waiting to be read: wait for one of them, or cancel it"
+    assert answer.json()["error"] == "8 jobs are waiting to be done: wait for one of them, or cancel it"
     for name in names:
         fresh.delete(f"/api/job/{name}")
 

@@ -1,4 +1,4 @@
-"""The explorer: one look at a text or a capture, for the terminal, the notebook, the web page and the exported page.
+"""The explorer: one look at a text, a picture or a capture, for the terminal, the notebook, the web page and the exported page.
 
     >>> from regard.explorer import look_at, write_html
     >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP
@@ -8,6 +8,7 @@ What it is made of is in docs/explorer.md.
 """
 
 from regard.explorer.exporting import write_html
+from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, look_at, open_file
 
-__all__ = ["Session", "look_at", "open_file", "write_html"]
+__all__ = ["Session", "look_at", "look_at_picture", "open_file", "write_html"]

@@ -260,18 +260,14 @@ def _first(parts: Iterable[list[Link]], count: int) -> list[Link]:
 
 def _measured_links(layer: SeenLayer, head: int, count: int) -> list[Link]:
     (_, _, nq, nk), top = layer.view.sizes, layer.view.top()
-    parts = []
+    found = list[Link]()
     for w in range(layer.windows):
-        rows = (w * nq, (w + 1) * nq)
+        rows, keys = (w * nq, (w + 1) * nq), top.index[w, head]
         weight = _chosen_rows(layer, top.weight[w, head].nan_to_num(0.0), rows, head)
-        links, keys = _largest(weight, (0, 0), count), top.index[w, head]
-        parts.append(
-            [
-                {**link, "query": rows[0] + link["query"], "key": w * nk + int(keys[link["query"], link["key"]])}
-                for link in links
-            ]
-        )
-    return _first(parts, count)
+        for link in _largest(weight, (0, 0), count):
+            key = w * nk + int(keys[link["query"], link["key"]])
+            found.append({"query": rows[0] + link["query"], "key": key, "weight": link["weight"]})
+    return _first([found], count)
 
 
 Span = tuple[int, int]

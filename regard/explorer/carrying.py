@@ -6,10 +6,11 @@
         "heads": {"layer.head": the head's answer}, "sentences": {language: {"layer.head": its sentence}},
         "arrays": {"layer.head": what its rows are made of},
         "steps": {"layer.head.token.key": the steps of a strong link, where the page cannot make them},
+        "pictures": addresses that hold the bytes of each picture: "data:image/jpeg;base64,…",
         "left_out": {language: what is not there, in words}, or null}}}
 
 A head's arrays are every weight, the strongest links of each query (of weight 0 where it sees fewer keys), or nothing:
-    {"weights": (Nq, Nk)}
+    {"weights": (Nq, Nk)}, of a layer in windows (queries of all of them, keys of one)
     {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
 and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
 page makes the steps of any query and key; "v" only where the model is at hand. Elsewhere the steps of the 3 strongest
@@ -38,9 +39,11 @@ from torch import Tensor
 
 from regard.explorer import answers
 from regard.explorer.asked import spoken
-from regard.explorer.one_head import HeadWeights, Scored, one_head
+from regard.explorer.one_head import HeadWeights, Scored
+from regard.explorer.picture_answers import picture
 from regard.explorer.sentences import sentence
 from regard.explorer.sessions import Session
+from regard.explorer.windowed_head import Windowed, head_of
 from regard.stages import Lang
 
 __all__ = ["carried"]
@@ -86,6 +89,7 @@ def carried(session: Session, lang: Lang = "en") -> dict[str, Any]:
                 "sentences": {lang: {_name(p): _sentence(session, p, heads, lang) for p in places} for lang in _LANGS},
                 "arrays": {_name(place): arrays for place, arrays in _arrays(session, plan)},
                 "steps": {} if plan.vectors else _steps(session, plan, heads),
+                "pictures": [_address(session, number) for number in range(len(session.pictures))],
                 "left_out": _left_out(plan, len(places)),
             }
         },
@@ -98,6 +102,11 @@ _LANGS: tuple[Lang, ...] = get_args(Lang)
 
 def _name(place: Place) -> str:
     return f"{place[0]}.{place[1]}"
+
+
+def _address(session: Session, number: int) -> str:
+    found = picture(session, number)
+    return f"data:{found['kind']};base64,{found['base64']}"
 
 
 def _labels(session: Session, start: int) -> list[str]:
@@ -137,7 +146,7 @@ class Plan:
 def _planned(session: Session, places: list[Place]) -> Plan:
     """What fits. places: the heads, those first that are worth most."""
     there = [place for place in places if session.layers[place[0]].view.weights is not None]
-    stepped = tuple(p for p in there if isinstance(_weights(session, p), Scored))[: ROOM // (STEPS * STEP_BYTES)]
+    stepped = tuple(p for p in there if _has_steps(_weights(session, p)))[: ROOM // (STEPS * STEP_BYTES)]
     kept, cells = len(there) == len(places), {layer: _cells(session, layer) for layer, _ in there}
     longest = max((max(session.layers[layer].view.sizes[2:]) for layer in cells), default=0)
     exact = 4 * sum(cells[layer] for layer, _ in there) <= ROOM
@@ -145,14 +154,18 @@ def _planned(session: Session, places: list[Place]) -> Plan:
         return Plan(tuple(there), (), stepped, exact, _room_for_vectors(session, there), kept)
     whole = _fitting(there, {layer: 2 * n for layer, n in cells.items()}, ROOM)
     rest = [place for place in there if place not in set(whole)]
-    each = {layer: LINKS * 4 * session.layers[layer].view.sizes[2] for layer in cells}
+    each = {layer: LINKS * 4 * session.layers[layer].sizes[0] for layer in cells}
     links = [place for place in _fitting(rest, each, ROOM) if place in set(_fitting(rest, cells, WORK))]
     return Plan(tuple(whole), tuple(links), stepped, exact=False, vectors=False, kept=kept)
 
 
 def _cells(session: Session, layer: int) -> int:
-    _, _, nq, nk = session.layers[layer].view.sizes
-    return nq * nk
+    seen = session.layers[layer]
+    return seen.sizes[0] * seen.view.sizes[3]
+
+
+def _has_steps(weights: HeadWeights) -> bool:
+    return isinstance(weights.parts[0] if isinstance(weights, Windowed) else weights, Scored)
 
 
 def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
@@ -174,18 +187,22 @@ def _room_for_vectors(session: Session, places: list[Place]) -> bool:
 
 
 def _weights(session: Session, place: Place) -> HeadWeights:
-    weights = session.layers[place[0]].view.weights
-    assert weights is not None
-    return one_head(weights, place[1])
+    return head_of(session.layers[place[0]], place[1])
 
 
 def _arrays(session: Session, plan: Plan) -> Iterator[tuple[Place, dict[str, Any]]]:
     for place in sorted(plan.whole):  # layer by layer: a live model is asked for the values of one at a time
         weights = _weights(session, place)
-        given = {"weights": _packed_weights(weights.tile(slice(None), slice(None)), plan.exact)}
+        given = {"weights": _packed_weights(_whole(weights), plan.exact)}
         yield place, given | (_vectors(session, place, weights) if plan.vectors else {})
     for place in plan.links:
         yield place, {"top": _strongest(_weights(session, place))}
+
+
+def _whole(weights: HeadWeights) -> Tensor:
+    """(Nq, Nk), or the windows below each other, (W·Nq, Nk)."""
+    parts = weights.parts if isinstance(weights, Windowed) else [weights]
+    return torch.cat([part.tile(slice(None), slice(None)) for part in parts])
 
 
 def _vectors(session: Session, place: Place, weights: HeadWeights) -> dict[str, Any]:

@@ -242,10 +242,10 @@ def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
     from fastapi import Query, Request, Response
     from fastapi.concurrency import run_in_threadpool
 
-    bytes_out = {200: {"content": {"image/jpeg": {}, "image/png": {}}}}
-    bytes_in = {"requestBody": {"content": {"application/octet-stream": {}}}}
+    bytes_out: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}, "image/png": {}}}}
+    bytes_in: dict[str, Any] = {"requestBody": {"content": {"application/octet-stream": {}}}}
 
-    @server.get("/api/session/{session}/picture/{number}", response_class=Response, responses={**bytes_out})
+    @server.get("/api/session/{session}/picture/{number}", response_class=Response, responses=bytes_out)
     def ask_picture(session: str, number: int) -> Response:
         """A picture that the model looked at, at most 1,600 pixels long."""
         found = find_picture(kept.sessions.get(session), number)

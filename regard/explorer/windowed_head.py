@@ -58,7 +58,7 @@ class Windowed:
         """The weights of these queries and keys, (rows, cols)."""
         (nq, nk), wanted, keys = self.each, torch.arange(self.sizes[0])[rows], torch.arange(self.sizes[1])[cols]
         whole = torch.zeros(len(wanted), len(keys))
-        for w in (wanted // max(1, nq)).unique().tolist():
+        for w in sorted(set((wanted // max(1, nq)).tolist())):
             mine, there = wanted // nq == w, keys // nk == w
             if bool(there.any()):
                 tile = self.parts[w].tile(wanted[mine] - w * nq, keys[there] - w * nk).cpu()

@@ -23,11 +23,16 @@ Bounds = tuple[Tensor, Tensor]
 
 
 class Grid:
-    """The tiles of one call: turns a value per query or per key into its smallest and largest value per tile."""
+    """The tiles of one call: turns a value per query or per key into its smallest and largest value per tile.
 
-    def __init__(self, nq: int, nk: int, size: tuple[int, int], device: torch.device) -> None:
+    queries: those that the rows of tiles are made of, in this order; default all Nq.
+    """
+
+    def __init__(
+        self, nq: int, nk: int, size: tuple[int, int], device: torch.device, queries: Tensor | None = None
+    ) -> None:
         self.nq, self.nk, self.size, self.device = nq, nk, size, device
-        self.i = torch.arange(nq, device=device)  # (Nq,)
+        self.i = torch.arange(nq, device=device) if queries is None else queries  # (Nq,)
         self.j = torch.arange(nk, device=device)  # (Nk,)
 
     def rows(self, values: Tensor) -> Bounds:

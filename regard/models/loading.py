@@ -49,6 +49,7 @@ FAMILIES = {
     "idefics": "idefics",
     "llama": "llama",
     "llava": "llava",
+    "longformer": "longformer",
     "marian": "marian",
     "roberta": "roberta",
     "swin": "swin",

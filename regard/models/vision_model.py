@@ -1,4 +1,4 @@
-"""A model that looks at pictures: one tower, and the head of its task (ViT, DeiT, DINOv2, and their like).
+"""A model that looks at pictures: one tower, and the head of its task (ViT, DeiT, DINOv2, Swin).
 
     >>> model = regard.load("google/vit-base-patch16-224")                       # doctest: +SKIP
     >>> model(pixels=torch.zeros(1, 3, 224, 224)).hidden.shape                   # doctest: +SKIP
@@ -74,7 +74,7 @@ class VisionModel(Model):
         Positions are interpolated where the picture is not of the size that they were learnt for.
 
         hidden: (B, patches) booleans, True where a patch is masked (task "rebuild").
-        every_layer: keep what stood after each block, before the last norm.
+        every_layer: keep what stood after each block (each stage, where there are stages), before the last norm.
         Raises TypeError or ValueError for pixels and hidden that do not fit the model or each other.
         """
         embed = self.tower.embed

@@ -212,6 +212,7 @@ class WindowEmbedding(nn.Module):
 
     hidden: Tensor | None
     positions: Tensor | None
+    learnt: Grid | None
 
     def __init__(
         self, patches: Patches, pixels: tuple[int, int] | None, *, masked: bool = False, dropout: float = 0.0
@@ -220,12 +221,12 @@ class WindowEmbedding(nn.Module):
         d = patches.weight.shape[0]
         self.patches, self.norm, self.dropout = patches, nn.LayerNorm(d), nn.Dropout(dropout)
         self.hidden = nn.Parameter(torch.zeros(d)) if masked else None
-        self.grid, self.positions = Grid(0, 0), None
+        self.learnt, self.positions = None, None
         if pixels is not None:
-            self.grid = Grid(*(n // size for n, size in zip(pixels, patches.size, strict=True)))  # the whole ones
-            if min(self.grid) < 1:
+            rows, columns = pixels[0] // patches.size[0], pixels[1] // patches.size[1]  # the whole ones
+            if rows < 1 or columns < 1:
                 raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
-            self.positions = nn.Parameter(torch.zeros(self.grid.rows * self.grid.columns, d))
+            self.learnt, self.positions = Grid(rows, columns), nn.Parameter(torch.zeros(rows * columns, d))
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -238,8 +239,8 @@ class WindowEmbedding(nn.Module):
         if hidden is not None:
             assert self.hidden is not None
             x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
-        if self.positions is not None:
-            x = x + bent(self.positions, self.grid, self.patches.grid(*pixels.shape[-2:]))
+        if self.positions is not None and self.learnt is not None:
+            x = x + bent(self.positions, self.learnt, self.patches.grid(*pixels.shape[-2:]))
         return cast(Tensor, self.dropout(x))
 
 

@@ -77,7 +77,9 @@ export class PhotoDrawing {
    * @param {Shown} shown
    */
   #unseen(pen, { seen: [top, left, bottom, right], paper }) {
-    const veil = paper.dark ? "rgb(20 23 28 / 0.66)" : "rgb(255 255 255 / 0.66)";
+    const [veil, line] = paper.dark
+      ? ["rgb(20 23 28 / 0.66)", "rgb(162 171 184 / 0.3)"]
+      : ["rgb(255 255 255 / 0.66)", "rgb(91 99 112 / 0.3)"];
     const [t, l, b, r] = [top, left, bottom, right].map((edge) => Math.min(1, Math.max(0, edge)));
     const parts = [
       { top: 0, left: 0, bottom: t, right: 1 },
@@ -86,7 +88,7 @@ export class PhotoDrawing {
       { top: t, left: r, bottom: b, right: 1 },
     ];
     for (const part of parts)
-      if (part.bottom > part.top && part.right > part.left) drawHatching(pen, this.#box(part), veil, paper.line);
+      if (part.bottom > part.top && part.right > part.left) drawHatching(pen, this.#box(part), veil, line);
   }
 
   /**

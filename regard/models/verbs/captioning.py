@@ -68,23 +68,20 @@ def answer_about(
     else:
         require(model, "answer", "answer")
     written = _written(model, given, questions, wishes, batch, on_token)
-    return written[0] if isinstance(question, str) and not isinstance(pictures, (list, tuple)) else written
+    return written if isinstance(pictures, (list, tuple)) else written[0]
 
 
 def _pairs(pictures: Source | Several, question: str | Sequence[str]) -> tuple[list[Source], list[str]]:
-    """As many pictures as questions: one of either is for all of the other."""
+    """Pictures, and a question for each: one alone is for all of them."""
     given = as_list(pictures)
-    questions = [question] if isinstance(question, str) else question
+    questions = [question] * len(given) if isinstance(question, str) else question
     if not isinstance(questions, (list, tuple)) or not all(isinstance(one, str) for one in questions):
         got = f"{type(question).__name__}: {question!r:.60}"
         raise TypeError(f"a question is a str, several are a list of them, got {got}")
-    if len(given) == 1:
-        given = given * len(questions)
-    if len(questions) == 1:
-        questions = list(questions) * len(given)
-    if not questions or len(given) != len(questions):
+    if len(given) != len(questions):
         raise ValueError(
-            f"there are {len(given)} pictures and {len(questions)} questions: they must be as many, or one of either"
+            f"there are {len(given)} pictures and {len(questions)} questions: give as many of either, or one question "
+            "for all pictures"
         )
     return given, list(questions)
 

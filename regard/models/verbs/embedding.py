@@ -49,8 +49,8 @@ def embed(
     """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
     if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
         raise ValueError(
-            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} compares or joins them "
-            "with pictures: model.match(pictures, texts) says how well they go together"
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
+            "them with pictures: model.match(pictures, texts) says how well they go together"
         )
     if pooling is None or normalize is None:
         said = said_by(model.directory)

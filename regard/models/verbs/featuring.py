@@ -32,7 +32,7 @@ class Features:
     >>> layout, frame = Layout.grid(2, 3, size=(4, 4)), Frame.whole(8, 12)
     >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), Grid(2, 3), layout, frame)
     >>> found
-    Features(photo.jpg: 1 cls, 6 patches of picture 0; vectors (7, 1), map (1, 2, 3))
+    Features(photo.jpg: 1 cls, 6 patches; vectors (7, 1), map (1, 2, 3))
     >>> found.map[0]
     tensor([[1., 2., 3.],
             [4., 5., 6.]])
@@ -62,7 +62,7 @@ class Features:
         return patches.T.reshape(-1, *self.grid)
 
     def __repr__(self) -> str:
-        said = str(self.layout).removeprefix("Layout(").removesuffix(")")
+        said = str(self.layout).removeprefix("Layout(").removesuffix(" of picture 0)")
         shapes = f"vectors {tuple(self.vectors.shape)}, map {tuple(self.map.shape)}"
         pooled = "" if self.pooled is None else f", pooled {tuple(self.pooled.shape)}"
         return f"Features({self.name}: {said}; {shapes}{pooled})"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard import tables
+from regard.models.dual_model import DualModel
 from regard.models.images.pictures import Source
 from regard.models.model import Model
 from regard.models.verbs.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
@@ -103,7 +104,12 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
 
 def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 32) -> Classified:
     """Pictures with the probability of each of the checkpoint's labels; see `Model.classify`."""
-    require(model, "classify", "classify", "classify-cls")
+    if isinstance(model, DualModel):
+        raise ValueError(
+            f"this {model.family.title} has no labels of its own: give some, as labels=['a cat', 'a dog'], or load a "
+            "checkpoint with a head for labels"
+        )
+    require(model, "classify", "classify", *(["classify-cls"] if "classify-cls" in model.family.tasks else []))
     names, logits = judge(model, pictures, batch, lambda pixels: model(pixels).logits)  # (P, labels)
     return _labelled(model, logits, names, "picture")
 

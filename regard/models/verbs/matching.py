@@ -20,7 +20,7 @@ from regard.models.images.pictures import Source
 from regard.models.model import Model
 from regard.models.picture_text_model import Matcher
 from regard.models.tokenizers.tokenizing import Batch
-from regard.models.verbs.asking import batches, positions, probabilities, require, shortened
+from regard.models.verbs.asking import batches, positions, probabilities, shortened
 from regard.models.verbs.labelling import Classified, ranking
 from regard.models.verbs.picturing import Several, judge
 
@@ -72,13 +72,15 @@ def match(
 ) -> Matched:
     """Pictures with a value for each text; see `Model.match`."""
     if not isinstance(model, (DualModel, Matcher)):
-        require(model, "match", "match")
+        raise ValueError(
+            "match needs a model that compares pictures with texts (CLIP, or BLIP with task 'none' or 'match'), and "
+            f"this {model.family.title} has the task {model.task!r}"
+        )
     given = [texts] if isinstance(texts, str) else texts
     read = _read(model, given, batch, truncate)
     if isinstance(model, Matcher):
         names, values = judge(model, pictures, batch, lambda pixels: _beside(model, pixels, read))
         return Matched(names, tuple(given), values.cpu(), "probability")
-    assert isinstance(model, DualModel)
     words = _vectors(model, read)  # (T, e)
     names, values = judge(model, pictures, batch, lambda pixels: _wide(model.encode_picture(pixels)) @ _wide(words).T)
     return Matched(names, tuple(given), values.cpu(), "cosine")
@@ -95,10 +97,9 @@ def classify_by(
 ) -> Classified:
     """Pictures with the probability of each label, read as a text; see `Model.classify`."""
     if not isinstance(model, DualModel):
-        hint = ": model.match(pictures, texts) does it" if isinstance(model, Matcher) else ""
         raise ValueError(
-            f"labels= is for models that compare vectors of pictures and texts (CLIP, BLIP with task 'none'), and this "
-            f"{model.family.title} with task {model.task!r} does not{hint}"
+            "labels= is for models that compare vectors of pictures and texts (CLIP, BLIP with task 'none'), and this "
+            f"{model.family.title} has the task {model.task!r}"
         )
     prompt = PROMPT if prompt is None else prompt
     if not isinstance(prompt, str) or "{}" not in prompt:

@@ -1,0 +1,109 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa for long texts, at a cost that grows with the text and not its square.
+
+Peculiar: a token looks `attention_window` / 2 tokens to each side, a number for each layer, and at the global tokens;
+these look at all tokens, with queries, keys and values of their own. Which are global, the call says
+(`global_tokens=`); else in classification the first token, in question answering the question (what stands before the
+first separator), elsewhere none. A text need not be a multiple of the window long. transformers dropped the paper's
+dilation, and so a checkpoint that asks for it is refused; `SlidingAttention` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from regard.models.families import bert, roberta
+from regard.models.family import Family, Task
+from regard.models.heads import FirstToken, Labels, Pooler
+from regard.models.long_attention import SlidingAttention
+from regard.models.long_text_model import Choice, LongTextModel, first_tokens, tokens_before
+from regard.models.parts import Tower
+from regard.models.settings import Settings
+from regard.models.sources import Names
+
+__all__ = ["FAMILY"]
+
+NAMES: Names = {
+    **bert.NAMES,
+    "tower.blocks.{i}.attention.whole.w_q": f"{bert.LAYER}attention.self.query_global",
+    "tower.blocks.{i}.attention.whole.w_k": f"{bert.LAYER}attention.self.key_global",
+    "tower.blocks.{i}.attention.whole.w_v": f"{bert.LAYER}attention.self.value_global",
+}
+
+
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every Longformer."""
+    return NAMES
+
+
+def windows(settings: Settings) -> list[int]:
+    """How many tokens each layer's window has, without the token itself. Raises ValueError for an odd number."""
+    depth = settings.layers("num_hidden_layers")
+    given = settings.get("attention_window", 512)
+    if isinstance(given, list):
+        each = settings.wholes("attention_window")
+    else:
+        each = [settings.whole("attention_window", 512)] * depth
+    if len(each) != depth:
+        raise ValueError(f"{settings.where}: attention_window has {len(each)} numbers, and there are {depth} layers")
+    odd = [window for window in each if window % 2]
+    if odd:
+        raise ValueError(
+            f"{settings.where}: attention_window must be even, half of it on each side of a token, got {odd[0]}"
+        )
+    return each
+
+
+def tower(settings: Settings) -> Tower:
+    """RoBERTa's tower, each block with its own window."""
+    made = bert.tower(settings, offset=settings.whole("pad_token_id", 1, least=0) + 1)
+    settings.only("attention_mode", "longformer")
+    settings.only("ignore_attention_mask", False)
+    settings.only("attention_dilation", 1, [1] * len(made.depth))
+    dropout = settings.number("attention_probs_dropout_prob", 0.1)
+    for block, window in zip(made.depth, windows(settings), strict=True):
+        block.attention = SlidingAttention(
+            block.attention.d_model, block.attention.heads, reach=window // 2, dropout=dropout
+        )
+    return made
+
+
+def build(settings: Settings, task: str) -> LongTextModel:
+    """The model for a task."""
+    d, dropout = settings.whole("hidden_size"), settings.number("hidden_dropout_prob", 0.1)
+    n = len(settings.labels())
+    heads: dict[str, Callable[[], nn.Module | None]] = {
+        "fill": lambda: roberta.words(settings),
+        "classify": lambda: FirstToken(d, n, "tanh", before=dropout, dropout=dropout),
+        "tag": lambda: Labels(d, n, pooled=False, dropout=dropout),
+        "answer": lambda: Labels(d, 2, pooled=False),
+        "none": lambda: None,
+    }
+    choices: dict[str, Choice] = {
+        "classify": first_tokens,
+        "answer": tokens_before(settings.whole("sep_token_id", 2, least=0)),
+    }
+    pooler = Pooler(d) if task == "none" else None
+    return LongTextModel(settings, tower(settings), pooler=pooler, head=heads[task](), choice=choices.get(task))
+
+
+FAMILY = Family(
+    title="Longformer",
+    model_type="longformer",
+    prefix="longformer",
+    build=build,
+    names=names,
+    tasks={
+        "none": Task(architecture="LongformerModel"),
+        "fill": Task(architecture="LongformerForMaskedLM", names=roberta.WORDS, copies=roberta.COPIES),
+        "classify": Task(
+            architecture="LongformerForSequenceClassification",
+            names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},
+        ),
+        "tag": Task(architecture="LongformerForTokenClassification", names={"head.score": "classifier"}),
+        "answer": Task(architecture="LongformerForQuestionAnswering", names={"head.score": "qa_outputs"}),
+    },
+    ignored=(r"embeddings\.position_ids$", r"^lm_head\.decoder\.(weight|bias)$"),
+    harmless=("onnx_export",),
+)

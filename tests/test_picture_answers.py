@@ -1,0 +1,390 @@
+"""Pictures in the explorer's answers: against the lens' own rows, overlays and layouts, whole pictures and windows."""
+
+import io
+import json
+import re
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from seeing_twins import clip, picture, put, vit
+from shown_twins import registers, windows
+from speaking_twins import bert
+from torch import Tensor
+
+import regard
+from regard.explorer import answers
+from regard.explorer.answer_types import TokenLayout
+from regard.explorer.carrying import carried
+from regard.explorer.packing import unpacked
+from regard.explorer.picture_reading import look_at_picture
+from regard.explorer.sessions import Session, open_file, session_of
+from regard.explorer.shown_pictures import show_picture
+from regard.explorer.token_labels import key_label, query_label
+from regard.explorer.windowed_head import head_of
+from regard.layouts import Layout
+from regard.models.loading import load
+
+HIGH, WIDE = 37, 53
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Path:
+    """Two registers, 5 × 7 patches of 30 × 43 pixels, of which the last column is in no patch."""
+    return registers(tmp_path_factory.mktemp("registers"))
+
+
+@pytest.fixture(scope="module")
+def session(seeing: Path) -> Session:
+    return look_at_picture(picture(), seeing)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory) -> Session:
+    """7 × 11 patches in 3 × 4 windows of 9, padded; then 4 × 6 in 2 × 2, then 2 × 3."""
+    return look_at_picture(picture(), windows(tmp_path_factory.mktemp("windows")))
+
+
+def array(packed) -> Tensor:
+    return unpacked(packed)
+
+
+# ------------------------------------------------------------------------------------------------------------- sessions
+
+
+def test_picture_is_read_and_its_row_is_that_of_a_plain_watch(session, seeing):
+    model = load(seeing)
+    prepared = model.preprocessor([picture()])
+    with torch.no_grad(), regard.watch(model, keep="qk") as seen:
+        model(pixels=prepared.pixels)
+    assert session.capture.names == seen.names
+    got = array(answers.row(session, 2, 4, token=7)["weights"])
+    torch.testing.assert_close(got, seen[2].row(7)[0, 4], rtol=0, atol=1e-6)
+
+
+def test_session_keeps_a_bounded_upright_copy(tmp_path, seeing):
+    path = tmp_path / "IMG 0815.jpg"
+    turned = Image.Exif()
+    turned[0x0112] = 6  # stands on its side
+    Image.fromarray(picture(1, 20, 4001)).save(path, exif=turned)
+    shown = show_picture(path)
+    assert (shown.name, shown.size, shown.kind) == ("IMG 0815.jpg", (4001, 20), "image/png")
+    assert Image.open(io.BytesIO(shown.data)).size == (8, 1600)
+    assert str(tmp_path) not in repr(shown)
+    large = show_picture(picture(1, 1700, 300))
+    assert large.kind == "image/jpeg"
+    assert Image.open(io.BytesIO(large.data)).size == (282, 1600)
+
+
+def test_progress_is_told(seeing):
+    said: list[str] = []
+    look_at_picture(picture(), seeing, progress=said.append)
+    look_at_picture(picture(), load(seeing), progress=said.append)
+    assert said == ["loading", "reading", "reading"]
+
+
+def test_picture_that_is_none_is_refused_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "notes.jpg").write_text("not a picture")
+    with pytest.raises(ValueError, match=r"notes\.jpg is text, not a picture"):
+        look_at_picture(tmp_path / "notes.jpg", tmp_path / "nowhere")
+
+
+def test_model_of_texts_looks_at_no_picture(tmp_path):
+    with pytest.raises(ValueError, match="BERT reads texts and looks at no pictures: name a model that does"):
+        look_at_picture(picture(), bert(tmp_path, "Model"))
+
+
+def test_model_of_pictures_alone_takes_no_text(seeing):
+    with pytest.raises(ValueError, match="DINOv2 with registers looks at the picture alone here.*leave the text out"):
+        look_at_picture(picture(), seeing, text="a cat")
+
+
+def test_tower_of_pictures_of_two_is_looked_into(tmp_path):
+    found = look_at_picture(picture(), clip(tmp_path))
+    assert found.capture.names == [f"vision.blocks.{n}.attention" for n in range(3)]
+    assert answers.overview(found)["layouts"][0]["runs"][1] == {"kind": "patch", "picture": 0, "count": 25}
+
+
+def test_values_come_from_a_second_look(session):
+    got = answers.steps(session, 1, 3, token=5, key=2)
+    seen = session.layers[1]
+    values = session.values.of(seen.records[0], len(session.capture.records))
+    row = array(answers.row(session, 1, 3, token=5)["weights"])
+    torch.testing.assert_close(array(got["v_sum"]), row @ values[0, 3], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(array(got["v"]), values[0, 3, 2])
+
+
+# --------------------------------------------------------------------------------------------------------- the overview
+
+
+def boxes_of(layout: TokenLayout, number: int) -> np.ndarray:
+    """(P, 4) the boxes that a layout's grid of a picture says, in the order of the tokens."""
+    (grid,) = (grid for grid in layout["grids"] if grid["picture"] == number)
+    rows, columns = grid["rows"], grid["columns"]
+    cells = range(len(rows) * len(columns)) if grid["cells"] is None else grid["cells"]
+    found = [(rows[c // len(columns)], columns[c % len(columns)]) for c in cells]
+    return np.array([[top, left, bottom, right] for (top, bottom), (left, right) in found])
+
+
+def test_overview_says_which_picture_and_what_its_tokens_are(session):
+    got = answers.overview(session)
+    (line,) = got["pictures"]
+    assert {name: line[name] for name in ("height", "width", "name", "shown")} == {
+        "height": HIGH, "width": WIDE, "name": "array", "shown": True
+    }  # fmt: skip
+    np.testing.assert_allclose(line["seen"], [0, 0, 1, 1], atol=1e-6)
+    (layout,) = got["layouts"]
+    assert layout["runs"] == [
+        {"kind": "cls", "picture": 0, "count": 1},
+        {"kind": "register", "picture": 0, "count": 2},
+        {"kind": "patch", "picture": 0, "count": 35},
+    ]
+    assert [(layer["layout"], layer["windows"], layer["keys"]) for layer in got["layers"]] == [([0, 0], 1, 38)] * 3
+    assert layout["grids"][0]["cells"] is None
+    json.dumps(got, allow_nan=False)
+
+
+def test_boxes_of_patches_are_those_of_the_overlay(session):
+    overlay = session.capture[0].overlay(token="cls", head=0)
+    got = boxes_of(answers.overview(session)["layouts"][0], 0) * [HIGH, WIDE, HIGH, WIDE]
+    np.testing.assert_allclose(got, overlay.boxes, atol=1e-4)
+
+
+def test_cropped_picture_says_what_was_seen(tmp_path):
+    found = look_at_picture(picture(0, 30, 60), clip(tmp_path))
+    assert answers.overview(found)["pictures"][0]["seen"] == [0.0, 0.25, 1.0, 0.75]
+
+
+def test_grid_is_a_hundredth_of_its_boxes(windowed):
+    """14 × 14 patches take rows and columns alone: a box for each would be ten times as much."""
+    layout = Layout.grid(14, 14, size=(16, 16))
+    seen = replace(windowed.layers[0], sides=regard.layouts.Sides(layout, layout, (regard.frames.Frame.whole(224, 224),)))
+    toy = Session("toy", windowed.capture, ())
+    toy.__dict__["layers"] = (seen,)
+    assert len(json.dumps(answers.overview(toy)["layouts"])) < 1300
+
+
+def test_text_has_neither_pictures_nor_layouts(session):
+    toy = regard.look(*[torch.zeros(1, 2, 3, 4)] * 3)
+    capture = regard.lens.capture.Capture("toy", [["a", "b", "c"]])
+    capture.records.append(regard.lens.capture.Record("attn", 0, "self", "test", "test", view=toy))
+    got = answers.overview(session_of(capture))
+    assert (got["pictures"], got["layouts"], got["layers"][0]["layout"]) == ([], [], None)
+
+
+# ---------------------------------------------------------------------------------------------------------------- labels
+
+
+def test_tokens_are_called_by_what_they_are(session):
+    assert [key_label(session, 0, n) for n in (0, 1, 2, 3, 9, 10, 37)] == [
+        "cls", "register 1", "register 2", "(0, 0)", "(0, 6)", "(1, 0)", "(4, 6)"
+    ]  # fmt: skip
+    assert query_label(session, 0, 10) == "(1, 0)"
+
+
+def test_sentence_names_the_patch_that_receives_most(session):
+    card = answers.head(session, 1, 2)
+    key = card["numbers"]["received_key"]
+    assert f"Token {key} “{key_label(session, 1, key)}” receives most" in card["sentence"]
+
+
+# --------------------------------------------------------------------------------------------------------------- picture
+
+
+def test_picture_is_given_as_bytes(session):
+    got = answers.picture(session, 0)
+    image = Image.open(io.BytesIO(b64decode(got["base64"])))
+    assert (got["kind"], image.size) == ("image/png", (WIDE, HIGH))
+    assert np.array_equal(np.asarray(image), picture())
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_picture_that_is_not_there_is_refused(session, number):
+    with pytest.raises(LookupError, match=f"there is no picture {number} to be shown: it has 1, counted from 0"):
+        answers.picture(session, number)
+
+
+@pytest.mark.parametrize("number", ["0", True, 0.0, None])
+def test_number_of_a_picture_is_a_number(session, number):
+    with pytest.raises(TypeError, match="number must be an integer, got "):
+        answers.picture(session, number)
+
+
+# ------------------------------------------------------------------------------------------------------- captures saved
+
+
+def test_capture_keeps_where_patches_lie_and_can_be_given_its_picture_again(session, tmp_path):
+    file = tmp_path / "run.regard"
+    session.capture.save(file)
+    bare = answers.overview(open_file(file))
+    assert bare["layouts"] == answers.overview(session)["layouts"]
+    assert (bare["pictures"][0]["name"], bare["pictures"][0]["shown"]) == (None, False)
+    with pytest.raises(LookupError, match="there is no picture 0 to be shown: this session has none"):
+        answers.picture(open_file(file), 0)
+    again = open_file(file, pictures=[picture()])
+    assert answers.picture(again, 0) == answers.picture(session, 0)
+
+
+def test_picture_of_another_size_is_not_the_captures(session):
+    with pytest.raises(ValueError, match=re.escape("the capture is of pictures of 37 × 53, high and wide, got 37 × 54")):
+        session_of(session.capture, pictures=[picture(0, 37, 54)])
+    with pytest.raises(ValueError, match="got 37 × 53, 37 × 53"):
+        session_of(session.capture, pictures=[picture(), picture(1)])
+
+
+# --------------------------------------------------------------------------------------------------------------- windows
+
+
+def every_window(found: Session, layer: int, head: int) -> Tensor:
+    """(W·N, W·N) weights of a head, from the view's own rows."""
+    seen = found.layers[layer]
+    count, n = seen.windows, seen.view.sizes[2]
+    whole = torch.zeros(count * n, count * n)
+    for i in range(n):
+        rows = seen.view.row(i)[:, head]  # (W, N)
+        for w in range(count):
+            whole[w * n + i, w * n : (w + 1) * n] = rows[w]
+    return whole
+
+
+def test_windows_are_one_layer_whose_tokens_count_through_them(windowed):
+    got = answers.overview(windowed)["layers"]
+    assert [(layer["windows"], layer["queries"], layer["keys"]) for layer in got] == [
+        (12, 108, 108), (12, 108, 108), (4, 36, 36), (2, 8, 8), (2, 8, 8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_row_of_a_window_is_the_views_own_and_exactly_zero_elsewhere(windowed, layer):
+    whole = every_window(windowed, layer, 1)
+    for token in range(len(whole)):
+        got = answers.row(windowed, layer, 1, token)
+        weights = array(got["weights"])
+        torch.testing.assert_close(weights, whole[token], rtol=0, atol=1e-6)
+        assert torch.equal(weights == 0, whole[token] == 0)
+        assert {one["key"] for one in got["top"]} <= set(whole[token].nonzero().ravel().tolist())
+
+
+def test_part_of_a_row_is_of_the_asked_keys(windowed):
+    whole = every_window(windowed, 0, 0)
+    got = answers.row(windowed, 0, 0, token=31, start=27, stop=36)
+    torch.testing.assert_close(array(got["weights"]), whole[31, 27:36], rtol=0, atol=1e-6)
+
+
+def test_row_of_a_window_is_what_its_overlay_shows(windowed):
+    view, seen = windowed.capture[1], windowed.layers[1]
+    overlay = view.overlay(token=(4, 2), head=1)
+    number = 4 * seen.view.sizes[2] + 2
+    row = array(answers.row(windowed, 1, 1, number)["weights"]).reshape(seen.windows, -1)
+    got = row[tuple(torch.tensor(overlay.tokens).T)]
+    np.testing.assert_allclose(got.numpy(), overlay.mass, atol=1e-6)
+    layout = answers.overview(windowed)["layouts"][answers.overview(windowed)["layers"][1]["layout"][1]]
+    np.testing.assert_allclose(boxes_of(layout, 0) * [HIGH, WIDE, HIGH, WIDE], overlay.boxes, atol=1e-4)
+
+
+def test_tile_across_windows_has_their_blocks(windowed):
+    whole = every_window(windowed, 0, 1)
+    got = answers.tile(windowed, 0, 1, rows=(5, 23), cols=(7, 40))
+    torch.testing.assert_close(array(got["cells"]), whole[5:23, 7:40], rtol=0, atol=1e-6)
+    assert got["how"] == "exact"
+
+
+def test_links_are_of_all_windows(windowed):
+    """A shifted window may leave a patch alone at the edge; such a query has no choice, and no link."""
+    whole = every_window(windowed, 1, 0)
+    whole[(whole > 0).sum(1) == 1] = 0
+    got = answers.links(windowed, 1, 0, count=9)["links"]
+    values = whole.flatten().sort(descending=True).values[:9]
+    torch.testing.assert_close(torch.tensor([link["weight"] for link in got]), values, rtol=0, atol=1e-6)
+    for link in got:
+        assert abs(float(whole[link["query"], link["key"]]) - link["weight"]) < 1e-6
+
+
+def test_steps_of_a_token_in_a_window_lead_to_its_weight(windowed):
+    whole = every_window(windowed, 0, 1)
+    got = answers.steps(windowed, 0, 1, token=40, key=38)
+    assert set(got["keys"]) == set(range(36, 45))
+    torch.testing.assert_close(array(got["weights"]), whole[40, 36:45], rtol=0, atol=1e-6)
+    seen = windowed.layers[0]
+    values = windowed.values.of(seen.records[0], len(windowed.capture.records))
+    torch.testing.assert_close(array(got["v_sum"]), whole[40, 36:45] @ values[4, 1], rtol=1e-5, atol=1e-6)
+
+
+def test_key_of_another_window_has_no_steps(windowed):
+    with pytest.raises(IndexError, match="key 45 is in another window than token 40, which sees keys 36 to 44"):
+        answers.steps(windowed, 0, 1, token=40, key=45)
+
+
+def test_numbers_of_a_head_are_of_all_windows(windowed):
+    view, count = windowed.layers[0].view, windowed.layers[0].windows
+    got = answers.overview(windowed)["measures"]["entropy"]
+    torch.testing.assert_close(array(got)[0, :2], view.entropy[:count].mean((0, 2)), rtol=1e-5, atol=1e-6)
+    whole = every_window(windowed, 0, 1)
+    card = answers.head(windowed, 0, 1)
+    assert card["numbers"]["received_key"] == int(whole.sum(0).argmax())
+    assert abs(card["numbers"]["received_max"] - float(whole.sum(0).max()) / 9) < 1e-6
+
+
+def test_map_of_a_head_is_of_the_first_window(windowed):
+    whole = every_window(windowed, 0, 1)
+    card = answers.head(windowed, 0, 1)
+    torch.testing.assert_close(array(card["map"]), whole[:9, :9], rtol=0, atol=1e-6)
+
+
+def test_weights_without_queries_and_keys_are_refused(tmp_path):
+    model = load(vit(tmp_path))
+    prepared = model.preprocessor([picture()])
+    with torch.no_grad(), regard.watch(model, layouts=model.layouts(prepared.frames[0])) as seen:
+        model(pixels=prepared.pixels)
+    found = session_of(seen)
+    with pytest.raises(LookupError, match="exact weights need queries and keys"):
+        head_of(found.layers[0], 0)
+    assert answers.overview(found)["layers"][0]["layout"] == [0, 0]
+
+
+# -------------------------------------------------------------------------------------------------------- what is carried
+
+
+def numbers(packed) -> np.ndarray:
+    import zlib
+
+    kind = next(kind for kind in ("f32", "u16") if kind in packed)
+    raw = b64decode(packed[kind])
+    plain = zlib.decompress(raw) if packed.get("deflate") else raw
+    return np.frombuffer(plain, {"f32": "<f4", "u16": "<u2"}[kind]).reshape(packed["shape"])
+
+
+def test_exported_page_carries_the_picture(session):
+    held = carried(session)["sessions"]["1"]
+    assert held["pictures"] == [f"data:image/png;base64,{answers.picture(session, 0)['base64']}"]
+
+
+def test_exported_page_carries_the_windows_below_each_other(windowed):
+    held = carried(windowed)["sessions"]["1"]
+    whole = every_window(windowed, 0, 1)
+    got = numbers(held["arrays"]["0.1"]["weights"])
+    assert got.shape == (108, 9)
+    for w in range(12):
+        part = slice(9 * w, 9 * w + 9)
+        np.testing.assert_allclose(got[part], whole[part, part].numpy(), atol=1e-6)
+    assert held["pictures"][0].startswith("data:image/png;base64,")
+
+
+def test_session_of_a_text_carries_no_picture(tmp_path):
+    from regard.explorer.sessions import look_at
+
+    found = look_at("The animal was tired.", load(bert(tmp_path, "Model")))
+    assert carried(found)["sessions"]["1"]["pictures"] == []
+
+
+def test_checkpoint_without_a_preprocessor_says_so(tmp_path):
+    import transformers
+
+    config = transformers.ViTConfig(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=4, patch_size=2)
+    directory = put(tmp_path, "ViTModel", config)
+    with pytest.raises(FileNotFoundError, match=r"holds neither preprocessor_config\.json nor"):
+        look_at_picture(picture(), directory)

@@ -1,0 +1,423 @@
+"""Pictures in the explorer's page, in a real browser: what is shown of a patch, against the lens' own rows."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from browsing import PLAYWRIGHT, browsing, opened, serving
+from PIL import Image
+from seeing_twins import picture
+from shown_twins import registers, windows
+from speaking_twins import bert
+
+from regard.explorer.exporting import write_html
+from regard.explorer.picture_reading import look_at_picture
+from regard.explorer.sessions import Session, open_file
+from regard.explorer.shelves import ModelShelf
+
+expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
+ROWS, COLUMNS, BEFORE = 5, 7, 3  # patches; cls and two registers before them
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    with opened(browser) as fresh:
+        yield fresh
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Path:
+    return registers(tmp_path_factory.mktemp("registers"))
+
+
+@pytest.fixture(scope="module")
+def session(seeing: Path) -> Session:
+    return look_at_picture(picture(), seeing)
+
+
+@pytest.fixture(scope="module")
+def site(session: Session) -> Iterator[str]:
+    with serving([session]) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory) -> Session:
+    return look_at_picture(picture(), windows(tmp_path_factory.mktemp("windows")))
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def ready(page: Any, address: str) -> Any:
+    """The page at an address, once its panes are drawn."""
+    page.goto(address)
+    expect(page.locator("#regard[data-state=ready]")).to_be_visible()
+    expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
+    expect(page.locator(".photo-share").first).to_be_visible()
+    return page
+
+
+def over(page: Any, y: float, x: float) -> tuple[float, float]:
+    """Where a place of the picture, in fractions of its sides, is on the screen."""
+    canvas = page.locator(".photo-canvas")
+    left, top, width, height = map(float, canvas.get_attribute("data-plot").split())
+    box = canvas.bounding_box()
+    return box["x"] + left + x * width, box["y"] + top + y * height
+
+
+def middle(session: Session, layer: int, token: int) -> tuple[float, float]:
+    """The middle of a patch, in fractions of the picture's sides."""
+    sides = session.layers[layer].sides
+    box = sides.frames[0].boxes(sides.keys.box.reshape(-1, 4)[token])
+    high, wide = sides.frames[0].picture
+    return (box[0] + box[2]) / 2 / high, (box[1] + box[3]) / 2 / wide
+
+
+def said(page: Any, query: int, key: int | None = None) -> tuple[str, float]:
+    """What is read out for a query, once it is: the weight in its digits, and as a number."""
+    which = f'[data-query="{query}"]' + ("" if key is None else f'[data-key="{key}"]')
+    found = page.locator(f".said-weight{which}")
+    expect(found).to_be_visible()
+    return found.inner_text(), float(found.get_attribute("data-weight"))
+
+
+def shares(page: Any) -> dict[str, float]:
+    found = page.locator(".photo-share")
+    return {
+        one.get_attribute("data-kind"): float(one.get_attribute("data-share"))
+        for one in (found.nth(n) for n in range(found.count()))
+    }
+
+
+def colour(page: Any, y: float, x: float) -> np.ndarray:
+    """Red, green and blue on the screen at a place of the picture."""
+    left, top = over(page, y, x)
+    shot = page.screenshot(clip={"x": int(left), "y": int(top), "width": 1, "height": 1})
+    return np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"))[0, 0].astype(int)
+
+
+# ------------------------------------------------------------------------------------------------------ the first moment
+
+
+def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, session):
+    ready(page, site)
+    row = session.capture[2].row(0)[0, 0]
+    shown, exact = said(page, 0, int(row.argmax()))
+    assert abs(exact - float(row.max())) < 1e-6
+    assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
+    assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 1", "register 2"]
+    expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
+    expect(page.locator(".facts")).to_contain_text("53 × 37 pixels")
+    overlay = session.capture[2].overlay(token="cls", head=0)
+    assert shares(page) == pytest.approx(overlay.shares, abs=1e-6)
+
+
+def test_page_fits_the_window(page, site):
+    for width, height in ((1280, 800), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        ready(page, site)
+        size = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        assert size == [width, height]
+
+
+# ------------------------------------------------------------------------------------------------------ patches and hands
+
+
+@pytest.mark.parametrize(("layer", "head", "token"), [(0, 0, BEFORE), (1, 4, BEFORE + 17), (2, 3, BEFORE + 34)])
+def test_patch_that_is_pointed_at_shows_its_exact_row(page, site, session, layer, head, token):
+    ready(page, f"{site}/#session=1&layer={layer}&head={head}&token=0")
+    row = session.capture[layer].row(token)[0, head]
+    page.mouse.move(*over(page, *middle(session, layer, token)))
+    shown, exact = said(page, token, int(row.argmax()))
+    assert abs(exact - float(row.max())) < 1e-6
+    assert abs(float(shown.replace("−", "-")) - float(row.max())) <= 5e-5 + 1e-6
+    assert f"({(token - BEFORE) // COLUMNS}, {(token - BEFORE) % COLUMNS})" in page.locator(".said-query").inner_text()
+    page.locator('.text-piece[data-index="1"]').scroll_into_view_if_needed()
+    for index in (0, 1, 2):
+        weight = float(page.locator(f'.text-piece[data-index="{index}"]').get_attribute("data-weight"))
+        assert abs(weight - float(row[index])) < 1e-6
+
+
+def test_held_patch_reads_single_weights_until_it_is_let_go(page, site, session):
+    ready(page, f"{site}/#session=1&layer=1&head=2&token=0")
+    row = session.capture[1].row(BEFORE + 8)[0, 2]
+    page.mouse.click(*over(page, *middle(session, 1, BEFORE + 8)))
+    expect(page.locator(".said-hint")).to_contain_text("held")
+    for key in (BEFORE, BEFORE + 20, BEFORE + 34):
+        page.mouse.move(*over(page, *middle(session, 1, key)))
+        assert abs(said(page, BEFORE + 8, key)[1] - float(row[key])) < 1e-6
+    page.locator('.text-piece[data-index="2"]').hover()
+    assert abs(said(page, BEFORE + 8, 2)[1] - float(row[2])) < 1e-6
+    page.mouse.click(*over(page, *middle(session, 1, BEFORE + 8)))
+    expect(page.locator(".said-hint")).to_have_text("click to hold")
+
+
+def test_register_that_is_held_is_read_over_the_picture(page, site, session):
+    ready(page, f"{site}/#session=1&layer=2&head=1&token=0")
+    page.locator('.text-piece[data-index="1"]').click()
+    row = session.capture[2].row(1)[0, 1]
+    for key in (BEFORE + 3, BEFORE + 30):
+        page.mouse.move(*over(page, *middle(session, 2, key)))
+        assert abs(said(page, 1, key)[1] - float(row[key])) < 1e-6
+
+
+def test_arrow_keys_walk_from_patch_to_patch_and_j_and_k_through_all_tokens(page, site):
+    ready(page, f"{site}/#session=1&layer=1&head=2&token={BEFORE + 8}")
+    page.locator(".photo-canvas").focus()
+    for key, token in (("ArrowRight", 9), ("ArrowDown", 16), ("ArrowLeft", 15), ("ArrowUp", 8), ("ArrowUp", 1), ("ArrowUp", 1)):
+        page.keyboard.press(key)
+        said(page, BEFORE + token)
+    expect(page.locator('.cell[data-layer="1"][data-head="2"]')).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("k")
+    said(page, BEFORE)
+    page.keyboard.press("k")
+    said(page, BEFORE - 1)
+    page.keyboard.press("Enter")
+    expect(page.locator(".said-hint")).to_contain_text("held")
+    page.keyboard.press("ArrowDown")
+    said(page, BEFORE - 1, BEFORE + 2 * COLUMNS + 3)  # from no patch to the middle of the picture
+    page.keyboard.press("Escape")
+    expect(page.locator(".said-hint")).to_have_text("click to hold")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_strongest_patch_has_the_strongest_colour_and_the_weakest_shows_the_photograph(page, site, session, theme):
+    ready(page, f"{site}/#session=1&layer=2&head=4&token=0&theme={theme}")
+    expect(page.locator(".photo-high")).to_be_visible()
+    page.wait_for_timeout(150)
+    mass = session.capture[2].row(0)[0, 4][BEFORE:]
+    strong = colour(page, *middle(session, 2, BEFORE + int(mass.argmax())))
+    far = [203, 250, 240] if theme == "dark" else [24, 32, 82]  # the end of the house's ramp
+    assert np.abs(strong - far).max() <= 0.08 * 255 + 3, "92 hundredths of the colour are to be seen"
+    weak = colour(page, *middle(session, 2, BEFORE + int(mass.argmin())))
+    assert np.abs(weak - far).max() > np.abs(strong - far).max() + 20
+
+
+def test_rows_are_asked_for_where_the_pointer_rests_not_on_its_way(page, site, session):
+    ready(page, f"{site}/#session=1&layer=1&head=1&token=0")
+    page.wait_for_timeout(200)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/row?" in request.url else None)
+    start, end = over(page, *middle(session, 1, BEFORE)), over(page, *middle(session, 1, BEFORE + 34))
+    page.mouse.move(*start)
+    page.mouse.move(*end, steps=30)
+    said(page, BEFORE + 34)
+    assert 1 <= len(asked) < 20
+    assert f"token={BEFORE + 34}" in asked[-1] or any(f"token={BEFORE + 34}" in one for one in asked)
+
+
+# ---------------------------------------------------------------------------------------------------- what is not there
+
+
+def test_capture_without_its_photograph_shows_patches_on_bare_paper(page, session, tmp_path):
+    session.capture.save(tmp_path / "run.regard")
+    found = open_file(tmp_path / "run.regard")
+    with serving([found]) as address:
+        ready(page, f"{address}/#session=1&layer=1&head=2&token=0")
+        expect(page.locator(".photo-note")).to_contain_text("the picture itself is not in this capture")
+        page.mouse.move(*over(page, *middle(found, 1, BEFORE + 12)))
+        assert abs(said(page, BEFORE + 12)[1] - float(session.capture[1].row(BEFORE + 12)[0, 2].max())) < 1e-6
+
+
+def test_photograph_that_does_not_come_is_said(page, site):
+    page.route("**/picture/0", lambda route: route.fulfill(status=200, content_type="image/png", body=b"no picture"))
+    page.goto(site)
+    expect(page.locator(".text-readout")).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
+
+
+# ---------------------------------------------------------------------------------------------------------------- windows
+
+
+def test_patch_of_a_window_sees_its_window_alone(page, windowed):
+    seen = windowed.layers[1]
+    n = seen.view.sizes[2]
+    kinds = seen.sides.keys.kind.ravel().tolist()
+    token = next(t for t in range(4 * n, 5 * n) if kinds[t] == "patch")
+    row = seen.view.row(token % n)[4, 1]
+    with serving([windowed]) as address:
+        ready(page, f"{address}/#session=1&layer=1&head=1&token={token + 1}")
+        page.mouse.move(*over(page, *middle(windowed, 1, token)))
+        _, exact = said(page, token, 4 * n + int(row.argmax()))
+        assert abs(exact - float(row.max())) < 1e-6
+        expect(page.locator(".map-window")).to_have_text("window 4 of 12")
+        expect(page.locator(".photo-note")).to_contain_text("12 windows: a patch sees its own window alone")
+        expect(page.locator(".map-how")).to_have_attribute("data-how", "exact")
+        assert sum(shares(page).values()) == pytest.approx(1, abs=1e-5)
+        label = page.locator(".map-canvas").get_attribute("aria-label")
+        assert "9 queries by 9 keys" in label
+
+
+def test_map_follows_the_window_of_the_chosen_patch(page, windowed):
+    with serving([windowed]) as address:
+        ready(page, f"{address}/#session=1&layer=0&head=1&token=0")
+        expect(page.locator(".map-window")).to_have_text("window 0 of 12")
+        for _ in range(9):
+            page.keyboard.press("j")
+        expect(page.locator(".map-window")).to_have_text("window 1 of 12")
+        box = page.locator(".map-canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        tip = page.locator(".map-tip b")
+        expect(tip).to_be_visible()
+        weight = float(tip.get_attribute("data-weight"))
+        weights = windowed.layers[0].view.tile(slice(None), slice(None))[1, 1]
+        assert float((weights - weight).abs().min()) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------------ new pictures
+
+
+def dropped(page: Any, name: str, kind: str, body: bytes) -> None:
+    """Drop a file on the page."""
+    data = page.evaluate_handle(
+        """([name, kind, bytes]) => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], name, { type: kind }));
+          return data;
+        }""",
+        [name, kind, list(body)],
+    )
+    page.dispatch_event("#regard", "drop", {"dataTransfer": data})
+
+
+def as_png(number: int, folder: Path) -> bytes:
+    Image.fromarray(picture(number, 41, 59)).save(folder / "a.png")
+    return (folder / "a.png").read_bytes()
+
+
+def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
+    with serving([session], ModelShelf([str(seeing)], demo=False)) as address:
+        ready(page, address)
+        dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
+        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+        assert "고양이.png" in page.locator("[data-role=session] option:checked").inner_text()
+        ready_row = look_at_picture(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
+        assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
+
+
+def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
+    with serving([], ModelShelf([str(seeing)], demo=False)) as address:
+        page.goto(address)
+        expect(page.locator("[data-role=start]")).to_be_visible()
+        (tmp_path / "photo.png").write_bytes(as_png(4, tmp_path))
+        page.locator("input[type=file]").set_input_files(tmp_path / "photo.png")
+        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+
+
+def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
+    with serving([], ModelShelf([str(seeing)], demo=False)) as address:
+        context = browser.new_context(locale="en-US")
+        try:
+            page = context.new_page()
+            page.goto(address)
+            expect(page.locator("[data-role=start]")).to_be_visible()
+            dropped(page, "notes.jpg", "image/jpeg", b"not a picture at all")
+            expect(page.locator(".progress .error")).to_contain_text("'notes.jpg' is text, not a picture")
+        finally:
+            context.close()
+
+
+def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_chosen(page, seeing, tmp_path):
+    reader = bert(tmp_path / "bert", "Model")
+    with serving([], ModelShelf([str(reader), str(seeing)], demo=False)) as address:
+        page.goto(address)
+        expect(page.locator("[data-role=start]")).to_be_visible()
+        dropped(page, "cat.png", "image/png", as_png(5, tmp_path))
+        expect(page.locator(".progress .error")).to_contain_text("reads texts and looks at no pictures")
+        expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
+        page.locator("[data-role=model]").select_option("1")
+        page.locator("[data-role=start]").click()
+        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+
+
+def test_picture_that_is_too_large_is_not_sent(page, seeing):
+    with serving([], ModelShelf([str(seeing)], demo=False)) as address:
+        page.goto(address)
+        expect(page.locator("[data-role=start]")).to_be_visible()
+        data = page.evaluate_handle(
+            """() => { const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array(33 * 2 ** 20)], "big.jpg", { type: "image/jpeg" })); return data; }"""
+        )
+        page.dispatch_event("#regard", "drop", {"dataTransfer": data})
+        expect(page.locator(".progress .error")).to_have_text("“big.jpg” is too large: at most 32 MB.")
+
+
+# ------------------------------------------------------------------------------------------------ language and everything
+
+
+def test_no_english_word_is_left_in_the_korean_picture_pane(page, site):
+    ready(page, f"{site}/#session=1&layer=2&head=0&token=0&lang=ko")
+    expect(page.locator(".photo-note")).to_contain_text("패치 5 × 7")
+    texts = [page.locator(at).inner_text() for at in (".photo-bar", ".photo-note", ".said-hint", ".said-how")]
+    assert set(re.findall(r"[A-Za-z]{2,}", " ".join(texts))) <= {"cls"}
+    assert re.search("[가-힣]", page.locator(".photo-canvas").get_attribute("aria-label"))
+
+
+def test_picture_is_reached_by_keys_and_has_a_name(page, site):
+    ready(page, site)
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached |= set(
+            page.evaluate("[...document.activeElement.classList].filter((name) => /photo-canvas|text-piece/.test(name))")
+        )
+    assert reached >= {"photo-canvas", "text-piece"}
+    label = page.locator(".photo-canvas").get_attribute("aria-label")
+    assert label.startswith("Picture array in 5 × 7 patches")
+
+
+def test_text_and_picture_take_each_others_place(page, session, tmp_path):
+    from regard.explorer.sessions import look_at
+
+    text = look_at("The animal was tired.", bert(tmp_path, "Model"))
+    with serving([text, session]) as address:
+        ready(page, address)
+        page.locator("[data-role=session]").select_option("1")
+        expect(page.locator(".text-words .text-piece").nth(1)).to_be_visible()
+        expect(page.locator(".photo-canvas")).to_have_count(0)
+        page.locator("[data-role=session]").select_option("2")
+        expect(page.locator(".photo-canvas")).to_be_visible()
+        assert page.locator("[data-pane=text] .save").count() == 1
+
+
+# -------------------------------------------------------------------------------------------------------- exported page
+
+
+def test_exported_page_shows_the_picture_and_the_same_weights_from_a_file(page, session, tmp_path):
+    target = tmp_path / "고양이 cat.html"
+    write_html(session, target)
+    ready(page, f"{target.as_uri()}#session=1&layer=1&head=2&token=0")
+    token = BEFORE + 19
+    row = session.capture[1].row(token)[0, 2]
+    page.mouse.move(*over(page, *middle(session, 1, token)))
+    _, exact = said(page, token, int(row.argmax()))
+    assert abs(exact - float(row.max())) < 1e-6
+    expect(page.locator(".said-how")).to_have_text("exact")
+    assert (colour(page, *middle(session, 1, BEFORE + 34)) < 250).any(), "the photograph is there, not bare paper"
+
+
+def test_exported_page_shows_windows(page, windowed, tmp_path):
+    target = tmp_path / "swin.html"
+    write_html(windowed, target)
+    seen = windowed.layers[1]
+    n = seen.view.sizes[2]
+    token = next(t for t in range(6 * n, 7 * n) if seen.sides.keys.kind.ravel()[t] == "patch")
+    row = seen.view.row(token % n)[6, 1]
+    ready(page, f"{target.as_uri()}#session=1&layer=1&head=1&token={token}")
+    assert abs(said(page, token, 6 * n + int(row.argmax()))[1] - float(row.max())) < 1e-6
+    expect(page.locator(".map-window")).to_have_text("window 6 of 12")
+    total = float(torch.tensor(list(shares(page).values())).sum())
+    assert abs(total - 1) < 1e-5
