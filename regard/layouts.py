@@ -163,6 +163,21 @@ class Layout:
         real = ~np.isnan(box[..., 0])
         return cls(np.where(real, "patch", "padding"), np.where(real, _at_least("picture", picture, 0), -1), box)
 
+    @classmethod
+    def stacked(cls, layouts: Sequence[Layout]) -> Layout:
+        """Sequences of one length beside each other, as those that one batch entry is cut into.
+
+        >>> Layout.stacked([Layout.grid(1, 2, (4, 4), picture=n) for n in range(3)])
+        Layout(3 windows of 3: 1 cls of picture 0, 2 patches of picture 0, 1 cls of picture 1, 2 patches of picture 1, \
+1 cls of picture 2, 2 patches of picture 2)
+
+        Raises ValueError for no layout, and for unlike lengths.
+        """
+        if len({layout.shape[1] for layout in layouts}) != 1:
+            lengths = [layout.shape[1] for layout in layouts]
+            raise ValueError(f"sequences beside each other want one length, got {lengths or 'none'}")
+        return cls(*(np.concatenate(parts) for parts in zip(*(vars(one).values() for one in layouts), strict=True)))
+
     def __add__(self, other: Layout) -> Layout:
         """The tokens of both, one after the other. Raises ValueError where they are cut into unlike sequences."""
         if self.shape[0] != other.shape[0]:

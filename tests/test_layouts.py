@@ -322,3 +322,12 @@ def test_sides_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match=beyond):
         Sides(patches, Layout.text(1), (Frame.whole(8, 14),))
     assert Sides(patches, patches, [frame]).frames == (frame,)
+
+
+def test_sequences_of_unlike_lengths_do_not_stand_beside_each_other():
+    both = Layout.stacked([Layout.text(3), Layout.of(["padding"] * 3)])
+    assert both.shape == (2, 3)
+    with pytest.raises(ValueError, match=r"want one length, got \[3, 2\]"):
+        Layout.stacked([Layout.text(3), Layout.text(2)])
+    with pytest.raises(ValueError, match="want one length, got none"):
+        Layout.stacked([])

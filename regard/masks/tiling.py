@@ -205,16 +205,16 @@ class _Table:
         return kinds
 
     def wide_queries(self) -> Tensor:
-        """The queries that see more than half of all tiles, where most of their neighbours do not."""
+        """The queries that see more than half of all tiles, and more than twice what is usual in their tile."""
         across = self.kinds.shape[2]
         tiles = ((self.kinds != EMPTY).sum(-1) * 2 > across).any(0).nonzero().flatten()  # (T',)
+        if len(tiles) * 4 > self.kinds.shape[1]:  # most of it is visible: nothing would be gained
+            tiles = tiles[:0]
         queries = self.stretches(tiles)
         found = [queries[:0, 0]]
-        for part in queries.split(max(1, MOST_TILES // max(1, across * queries.shape[1] * prod(self.leading)))):
-            rows = part.flatten()
-            wide = ((self.of(rows, 1) != EMPTY).sum(-1) * 2 > across).any(0).view(part.shape)
-            few = wide.sum(-1, keepdim=True) * 2 <= part.shape[1]
-            found.append(part[wide & few])
+        for part in queries.split(max(1, MOST_TILES // max(1, across * queries.shape[1] * prod(self.leading)))) if len(tiles) else ():
+            seen = (self.of(part.flatten(), 1) != EMPTY).sum(-1).amax(0).view(part.shape)  # (T', rows)
+            found.append(part[(seen * 2 > across) & (seen > 2 * seen.median(-1, keepdim=True).values)])
         return torch.cat(found).unique()
 
     def stretches(self, tiles: Tensor | None = None) -> Tensor:
@@ -228,7 +228,7 @@ class _Table:
         is_wide = torch.zeros(self.nq, dtype=torch.bool, device=self.device)
         is_wide[self.wide] = True
         stretches = self.stretches()
-        first = (~is_wide[stretches]).int().argmax(-1)  # at least half of each tile is not wide
+        first = (~is_wide[stretches]).int().argmax(-1)  # the usual ones of a tile are not wide
         other = stretches.gather(1, first.unsqueeze(-1)).expand_as(stretches).flatten()[: self.nq]
         return torch.where(is_wide, other, queries)
 

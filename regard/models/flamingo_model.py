@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -165,10 +164,10 @@ class FlamingoModel(Model):
         sides = {f"tower.blocks.{i}.attention": Sides(words, words, ()) for i in range(len(self.tower.blocks))}
         if not frames:
             return sides
-        looked_at, pictures = patches, _each(patches)
+        looked_at, pictures = patches, Layout.stacked(patches)
         if self.resampler is not None:
             looked_at = [Layout.latents(len(self.resampler.latents), number) for number in range(len(frames))]
-            gathering = Sides(_each(looked_at), pictures + _each(looked_at), frames)
+            gathering = Sides(Layout.stacked(looked_at), pictures + Layout.stacked(looked_at), frames)
             sides |= {f"resampler.blocks.{i}.attention": gathering for i in range(len(self.resampler.blocks))}
         within, beside = Sides(pictures, pictures, frames), Sides(words, sum(looked_at[1:], looked_at[0]), frames)
         sides |= {f"vision.blocks.{i}.attention": within for i in range(len(self.vision.blocks))}
@@ -339,9 +338,3 @@ class FlamingoReading:
     def _advance(self, state: State, ids: Tensor, sees: Tensor | None) -> Tensor:
         passed = self.model._read(ids, mask=state.mask, caches=state.caches, memory=state.memory, sees=sees)
         return self.model._scores(passed.hidden[:, -1:])[:, 0]
-
-
-def _each(layouts: Sequence[Layout]) -> Layout:
-    """Pictures, each a sequence of its own: the tower reads one after another."""
-    arrays = zip(*((layout.kind, layout.picture, layout.box) for layout in layouts), strict=True)
-    return Layout(*(np.concatenate(parts) for parts in arrays))

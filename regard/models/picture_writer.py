@@ -188,7 +188,7 @@ class PictureWriter(Model):
         pictures = [self._patches(frame, number) for number, frame in enumerate(frames)]
         sides = {}
         if frames:
-            seen = _stacked(pictures)  # the tower reads them as W sequences
+            seen = Layout.stacked(pictures)  # the tower reads them as W sequences
             sides = {f"vision.blocks.{i}.attention": Sides(seen, seen, frames) for i in range(len(self.vision.blocks))}
             words = _put(words, places.cpu().numpy(), pictures if self.full else [_from(x, before) for x in pictures])
         both = Sides(words, words, frames)
@@ -302,11 +302,6 @@ class PictureReading:
 
 def _arrays(layout: Layout) -> tuple[NDArray[Any], ...]:
     return layout.kind, layout.picture, layout.box
-
-
-def _stacked(layouts: Sequence[Layout]) -> Layout:
-    """Sequences of one length, as those that one batch entry is cut into."""
-    return Layout(*(np.concatenate(parts) for parts in zip(*map(_arrays, layouts), strict=True)))
 
 
 def _from(layout: Layout, first: int) -> Layout:

@@ -1,0 +1,103 @@
+"""`regard answer`: what a model answers to questions about a picture.
+
+It reads options and prints what `regard.models.verbs.captioning` writes.
+"""
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.language import Lang, known, speaker
+from regard.cli.model_files import bar, open_model
+from regard.cli.picture_input import read_pictures, require_sight
+from regard.cli.shared_options import options_in
+from regard.cli.writing_options import writing_options_in
+
+if TYPE_CHECKING:
+    from regard.models.verbs.writing import Written
+
+__all__ = ["add"]
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'answer'
+    """
+    say, options, writing = speaker(lang), options_in(lang), writing_options_in(lang)
+
+    @app.command(
+        "answer",
+        help=say(
+            "Answers to questions about a picture: BLIP, LLaVA, Idefics. A line for each.\n\n"
+            "LLaVA and Idefics: a QUESTION that holds <image> is the whole prompt. PICTURE '-' is standard input. "
+            "Options left out are as the checkpoint says, else greedy, 50 tokens.",
+            "사진에 대한 질문에 답합니다: BLIP, LLaVA, Idefics. 질문마다 한 줄.\n\n"
+            "LLaVA와 Idefics에서 <image>가 든 QUESTION은 프롬프트 전체입니다.\n\n"
+            "PICTURE가 '-'이면 표준 입력을 읽습니다.\n\n"
+            "생략한 옵션은 체크포인트의 설정을, 없으면 그리디와 50토큰을 씁니다.",
+        ),
+    )
+    def answer(
+        picture: Annotated[str, typer.Argument(metavar="PICTURE", help=say("A path.", "경로."))],
+        question: Annotated[
+            list[str], typer.Argument(metavar="QUESTION", help=say("One, or several.", "하나 또는 여럿."))
+        ],
+        model: Annotated[str, options.model],
+        new_tokens: Annotated[int | None, writing.new_tokens] = None,
+        temperature: Annotated[float | None, writing.temperature] = None,
+        top_k: Annotated[int | None, writing.top_k] = None,
+        top_p: Annotated[float | None, writing.top_p] = None,
+        beams: Annotated[int | None, writing.beams] = None,
+        seed: Annotated[int | None, writing.seed] = None,
+        ignore: Annotated[list[str] | None, writing.ignore] = None,
+        device: Annotated[str, options.device] = "cpu",
+        dtype: Annotated[str | None, options.dtype] = None,
+        json_: Annotated[bool, options.json] = False,
+        lang: Annotated[str, options.lang] = lang,
+    ) -> None:
+        known(lang)
+        (given,) = read_pictures([picture])
+        tasks = ["answer", "generate"]
+        opened = open_model(model, "answer", tasks, dtype=dtype, device=device, ignore=ignore or ())
+        require_sight(opened, "answer")
+        with bar("answer") as tick:
+            made = opened.answer(
+                [given] * len(question),
+                question,
+                new_tokens=new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                beams=beams,
+                seed=seed,
+                ignore=ignore or (),
+                on_token=lambda steps: tick(steps, None),
+            )
+        print(
+            _as_json(model, picture, question, made)
+            if json_
+            else "\n".join(" ".join(one.text.split()) for one in made)
+        )
+
+
+def _as_json(model: str, picture: str, questions: list[str], made: "list[Written]") -> str:
+    answers = [
+        {
+            "question": question,
+            "prompt": one.prompt,
+            "text": one.text,
+            "ids": one.ids.tolist(),
+            "reason": one.reason,
+            "score": one.score,
+        }
+        for question, one in zip(questions, made, strict=True)
+    ]
+    return json.dumps(
+        {"model": model, "picture": picture, "answers": answers}, ensure_ascii=False, allow_nan=False
+    )

@@ -1,0 +1,44 @@
+"""The pictures of a command: paths that were typed, one per line of a file, or one from standard input.
+
+It opens none of them, and does not know what they are for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.cli.text_input import read_lines
+
+if TYPE_CHECKING:
+    from regard.models.family import Family
+    from regard.models.model import Model
+
+__all__ = ["read_pictures", "require_sight"]
+
+
+def read_pictures(typed: Sequence[str], file: Path | None = None) -> list[str | bytes]:
+    """The paths that were typed, where "-" is the picture on standard input, and those in a file, one per line.
+
+    >>> read_pictures(["a.jpg", "b.png"])
+    ['a.jpg', 'b.png']
+
+    Raises ValueError where there are none; OSError that names what cannot be read.
+    """
+    if list(typed).count("-") > 1:
+        raise ValueError("'-' is standard input, which can be read once")
+    pictures = [sys.stdin.buffer.read() if path == "-" else path for path in typed]
+    pictures += [] if file is None else read_lines(file)
+    if not pictures:
+        raise ValueError("there is no picture: give a path, '-' for standard input, or --file with a path per line")
+    return pictures
+
+
+def require_sight(model: Model, verb: str) -> None:
+    """Refuse a model of texts alone, with a ValueError that says what the command is for."""
+    from regard.models.verbs.picturing import looks
+
+    if not looks(model):
+        raise ValueError(f"{verb} is about pictures, and {model.family.title} reads texts alone")

@@ -1,0 +1,89 @@
+"""What a Performer keeps between calls: sums over the positions so far, of a size that does not grow.
+
+    >>> state = PerformerState()
+    >>> len(state), state.nbytes
+    (0, 0)
+
+It takes the place of a `regard.cache` in a decoder. A key-value cache holds 2·N·D numbers per head, this one m·(Dv + 2),
+at any N. It does not know layers, nor how features are made.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.efficient.feature_sums import FeatureSums, no_keys
+
+__all__ = ["PerformerState"]
+
+
+class PerformerState:
+    """The sums over a decoder's positions so far, as `PerformerAttention` leaves and reads them.
+
+    >>> import regard, torch
+    >>> from regard.efficient.performer import PerformerAttention
+    >>> layer, state, x = PerformerAttention(6, 2), PerformerState(), torch.randn(1, 5, 6)
+    >>> steps = [layer(x[:, i : i + 1], mask=regard.masks.causal(), cache=state) for i in range(5)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x, mask=regard.masks.causal()), atol=1e-5)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._sums: FeatureSums | None = None
+        self._directions: Tensor | None = None
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return 0 if self._sums is None else sum(t.nbytes for t in self._sums)
+
+    def sums(self, batch: int, heads: int, width: int, directions: Tensor, like: Tensor) -> FeatureSums:
+        """The sums so far: of nothing, in the first call.
+
+        batch, heads, width: of the values that come next.  directions: what features are made with.
+        like: has the dtype and the device.  Raises ValueError where they do not continue what is kept.
+        """
+        if self._sums is None:
+            return no_keys(batch, heads, len(directions), width, like)
+        if self._directions is not directions:
+            raise ValueError(
+                "this state was summed with other features: after a redraw, or in another layer, begin with a new "
+                "PerformerState"
+            )
+        kept = self._sums.values
+        for name, old, new in (("batch", kept.shape[0], batch), ("heads", kept.shape[1], heads)):
+            if old != new:
+                raise ValueError(f"keys have {name} {new}, but the state has {old}")
+        if kept.dtype != like.dtype or kept.device != like.device:
+            raise ValueError(f"keys are {like.dtype} on {like.device}, but the state is {kept.dtype} on {kept.device}")
+        return self._sums
+
+    def store(self, sums: FeatureSums, count: int, directions: Tensor) -> None:
+        """Keep the sums after `count` more positions, made with these directions."""
+        self._sums, self._directions, self._length = sums, directions, self._length + count
+
+    def crop(self, length: int) -> None:
+        """Forget everything (0), or nothing. Raises ValueError for anything between: a sum cannot be taken apart."""
+        if length == 0:
+            self._sums, self._directions, self._length = None, None, 0
+        elif length != self._length:
+            raise ValueError(
+                f"cannot keep the first {length} of {self._length} positions: they are summed, and a sum cannot be "
+                "taken apart"
+            )
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave."""
+        if self._sums is not None:
+            self._sums = FeatureSums(*(t[rows] for t in self._sums))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.crop(0)
+
+    def __repr__(self) -> str:
+        return f"PerformerState({self._length} positions, {self.nbytes} bytes)"
