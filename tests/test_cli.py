@@ -21,7 +21,7 @@ from regard.tables import width
 ROOT = Path(__file__).resolve().parent.parent
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
 COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
-ASKED = ["generate", "fill", "embed", "classify"]
+ASKED = ["generate", "fill", "embed", "classify", "caption", "answer", "match", "features"]
 COMMANDS = ["steps", "look", "serve", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
 
 

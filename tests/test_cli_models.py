@@ -25,6 +25,13 @@ from regard.cli.text_input import read_lines, read_texts
 
 ROOT = Path(__file__).resolve().parent.parent
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
+# A test run that a script started in its background has SIGINT ignored, and would hand that on.
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from regard.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +161,7 @@ def test_interrupt_while_streaming_ends_the_line_and_says_130(writer: str, monke
 
 def test_control_c_ends_a_process_that_streams(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path / "gpt2", positions=100_000, generation={"bad_words_ids": [[0]]}))
-    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
-    command = [sys.executable, "-c", code, "generate", "a", "--model", folder, "--new-tokens", "99000"]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "a", "--model", folder, "--new-tokens", "99000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None

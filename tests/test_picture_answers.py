@@ -162,7 +162,9 @@ def test_cropped_picture_says_what_was_seen(tmp_path):
 def test_grid_is_a_hundredth_of_its_boxes(windowed):
     """14 × 14 patches take rows and columns alone: a box for each would be ten times as much."""
     layout = Layout.grid(14, 14, size=(16, 16))
-    seen = replace(windowed.layers[0], sides=regard.layouts.Sides(layout, layout, (regard.frames.Frame.whole(224, 224),)))
+    seen = replace(
+        windowed.layers[0], sides=regard.layouts.Sides(layout, layout, (regard.frames.Frame.whole(224, 224),))
+    )
     toy = Session("toy", windowed.capture, ())
     toy.__dict__["layers"] = (seen,)
     assert len(json.dumps(answers.overview(toy)["layouts"])) < 1300
@@ -230,7 +232,9 @@ def test_capture_keeps_where_patches_lie_and_can_be_given_its_picture_again(sess
 
 
 def test_picture_of_another_size_is_not_the_captures(session):
-    with pytest.raises(ValueError, match=re.escape("the capture is of pictures of 37 × 53, high and wide, got 37 × 54")):
+    with pytest.raises(
+        ValueError, match=re.escape("the capture is of pictures of 37 × 53, high and wide, got 37 × 54")
+    ):
         session_of(session.capture, pictures=[picture(0, 37, 54)])
     with pytest.raises(ValueError, match="got 37 × 53, 37 × 53"):
         session_of(session.capture, pictures=[picture(), picture(1)])
@@ -384,7 +388,9 @@ def test_session_of_a_text_carries_no_picture(tmp_path):
 def test_checkpoint_without_a_preprocessor_says_so(tmp_path):
     import transformers
 
-    config = transformers.ViTConfig(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=4, patch_size=2)
+    config = transformers.ViTConfig(
+        hidden_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=4, patch_size=2
+    )
     directory = put(tmp_path, "ViTModel", config)
     with pytest.raises(FileNotFoundError, match=r"holds neither preprocessor_config\.json nor"):
         look_at_picture(picture(), directory)

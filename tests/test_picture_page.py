@@ -178,7 +178,14 @@ def test_register_that_is_held_is_read_over_the_picture(page, site, session):
 def test_arrow_keys_walk_from_patch_to_patch_and_j_and_k_through_all_tokens(page, site):
     ready(page, f"{site}/#session=1&layer=1&head=2&token={BEFORE + 8}")
     page.locator(".photo-canvas").focus()
-    for key, token in (("ArrowRight", 9), ("ArrowDown", 16), ("ArrowLeft", 15), ("ArrowUp", 8), ("ArrowUp", 1), ("ArrowUp", 1)):
+    for key, token in (
+        ("ArrowRight", 9),
+        ("ArrowDown", 16),
+        ("ArrowLeft", 15),
+        ("ArrowUp", 8),
+        ("ArrowUp", 1),
+        ("ArrowUp", 1),
+    ):
         page.keyboard.press(key)
         said(page, BEFORE + token)
     expect(page.locator('.cell[data-layer="1"][data-head="2"]')).to_have_attribute("aria-selected", "true")
@@ -372,7 +379,9 @@ def test_picture_is_reached_by_keys_and_has_a_name(page, site):
     for _ in range(60):
         page.keyboard.press("Tab")
         reached |= set(
-            page.evaluate("[...document.activeElement.classList].filter((name) => /photo-canvas|text-piece/.test(name))")
+            page.evaluate(
+                "[...document.activeElement.classList].filter((name) => /photo-canvas|text-piece/.test(name))"
+            )
         )
     assert reached >= {"photo-canvas", "text-piece"}
     label = page.locator(".photo-canvas").get_attribute("aria-label")

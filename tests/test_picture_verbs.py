@@ -886,7 +886,9 @@ def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> 
     model.preprocessor = Preprocessor.of(
         "CLIP", {"size": {"shortest_edge": 700}, "crop_size": {"height": 30, "width": 30}}
     )
-    with pytest.raises(ValueError, match="700 high and 1400000 wide, and 1 to 33,554,432 pixels can be made: crop it first"):
+    with pytest.raises(
+        ValueError, match="700 high and 1400000 wide, and 1 to 33,554,432 pixels can be made: crop it first"
+    ):
         model.match(np.zeros((10, 20_000, 3), np.uint8), "a")
 
 

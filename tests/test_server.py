@@ -147,8 +147,11 @@ def test_openapi_names_every_route_and_types_its_answers(client):
     session = "/api/session/{session}"
     asked = {(f"{session}/{name}", "get") for name in ("overview", "tokens", "head", "links", "row", "tile", "steps")}
     others = {("/api/look", "post"), ("/api/open", "post"), ("/api/job/{job}", "get"), ("/api/job/{job}", "delete")}
-    assert routes == asked | others | {("/api/sessions", "get"), ("/api/models", "get")}
-    for path, verb in routes:
+    pictures = {(f"{session}/picture/{{number}}", "get"), ("/api/look_at_picture", "post")}
+    assert routes == asked | others | pictures | {("/api/sessions", "get"), ("/api/models", "get")}
+    bytes_ = document["paths"][f"{session}/picture/{{number}}"]["get"]["responses"]["200"]["content"]
+    assert {"image/jpeg", "image/png"} <= bytes_.keys()
+    for path, verb in routes - {(f"{session}/picture/{{number}}", "get")}:
         responses = document["paths"][path][verb]["responses"]
         assert "$ref" in responses["200"]["content"]["application/json"]["schema"], path
         assert responses["404"]["content"]["application/json"]["schema"]["$ref"].endswith("/Refused")
@@ -674,10 +677,18 @@ def test_session_that_is_dropped_is_freed(session):
 # --------------------------------------------------------------------------------------------------------- regard serve
 
 
+# A test run that a script started in its background has SIGINT ignored, and would hand that on.
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from regard.cli import main
+sys.exit(main())
+"""
+
+
 def run_serve(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--no-open", *arguments],
+        [sys.executable, "-c", INTERRUPTIBLE, "serve", "--no-open", *arguments],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"},
         stdout=subprocess.PIPE,
@@ -737,7 +748,7 @@ def test_serve_takes_its_options(served, model, tmp_path, monkeypatch):
         (["--host", "0.0.0.0"], "--host must be 127.0.0.1, localhost, ::1, got '0.0.0.0'"),
         (["--port", "70000"], "--port must be 0 to 65535, got 70000"),
         (["nothing.regard"], "cannot read 'nothing.regard': No such file or directory"),
-        (["a"] * 9, "9 texts and captures are too many: at most 8 are kept"),
+        (["a"] * 9, "9 texts, pictures and captures are too many: at most 8 are kept"),
         (["-", "-"], "'-' is standard input, which can be read once"),
         (["a", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
         (["a", "--model", "./nowhere"], "there is no directory './nowhere'"),

@@ -5,12 +5,14 @@ A real server in a thread, real sockets. Its log is read: after every test it ho
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -22,6 +24,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import regard
 from regard.explorer.jobs import ENDED
@@ -236,7 +239,7 @@ def requests(draw: st.DrawFn, path: str, operation: dict[str, Any], file: bytes)
 def test_whatever_the_openapi_document_allows_and_more_is_answered_or_refused_in_words(there, file):
     document = there.ask("/openapi.json").json()["paths"]
     operations = [(path, verb.upper(), one) for path, verbs in document.items() for verb, one in verbs.items()]
-    assert len(operations) == 13
+    assert len(operations) == 15
     statuses = set()
     for path, verb, operation in operations:
         statuses |= fuzz(there, verb, requests(path, operation, file))
@@ -479,3 +482,70 @@ def test_line_that_is_no_request_of_ours_is_refused(there, line):
     with there.raw(there.head(line, "Connection: close")) as sending:
         answer = sending.recv(65536)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
+
+
+# -------------------------------------------------------------------------------------------------------------- pictures
+
+LOOK = "/api/look_at_picture"
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG that says it is so large, and holds nothing."""
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
+    sealed = [struct.pack(">I", len(one) - 4) + one + struct.pack(">I", zlib.crc32(one)) for one in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sealed)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "'x.jpg' is empty: it has 0 bytes"),
+        (b"not a picture", "'x.jpg' is text, not a picture"),
+        (b"<html><script>alert(1)</script>", "'x.jpg' is a web page (HTML), not a picture"),
+        (b"<svg onload='alert(1)'/>", "'x.jpg' is an SVG drawing, which has no pixels"),
+        (b"\x89PNG\r\n\x1a\n", "cut off"),
+        (png(13_000, 13_000), "'x.jpg' is 13000 high and 13000 wide, more than 134,217,728 pixels: make it smaller"),
+        (png(40_000, 40_000), "'x.jpg' has too many pixels"),
+    ],
+    ids=["nothing", "text", "page", "drawing", "cut off", "large", "bomb"],
+)
+def test_body_that_is_no_picture_is_refused_in_the_words_of_open_picture(there, body, words):
+    assert words in refused(there.ask(f"{LOOK}?name=x.jpg", "POST", body, "image/jpeg"), 400)
+
+
+def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
+    connection = HTTPConnection("127.0.0.1", there.port, timeout=20)
+    try:
+        connection.putrequest("POST", f"{LOOK}?name=x.jpg")
+        connection.putheader("content-length", str(33 << 20))
+        connection.endheaders(b"\xff\xd8\xff")  # the rest never comes, and is not waited for
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())) == (
+            413, {"error": "the body has 34603008 bytes, and at most 33,554,432 are taken here"}
+        )  # fmt: skip
+    finally:
+        connection.close()
+
+
+def test_name_of_a_picture_is_a_name_and_no_path(there):
+    words = refused(there.ask(f"{LOOK}?name=..%2F..%2Fetc%2Fpasswd", "POST", b"text", "image/png"), 400)
+    assert words.startswith("'passwd' is text, not a picture")
+
+
+def test_question_of_many_letters_is_refused(there):
+    words = refused(there.ask(f"{LOOK}?text={'x' * 5000}", "POST", png(1, 1), "image/png"), 422)
+    assert "text: " in words
+
+
+def test_model_of_texts_refuses_a_picture_in_its_job(there):
+    out = io.BytesIO()
+    Image.new("RGB", (7, 5)).save(out, "PNG")
+    job = there.ask(f"{LOOK}?name=a.png&model=0", "POST", out.getvalue(), "image/png").json()["job"]
+    line = wait(there, job)
+    assert (line["state"], line["session"]) == ("failed", None)
+    assert "BERT reads texts and looks at no pictures" in line["error"]
+
+
+@pytest.mark.parametrize("number", ["0", "1", "-1", "99999999999999999999"])
+def test_session_without_pictures_gives_none(there, number):
+    assert "to be shown: this session has none" in refused(there.ask(f"/api/session/1/picture/{number}"), 404)

@@ -22,14 +22,20 @@ from types import ModuleType
 from typing import Any
 
 from regard import tables
-from regard.backends import flex, reference, sdpa, tiled
+from regard.backends import flex, reference, sdpa, sparse, tiled
 from regard.backends.call import Call, prepare
 from regard.biases import DenseBias
 from regard.masks import EMPTY
 
 __all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
 
-MODULES: dict[str, ModuleType] = {"reference": reference, "tiled": tiled, "sdpa": sdpa, "flex": flex}
+MODULES: dict[str, ModuleType] = {
+    "reference": reference,
+    "tiled": tiled,
+    "sparse": sparse,
+    "sdpa": sdpa,
+    "flex": flex,
+}
 NAMES = tuple(MODULES)
 
 SMALL = 512 * 512  # cells per head up to which a dense mask costs less than anything clever
@@ -65,11 +71,11 @@ def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
     if call.device.type == "cuda":
         if sdpa.plain(call) is not None or call.dropout:
-            return ("sdpa", "flex", "tiled", "reference")
+            return ("sdpa", "flex", "tiled", "sparse", "reference")
         # A flex kernel takes half a minute to compile: for what a dense mask does at once, nobody would wait.
         small = call.sizes[2] * call.sizes[3] <= SMALL
-        return ("sdpa", "tiled", "flex", "reference") if small else ("flex", "sdpa", "tiled", "reference")
-    return ("sdpa", "tiled", "flex", "reference") if _dense_pays(call) else ("tiled", "sdpa", "flex", "reference")
+        return ("sdpa", "tiled", "sparse", "flex", "reference") if small else ("flex", "sdpa", "tiled", "sparse", "reference")
+    return ("sdpa", "tiled", "sparse", "flex", "reference") if _dense_pays(call) else ("tiled", "sparse", "sdpa", "flex", "reference")
 
 
 def _dense_pays(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""The command line `regard`: steps, look, serve, doctor, diff, generate, fill, embed, classify and others.
+"""The command line `regard`: steps, look, serve, doctor, diff, generate, fill, embed, classify, caption and others.
 
 It parses, calls and prints.
 

@@ -80,9 +80,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 on_token=lambda steps: tick(steps, None),
             )
         print(
-            _as_json(model, picture, question, made)
-            if json_
-            else "\n".join(" ".join(one.text.split()) for one in made)
+            _as_json(model, picture, question, made) if json_ else "\n".join(" ".join(one.text.split()) for one in made)
         )
 
 
@@ -98,6 +96,4 @@ def _as_json(model: str, picture: str, questions: list[str], made: "list[Written
         }
         for question, one in zip(questions, made, strict=True)
     ]
-    return json.dumps(
-        {"model": model, "picture": picture, "answers": answers}, ensure_ascii=False, allow_nan=False
-    )
+    return json.dumps({"model": model, "picture": picture, "answers": answers}, ensure_ascii=False, allow_nan=False)

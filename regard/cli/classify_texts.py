@@ -1,6 +1,7 @@
-"""`regard classify`: the labels of texts, and how likely each is.
+"""`regard classify`: the labels of texts or of pictures, and how likely each is.
 
-It reads options and prints what `regard.models.verbs.labelling` finds.
+What is typed is a text to a model of texts, and a path to a model of pictures. It reads options and prints what
+`regard.models.verbs.labelling` and `matching` find.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -14,6 +15,7 @@ from regard import tables
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.model_files import open_model
+from regard.cli.picture_input import read_pictures
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
@@ -37,9 +39,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
     @app.command(
         "classify",
         help=say(
-            "The labels of texts with their probabilities, by the checkpoint's own names.\n\n"
-            "TEXT '-' is standard input.",
-            "글의 레이블과 확률을 체크포인트의 이름으로 보여 줍니다.\n\nTEXT가 '-'이면 표준 입력을 읽습니다.",
+            "The labels of texts or pictures with their probabilities.\n\n"
+            "TEXT is a path where the model looks at pictures; '-' is standard input. The labels are the checkpoint's "
+            "own; to CLIP they are given.",
+            "글이나 사진의 레이블과 확률을 보여 줍니다.\n\n"
+            "사진 모델에서 TEXT는 경로입니다. '-'이면 표준 입력을 읽습니다.\n\n"
+            "레이블은 체크포인트의 것이고, CLIP에는 직접 줍니다.",
         ),
     )
     def classify(
@@ -48,7 +53,16 @@ def add(app: typer.Typer, lang: Lang) -> None:
             list[str] | None, typer.Argument(metavar="TEXT", help=say("One, or several.", "하나 또는 여럿."))
         ] = None,
         file: Annotated[
-            Path | None, typer.Option(metavar="FILE", help=say("A text per line.", "한 줄에 글 하나."))
+            Path | None,
+            typer.Option(metavar="FILE", help=say("A text or path per line.", "한 줄에 글이나 경로 하나.")),
+        ] = None,
+        labels: Annotated[
+            str | None,
+            typer.Option(metavar="A,B,…", help=say("To choose among (CLIP).", "고를 레이블 (CLIP).")),
+        ] = None,
+        prompt: Annotated[
+            str | None,
+            typer.Option(metavar="TEXT", help=say("A label put, {} for it.", "레이블을 넣을 문장, {} 자리에.")),
         ] = None,
         truncate: Annotated[
             bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 글을 자릅니다."))
@@ -59,34 +73,49 @@ def add(app: typer.Typer, lang: Lang) -> None:
         lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = speaker(known(lang))
-        texts = read_texts(text or [], file)
-        opened = open_model(model, "classify", ["classify"], dtype=dtype, device=device)
-        found = opened.classify(texts, truncate=truncate)
+        given = text or []
+        if not given and file is None:
+            read_texts(given, file)  # which says what is missing before the model is opened
+        # A model that compares has no labels: it is opened as it is, and says so itself.
+        tasks = ["classify", "classify-cls", "none"] if labels is None else ["none"]
+        opened = open_model(model, "classify", tasks, dtype=dtype, device=device)
+        from regard.models.verbs.picturing import looks
+
+        things = read_pictures(given, file) if looks(opened) else read_texts(given, file)
+        found = opened.classify(things, labels=_labels(labels), prompt=prompt, truncate=truncate)
         if json_:
-            print(_as_json(model, found))
+            print(_as_json(model, [one if isinstance(one, str) else "-" for one in things], found))
         else:
             _print(found, spoken)
 
 
+def _labels(labels: str | None) -> list[str] | None:
+    """Labels between commas, without the spaces around them; what is empty is none."""
+    if labels is None:
+        return None
+    said = [label.strip() for label in labels.split(",")]
+    if not all(said):
+        raise ValueError(f"--labels must be texts with a comma between them, got {labels!r}")
+    return said
+
+
 def _print(found: "Classified", say: Say) -> None:
-    """Every label of one text; the likeliest of several."""
-    from regard.models.verbs.asking import shortened
+    """Every label of one thing; the likeliest of several. Of a thousand labels of a picture, the likeliest ten."""
+    from regard.models.verbs.labelling import MOST_SHOWN, ranking
 
+    of = say(found.of, {"text": "글", "picture": "사진"}[found.of])
     measure = say(found.measure, {"probability": "확률", "value": "값"}[found.measure])
-    label, values = say("label", "레이블"), found.probabilities.tolist()
-    if len(found) == 1:
-        ranked = sorted(zip(values[0], found.labels, strict=True), key=lambda pair: -pair[0])
-        Terminal().print(tables.text([label, measure], [[name, f"{value:.4f}"] for value, name in ranked]))
-        return
-    rows = zip(
-        (shortened(text) for text in found.texts), found.best, (f"{max(row):.4f}" for row in values), strict=True
-    )
-    Terminal().print(tables.text([say("text", "글"), label, measure], [list(row) for row in rows]))
+    headers, rows = ranking(found.probabilities, found.texts, found.labels, (of, say("label", "레이블"), measure))
+    more = len(rows) - MOST_SHOWN
+    if found.of == "picture" and len(found) == 1 and more > 0:
+        rows = [*rows[:MOST_SHOWN], [say(f"… {more} more; --json has all", f"… {more}개 더, 전체는 --json"), ""]]
+    Terminal().print(tables.text(headers, rows))
 
 
-def _as_json(model: str, found: "Classified") -> str:
-    texts = [
-        {"text": text, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
-        for text, best, values in zip(found.texts, found.best, found.probabilities.tolist(), strict=True)
+def _as_json(model: str, things: list[str], found: "Classified") -> str:
+    each = [
+        {found.of: thing, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
+        for thing, best, values in zip(things, found.best, found.probabilities.tolist(), strict=True)
     ]
-    return json.dumps(finite({"model": model, "labels": list(found.labels), "texts": texts}), ensure_ascii=False)
+    said = {"model": model, "labels": list(found.labels), f"{found.of}s": each}
+    return json.dumps(finite(said), ensure_ascii=False)

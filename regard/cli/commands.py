@@ -7,6 +7,8 @@ import typer
 
 from regard import __version__
 from regard.cli import (
+    answer_about,
+    caption_pictures,
     classify_texts,
     compare_captures,
     count_cost,
@@ -17,7 +19,9 @@ from regard.cli import (
     generate_text,
     list_backends,
     look_inside,
+    match_texts,
     serve_page,
+    show_features,
     show_steps,
     verify_model,
 )
@@ -30,8 +34,8 @@ def app_in(lang: Lang) -> typer.Typer:
     """The app; its help is in the language.
 
     >>> [command.name for command in app_in("en").registered_commands]
-    ['steps', 'look', 'serve', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'verify', 'mask', 'cost', \
-'backends']
+    ['steps', 'look', 'serve', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'caption', 'answer', \
+'match', 'features', 'verify', 'mask', 'cost', 'backends']
     """
     say = speaker(lang)
     app = typer.Typer(
@@ -56,6 +60,7 @@ def app_in(lang: Lang) -> typer.Typer:
 
     inside = (show_steps, look_inside, serve_page, diagnose_capture, compare_captures)
     asked = (generate_text, fill_masks, embed_texts, classify_texts)
-    for command in (*inside, *asked, verify_model, draw_mask, count_cost, list_backends):
+    shown = (caption_pictures, answer_about, match_texts, show_features)
+    for command in (*inside, *asked, *shown, verify_model, draw_mask, count_cost, list_backends):
         command.add(app, lang)
     return app

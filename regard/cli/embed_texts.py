@@ -15,6 +15,7 @@ from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.matrices import print_matrix
 from regard.cli.model_files import open_model
+from regard.cli.npy_files import as_numpy_has_it, check_npy, write_npy
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
@@ -74,8 +75,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = speaker(known(lang))
-        if out is not None and (out.suffix.lower() != ".npy" or out.is_dir()):
-            raise ValueError(f"--out {str(out)!r} must be a file that ends in .npy")
+        check_npy(out)
         texts = read_texts(text or [], file)
         from regard.explorer.sessions import default_model
 
@@ -83,23 +83,13 @@ def add(app: typer.Typer, lang: Lang) -> None:
         opened = open_model(name, "embed", ["encode", "none"], dtype=dtype, device=device)
         # Another pooling than those there are is told by the model.
         vectors = opened.embed(texts, pooling=pooling, truncate=truncate)  # type: ignore[arg-type]
-        vectors = vectors.float().cpu() if vectors.dtype.itemsize < 4 else vectors.cpu()  # NumPy has no bfloat16
+        vectors = as_numpy_has_it(vectors)
         if out is not None:
-            _write(vectors, out)
+            write_npy(vectors, out)
         if json_:
             print(_as_json(name, texts, vectors, similarity, out))
         else:
             _print(texts, vectors, similarity, out, spoken)
-
-
-def _write(vectors: "Tensor", path: Path) -> None:
-    import numpy as np
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, vectors.numpy())
-    except OSError as error:
-        raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
 def _cosines(vectors: "Tensor") -> list[list[float]]:

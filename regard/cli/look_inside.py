@@ -1,6 +1,7 @@
-"""`regard look`: what attention looked at, in a text that a model reads, in a capture of a model, or in q, k and v.
+"""`regard look`: what attention looked at, in a text or picture that a model reads, in a capture, or in q, k and v.
 
-It reads options, and prints arrays and captures, which `regard.lens` measures. `look_text.py` reads and prints texts.
+It reads options, and prints arrays and captures, which `regard.lens` measures. `look_text.py` reads and prints texts,
+`look_picture.py` pictures.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import look_text, picture_files
+from regard.cli import look_picture, look_text, picture_files
 from regard.cli.array_files import SUFFIXES, read_arrays
 from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
@@ -31,8 +32,8 @@ __all__ = ["Chosen", "add"]
 LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
 TEXT_SUFFIXES = (".txt", ".md")
 TAKES = (
-    f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, or a capture that was saved, such as run.regard; "
-    "--file reads a text from a file"
+    f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, a picture, or a capture that was saved, such as "
+    "run.regard; --file reads a text from a file"
 )
 
 
@@ -70,16 +71,18 @@ def add(app: typer.Typer, lang: Lang) -> None:
     @app.command(
         "look",
         help=say(
-            "What attention looks at: in a text that a model reads, or in a file.\n\n"
-            "WHAT is a text, '-' for standard input, a capture (.regard), or a file with q, k and v (.npz, "
+            "What attention looks at: in a text or a picture that a model reads, or in a file.\n\n"
+            "WHAT is a text, '-' for standard input, a picture, a capture (.regard), or a file with q, k and v (.npz, "
             ".safetensors; an .npy is all three at once).\n\n"
+            "A picture needs --model. Without --token or --at it is what cls looks at, in the last layer.\n\n"
             "Links are ranked by (weight - what their key gets from a query on the mean) x (1 - 1/distance), so far "
             "ones stand first and neighbours nowhere; special tokens, punctuation, the own position and pieces of one "
             "word are left out. --all ranks every token by weight alone.\n\n"
             "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "모델이 읽는 글, 또는 파일에서 어텐션이 무엇을 보는지 보여 줍니다.\n\n"
-            "WHAT은 글, 표준 입력('-'), 캡처(.regard),\n\n"
+            "모델이 읽는 글이나 이미지, 또는 파일에서 어텐션이 무엇을 보는지 보여 줍니다.\n\n"
+            "WHAT은 글, 표준 입력('-'), 이미지, 캡처(.regard),\n\n"
             "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
+            "이미지에는 --model이 필요합니다. --token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
             "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리).\n\n"
             "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다.\n\n"
             "--all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
@@ -98,12 +101,27 @@ def add(app: typer.Typer, lang: Lang) -> None:
             str | None,
             typer.Option(
                 metavar="DIR|ID",
-                help=say("Text: who reads it; all-MiniLM-L6-v2.", "글: 읽을 모델. 기본은 all-MiniLM-L6-v2."),
+                help=say("Who reads; of texts all-MiniLM-L6-v2.", "읽을 모델. 글의 기본은 all-MiniLM-L6-v2."),
             ),
         ] = None,
         token: Annotated[
             str | None,
             typer.Option(metavar="N|WORD", help=say("What this token looks at.", "이 토큰이 무엇을 보는지.")),
+        ] = None,
+        at: Annotated[
+            str | None,
+            typer.Option(
+                metavar="Y,X",
+                help=say("Picture: what the patch there looks at.", "이미지: 그 위치의 패치가 무엇을 보는지."),
+            ),
+        ] = None,
+        beside: Annotated[
+            str | None,
+            typer.Option(
+                "--text",
+                metavar="TEXT",
+                help=say("Picture: a question or caption read with it.", "이미지: 함께 읽을 질문이나 설명."),
+            ),
         ] = None,
         measure: Annotated[
             str | None,
@@ -123,7 +141,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             typer.Option("--truncate", help=say("Cut a text that is too long.", "너무 긴 글은 자릅니다.")),
         ] = False,
         device: Annotated[
-            str | None, typer.Option(metavar="DEVICE", help=say("Text: cpu, cuda, …", "글: cpu, cuda 등."))
+            str | None, typer.Option(metavar="DEVICE", help=say("Of the model: cpu, cuda, …", "모델: cpu, cuda 등."))
         ] = None,
         html: Annotated[
             Path | None,
@@ -191,6 +209,14 @@ def add(app: typer.Typer, lang: Lang) -> None:
         of_words = (
             ("--token", token), ("--measure", measure), ("--all", every or None), ("--html", html), ("--save", save)
         )  # fmt: skip
+        if text_file is None and what is not None and look_picture.is_picture(what):
+            _refuse("are of files; of a picture there are --layer, --head, --token and --at", *of_arrays, *of_files)
+            _refuse("are of texts; this is a picture", ("--all", every or None), ("--truncate", truncate or None))
+            place = look_picture.read_place(at)
+            session = look_picture.read_picture(what, model, text=beside, device=device or "cpu")
+            look_picture.show(session, asked, place, what, json_=json_, lang=spoken)
+            return
+        _refuse("are of pictures; this is none", ("--at", at), ("--text", beside))
         if text_file is not None or what is None or not _is_file(what):
             _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
             text = read_one(what, text_file)
@@ -221,7 +247,7 @@ def _is_file(what: str) -> bool:
     """Is it the name of a file, and not a text? Raises ValueError for the name of one that is not there."""
     if what == "-" or os.path.exists(what):  # Path.exists raises for a text that is longer than a name may be
         return what != "-"
-    suffixes = (*SUFFIXES, ".regard", *TEXT_SUFFIXES)
+    suffixes = (*SUFFIXES, ".regard", *TEXT_SUFFIXES, *look_picture.SUFFIXES)
     if not any(letter.isspace() for letter in what) and what.lower().endswith(suffixes):
         raise ValueError(f"there is no file {what!r}; {TAKES}")
     return False

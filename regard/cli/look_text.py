@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from regard.explorer.ranking import Layer, Link
     from regard.explorer.sessions import Session
 
-__all__ = ["Asked", "as_plain", "print_sections", "read_text", "show"]
+__all__ = [
+    "Asked",
+    "as_plain",
+    "atlas",
+    "check_device",
+    "find_layer",
+    "plain_layer",
+    "print_sections",
+    "print_written",
+    "read_text",
+    "show",
+    "write_session",
+]
 
 VERSION = 1
 DEMO = "all-MiniLM-L6-v2"
@@ -70,14 +82,21 @@ def read_text(text: str, model: str | None, *, device: str = "cpu", truncate: bo
     """
     from regard.explorer.sessions import default_model, look_at
     from regard.models.loading import load
+    from regard.models.picture_text_model import Answerer, Captioner, Matcher
     from regard.models.text_model import TextModel
+    from regard.models.vision_model import VisionModel
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
-    _check_device(device)
+    check_device(device)
     name = str(default_model()) if model is None else model
     with bar("/".join(Path(name).parts[-2:])) as tick:
         loaded = load(name, device=device, progress=tick)
+    if isinstance(loaded, (VisionModel, Captioner, Answerer, Matcher)):
+        raise ValueError(
+            f"{loaded.family.title} looks at pictures, and {text[:40]!r} is a text: name the file of a picture, as "
+            f"in regard look photo.jpg --model {name}"
+        )
     length = int(loaded.tokenizer.batch([text]).ids.shape[1])
     most = loaded.most if isinstance(loaded, TextModel) else None
     if most is not None and length > most and not truncate:
@@ -89,7 +108,8 @@ def read_text(text: str, model: str | None, *, device: str = "cpu", truncate: bo
     return session if model is not None else replace(session, name=DEMO), length
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise ValueError for a device that cannot be used here."""
     import torch
 
     try:
@@ -109,7 +129,7 @@ def _focus(session: Session, asked: Asked) -> _Focus:
     if asked.head is not None and asked.layer is None:
         raise ValueError(f"--head {asked.head} needs --layer: each layer has heads of its own")
     if asked.layer is not None:
-        layers = [_layer(layers, asked.layer)]
+        layers = [find_layer(layers, asked.layer)]
         heads = layers[0].view.sizes[1]
         if asked.head is not None and not 0 <= asked.head < heads:
             raise IndexError(f"--head {asked.head} is out of range: there are {heads}, counted from 0")
@@ -117,7 +137,8 @@ def _focus(session: Session, asked: Asked) -> _Focus:
     return _Focus(layers, asked.head, tokens)
 
 
-def _layer(layers: list[Layer], wanted: str) -> Layer:
+def find_layer(layers: list[Layer], wanted: str) -> Layer:
+    """The layer that --layer names, by its number or its module's path. Raises ValueError with what there is."""
     found = [layer for layer in layers if layer.path == wanted]
     if len(found) > 1:
         numbers = ", ".join(str(layer.index) for layer in found)
@@ -185,9 +206,9 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
         "text": session.text,
         "tokens": list(session.tokens),
         "chosen": focus.tokens,
-        "layers": [_of_layer(layer) for layer in focus.layers],
+        "layers": [plain_layer(layer) for layer in focus.layers],
         "measure": asked.measure,
-        "atlas": _atlas(session, focus, asked.measure),
+        "atlas": atlas(session, focus.layers, asked.measure),
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
         "ranking": "weight" if asked.every else "far",
         "links": None if links is None else [_of_link(session, link) for link in links],
@@ -198,7 +219,8 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
     }
 
 
-def _of_layer(layer: Layer) -> dict[str, Any]:
+def plain_layer(layer: Layer) -> dict[str, Any]:
+    """A layer in values that JSON holds."""
     _, heads, nq, nk = layer.view.sizes
     return {
         "index": layer.index, "path": layer.path, "kind": layer.view.kind, "heads": heads, "queries": nq, "keys": nk
@@ -209,11 +231,11 @@ def _of_link(session: Session, link: Link) -> dict[str, Any]:
     return {**link._asdict(), "words": [session.tokens[link.query], session.tokens[link.key]]}
 
 
-def _atlas(session: Session, focus: _Focus, measure: str) -> list[list[float | None]]:
+def atlas(session: Session, layers: list[Layer], measure: str) -> list[list[float | None]]:
     """(layers, heads), None where a layer does not know the measure. Raises ValueError for one that none knows."""
     rows: list[list[float | None]] = []
     known: dict[str, None] = {}
-    for layer in focus.layers:
+    for layer in layers:
         numbers = session.numbers[layer.index]
         named = {"entropy": numbers.entropy, "effective": numbers.effective, "received_max": numbers.share}
         there = {name: values for name, values in named.items() if values is not None} | numbers.patterns
@@ -272,9 +294,15 @@ def show(session: Session, asked: Asked, *, json_: bool, lang: Lang, length: int
         out.print((cut, "yellow"))
     out.print()
     print_sections(said, asked, lang, out)
+    print_written(written, lang, out)
+
+
+def print_written(written: dict[str, str | None], lang: Lang, out: Terminal) -> None:
+    """Print which files were written."""
+    say = speaker(lang)
+    titles = {"html": say("Page", "페이지"), "saved": say("Capture", "캡처"), "figure": say("Figure", "그림")}
     for name, path in written.items():
         if path is not None:
-            titles = {"html": say("Page", "페이지"), "saved": say("Capture", "캡처"), "figure": say("Figure", "그림")}
             out.print(f"{titles[name]}: ", path)
 
 
@@ -349,6 +377,11 @@ def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) 
 def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lang) -> dict[str, str | None]:
     if asked.figure is not None:
         picture_files.write(_picture(session, asked, said), asked.figure)
+    return write_session(session, asked, lang)
+
+
+def write_session(session: Session, asked: Asked, lang: Lang) -> dict[str, str | None]:
+    """Write the capture and the page where they were asked for; what was written, the figure too."""
     if asked.save is not None:
         _make_folder(asked.save)
         try:

@@ -79,8 +79,7 @@ def _print(found: "Matched", say: Say) -> None:
 
 def _as_json(model: str, picture: str, found: "Matched") -> str:
     texts = [
-        {"text": text, found.measure: value}
-        for text, value in zip(found.texts, found.values[0].tolist(), strict=True)
+        {"text": text, found.measure: value} for text, value in zip(found.texts, found.values[0].tolist(), strict=True)
     ]
     said = {"model": model, "picture": picture, "measure": found.measure, "best": found.best[0], "texts": texts}
     return json.dumps(finite(said), ensure_ascii=False)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from regard.cli.text_input import read_lines
 
 if TYPE_CHECKING:
-    from regard.models.family import Family
     from regard.models.model import Model
 
 __all__ = ["read_pictures", "require_sight"]

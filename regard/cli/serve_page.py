@@ -17,6 +17,7 @@ import typer
 
 from regard.cli.capture_files import read_capture
 from regard.cli.language import Lang, known, speaker
+from regard.cli.look_picture import is_picture
 from regard.cli.model_files import bar
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_one
@@ -45,11 +46,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
     @app.command(
         "serve",
         help=say(
-            "The explorer in a browser: every head of a model that read a text.\n\n"
-            "WHAT is a text, a text file, '-' for standard input, or a capture (.regard); several are compared.\n\n"
+            "The explorer in a browser: every head of a model that read a text or looked at a picture.\n\n"
+            "WHAT is a text, a text file, '-' for standard input, a picture, or a capture (.regard); several are "
+            "compared.\n\n"
             "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
             "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
-            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 캡처(.regard)입니다.\n\n"
+            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다.\n\n"
             "여러 개면 서로 비교할 수 있습니다.\n\n"
             "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다.\n\n"
             "pip install 'regard[explorer]'가 필요합니다.",
@@ -57,7 +59,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
     )
     def serve(
         what: Annotated[
-            list[str] | None, typer.Argument(metavar="WHAT", help=say("Texts or captures.", "글 또는 캡처."))
+            list[str] | None,
+            typer.Argument(metavar="WHAT", help=say("Texts, pictures, captures.", "글, 이미지, 캡처.")),
         ] = None,
         model: Annotated[
             list[str] | None,
@@ -133,7 +136,7 @@ def _sessions(what: Sequence[str], models: "ModelShelf", truncate: bool) -> "lis
     if list(what).count("-") > 1:
         raise ValueError("'-' is standard input, which can be read once")
     if len(what) > MOST_SESSIONS:
-        raise ValueError(f"{len(what)} texts and captures are too many: at most {MOST_SESSIONS} are kept")
+        raise ValueError(f"{len(what)} texts, pictures and captures are too many: at most {MOST_SESSIONS} are kept")
     if not what and models.offered:
         what = [FIRST]
     return [_open(Path(one)) if one.lower().endswith(".regard") else _read(one, models, truncate) for one in what]
@@ -146,8 +149,12 @@ def _open(path: Path) -> "Session":
 
 
 def _read(what: str, models: "ModelShelf", truncate: bool) -> "Session":
+    from regard.explorer.picture_reading import look_at_picture
     from regard.explorer.sessions import look_at
 
+    if is_picture(what):
+        with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
+            return look_at_picture(what, model)
     # Path.exists raises for a text that is longer than a name may be
     text = read_one(None, Path(what)) if os.path.isfile(what) else read_one(what, None)
     with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:

@@ -13,13 +13,12 @@ import typer
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.model_files import open_model
+from regard.cli.npy_files import as_numpy_has_it, check_npy, write_npy
 from regard.cli.picture_input import read_pictures, require_sight
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from regard.models.verbs.featuring import Features
 
 __all__ = ["add"]
@@ -64,33 +63,17 @@ def add(app: typer.Typer, lang: Lang) -> None:
         lang: Annotated[str, options.lang] = lang,
     ) -> None:
         spoken = speaker(known(lang))
-        if out is not None and (out.suffix.lower() != ".npy" or out.is_dir()):
-            raise ValueError(f"--out {str(out)!r} must be a file that ends in .npy")
+        check_npy(out)
         (given,) = read_pictures([picture])
         opened = open_model(model, "features", TASKS, dtype=dtype, device=device)
         require_sight(opened, "features")
         found = opened.features(given, layer=layer)
         if out is not None:
-            _write(found, out)
+            write_npy(found.map, out)
         if json_:
             print(_as_json(model, picture, layer, found, out))
         else:
             _print(found, out, spoken)
-
-
-def _wide(vectors: "Tensor") -> "Tensor":
-    """On the CPU, and as NumPy can have them: it knows no bfloat16."""
-    return vectors.float().cpu() if vectors.dtype.itemsize < 4 else vectors.cpu()
-
-
-def _write(found: "Features", path: Path) -> None:
-    import numpy as np
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, _wide(found.map).numpy())
-    except OSError as error:
-        raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
 def _print(found: "Features", out: Path | None, say: Say) -> None:
@@ -121,8 +104,8 @@ def _as_json(model: str, picture: str, layer: int | None, found: "Features", out
         "scale": list(frame.scale),
         "corner": list(frame.corner),
         "grid": list(found.grid),
-        "cls": None if found.cls is None else _wide(found.cls).tolist(),
-        "pooled": None if found.pooled is None else _wide(found.pooled).tolist(),
-        "map": _wide(found.map).tolist() if out is None else str(out),
+        "cls": None if found.cls is None else as_numpy_has_it(found.cls).tolist(),
+        "pooled": None if found.pooled is None else as_numpy_has_it(found.pooled).tolist(),
+        "map": as_numpy_has_it(found.map).tolist() if out is None else str(out),
     }
     return json.dumps(finite(said), ensure_ascii=False)

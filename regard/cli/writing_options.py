@@ -38,9 +38,7 @@ def writing_options_in(lang: Lang) -> WritingOptions:
     say = speaker(lang)
     return WritingOptions(
         new_tokens=typer.Option(metavar="N", help=say("At most so many.", "새 토큰의 최대 개수.")),
-        temperature=typer.Option(
-            metavar="T", help=say("0 takes the likeliest token.", "0이면 가장 그럴듯한 토큰.")
-        ),
+        temperature=typer.Option(metavar="T", help=say("0 takes the likeliest token.", "0이면 가장 그럴듯한 토큰.")),
         top_k=typer.Option(metavar="K", help=say("Draw among the K likeliest.", "상위 K개에서 뽑기.")),
         top_p=typer.Option(metavar="P", help=say("Draw among those that reach P.", "누적 확률 P까지에서 뽑기.")),
         beams=typer.Option(metavar="K", help=say("Beam search; 1 is none.", "빔 탐색. 1이면 안 함.")),

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["FeatureSums", "Rows", "add_keys", "no_keys", "read_rows", "walk"]
+__all__ = ["FeatureSums", "Rows", "add_keys", "by_group", "no_keys", "read_rows", "walk"]
 
-# A row of a chunk is divided by what the whole chunk holds. If that is e^30 times what the row sees, the chunk is halved.
-# fp32 goes down to e^-87, so what is lost is below e^-57 of the row.
+# A row of a chunk is divided by what the whole chunk holds. Where that is more than e^30 times what the row sees, the
+# chunk is halved. fp32 goes down to e^-87, so what is lost is below e^-57 of the row.
 SAFE = 30.0
 
 
@@ -140,11 +140,17 @@ def _divided(values: Tensor, mass: Tensor, peak: Tensor) -> Rows:
 
 def _one_after_another(first: Rows, second: Rows, groups: int) -> Rows:
     """Join two runs of positions whose rows are (G·n): position follows position within each group."""
-    parts = [
-        Rows(rows.output.unflatten(2, (groups, -1)), rows.lse.unflatten(2, (groups, -1))) for rows in (first, second)
-    ]
-    output, lse = torch.cat([p.output for p in parts], 3), torch.cat([p.lse for p in parts], 3)
-    return Rows(output.flatten(2, 3), lse.flatten(2, 3))
+    pairs = zip(first, second, strict=True)
+    return Rows(*(torch.cat([by_group(x, groups) for x in both], 3).flatten(2, 3) for both in pairs))
+
+
+def by_group(x: Tensor, groups: int) -> Tensor:
+    """(B, H, G·n, …) → (B, H, G, n, …): the rows of each query head apart.
+
+    >>> by_group(torch.zeros(1, 2, 6, 5), 3).shape
+    torch.Size([1, 2, 3, 2, 5])
+    """
+    return x.reshape(*x.shape[:2], groups, -1, *x.shape[3:])
 
 
 def _finite(top: Tensor) -> Tensor:

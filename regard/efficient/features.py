@@ -1,6 +1,6 @@
 """Performer's feature map: φ(q)·φ(k) estimates e^(scale·q·k) without bias, from m random directions.
 
-With x̃ = x·√scale and directions w_1 … w_m (each a standard Gaussian vector, orthogonal to the others of its block of D):
+With x̃ = x·√scale and directions w_1 … w_m, each a standard Gaussian vector, orthogonal to the others of its block of D:
 
     φ_i(x) = e^(w_i·x̃ − |x̃|²/2) / √m            E[φ(q)·φ(k)] = e^(q̃·k̃)            (Choromanski et al. 2020, lemma 1)
 
@@ -42,7 +42,8 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     # LAPACK's signs are not random: uncorrected, the first entry of each first direction would always be negative.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     lengths = torch.randn(count, width, generator=random, dtype=torch.float64).norm(dim=-1, keepdim=True)
-    return q.transpose(-1, -2).reshape(-1, width)[:count] * lengths
+    directions: Tensor = q.transpose(-1, -2).reshape(-1, width)[:count] * lengths
+    return directions
 
 
 def usual_count(width: int) -> int:

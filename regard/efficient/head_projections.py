@@ -81,7 +81,7 @@ class HeadProjections(nn.Module):
 
     def _split(self, y: Tensor, heads: int) -> Tensor:
         """(B, N, h·D) → (B, h, N, D)."""
-        return y.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        return y.reshape(*y.shape[:-1], heads, self.head_dim).transpose(1, 2)
 
 
 def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:

@@ -12,12 +12,13 @@ Axis letters: B batch, H heads (Hkv of keys and values, G = H/Hkv), N positions 
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.efficient.feature_sums import FeatureSums, Rows, add_keys, no_keys, read_rows, walk
+from regard.efficient.feature_sums import FeatureSums, Rows, add_keys, by_group, no_keys, read_rows, walk
 from regard.efficient.features import CHUNK, largest_product, log_features, orthogonal_features, usual_count
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.performer_state import PerformerState
@@ -44,7 +45,7 @@ def kernel_attention(
     """Attention by random features: the outputs (B, H, Nq, Dv), and the estimate of each row's lse (B, H, Nq).
 
     >>> import regard
-    >>> q, k, v = (torch.randn(1, 2, 9, 4) for _ in range(3))
+    >>> q, k, v = (torch.randn(1, 2, 9, 4).clamp(-1, 1) for _ in range(3))
     >>> rows = kernel_attention(q, k, v, orthogonal_features(50_000, 4, seed=0))
     >>> torch.allclose(rows.output, regard.attention(q, k, v), atol=0.05)
     True
@@ -76,7 +77,7 @@ class _Estimate:
         self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float, epsilon: float, seen: Seen
     ) -> None:
         self.dtype, self.wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        self.q = q.unflatten(1, (k.shape[1], -1))  # (B, Hkv, G, Nq, D)
+        self.q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], *q.shape[2:])  # (B, Hkv, G, Nq, D)
         self.k, self.v, self.seen = k, v.to(self.wide), seen
         self.directions, self.scale, self.epsilon = directions, scale, epsilon
         self.top = largest_product(k, directions, scale, seen.real) if epsilon and k.shape[2] else None
@@ -141,9 +142,9 @@ class _Estimate:
         if not parts:  # no queries
             output = self.v.new_zeros(*self.q.shape[:4], self.v.shape[-1])
             return Rows(output.flatten(1, 2).to(self.dtype), output.sum(-1).flatten(1, 2))
-        output = torch.cat([rows.output.unflatten(2, (groups, -1)) for rows in parts], 3).flatten(1, 2)
-        lse = torch.cat([rows.lse.unflatten(2, (groups, -1)) for rows in parts], 3).flatten(1, 2)
-        return Rows(output.to(self.dtype), lse - torch.tensor(len(self.directions), dtype=self.wide).log().item())
+        output = torch.cat([by_group(rows.output, groups) for rows in parts], 3).flatten(1, 2)
+        lse = torch.cat([by_group(rows.lse, groups) for rows in parts], 3).flatten(1, 2)
+        return Rows(output.to(self.dtype), lse - log(len(self.directions)))
 
 
 class PerformerAttention(HeadProjections):
@@ -298,8 +299,8 @@ class PerformerAttention(HeadProjections):
         """The same layer with the weights and features of a `performer_pytorch` attention, copied; epsilon is its 1e-4.
 
         module: a SelfAttention or CrossAttention of performer-pytorch, without local heads, dropout or another kernel.
-        Whether it is causal is said by the mask of a call. Its causal sums carry 1e-6 in the denominator besides, so
-        there the numbers differ by that much; and it counts padded keys in the denominator, which this layer does not.
+        Whether it is causal is said by the mask of a call. Its causal sums carry 1e-6 more in the denominator, so
+        that rows sum to less than 1, and padded keys count in its denominator: both are errors, and not copied.
 
         Raises TypeError for another object, ValueError for what this layer does not have.
         """

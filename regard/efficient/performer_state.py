@@ -4,8 +4,8 @@
     >>> len(state), state.nbytes
     (0, 0)
 
-It takes the place of a `regard.cache` in a decoder. A key-value cache holds 2·N·D numbers per head, this one m·(Dv + 2),
-at any N. It does not know layers, nor how features are made.
+It takes the place of a `regard.cache` in a decoder. A cache of keys and values holds 2·N·D numbers per head, this one
+m·(Dv + 2) at any N. It does not know layers, nor how features are made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PerformerState:
     """The sums over a decoder's positions so far, as `PerformerAttention` leaves and reads them.
 
     >>> import regard, torch
-    >>> from regard.efficient.performer import PerformerAttention
+    >>> from regard.efficient.performer import PerformerAttention, PerformerState
     >>> layer, state, x = PerformerAttention(6, 2), PerformerState(), torch.randn(1, 5, 6)
     >>> steps = [layer(x[:, i : i + 1], mask=regard.masks.causal(), cache=state) for i in range(5)]
     >>> torch.allclose(torch.cat(steps, 1), layer(x, mask=regard.masks.causal()), atol=1e-5)

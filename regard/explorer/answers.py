@@ -246,7 +246,9 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> HeadLi
         found, how = _links_in(seen, head, _strongest_cells(view, head), count), "pooled"
     elif "map" in view.held and view.how("map") == "exact":
         maps = [(view.map()[w, head].float(), rows, cols) for w, (rows, cols) in enumerate(windows)]
-        parts = [_largest(_chosen_rows(seen, cells, rows, head), (rows[0], cols[0]), count) for cells, rows, cols in maps]
+        parts = [
+            _largest(_chosen_rows(seen, cells, rows, head), (rows[0], cols[0]), count) for cells, rows, cols in maps
+        ]
         found, how = _first(parts, count), "exact"
     else:
         found, how = [], "pooled"

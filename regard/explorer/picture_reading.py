@@ -53,6 +53,4 @@ def look_at_picture(
     longest = max((sides.keys.kind.size for sides in given.layouts.values()), default=0)
     words = tuple(given.words[0]) if given.words else ("",) * longest
     shown = (show_picture(opened),)
-    return Session(
-        name_of_model(model), seen, words, text=given.text, model=model, again=given.read, pictures=shown
-    )
+    return Session(name_of_model(model), seen, words, text=given.text, model=model, again=given.read, pictures=shown)

@@ -324,7 +324,7 @@ def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
     async def open_body(request: Request, name: str = "") -> Opened:
         """Look at a capture, sent as the bytes of its .regard file."""
         body = await request.body()
-        session = await run_in_threadpool(_open_bytes, body, _base_name(name, "capture.regard"))
+        session = await run_in_threadpool(_open_bytes, body, _base_name(name))
         return {"session": kept.sessions.add(session)}
 
 
@@ -339,7 +339,7 @@ def _job_line(kept: _Kept, name: str) -> JobLine:
     return {"state": job.state, "progress": job.progress, "session": job.session, "error": job.error}
 
 
-def _base_name(name: str, instead: str) -> str:
+def _base_name(name: str, instead: str = "capture.regard") -> str:
     """What a file is called, without folders and what no file system takes; `instead` where nothing is left."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or instead

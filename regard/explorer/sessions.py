@@ -28,7 +28,9 @@ from regard.lens.watching import watch
 from regard.models.images.pictures import Source
 from regard.models.loading import load
 from regard.models.model import Model
+from regard.models.picture_text_model import Answerer, Captioner, Matcher
 from regard.models.text_model import TextModel
+from regard.models.vision_model import VisionModel
 
 __all__ = ["MEASURES", "Session", "default_model", "look_at", "name_of", "name_of_model", "open_file", "session_of"]
 
@@ -109,7 +111,8 @@ def look_at(
     truncate: cut a text that is longer than the model's positions, instead of refusing it.
     progress: told what is being done, in a word.
 
-    Raises ValueError for a text without tokens or longer than the model takes, ImportError without a model.
+    Raises ValueError for a text without tokens or longer than the model takes, and for a model that needs a picture;
+    ImportError without a model.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
@@ -117,6 +120,8 @@ def look_at(
     if not isinstance(model, Model):
         tell("loading")
         model = load(default_model() if model is None else model)
+    if isinstance(model, (VisionModel, Captioner, Answerer, Matcher)):
+        raise ValueError(f"{model.family.title} looks at a picture, and none was given: look_at_picture(picture, model)")
     most = model.most if isinstance(model, TextModel) else None
     batch = model.tokenizer.batch([text], length=most, truncate=truncate)
     labels = model.tokenizer.tokens(batch.ids[0])

@@ -110,6 +110,11 @@ class Panel:
     count: int  # queries without what fills up
     groups: tuple[Group, ...]
 
+    @property
+    def chosen(self) -> Tensor:
+        """The queries in order, without what fills up: (count,)."""
+        return self.queries.flatten()[: self.count]
+
 
 @dataclass(frozen=True, eq=False)
 class VisibleTiles:
@@ -208,11 +213,10 @@ class _Table:
         """The queries that see more than half of all tiles, and more than twice what is usual in their tile."""
         across = self.kinds.shape[2]
         tiles = ((self.kinds != EMPTY).sum(-1) * 2 > across).any(0).nonzero().flatten()  # (T',)
-        if len(tiles) * 4 > self.kinds.shape[1]:  # most of it is visible: nothing would be gained
-            tiles = tiles[:0]
-        queries = self.stretches(tiles)
-        found = [queries[:0, 0]]
-        for part in queries.split(max(1, MOST_TILES // max(1, across * queries.shape[1] * prod(self.leading)))) if len(tiles) else ():
+        if not 0 < len(tiles) * 4 <= self.kinds.shape[1]:  # none, or most of it is visible: nothing to be gained
+            return tiles[:0]
+        queries, found = self.stretches(tiles), []
+        for part in queries.split(max(1, MOST_TILES // (across * queries.shape[1] * prod(self.leading)))):
             seen = (self.of(part.flatten(), 1) != EMPTY).sum(-1).amax(0).view(part.shape)  # (T', rows)
             found.append(part[(seen * 2 > across) & (seen > 2 * seen.median(-1, keepdim=True).values)])
         return torch.cat(found).unique()

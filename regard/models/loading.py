@@ -37,6 +37,7 @@ FAMILIES = {
     "albert": "albert",
     "bart": "bart",
     "bert": "bert",
+    "big_bird": "big_bird",
     "blip": "blip",
     "clip": "clip",
     "clip_text_model": "clip_text_model",

@@ -1,26 +1,29 @@
-"""A text model whose tokens have roles: a few are global, the others look around themselves (Longformer).
+"""Models of long texts: one whose tokens have roles, a few being global (Longformer), and one that answers (BigBird).
 
     >>> model = regard.load("allenai/longformer-base-4096")                                   # doctest: +SKIP
     >>> model(ids, global_tokens=torch.arange(ids.shape[1]).expand_as(ids) < 8)               # doctest: +SKIP
 
-It knows no family: which tokens are global unless somebody says so, the family's file says.
+They know no family: which tokens are global unless somebody says so, the family's file says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from regard.layers import Linear
 from regard.models.heads import Pooler, Seen
 from regard.models.long_attention import Roles
 from regard.models.model import Result
-from regard.models.parts import Inserted, Passed, Tower, count
+from regard.models.parts import FeedForward, Inserted, Passed, Tower, count
 from regard.models.settings import Settings
 from regard.models.text_model import TextModel
 
-__all__ = ["Choice", "LongTextModel", "first_tokens", "tokens_before"]
+__all__ = ["AnswerHead", "AnsweringModel", "Choice", "LongTextModel", "first_tokens", "tokens_before"]
 
 Choice = Callable[[Tensor, Tensor | None], Tensor]
 """ids (B, N) and their mask → (B, N) booleans, which tokens are global."""
@@ -124,3 +127,62 @@ class LongTextModel(TextModel):
             x = block(x, mask=roles)
             layers += [x] if every_layer else []
         return Passed(x, tuple(layers))
+
+
+class AnswerHead(nn.Module):
+    """Where an answer starts and ends, after one more feed-forward.
+
+    d: width of the model.  eps: of the norm.  dropout: before the feed-forward and after it, in training only.
+    """
+
+    def __init__(self, feed_forward: FeedForward, d: int, eps: float, dropout: float) -> None:
+        super().__init__()
+        self.feed_forward, self.norm = feed_forward, nn.LayerNorm(d, eps)
+        self.score, self.dropout = Linear(d, 2), nn.Dropout(dropout)
+
+    def forward(self, seen: Seen) -> Tensor:
+        """→ (B, N, 2)."""
+        x = seen.hidden
+        added = self.dropout(self.feed_forward(self.dropout(x)))
+        return cast(Tensor, self.score(self.norm(x + added)))
+
+
+class AnsweringModel(TextModel):
+    """`TextModel` that looks for an answer behind the question, never in it (BigBird).
+
+    The question is what stands up to the first separator, and that. Where no segments are given it is segment 0, the
+    rest 1. Its tokens cannot begin or end an answer: their scores are a million less, but for the first token's, which
+    stands for "not here".
+
+    separator: id of the token after the question. A text without one has no question but its first token.
+    """
+
+    FAR = 1e6  # as much less as in transformers
+
+    def __init__(self, settings: Settings, tower: Tower, *, head: nn.Module, separator: int) -> None:
+        super().__init__(settings, tower, head=head)
+        self.separator = separator
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        types: Tensor | None = None,
+        positions: Tensor | None = None,
+        inserted: Inserted | None = None,
+        every_layer: bool = False,
+    ) -> Result:
+        """ids (B, N) → Result; arguments and what it raises as in `TextModel`."""
+        mask = self.check(ids, mask, self.vocabulary, self.most)
+        first = first_tokens(ids, mask)
+        ends = ids == self.separator if mask is None else (ids == self.separator) & mask
+        question = ends.cumsum(1) - ends.long() == 0  # up to the first separator
+        question = question.where(ends.any(1, keepdim=True), first)
+        types = (~question).long() if types is None else types
+        result = super().forward(
+            ids, mask, types=types, positions=positions, inserted=inserted, every_layer=every_layer
+        )
+        assert result.logits is not None
+        logits = result.logits - self.FAR * (question & ~first).unsqueeze(-1).to(result.logits.dtype)
+        return replace(result, logits=logits)

@@ -92,18 +92,19 @@ def _written(
     """What is written about each picture; on_token counts the steps of all batches."""
     said = defaults_of(model, wishes)
     found: dict[int, Written] = {}
-    steps = 0
+    steps = before = 0
 
     def stepped(count: int) -> None:
+        nonlocal steps
+        steps = before + count
         if on_token is not None:
-            on_token(steps + count)
+            on_token(steps)
 
     for part in look_at(model, pictures, batch):
         texts = [prompts[number] for number in part.numbers]
         ready = make_ready(model, _begun(model, texts, said, part.pixels), wishes, said)
-        written = finish(ready, texts, stepped)
-        steps += max(len(one.ids) for one in written)
-        found |= dict(zip(part.numbers, written, strict=True))
+        found |= dict(zip(part.numbers, finish(ready, texts, stepped), strict=True))
+        before = steps
     return [found[n] for n in range(len(found))]
 
 

@@ -1,0 +1,391 @@
+"""Attention at a cost proportional to what the mask shows, forward and backward: visible tiles gathered, many at a time.
+
+The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). Stretches that see
+equally many are gathered together with their keys and values and attended to in one batched call: on the CPU torch's
+fused kernel, elsewhere, and for a softcap, plain operations. Global tokens run beside them, against all keys. Backward
+recomputes from lse, a batch of tiles at a time, and adds up what each key receives.
+
+It does not know dropout, nor N×N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.backends.call import Call
+from regard.biases import Bias, DenseBias
+from regard.masks.tiling import Group, Panel, VisibleTiles, visible_tiles
+from regard.rules import IndexRule
+
+__all__ = ["forward_with_lse", "how", "refuse", "run"]
+
+CELLS_AT_ONCE = 1 << 21  # scores of one batch of tiles: 8 MiB in fp32; half or twice as many are as fast
+
+
+def refuse(call: Call) -> str | None:
+    """Why this backend cannot do the call, or None."""
+    if call.dropout:
+        return "the sparse backend has no dropout"
+    if call.numpy and call.q.dtype.itemsize > 8:
+        return f"{call.q.dtype} exists in NumPy only"
+    return None
+
+
+def how(call: Call) -> str:
+    """How it does the call, in a few words."""
+    if 0 in call.sizes:
+        return "nothing to gather"
+    found = visible_tiles(call.mask, *call.sizes[2:], call.device)
+    return f"visible tiles of {found.rows}×{found.cols} gathered: {found.share:.0%} of the cells; O(N) memory"
+
+
+def run(call: Call) -> Tensor:
+    """The output (B, H, Nq, Dv)."""
+    return forward_with_lse(call)[0]
+
+
+def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
+    call = call.in_torch()
+    tensors = () if call.bias is None else call.bias.tensors
+    out, lse = _Sparse.apply(_Plan(call), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
+    return out, lse
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tiles that are computed together: U stretches of queries, each for S pairs of batch row and head."""
+
+    group: Group
+    units: slice
+    q_at: Tensor  # (U, S) rows of the gathered queries
+    k_at: Tensor  # (U · S · C,) rows of the gathered keys
+    b: Tensor  # (U, S, 1, 1, 1)
+    h: Tensor  # (U, S, G, 1, 1)
+
+
+class _Plan:
+    """What is the same for all tiles of one call. Heads that read one key head are stacked if they see the same."""
+
+    def __init__(self, call: Call) -> None:
+        self.batch, self.heads, self.nq, self.nk = call.sizes
+        self.wide, self.device = call.wide, call.device
+        self.scale, self.softcap, self.bias = call.scale, call.softcap, call.bias
+        self.found: VisibleTiles = visible_tiles(call.mask, self.nq, self.nk, self.device)
+        lead_b, lead_h = (1, 1) if call.mask is None else call.mask.leading
+        self.kv_heads = call.k.shape[1]
+        self.slots = self.heads if lead_h > 1 else self.kv_heads  # of a batch row, each with its own list of keys
+        self.stacked = self.heads // self.slots  # G: query heads in a slot
+        self.tiles_across = -(-self.nk // self.found.cols)
+        self.fused = self.device.type == "cpu" and self.softcap is None
+        b, slot = torch.meshgrid(
+            torch.arange(self.batch, device=self.device), torch.arange(self.slots, device=self.device), indexing="ij"
+        )
+        lead = (b if lead_b > 1 else b * 0) * lead_h + (slot if lead_h > 1 else slot * 0)
+        order = lead.flatten().argsort(stable=True).view(lead_b * lead_h, -1)  # (L, S): those that a unit stands for
+        self.b, self.slot = b.flatten()[order], slot.flatten()[order]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """(B, Hkv, Nk, D) → (B · Hkv · Tk, cols · D): a row for each tile, zeros after the last key."""
+        x = pad(x, (0, 0, 0, self.tiles_across * self.found.cols - self.nk))
+        return x.reshape(-1, self.found.cols * x.shape[-1])
+
+    def from_keys(self, x: Tensor) -> Tensor:
+        """Back again."""
+        whole = x.view(self.batch, self.kv_heads, self.tiles_across * self.found.cols, -1)
+        return whole[:, :, : self.nk]
+
+    def queries(self, x: Tensor, panel: Panel, filler: float = 0.0) -> Tensor:
+        """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
+        down, rows = panel.queries.shape
+        x = x if panel is self.found.everyone else x[:, :, panel.chosen]
+        x = pad(x, (0, 0, 0, down * rows - panel.count), value=filler)
+        x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
+        return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
+
+    def from_queries(self, x: Tensor, panel: Panel) -> Tensor:
+        """Back again: (B, H, the panel's queries, D)."""
+        down, rows = panel.queries.shape
+        x = x.view(self.batch, self.slots, down, self.stacked, rows, -1).transpose(2, 3)
+        return x.reshape(self.batch, self.heads, down * rows, -1)[:, :, : panel.count]
+
+    def batches(self, panel: Panel, width: int) -> Iterator[_Batch]:
+        """The panel's visible tiles, as many together as CELLS_AT_ONCE allows; width: numbers per key and value."""
+        down, rows = panel.queries.shape
+        for group in panel.groups:
+            each = group.width * max(self.stacked * rows, width)  # what one entry holds: scores, or keys and values
+            together = max(1, CELLS_AT_ONCE // each)
+            shared = min(self.b.shape[1], together)
+            for units in group.cut(together // shared):
+                lead = group.lead[units]
+                for s in range(0, self.b.shape[1], shared):
+                    yield self._batch(group, units, self.b[lead, s : s + shared], self.slot[lead, s : s + shared], down)
+
+    def _batch(self, group: Group, units: slice, b: Tensor, slot: Tensor, down: int) -> _Batch:
+        q_at = (b * self.slots + slot) * down + group.row[units].unsqueeze(-1)  # (U, S)
+        kv = b * self.kv_heads + slot // (self.slots // self.kv_heads)
+        cols = group.cols[units].clamp(min=0).unsqueeze(1)  # (U, 1, C)
+        k_at = kv.unsqueeze(-1) * self.tiles_across + cols
+        h = slot.unsqueeze(-1) * self.stacked + torch.arange(self.stacked, device=self.device)
+        return _Batch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
+
+    def gather(self, tiles: Tensor, batch: _Batch) -> Tensor:
+        """The keys of a batch: (U, S, n, D), in the scores' dtype."""
+        found = tiles.index_select(0, batch.k_at).to(self.wide)
+        return found.view(*batch.q_at.shape, batch.group.width, -1)
+
+    def take(self, stretches: Tensor, batch: _Batch) -> Tensor:
+        """The queries of a batch, or what belongs to them: (U, S, G · R, ·), in the scores' dtype."""
+        found = stretches.index_select(0, batch.q_at.flatten()).to(self.wide)
+        return found.view(*batch.q_at.shape, *found.shape[1:])
+
+    def indices(self, batch: _Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j, shaped to broadcast to (U, S, G, R, n)."""
+        i = batch.group.queries[batch.group.row[batch.units]]  # (U, R)
+        j, _ = batch.group.keys(batch.units)  # (U, n)
+        return batch.b, batch.h, i[:, None, None, :, None], j[:, None, None, None, :]
+
+    def term(self, bias: Bias | None) -> IndexRule | None:
+        """The bias as a function of indices."""
+        if isinstance(bias, DenseBias):
+            cells, wide = bias.cells.to(self.device), self.wide
+            return lambda *at: cells.reshape(-1)[_flat(cells, at)].to(wide)
+        return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
+
+    def hidden(self, batch: _Batch) -> Tensor:
+        """What the mask hides: (U or 1, 1, 1, R, n)."""
+        return ~batch.group.cells(batch.units)[:, None, None]
+
+    def by_head(self, s: Tensor) -> Tensor:
+        """(U, S, G · R, n) → (U, S, G, R, n), a view."""
+        return s.view(*s.shape[:2], self.stacked, -1, s.shape[-1])
+
+    def added(self, batch: _Batch, term: IndexRule | None) -> Tensor | None:
+        """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
+        bias = None if term is None else term(*self.indices(batch))
+        if not batch.group.masked:
+            return bias
+        hidden = self.hidden(batch)
+        if bias is None:
+            return torch.zeros(hidden.shape, dtype=self.wide, device=self.device).masked_fill_(hidden, -inf)
+        return bias.masked_fill(hidden, -inf)
+
+    def as_mask(self, added: Tensor, batch: _Batch, rows: int) -> Tensor:
+        """The same as a kernel wants it: (U, S or 1, G · R, n)."""
+        u, s, g = (*batch.q_at.shape, self.stacked)
+        shared = added.shape[1] == 1
+        if g == 1:
+            return added[:, :, 0].expand(u, 1 if shared else s, rows, -1)
+        whole = added.expand(u, 1 if shared else s, g, rows // g, -1)
+        return whole.reshape(u, 1 if shared else s, rows, -1)
+
+
+def _flat(table: Tensor, at: tuple[Tensor, ...]) -> Tensor:
+    """Where (b, h, i, j) stand in a table (B or 1, H or 1, Nq or 1, Nk or 1) that lies in one row."""
+    steps = [0 if n == 1 else int(torch.Size(table.shape[axis + 1 :]).numel()) for axis, n in enumerate(table.shape)]
+    first, *rest = (x * step for x, step in zip(at, steps, strict=True))
+    for each in rest:
+        first = first + each
+    return first
+
+
+class _Sparse(torch.autograd.Function):
+    """Forward and backward over batches of tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
+        out, lse = _walk(plan, q, k, v)
+        if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
+            sink = sinks.to(plan.wide)[:, None, None]
+            out = out * torch.where(lse == -inf, 0.0, torch.sigmoid(lse - sink))
+            lse = torch.logaddexp(lse, sink)
+        out = out.to(q.dtype)
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *tensors)
+        lse = lse.squeeze(-1)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
+            raise RuntimeError("the sparse backend has no second derivative; use backend='reference' for it")
+        plan: _Plan = ctx.plan
+        q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
+        back = _Backward(plan, (q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
+        for panel in plan.found.panels:
+            back.walk(panel)
+        d_sinks = None
+        if sinks is not None:  # a sum over all queries, in which terms of either sign cancel: in fp64
+            share = torch.exp(sinks.double()[:, None] - back.lse.squeeze(-1).double())  # (B, H, Nq): what the sink took
+            given = torch.einsum("bhnd,bhnd->bhn", grad.double(), out.double())
+            d_sinks = -(share * given).sum((0, 2)).to(sinks.dtype)
+        d_k, d_v = (plan.from_keys(g).to(x.dtype) for g, x in ((back.d_k, k), (back.d_v, v)))
+        d_tensors = (None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True))
+        return (None, back.d_q.to(q.dtype), d_k, d_v, d_sinks, *d_tensors)
+
+
+def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
+    out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
+    lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
+    k_tiles, v_tiles, term = plan.keys(k), plan.keys(v), plan.term(plan.bias)
+    attend = _attend_fused if plan.fused else _attend
+    for panel in plan.found.panels:  # the wide ones last: they replace what stands in their places
+        stretches = plan.queries(q, panel)
+        part = stretches.new_zeros(*stretches.shape[:2], v.shape[-1], dtype=plan.wide)
+        sums = stretches.new_full((*stretches.shape[:2], 1), -inf, dtype=plan.wide)
+        for batch in plan.batches(panel, k.shape[-1] + v.shape[-1]):
+            scaled_q = plan.take(stretches, batch) * plan.scale
+            found = attend(plan, scaled_q, plan.gather(k_tiles, batch), plan.gather(v_tiles, batch), batch, term)
+            for total, each in zip((part, sums), found, strict=True):
+                total.index_copy_(0, batch.q_at.flatten(), each.flatten(0, 1))
+        out[:, :, panel.chosen] = plan.from_queries(part, panel)
+        lse[:, :, panel.chosen] = plan.from_queries(sums, panel)
+    return out, lse
+
+
+def _attend_fused(
+    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, batch: _Batch, term: IndexRule | None
+) -> tuple[Tensor, Tensor]:
+    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) by torch's CPU kernel, which needs Dv = D: zeros fill up."""
+    added = plan.added(batch, term)
+    cells = None if added is None else plan.as_mask(added, batch, q.shape[2])
+    width, dv = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    q, k, v = (_widen(x, width) for x in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=cells, scale=1.0)
+    out, lse = out[..., :dv], lse.unsqueeze(-1)
+    if cells is None:
+        return out, lse
+    seen = cells.amax(-1, keepdim=True) != -inf
+    return torch.where(seen, out, 0.0), torch.where(seen, lse, -inf)
+
+
+def _attend(
+    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, batch: _Batch, term: IndexRule | None
+) -> tuple[Tensor, Tensor]:
+    """The same in plain operations, with a softcap where there is one."""
+    s, _ = _scores(plan, q, k, batch, term)
+    peak = s.amax(-1, keepdim=True)
+    floor = torch.where(peak == -inf, 0.0, peak)  # nothing seen: every exponential is 0
+    p = s.sub_(floor).exp_()
+    total = p.sum(-1, keepdim=True)
+    out = (p @ v).div_(torch.where(total == 0, 1.0, total))
+    return out, floor + total.log()
+
+
+def _scores(
+    plan: _Plan, scaled_q: Tensor, k: Tensor, batch: _Batch, term: IndexRule | None
+) -> tuple[Tensor, Tensor | None]:
+    """The logits (U, S, G · R, n), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
+    s, bent = scaled_q @ k.mT, None
+    if plan.softcap is not None:
+        bent = torch.tanh_(s.div_(plan.softcap))
+        s = bent * plan.softcap
+    if term is not None:
+        plan.by_head(s).add_(term(*plan.indices(batch)))
+    if batch.group.masked:
+        plan.by_head(s).masked_fill_(plan.hidden(batch), -inf)
+    return s, bent
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
+
+
+class _Backward:
+    """The gradients being summed while the tiles are walked once more."""
+
+    def __init__(
+        self,
+        plan: _Plan,
+        given: tuple[Tensor, Tensor, Tensor, Tensor],
+        lse: Tensor,
+        grad: Tensor,
+        tensors: list[Tensor],
+        wanted: tuple[bool, ...],
+    ) -> None:
+        self.plan, self.grad = plan, grad
+        self.q, k, v, self.out = given
+        self.k, self.v = plan.keys(k), plan.keys(v)
+        self.width = k.shape[-1] + v.shape[-1]
+        self.lse = torch.where(lse == -inf, inf, lse)  # (B, H, Nq, 1): every weight is 0 where nothing is seen
+        self.d_q, self.d_k, self.d_v = (torch.zeros_like(x, dtype=plan.wide) for x in (self.q, self.k, self.v))
+        self.leaves = tuple(t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=True))
+        self.d_tensors = [
+            torch.zeros_like(t, dtype=plan.wide) if w else None for t, w in zip(tensors, wanted, strict=True)
+        ]
+        self.bias = None if plan.bias is None else plan.bias.with_tensors(self.leaves)
+        self.term = plan.term(plan.bias)
+        self.fused = plan.fused and not any(wanted)
+
+    def walk(self, panel: Panel) -> None:
+        """Add the gradients that come through a panel's queries."""
+        plan, grad, lse = self.plan, self.grad, self.lse
+        if panel is plan.found.everyone and plan.found.wide is not None:
+            grad, lse = grad.clone(), lse.clone()
+            grad[:, :, plan.found.wide.chosen], lse[:, :, plan.found.wide.chosen] = 0.0, inf
+        q, out, grad = (plan.queries(x, panel) for x in (self.q, self.out, grad))
+        lse = plan.queries(lse, panel, filler=inf)
+        total = torch.zeros_like(q, dtype=plan.wide)
+        differentiate = self.fused_batch if self.fused else self.batch
+        for batch in plan.batches(panel, self.width):
+            taken = [plan.take(x, batch) for x in (q, out, lse, grad)]
+            k, v = plan.gather(self.k, batch), plan.gather(self.v, batch)
+            d_q, d_k, d_v = differentiate(batch, taken[0] * plan.scale, k, v, *taken[1:])
+            total.index_copy_(0, batch.q_at.flatten(), d_q.flatten(0, 1))
+            self.d_k.index_add_(0, batch.k_at, d_k.reshape(len(batch.k_at), -1))
+            self.d_v.index_add_(0, batch.k_at, d_v.reshape(len(batch.k_at), -1))
+        self.d_q[:, :, panel.chosen] += plan.from_queries(total, panel) * plan.scale
+
+    def fused_batch(
+        self, batch: _Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the scaled queries, keys and values by torch's CPU kernel."""
+        added = self.plan.added(batch, self.term)
+        cells = None if added is None else self.plan.as_mask(added, batch, q.shape[2])
+        d, dv = q.shape[-1], v.shape[-1]
+        q, k, v, out, grad = (_widen(x, max(d, dv)) for x in (q, k, v, out, grad))
+        d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse.squeeze(-1), 0.0, False, attn_mask=cells, scale=1.0
+        )
+        return d_q[..., :d], d_k[..., :d], d_v[..., :dv]
+
+    def batch(
+        self, batch: _Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in plain operations; what goes to the bias is added up here."""
+        s, bent = _scores(self.plan, q, k, batch, self.term)
+        p = s.sub_(lse).exp_()
+        d_v = p.mT @ grad
+        delta = (grad * out).sum(-1, keepdim=True)
+        d_s = p.mul_((grad @ v.mT).sub_(delta))
+        if any(g is not None for g in self.d_tensors):
+            self.add_to_bias(batch, self.plan.by_head(d_s))
+        if bent is not None:
+            d_s = d_s * (1 - bent * bent)
+        return d_s @ k, d_s.mT @ q, d_v
+
+    def add_to_bias(self, batch: _Batch, d_s: Tensor) -> None:
+        """Send a batch's gradient (U, S, G, R, n) to the tensors that the bias was computed from."""
+        at = self.plan.indices(batch)
+        if isinstance(self.bias, DenseBias):
+            total = self.d_tensors[0]
+            assert total is not None
+            total.view(-1).index_add_(0, _flat(total, at).expand(d_s.shape).flatten(), d_s.flatten())
+            return
+        term = self.plan.term(self.bias)
+        assert term is not None
+        wanted = [n for n, g in enumerate(self.d_tensors) if g is not None]
+        with torch.enable_grad():
+            cells = term(*at)
+        parts = torch.autograd.grad(cells, [self.leaves[n] for n in wanted], d_s.sum_to_size(cells.shape))
+        for n, part in zip(wanted, parts, strict=True):
+            self.d_tensors[n].add_(part)  # type: ignore[union-attr]

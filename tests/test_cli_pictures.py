@@ -1,0 +1,385 @@
+"""The command line's pictures: classify, caption, answer, match, features. What they print is what the models say."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from seeing_twins import NAMES, blip, clip, dinov2, idefics, llava, picture, vit
+from speaking_twins import bert, gpt2
+
+import regard
+from regard.cli import main
+from regard.cli.picture_input import read_pictures
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: Any, tmp_path: Path) -> None:
+    """English, no terminal, and a folder of its own with two pictures."""
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("photo.png", "other.png")):
+        Image.fromarray(picture(number, 37 + 4 * number, 53)).save(name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Callable[..., str]:
+    """A function that makes a twin once, and gives its directory."""
+    made: dict[Any, str] = {}
+
+    def folder(make: Any, *arguments: Any) -> str:
+        key = make, *arguments
+        if key not in made:
+            made[key] = str(make(tmp_path_factory.mktemp(make.__name__), *arguments))
+        return made[key]
+
+    return folder
+
+
+@pytest.fixture
+def run(capsys: Any) -> Callable[..., str]:
+    """Run the command line; give back what it printed after asserting that it went well."""
+
+    def run(*arguments: str) -> str:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys: Any) -> Callable[..., str]:
+    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
+
+    def fail(*arguments: str, code: int = 2) -> str:
+        assert main(arguments) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1
+        return err
+
+    return fail
+
+
+def piped(monkeypatch: Any, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+# ------------------------------------------------------------------------------------------------------------ classify
+
+
+def test_classify_prints_every_label_of_one_picture_and_the_best_of_several(run: Any, folder: Any) -> None:
+    model = regard.load(folder(vit))
+    one, two = (model.classify(name) for name in ("photo.png", "other.png"))
+    lines = run("classify", "photo.png", "--model", folder(vit)).splitlines()
+    assert lines[0].split() == ["label", "probability"]
+    assert lines[2].split() == [one.best[0], f"{float(one.probabilities.max()):.4f}"]
+    assert len(lines) == 5
+    Path("list.txt").write_text("other.png\n\n")
+    several = run("classify", "photo.png", "--file", "list.txt", "--model", folder(vit), "--lang", "ko").splitlines()
+    assert several[0].split() == ["사진", "레이블", "확률"]
+    assert [line.split() for line in several[2:]] == [
+        [name, found.best[0], f"{float(found.probabilities.max()):.4f}"]
+        for name, found in (("photo.png", one), ("other.png", two))
+    ]
+
+
+def test_classify_as_json_has_every_label(run: Any, folder: Any) -> None:
+    found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--json"))
+    said = regard.load(folder(vit)).classify("photo.png")
+    assert (found["model"], found["labels"]) == (folder(vit), list(NAMES.values()))
+    (one,) = found["pictures"]
+    assert (one["picture"], one["label"]) == ("photo.png", said.best[0])
+    assert one["probability"] == dict(zip(said.labels, said.probabilities[0].tolist(), strict=True))
+
+
+def test_classify_reads_a_picture_from_standard_input(run: Any, folder: Any, monkeypatch: Any) -> None:
+    piped(monkeypatch, Path("photo.png").read_bytes())
+    found = json.loads(run("classify", "-", "--model", folder(vit), "--json"))
+    said = regard.load(folder(vit)).classify("photo.png")
+    assert [one["picture"] for one in found["pictures"]] == ["-"]
+    assert found["pictures"][0]["label"] == said.best[0]
+
+
+def test_classify_compares_with_labels_that_are_given(run: Any, folder: Any) -> None:
+    command = ["classify", "photo.png", "--model", folder(clip), "--labels", "a cat, 고양이"]
+    model = regard.load(folder(clip))
+    said = model.classify("photo.png", labels=["a cat", "고양이"])
+    assert json.loads(run(*command, "--json"))["pictures"][0]["probability"] == dict(
+        zip(said.labels, said.probabilities[0].tolist(), strict=True)
+    )
+    other = model.classify("photo.png", labels=["a cat", "고양이"], prompt="the {}")
+    lines = run(*command, "--prompt", "the {}").splitlines()
+    assert lines[2].split()[-1] == f"{float(other.probabilities.max()):.4f}"
+
+
+def test_classify_lists_the_likeliest_of_many_labels(run: Any, tmp_path: Path) -> None:
+    many = str(vit(tmp_path / "many", "ForImageClassification", id2label={n: f"thing{n}" for n in range(37)}))
+    lines = run("classify", "photo.png", "--model", many).splitlines()
+    assert len(lines) == 2 + 10 + 1
+    assert lines[-1] == "… 27 more; --json has all"
+    assert "… 27개 더" in run("classify", "photo.png", "--model", many, "--lang", "ko")
+
+
+# ------------------------------------------------------------------------------------------------------------- caption
+
+
+def test_caption_prints_a_line_for_each_picture(run: Any, folder: Any) -> None:
+    where = folder(blip, "ForConditionalGeneration")
+    made = regard.load(where).caption(["photo.png", "other.png"], new_tokens=7)
+    lines = run("caption", "photo.png", "other.png", "--model", where, "--new-tokens", "7").splitlines()
+    assert lines == [" ".join(one.text.split()) for one in made]
+    begun = regard.load(where).caption("other.png", "the cat", new_tokens=5, beams=3)
+    command = ["caption", "other.png", "--model", where, "--new-tokens", "5", "--beams", "3", "--prompt", "the cat"]
+    assert run(*command) == " ".join(("the cat" + begun.text).split()) + "\n"
+
+
+def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
+    for where in (folder(blip, "ForConditionalGeneration"), folder(llava), folder(idefics)):
+        found = json.loads(run("caption", "photo.png", "--model", where, "--new-tokens", "3", "--json"))
+        made = regard.load(where).caption("photo.png", new_tokens=3)
+        assert found == {
+            "model": where,
+            "captions": [
+                {
+                    "picture": "photo.png",
+                    "prompt": made.prompt,
+                    "text": made.text,
+                    "ids": made.ids.tolist(),
+                    "reason": made.reason,
+                    "score": None,
+                }
+            ],
+        }
+
+
+def test_captions_are_drawn_again_with_the_same_seed(run: Any, folder: Any) -> None:
+    where = folder(blip, "ForConditionalGeneration")
+    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "9"]
+    made = regard.load(where).caption("photo.png", temperature=1.5, top_k=11, top_p=0.9, seed=3, new_tokens=9)
+    assert run("caption", "photo.png", "--model", where, *options) == " ".join(made.text.split()) + "\n"
+
+
+def test_keys_of_the_files_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -> None:
+    where = blip(tmp_path / "blip", "ForConditionalGeneration")
+    (where / "generation_config.json").write_text('{"typical_p": 0.5}')
+    file = where / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sharpen": True}))
+    command = ["caption", "photo.png", "--model", str(where), "--new-tokens", "3"]
+    assert "typical_p = 0.5" in fail(*command)
+    assert "do_sharpen = True" in fail(*command, "--ignore", "typical_p")
+    assert run(*command, "--ignore", "typical_p", "--ignore", "do_sharpen").endswith("\n")
+
+
+# -------------------------------------------------------------------------------------------------------------- answer
+
+
+@pytest.mark.parametrize(("make", "arguments"), [(blip, ("ForQuestionAnswering",)), (llava, ()), (idefics, ())])
+def test_answer_prints_a_line_for_each_question(run: Any, folder: Any, make: Any, arguments: Any) -> None:
+    where = folder(make, *arguments)
+    questions = ["was it tired?", "what sat?"]
+    made = regard.load(where).answer(["photo.png"] * 2, questions, new_tokens=6)
+    command = ["answer", "photo.png", *questions, "--model", where, "--new-tokens", "6"]
+    assert run(*command) == "".join(" ".join(one.text.split()) + "\n" for one in made)
+    found = json.loads(run(*command, "--json"))
+    assert (found["model"], found["picture"]) == (where, "photo.png")
+    assert [one["question"] for one in found["answers"]] == questions
+    assert [one["ids"] for one in found["answers"]] == [one.ids.tolist() for one in made]
+    assert [one["prompt"] for one in found["answers"]] == [one.prompt for one in made]
+
+
+# --------------------------------------------------------------------------------------------------------------- match
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "measure", "korean"),
+    [(clip, (), "cosine", "코사인"), (blip, ("ForImageTextRetrieval",), "probability", "확률")],
+)
+def test_match_prints_texts_the_best_first(
+    run: Any, folder: Any, make: Any, arguments: Any, measure: str, korean: str
+) -> None:
+    where = folder(make, *arguments)
+    texts = ["a cat", "the street", "it was"]
+    values = regard.load(where).match("photo.png", texts).values[0]
+    lines = run("match", "photo.png", *texts, "--model", where).splitlines()
+    assert lines[0].split() == ["text", measure]
+    assert [line.split() for line in lines[2:]] == [
+        [*texts[n].split(), f"{float(values[n]):.4f}"] for n in values.argsort(descending=True).tolist()
+    ]
+    assert run("match", "photo.png", *texts, "--model", where, "--lang", "ko").split()[:2] == ["글", korean]
+    found = json.loads(run("match", "photo.png", *texts, "--model", where, "--json"))
+    assert (found["measure"], found["best"]) == (measure, texts[int(values.argmax())])
+    assert found["texts"] == [{"text": text, measure: v} for text, v in zip(texts, values.tolist(), strict=True)]
+
+
+def test_match_truncates_if_asked(run: Any, fail: Any, folder: Any) -> None:
+    command = ["match", "photo.png", "cat " * 40, "--model", folder(clip)]
+    assert "tokens, and the model takes 31: shorten it, or pass truncate=True" in fail(*command)
+    assert "cat cat" in run(*command, "--truncate")
+
+
+# ------------------------------------------------------------------------------------------------------------ features
+
+
+def test_features_are_described_and_written(run: Any, folder: Any) -> None:
+    where = folder(dinov2)
+    found = regard.load(where).features("photo.png")
+    lines = run("features", "photo.png", "--model", where, "--out", "new/map.npy").splitlines()
+    assert lines == [
+        "photo.png: 37 × 53, seen as 30 × 42 pixels",
+        "tokens: 38, numbers in each vector: 20",
+        "map: 5 rows, 7 columns",
+        "Map: new/map.npy",
+    ]
+    assert np.array_equal(np.load("new/map.npy"), found.map.numpy())
+    assert "지도: 5행 7열" in run("features", "photo.png", "--model", where, "--lang", "ko")
+
+
+def test_features_as_json_have_every_number(run: Any, folder: Any) -> None:
+    where = folder(vit, "Model")
+    said = json.loads(run("features", "photo.png", "--model", where, "--layer", "2", "--json"))
+    found = regard.load(where).features("photo.png", layer=2)
+    assert said["map"] == found.map.tolist()
+    assert (said["cls"], said["pooled"], said["layer"]) == (found.cls.tolist(), None, 2)
+    assert (said["size"], said["pixels"], said["grid"]) == ([37, 53], [30, 30], [5, 5])
+    assert (said["scale"], said["corner"]) == (list(found.frame.scale), [0.0, 0.0])
+    last = json.loads(run("features", "photo.png", "--model", where, "--json", "--out", "x.npy"))
+    assert (last["map"], last["layer"]) == ("x.npy", None)
+    assert last["pooled"] == regard.load(where).features("photo.png").pooled.tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [(vit, ()), (clip, ()), (blip, ("ForQuestionAnswering",)), (llava, ())],
+)
+def test_features_of_every_head_are_shown(run: Any, folder: Any, make: Any, arguments: Any) -> None:
+    assert "numbers in each vector: 20" in run("features", "other.png", "--model", folder(make, *arguments))
+
+
+def test_features_in_bfloat16_are_written_as_float32(run: Any, folder: Any) -> None:
+    run("features", "photo.png", "--model", folder(vit), "--dtype", "bfloat16", "--out", "x.npy")
+    assert np.load("x.npy").dtype == np.float32
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["classify", "--model", "VIT"], "there is no text: give one, '-' for standard input, or --file"),
+        (["classify", "none.png", "--model", "VIT"], "there is no file 'none.png'"),
+        (
+            ["classify", "photo.png", "other.txt", "--model", "VIT"],
+            "picture 1: other.txt is text, not a picture. What can",
+        ),
+        (["classify", "-", "-", "--model", "VIT"], "'-' is standard input, which can be read once"),
+        (
+            ["classify", "photo.png", "--model", "CLIP"],
+            "this CLIP has no labels of its own: give some, as labels=['a cat'",
+        ),
+        (
+            ["classify", "photo.png", "--model", "CLIP", "--labels", "a,,b"],
+            "--labels must be texts with a comma between",
+        ),
+        (
+            ["classify", "photo.png", "--model", "CLIP", "--labels", "a", "--prompt", "b"],
+            "prompt must hold {} where the",
+        ),
+        (["classify", "photo.png", "--model", "VIT", "--truncate"], "classify of ViT takes pictures, and not truncate"),
+        (["classify", "photo.png", "--model", "VIT", "--labels", "a"], "labels= is for models that compare vectors of"),
+        (
+            ["classify", "a", "--model", "BERT", "--prompt", "a"],
+            "classify of BERT takes texts (and may take truncate), and",
+        ),
+        (["caption", "--model", "CAPTION"], "there is no picture: give a path, '-' for standard input, or --file with"),
+        (["caption", "photo.png"], "Missing option '--model'; see 'regard caption --help'"),
+        (
+            ["caption", "photo.png", "--model", "VIT"],
+            "caption needs a model with the task caption or generate; ViT has",
+        ),
+        (["caption", "photo.png", "--model", "GPT2"], "caption is about pictures, and GPT-2 reads texts alone"),
+        (["caption", "photo.png", "--model", "CAPTION", "--new-tokens", "0"], "new_tokens must be at least 1, got 0"),
+        (["caption", "photo.png", "--model", "CAPTION", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["caption", "photo.png", "--model", "CAPTION", "--dtype", "int8"], "--dtype must be one of float64, float32"),
+        (["answer", "photo.png", "--model", "CAPTION"], "Missing argument 'QUESTION'"),
+        (["answer", "photo.png", "a?", "--model", "BERT"], "answer is about pictures, and BERT reads texts alone"),
+        (
+            ["answer", "photo.png", "a?", "--model", "VIT"],
+            "answer needs a model with the task answer or generate; ViT has",
+        ),
+        (["match", "photo.png", "--model", "CLIP"], "Missing argument 'TEXT'"),
+        (
+            ["match", "photo.png", "a", "--model", "VITBODY"],
+            "match needs a model that compares pictures with texts (CLIP,",
+        ),
+        (["match", "photo.png", "a", "--model", "BERT"], "match is about pictures, and BERT reads texts alone"),
+        (["features", "photo.png", "--model", "BERT"], "features is about pictures, and BERT reads texts alone"),
+        (
+            ["features", "photo.png", "--model", "VIT", "--out", "x.npz"],
+            "--out 'x.npz' must be a file that ends in .npy",
+        ),
+        (
+            ["features", "photo.png", "--model", "VIT", "--layer", "4"],
+            "layer must be 0 (what enters the first block) to 3",
+        ),
+        (["features", "folder", "--model", "VIT"], "folder is a directory: give the path of one picture in it"),
+        (["features", "cut.png", "--model", "VIT"], "cut.png cannot be decoded, it is broken or cut off"),
+        (
+            ["features", "https://a.b/c.jpg", "--model", "VIT"],
+            "is an address, and regard downloads no picture: fetch it",
+        ),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(
+    fail: Any, folder: Any, tmp_path_factory: Any, arguments: list[str], message: str
+) -> None:
+    Path("folder").mkdir()
+    Path("other.txt").write_text("no picture")
+    Path("cut.png").write_bytes(Path("photo.png").read_bytes()[:200])
+    models = {
+        "VIT": (vit,),
+        "VITBODY": (vit, "Model"),
+        "CLIP": (clip,),
+        "CAPTION": (blip, "ForConditionalGeneration"),
+        "GPT2": (gpt2,),
+        "BERT": (bert, "ForQuestionAnswering" if arguments[0] == "answer" else "ForSequenceClassification"),
+    }
+    said = fail(*[folder(*models[word]) if word in models else word for word in arguments])
+    assert message in said
+
+
+def test_a_model_that_does_not_say_how_it_wants_pictures_is_told_in_one_line(fail: Any, tmp_path: Path) -> None:
+    where = vit(tmp_path / "vit")
+    (where / "preprocessor_config.json").unlink()
+    assert "Then set model.preprocessor = Preprocessor.of(" in fail("classify", "photo.png", "--model", str(where))
+
+
+def test_missing_pillow_is_named_with_the_command_that_installs_it(fail: Any, folder: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    said = fail("features", "photo.png", "--model", folder(vit), code=1)
+    assert "pip install 'regard[models]'" in said
+
+
+def test_pictures_are_read_from_a_file_of_paths_and_from_standard_input(monkeypatch: Any) -> None:
+    Path("list.txt").write_text("a.jpg\n  \nb.jpg\n")
+    piped(monkeypatch, b"\x89PNG")
+    assert read_pictures(["x.png", "-"], Path("list.txt")) == ["x.png", b"\x89PNG", "a.jpg", "b.jpg"]
+
+
+def test_other_dtypes_are_taken(run: Any, folder: Any) -> None:
+    wanted = regard.load(folder(vit), dtype=torch.float64).classify("photo.png").probabilities[0].tolist()
+    found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--dtype", "float64", "--json"))
+    assert list(found["pictures"][0]["probability"].values()) == wanted

@@ -1,0 +1,300 @@
+"""`regard look` at a picture: what it prints is what the lens lays over it, in two languages and on any terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from seeing_twins import picture
+from shown_twins import registers, windows
+from speaking_twins import bert
+
+from regard.cli import look_picture, main
+from regard.cli.look_text import Asked
+from regard.cli.terminal import Terminal
+from regard.cli.terminal_patches import print_patches, print_strongest
+from regard.explorer.picture_reading import look_at_picture
+from regard.explorer.sentences import WARNING
+from regard.explorer.sessions import Session, open_file
+from regard.models.loading import load
+
+KEYS = {
+    "version", "name", "text", "picture", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",
+    "strongest", "layers", "measure", "atlas", "patterns", "sentence", "warning", "html", "saved", "figure",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: Any, tmp_path: Path) -> None:
+    """English, no terminal, and a folder of its own."""
+    names = ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS", "COLORFGBG")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> str:
+    return str(registers(tmp_path_factory.mktemp("twins") / "registers"))
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: Any) -> str:
+    return str(windows(tmp_path_factory.mktemp("twins") / "windows"))
+
+
+@pytest.fixture(scope="module")
+def session(model: str) -> Session:
+    return look_at_picture(picture(), model)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    Image.fromarray(picture()).save(tmp_path / "photo.png")
+    return "photo.png"
+
+
+@pytest.fixture
+def run(capsys: Any) -> Any:
+    """Run `regard look`; give back what it printed after asserting that it went well."""
+
+    def run(*arguments: str) -> str:
+        code = main(["look", *arguments])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return str(out)
+
+    return run
+
+
+@pytest.fixture
+def fail(capsys: Any) -> Any:
+    """Run `regard look`; give back the one line of its complaint after asserting that nothing else was printed."""
+
+    def fail(*arguments: str, code: int = 2) -> str:
+        assert main(["look", *arguments]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1
+        return str(err)
+
+    return fail
+
+
+# ------------------------------------------------------------------------------------------------------ what is printed
+
+
+def test_what_the_model_saw_and_where_cls_looks_are_printed(run, photo, model, session):
+    out = run(photo, "--model", model)
+    lines = out.splitlines()
+    assert lines[0] == "registers (DINOv2 with registers)"
+    assert lines[1] == "photo.png: 37 × 53 pixels, high and wide"
+    assert lines[2].startswith("prepared: resize the shorter side to 30")
+    assert lines[3].endswith("as 30 × 42 pixels in 5 × 7 patches")
+    assert lines[5] == "cls → the picture   layer 2, mean of 5 heads"
+    overlay = session.capture[2].overlay(token="cls")
+    best = int(overlay.mass.argmax())
+    first = lines[lines.index("Strongest patches") + 1]
+    row, column = overlay.cells[best]
+    assert first.startswith(f"  ({row}, {column})  {overlay.mass[best]:.4f}  rows ")
+    assert "Heads by entropy" in out
+    assert out.endswith(WARNING["en"] + "\n")
+
+
+def test_json_holds_what_the_overlay_says(run, photo, model, session):
+    said = json.loads(run(photo, "--model", model, "--layer", "1", "--head", "3", "--token", "1", "--json", "--top", "5"))
+    assert set(said) == KEYS
+    overlay = session.capture[1].overlay(token=1, head=3)
+    assert said["shares"] == pytest.approx(overlay.shares)
+    np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
+    assert said["picture"] == {"name": "photo.png", "height": 37, "width": 53}
+    assert (said["layer"], said["head"]) == ({"index": 1, "path": "tower.blocks.1.attention", "windows": 1}, 3)
+    assert len(said["strongest"]) == 5
+    assert [one["weight"] for one in said["strongest"]] == sorted(overlay.mass.tolist(), reverse=True)[:5]
+    place = said["strongest"][0]
+    number = place["row"] * 7 + place["column"]
+    np.testing.assert_allclose(place["box"], overlay.boxes[number], atol=0.005)
+    assert said["sentence"].startswith("Head 3 of layer 1 ")
+    assert len(said["atlas"]) == 1
+
+
+def test_place_in_the_picture_is_the_patch_there(run, photo, model, session):
+    said = json.loads(run(photo, "--model", model, "--at", "20,30.5", "--layer", "0", "--json"))
+    overlay = session.capture[0].overlay(at=(20, 30.5))
+    assert said["of"] == overlay.title.partition(": ")[2]
+    np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
+
+
+def test_window_is_drawn_in_its_place(run, photo, windowed):
+    session = look_at_picture(picture(), windowed)
+    said = json.loads(run(photo, "--model", windowed, "--at", "20,30", "--layer", "1", "--head", "1", "--json"))
+    overlay = session.capture[1].overlay(at=(20, 30), head=1)
+    grid = np.zeros((7, 11))
+    grid[tuple(overlay.cells.T)] = overlay.mass
+    np.testing.assert_allclose(said["grid"], grid, atol=1e-7)
+    assert 1 <= int((grid > 0).sum()) <= 9
+    assert "; 12 windows here" in run(photo, "--model", windowed, "--at", "20,30", "--layer", "1")
+
+
+def test_token_of_a_window_counts_through_the_windows(run, photo, windowed):
+    session = look_at_picture(picture(), windowed)
+    said = json.loads(run(photo, "--model", windowed, "--token", "40", "--layer", "0", "--head", "1", "--json"))
+    overlay = session.capture[0].overlay(token=(4, 4), head=1)
+    assert said["of"] == overlay.title.partition(": ")[2]
+
+
+def test_without_cls_it_is_what_all_look_at(run, photo, windowed):
+    assert json.loads(run(photo, "--model", windowed, "--json"))["of"] == "all queries → the picture"
+
+
+def test_korean_says_the_same(run, photo, model):
+    out = run(photo, "--model", model, "--lang", "ko", "--layer", "2", "--head", "1")
+    assert "photo.png: 37 × 53 픽셀 (세로 × 가로)" in out
+    assert "가중치가 큰 패치" in out
+    assert "레이어 2, 헤드 1" in out
+    assert out.endswith(WARNING["ko"] + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------- on the terminal
+
+
+def test_patches_are_digits_without_colours(capsys):
+    print_patches([[0.0, 0.2, 0.019], [0.1, 0.02, 0.199]], "en", Terminal())
+    assert capsys.readouterr().out == (
+        "Patches by weight: 9 is 0.200, · is under a tenth of that\n  · 9 ·\n  5 1 9\n"
+    )
+
+
+def test_patches_are_half_blocks_with_colours(capsys, terminal):
+    terminal(80)
+    print_patches([[0.0, 0.5], [1.0, 0.25], [0.0, 1.0]], "en", Terminal())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 24  # 3 rows, each 16 halves high
+    assert all(re.sub(r"\x1b\[[0-9;]*m", "", line).strip() == "▀" * 32 for line in lines[1:])
+    brightest = "203;250;240"  # the end of the house's ramp on dark paper
+    assert f"38;2;{brightest}" not in lines[1]
+    assert f"38;2;{brightest}" in lines[9]
+
+
+def test_wide_grid_fits_the_terminal(capsys, terminal):
+    terminal(20)
+    print_patches([[0.5] * 37, [0.25] * 37], "en", Terminal())
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= 20 for line in lines[1:])
+
+
+def test_nothing_that_is_strong_is_said(capsys):
+    print_strongest([], "en", Terminal())
+    print_patches([[0.0]], "ko", Terminal())
+    out = capsys.readouterr().out
+    assert out == "Strongest patches\n  none\n패치별 가중치: 9는 0.000, ·는 그 1/10 미만\n  ·\n"
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
+    out = run(photo, "--model", model, "--html", "a/page.html", "--save", "b/run.regard", "--figure", "c/over.png")
+    assert out.splitlines()[-3:] == ["Page: a/page.html", "Capture: b/run.regard", "Figure: c/over.png"]
+    page = (tmp_path / "a/page.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," in page
+    assert str(tmp_path) not in page
+    assert open_file("b/run.regard").frames[0].picture == (37, 53)
+    with Image.open("c/over.png") as figure:
+        assert figure.size[0] > 300
+
+
+# ----------------------------------------------------------------------------------------------- what is a picture, and who
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "found"),
+    [
+        ("a.jpg", b"anything", True),
+        ("b.JPEG", b"", True),
+        ("photo", b"\x89PNG\r\n\x1a\n", True),
+        ("photo.bin", b"\xff\xd8\xff\xe0", True),
+        ("moving", b"RIFF\x00\x00\x00\x00WEBPVP8 ", True),
+        ("new", b"\x00\x00\x00\x20ftypavif", True),
+        ("notes.txt", b"a text", False),
+        ("run.regard", b"\x10\x00\x00\x00\x00\x00\x00\x00{", False),
+    ],
+)
+def test_file_is_a_picture_by_its_name_or_its_first_bytes(tmp_path, name, body, found):
+    (tmp_path / name).write_bytes(body)
+    assert look_picture.is_picture(name) is found
+
+
+@pytest.mark.parametrize("what", ["a cat.jpg", "x" * 5000, "nul\0l", "."])
+def test_what_is_no_file_is_no_picture(what):
+    assert look_picture.is_picture(what) is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "a picture needs a model that looks at pictures: --model DIR, or a hub id such as --model facebook/dinov2"),
+        (["--model", "M", "--row", "1"], "--row are of files; of a picture there are --layer, --head, --token and --at"),
+        (["--model", "M", "--all"], "--all are of texts; this is a picture"),
+        (["--model", "M", "--truncate"], "--truncate are of texts; this is a picture"),
+        (["--model", "M", "--at", "1;2"], "--at must be Y,X: pixels down and across, as in --at 120,300; got '1;2'"),
+        (["--model", "M", "--at", "1,2,3"], "--at must be Y,X"),
+        (["--model", "M", "--at", "99,2"], "at=(99, 2) is outside the picture, which is 37 pixels high and 53 wide"),
+        (["--model", "M", "--at", "1,2", "--token", "cls"], "--token cls and --at exclude each other"),
+        (["--model", "M", "--head", "1"], "--head 1 needs --layer: each layer has heads of its own"),
+        (["--model", "M", "--layer", "0", "--head", "5"], "--head 5 is out of range: there are 5, counted from 0"),
+        (["--model", "M", "--layer", "7"], "--layer 7 is out of range: there are 3 layers, counted from 0"),
+        (["--model", "M", "--token", "38"], "--token 38 is out of range: there are 38 queries, counted from 0"),
+        (["--model", "M", "--token", "register"], "2 tokens are 'register' (1, 2): name an index"),
+        (["--model", "M", "--token", "word"], "no query of this attention is 'word'"),
+        (["--model", "M", "--measure", "height"], "--measure 'height' is not known here; there are entropy"),
+        (["--model", "M", "--text", "a cat"], "looks at the picture alone here"),
+        (["--model", "M", "--device", "moon"], "--device 'moon' cannot be used here"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(fail, photo, model, arguments, words):
+    assert words in fail(photo, *[model if one == "M" else one for one in arguments])
+
+
+def test_model_of_texts_refuses_a_picture(fail, photo, tmp_path):
+    assert "BERT reads texts and looks at no pictures" in fail(photo, "--model", str(bert(tmp_path / "bert", "Model")))
+
+
+def test_model_of_pictures_refuses_a_text(fail, model):
+    words = fail("a cat on a mat", "--model", model)
+    assert "looks at pictures, and 'a cat on a mat' is a text: name the file of a picture, as in regard look photo.jpg" in words
+
+
+def test_picture_that_is_not_there_is_missed_as_a_file(fail):
+    assert "there is no file 'photo.jpg'; look takes a text" in fail("photo.jpg", "--model", "M")
+
+
+def test_text_named_as_a_picture_is_refused_before_the_model_is_loaded(fail, tmp_path):
+    (tmp_path / "photo.jpg").write_text("a text")
+    assert "photo.jpg is text, not a picture" in fail("photo.jpg", "--model", "nowhere")
+
+
+@pytest.mark.parametrize("option", [("--at", "1,2"), ("--text", "a cat")])
+def test_options_of_pictures_are_refused_for_texts(fail, option):
+    assert f"{option[0]} are of pictures; this is none" in fail("a text", *option)
+
+
+def test_plain_values_are_those_that_are_printed(session):
+    said = look_picture.as_plain(session, Asked(layer="2", head=0), None, "en")
+    assert said["of"] == "cls → the picture"
+    with pytest.raises(LookupError, match="no layer of this session looks at a picture"):
+        look_picture.as_plain(Session("empty", type(session.capture)(), ()), Asked(), None, "en")
+
+
+def test_picture_is_served(model, photo, monkeypatch):
+    from regard.cli import serve_page
+    from regard.explorer.shelves import ModelShelf
+
+    (found,) = serve_page._sessions([photo], ModelShelf([model], demo=False), truncate=False)
+    assert (found.pictures[0].name, load(model).family.title) == ("photo.png", "DINOv2 with registers")
