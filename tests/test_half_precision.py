@@ -16,6 +16,7 @@ HEADS = {
     "roberta": "ForMaskedLM",
     "longformer": "ForSequenceClassification",  # its first token is global
     "distilbert": "ForMaskedLM",
+    "big_bird": "ForMaskedLM",
     "gpt2": "LMHeadModel",
     "llama": "ForCausalLM",
     "t5": "ForConditionalGeneration",
@@ -43,6 +44,10 @@ def inputs(family: str, which: int) -> dict[str, Any]:
     module = import_module(f"test_{family}")
     if family == "swin":  # pictures alone
         made = module.given(list(module.CONFIGS)[which])
+        assert isinstance(made, dict)
+        return made
+    if family == "big_bird":  # texts that are long enough for blocks
+        made = module.inputs("right")
         assert isinstance(made, dict)
         return made
     if family in PICTURED:

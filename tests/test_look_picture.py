@@ -165,7 +165,7 @@ def test_korean_says_the_same(run, photo, model):
 
 
 def test_patches_are_digits_without_colours(capsys):
-    print_patches([[0.0, 0.2, 0.019], [0.1, 0.02, 0.199]], "en", Terminal())
+    print_patches([[0.0, 0.2, 0.019], [0.1, 0.021, 0.199]], "en", Terminal())
     assert capsys.readouterr().out == (
         "Patches by weight: 9 is 0.200, · is under a tenth of that\n  · 9 ·\n  5 1 9\n"
     )

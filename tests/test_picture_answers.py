@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from seeing_twins import clip, picture, put, vit
+from seeing_twins import blip, clip, idefics, llava, picture, put, vit
 from shown_twins import registers, windows
 from speaking_twins import bert
 from torch import Tensor
@@ -116,6 +116,87 @@ def test_values_come_from_a_second_look(session):
     row = array(answers.row(session, 1, 3, token=5)["weights"])
     torch.testing.assert_close(array(got["v_sum"]), row @ values[0, 3], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(array(got["v"]), values[0, 3, 2])
+
+
+# --------------------------------------------------------------------------------------------------- pictures and words
+
+
+@pytest.fixture(scope="module")
+def captioned(tmp_path_factory) -> Session:
+    return look_at_picture(picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat")
+
+
+def test_words_look_at_the_picture(captioned):
+    assert captioned.tokens == ("[start]", "a", "cat", "sat")
+    got = answers.overview(captioned)
+    cross = [layer for layer in got["layers"] if layer["kind"] == "cross"]
+    queries, keys = cross[0]["layout"]
+    assert [run["kind"] for run in got["layouts"][queries]["runs"]] == ["text"]
+    assert [(run["kind"], run["count"]) for run in got["layouts"][keys]["runs"]] == [("cls", 1), ("patch", 25)]
+    row = array(answers.row(captioned, cross[-1]["index"], 2, token=2)["weights"])
+    overlay = captioned.capture[cross[-1]["path"]].overlay(token=2, head=2)
+    np.testing.assert_allclose(row.numpy(), overlay.weights, atol=1e-6)
+    assert query_label(captioned, cross[0]["index"], 2) == "cat"
+    assert key_label(captioned, cross[0]["index"], 7) == "(1, 1)"
+
+
+def test_caption_is_written_where_none_is_given(tmp_path):
+    directory = blip(tmp_path, "ForConditionalGeneration")
+    found = look_at_picture(picture(), directory)
+    written = load(directory).caption(picture(), new_tokens=32)
+    assert found.text == written.text.strip()
+    assert len(found.tokens) == 1 + len(written.ids)
+
+
+def test_words_of_a_capture_come_back_with_it(captioned, tmp_path):
+    captioned.capture.save(tmp_path / "run.regard")
+    again = open_file(tmp_path / "run.regard")
+    assert again.tokens == captioned.tokens
+    assert answers.overview(again)["layouts"] == answers.overview(captioned)["layouts"]
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("ForQuestionAnswering", "BLIP with task 'answer' reads a question: give it as the text"),
+        ("ForImageTextRetrieval", "BLIP with task 'match' reads a text that may match the picture: give it as the text"),
+    ],
+)
+def test_text_that_is_missing_is_asked_for(tmp_path, head, words):
+    with pytest.raises(ValueError, match=words):
+        look_at_picture(picture(), blip(tmp_path, head))
+
+
+@pytest.mark.parametrize("head", ["ForQuestionAnswering", "ForImageTextRetrieval"])
+def test_question_and_text_are_read_beside_the_picture(tmp_path, head):
+    directory = blip(tmp_path, head)
+    found = look_at_picture(picture(), directory, text="a cat sat")
+    assert found.tokens == ("[CLS]", "a", "cat", "sat", "[SEP]")
+    assert {layer.path.split(".")[0] for layer in found.layers} == {"vision", "encoder"}
+    answer = load(directory).answer(picture(), "a cat sat", new_tokens=32).text.strip() if "Question" in head else None
+    assert found.text == ("a cat sat" if answer is None else f"a cat sat → {answer}")
+
+
+@pytest.mark.parametrize("text", [None, "the street?"])
+def test_picture_stands_among_the_words_and_what_is_written_after_them(tmp_path, text):
+    directory = llava(tmp_path)
+    found = look_at_picture(picture(), directory, text=text)
+    layout = answers.overview(found)["layouts"][-1]
+    assert [run["kind"] for run in layout["runs"]] == ["text", "patch", "text"]
+    assert sum(run["count"] for run in layout["runs"]) == len(found.tokens)
+    assert layout["grids"][0]["cells"] is None
+    last = found.layers[-1]
+    got = array(answers.row(found, len(found.layers) - 1, 1, token=len(found.tokens) - 1)["weights"])
+    torch.testing.assert_close(got, last.view.row(-1)[0, 1], rtol=0, atol=1e-6)
+
+
+def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
+    found = look_at_picture(picture(), idefics(tmp_path), text="the cat?")
+    got = answers.overview(found)
+    kinds = [[run["kind"] for run in layout["runs"]] for layout in got["layouts"]]
+    assert sorted(map(tuple, kinds)) == [("cls", "patch"), ("cls", "patch", "latent"), ("latent",), ("text",)]
+    looks = next(layer for layer in got["layers"] if layer["path"].startswith("looks."))
+    assert key_label(found, looks["index"], 2) == "latent 2"
 
 
 # --------------------------------------------------------------------------------------------------------- the overview

@@ -13,7 +13,7 @@ import pytest
 import torch
 from browsing import PLAYWRIGHT, browsing, opened, serving
 from PIL import Image
-from seeing_twins import picture
+from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
 from speaking_twins import bert
 
@@ -282,6 +282,47 @@ def test_map_follows_the_window_of_the_chosen_patch(page, windowed):
         weight = float(tip.get_attribute("data-weight"))
         weights = windowed.layers[0].view.tile(slice(None), slice(None))[1, 1]
         assert float((weights - weight).abs().min()) < 1e-6
+
+
+# --------------------------------------------------------------------------------------------------- pictures and words
+
+
+def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_the_picture(page, tmp_path):
+    found = look_at_picture(picture(), blip(tmp_path, "ForConditionalGeneration"), text="a cat sat")
+    layer = max(n for n, one in enumerate(found.layers) if one.view.kind == "cross")
+    view = found.layers[layer].view
+    with serving([found]) as address:
+        ready(page, address)
+        assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, 0].max()), abs=1e-6)  # the last word, at first
+        words = page.locator(".photo-line").nth(0).locator(".text-piece")
+        assert words.all_inner_texts() == ["[start]", "a", "cat", "sat"]
+        words.nth(2).hover()
+        row = view.row(2)[0, 0]
+        assert said(page, 2, int(row.argmax()))[1] == pytest.approx(float(row.max()), abs=1e-6)
+        assert page.locator(".said-query").inner_text() == "cat"
+        words.nth(2).click()
+        for key in (1, 13, 25):
+            page.mouse.move(*over(page, *middle(found, layer, key)))
+            assert said(page, 2, key)[1] == pytest.approx(float(row[key]), abs=1e-6)
+        page.locator(".photo-line").nth(1).locator(".text-piece").first.hover()  # cls, a key alone
+        assert said(page, 2, 0)[1] == pytest.approx(float(row[0]), abs=1e-6)
+
+
+def test_picture_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
+    found = look_at_picture(picture(), llava(tmp_path), text="the street?")
+    layer, last = len(found.layers) - 1, len(found.tokens) - 1
+    row = found.layers[layer].view.row(last)[0, 1]
+    with serving([found]) as address:
+        ready(page, f"{address}/#session=1&layer={layer}&head=1&token={last}")
+        assert said(page, last)[1] == pytest.approx(float(row.max()), abs=1e-6)
+        kinds = found.layers[layer].sides.keys.kind[0]
+        got = shares(page)
+        assert got["patch"] == pytest.approx(float(row[torch.tensor(kinds == "patch")].sum()), abs=1e-5)
+        assert got["text"] == pytest.approx(float(row[torch.tensor(kinds == "text")].sum()), abs=1e-5)
+        shown = page.locator(".photo-chips .text-piece")
+        assert shown.count() == int((kinds == "text").sum())
+        index = int(shown.nth(3).get_attribute("data-index"))
+        assert float(shown.nth(3).get_attribute("data-weight")) == pytest.approx(float(row[index]), abs=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------ new pictures

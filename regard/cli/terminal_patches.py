@@ -21,7 +21,7 @@ PIPE = 100  # cells on a line where there is no terminal
 def print_patches(grid: list[list[float]], lang: Lang, out: Terminal) -> None:
     """Print the weights of a grid of patches where they lie: 0 to 9 in tenths of the largest, or colours.
 
-    >>> print_patches([[0.0, 0.02], [0.01, 0.2]], "en", Terminal())
+    >>> print_patches([[0.0, 0.03], [0.01, 0.2]], "en", Terminal())
     Patches by weight: 9 is 0.200, · is under a tenth of that
       · 1
       · 9

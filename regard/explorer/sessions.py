@@ -167,7 +167,10 @@ def _sizes(sizes: Sequence[tuple[int, int]]) -> str:
 
 
 def _words(capture: Capture) -> tuple[str, ...]:
-    """The words of the keys that the capture holds; "" for each key, as many as its longest call has, without them."""
+    """The words of the keys that the capture holds; "" for each key, as many as its longest call has, without them.
+
+    Where layouts say what tokens are, some calls are of patches, and may have more keys than there are words.
+    """
     length = max((layer.sizes[1] for layer in seen_layers(capture)), default=0)
     row = capture.tokens[0] if capture.tokens else []
-    return (*row, *[""] * (length - len(row)))
+    return tuple(row) if row and capture.layouts else (*row, *[""] * (length - len(row)))

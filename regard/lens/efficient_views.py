@@ -16,7 +16,7 @@ Axis letters: B batch, H heads (Hkv of keys and values), N positions, D head siz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from regard.efficient.features import CHUNK, largest_product, log_features
 from regard.efficient.linformer import LinformerAttention
 from regard.efficient.performer import PerformerAttention, kernel_attention
-from regard.efficient.seen_keys import Seen, read_seen
+from regard.efficient.seen_keys import read_seen
 from regard.layers import ContextKeys
 from regard.lens.looking import look
 from regard.lens.view import View
@@ -32,6 +32,7 @@ from regard.lens.view import View
 __all__ = ["Approximation", "FeatureView", "SlotView", "look_features", "look_slots"]
 
 Kind = Literal["exact", "approximate"]
+T = TypeVar("T", Tensor, Tensor | ContextKeys | None)
 
 
 class SlotView:
@@ -82,11 +83,12 @@ def look_slots(
     >>> look_slots(layer, torch.randn(1, 50, 6)).slots.entropy.shape
     torch.Size([1, 2, 50])
 
-    layer, x, context, mask: as in a call of the layer. Dropout is left out.
+    layer, x, context, mask: as in a call of the layer; x (N, d_model) is one batch row. Dropout is left out.
     Raises TypeError for another layer, and as a call of it does.
     """
     if not isinstance(layer, LinformerAttention):
         raise TypeError(f"look_slots takes a LinformerAttention, got {type(layer).__name__}")
+    x, context = _batched(x), _batched(context)
     with torch.no_grad():
         q, slots = layer.slots(x, context, mask=mask)
         source = x if context is None else context
@@ -107,7 +109,7 @@ class Approximation(NamedTuple):
 
 
 class FeatureView:
-    """What a Performer looked at: the rows that its features imply, and softmax's beside them. `look_features` makes one.
+    """What a Performer looked at: the rows that its features imply, softmax's beside them. `look_features` makes one.
 
     output: each head's outputs before W_O, (B, H, N, D).  lse: the estimate of each row's log-sum-exp, (B, H, N).
     """
@@ -129,8 +131,8 @@ class FeatureView:
         q = self._query(i)
         a = log_features(q, self._directions, self._scale, epsilon=self._epsilon).together  # (B, Hkv, G, m)
         parts = []
-        for start in range(0, self._k.shape[2], max(1, CHUNK // self._directions.shape[0])):
-            k = self._k[:, :, start : start + max(1, CHUNK // self._directions.shape[0])]
+        for start in range(0, self._k.shape[2], CHUNK):
+            k = self._k[:, :, start : start + CHUNK]
             b = log_features(k, self._directions, self._scale, epsilon=self._epsilon, top=self._top).together
             parts.append(torch.logsumexp(a.unsqueeze(-2) + b.unsqueeze(2), -1))  # (B, Hkv, G, n)
         return self._normalised(torch.cat(parts, -1), i)
@@ -160,8 +162,11 @@ class FeatureView:
         return Approximation(chosen, relative, torch.stack(gaps).mean(0))
 
     def how(self, name: str) -> Kind:
-        """Is what a method gives "exact" for this layer, or "approximate"? Raises LookupError for another name."""
-        kinds: dict[str, Kind] = {"row": "exact", "output": "exact", "lse": "exact", "softmax_row": "approximate"}
+        """Is what a method gives "exact" or "approximate"? Raises LookupError for another name.
+
+        `softmax_row` is exact for softmax, which this layer estimates and does not compute.
+        """
+        kinds: dict[str, Kind] = {"row": "exact", "output": "exact", "lse": "exact", "softmax_row": "exact"}
         return _kind(kinds, name)
 
     def _query(self, i: int) -> Tensor:
@@ -174,19 +179,16 @@ class FeatureView:
 
     def _normalised(self, scores: Tensor, i: int) -> Tensor:
         """Scores (B, Hkv, G, Nk) of query i → weights (B, H, Nk), 0 where a key is hidden."""
-        scores, hidden = scores.flatten(1, 2), self._hidden(i % self._q.shape[2])
-        if hidden is None:
-            return scores.softmax(-1)
-        return scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+        hidden = self._hidden(i % self._q.shape[2])
+        weights = scores.flatten(1, 2).masked_fill(hidden, -torch.inf).softmax(-1)
+        return weights.masked_fill(hidden, 0.0)  # a row of −∞ alone is NaN after softmax
 
-    def _hidden(self, i: int) -> Tensor | None:
+    def _hidden(self, i: int) -> Tensor:
         """(B or 1, 1, Nk), True for keys that query i does not see."""
         nk = self._k.shape[2]
-        keys = torch.arange(nk, device=self._k.device)
-        ahead = (keys > i + nk - self._q.shape[2])[None] if self._seen.causal else None
-        padded = None if self._seen.real is None else ~self._seen.real
-        both = [part for part in (ahead, padded) if part is not None]
-        return torch.stack(torch.broadcast_tensors(*both)).any(0)[:, None] if both else None
+        last = i + nk - self._q.shape[2] if self._seen.causal else nk
+        hidden = torch.arange(nk, device=self._k.device)[None] > last
+        return (hidden if self._seen.real is None else hidden | ~self._seen.real)[:, None]
 
     def _chosen(self, rows: int | Sequence[int]) -> tuple[int, ...]:
         count = self._q.shape[2]
@@ -214,14 +216,20 @@ def look_features(
     >>> view.row(49).shape, view.error().total_variation.shape
     (torch.Size([1, 2, 50]), torch.Size([1, 2]))
 
-    layer, x, context, mask, positions: as in a call of the layer.
+    layer, x, context, mask, positions: as in a call of the layer; x (N, d_model) is one batch row.
     Raises TypeError for another layer, and as a call of it does.
     """
     if not isinstance(layer, PerformerAttention):
         raise TypeError(f"look_features takes a PerformerAttention, got {type(layer).__name__}")
+    x, context = _batched(x), _batched(context)
     with torch.no_grad():
         q, k, v = layer.heads_of(x, context, positions=positions)
         return FeatureView(q, k, v, layer.directions, scale=layer.scale, epsilon=layer.epsilon, mask=mask)
+
+
+def _batched(x: T) -> T:
+    """(N, d) → (1, N, d); anything else as it is."""
+    return x[None] if isinstance(x, Tensor) and x.ndim == 2 else x
 
 
 def _mean_of(v: Tensor, weights: Tensor) -> Tensor:
