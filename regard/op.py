@@ -51,7 +51,7 @@ def attention(
     scale: default 1/√D.  softcap: scores become softcap·tanh(scores/softcap).
     sinks: (H,), one logit per head that joins the softmax and has no value.
     dropout: probability with which a weight is zeroed, the others growing by 1/(1 − p); applied whenever above 0.
-    backend: "auto", or one of "reference", "tiled", "sdpa", "flex", which raises if it cannot.
+    backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse", which raises if it cannot.
 
     A row that sees nothing gives 0, with gradient 0. Raises TypeError or ValueError naming the argument and the sizes.
     """

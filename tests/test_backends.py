@@ -17,7 +17,7 @@ from regard.backends import flex, reference, tiled
 from regard.backends.call import Call, prepare
 from regard.testing import assert_rule
 
-NAMES = ("reference", "tiled", "sdpa", "flex")
+NAMES = ("reference", "tiled", "sdpa", "flex", "sparse")
 B, H, NQ, NK, D, DV = 2, 3, 5, 11, 7, 13
 
 
@@ -69,6 +69,7 @@ def test_explain_prints_what_each_backend_says():
         "backend    can  how, or why not\n"
         "─────────  ───  ───────────────────────────────────────────────────────────────────\n"
         "tiled      yes  plain torch, tiles of 5×11; O(N) memory, skips hidden tiles  ← auto\n"
+        "sparse     yes  visible tiles of 5×11 gathered: 100% of the cells; O(N) memory\n"
         "flex       yes  FlexAttention, unfused on the CPU: builds N×N\n"
         "reference  yes  the definition, in torch; builds N×N\n"
         "sdpa       no   torch's SDPA has no sinks"
@@ -89,7 +90,16 @@ CALLS = {
     "causal": (tensors, {"mask": masks.causal()}, "sdpa"),
     "one query": (lambda: tensors(nq=1), {"mask": masks.causal()}, "sdpa"),
     "small window": (tensors, {"mask": masks.window(2, 1)}, "sdpa"),
-    "long window": (long, {"mask": masks.window(64, 0)}, "tiled"),
+    "long window": (long, {"mask": masks.window(64, 0)}, "sparse"),
+    "long window with dropout": (long, {"mask": masks.window(64, 0), "dropout": 0.5}, "tiled"),
+    "long window and globals": (long, {"mask": masks.window(64, 64) | masks.globals([0])}, "sparse"),
+    "long window with softcap and sinks": (
+        long,
+        {"mask": masks.window(64, 0), "softcap": 2.0, "sinks": torch.zeros(1)},
+        "sparse",
+    ),
+    "window over a few hundred": (lambda: tensors(1, 1, 640, 640, 8, 8), {"mask": masks.window(64, 0)}, "sdpa"),
+    "window over a few more": (lambda: tensors(1, 1, 641, 641, 8, 8), {"mask": masks.window(64, 0)}, "sparse"),
     "long causal": (long, {"mask": masks.causal()}, "sdpa"),
     "most of a long call visible": (long, {"mask": masks.causal(offset=100)}, "sdpa"),
     "long call with a bias": (long, {"bias": positions.alibi(1)}, "tiled"),
@@ -159,6 +169,7 @@ REFUSED = {
     "sdpa softcap": ("sdpa", {"softcap": 2.0}, "torch's SDPA has no softcap"),
     "sdpa sinks": ("sdpa", {"sinks": torch.zeros(H)}, "torch's SDPA has no sinks"),
     "flex dropout": ("flex", {"dropout": 0.1}, "FlexAttention has no dropout"),
+    "sparse dropout": ("sparse", {"dropout": 0.1}, "the sparse backend has no dropout"),
 }
 
 
@@ -192,7 +203,7 @@ def test_flex_refuses_a_gradient_on_the_cpu_wherever_it_comes_from(source):
 
 @pytest.mark.parametrize("name", ["fast", "", None, 3])
 def test_unknown_backend_is_an_error_that_lists_the_names(name):
-    message = f"unknown backend {name!r}; the backends are reference, tiled, sdpa, flex, or 'auto' to choose"
+    message = f"unknown backend {name!r}; the backends are reference, tiled, sdpa, flex, sparse, or 'auto' to choose"
     with pytest.raises(ValueError, match=re.escape(message)):
         backends.load(name)
 
@@ -233,7 +244,7 @@ def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first, monk
 @pytest.mark.usefixtures("on_cuda")
 def test_on_a_gpu_nobody_waits_for_a_kernel_where_a_dense_mask_is_small(monkeypatch):
     monkeypatch.setattr(backends, "SMALL", NQ * NK)
-    assert order(*tensors(), mask=masks.window(2, 1)) == ("sdpa", "tiled", "flex", "reference")
+    assert order(*tensors(), mask=masks.window(2, 1)) == ("sdpa", "tiled", "sparse", "flex", "reference")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])

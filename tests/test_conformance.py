@@ -11,16 +11,20 @@ from hypothesis import given
 
 import regard
 from regard import masks
+from regard.masks import tiling
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, assert_rule, cases, conform, largest_error
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-BACKENDS = ("tiled", "sdpa", "flex", "auto")
+BACKENDS = ("tiled", "sdpa", "flex", "sparse", "auto")
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles that the suite's shapes cross: 139 × 271 becomes 5 × 6 tiles, the last ones short."""
+    """Tiles that the suite's shapes cross: 139 × 271 becomes 5 × 6 tiles, or 9 × 17, the last ones short."""
     monkeypatch.setattr(regard.backends.tiled, "tile_size", lambda batch, heads, nq, nk: (32, 48))
+    monkeypatch.setattr(tiling, "ROWS", (4, 16))
+    monkeypatch.setattr(tiling, "COLS", 16)
+    monkeypatch.setattr(tiling, "_KEPT", {})
 
 
 @contextmanager
@@ -83,7 +87,7 @@ def test_compiled_flex_agrees_with_the_definition(mask, arguments):
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["tiled", "sdpa", "sparse"])
 def test_backend_agrees_with_the_definition_on_a_gpu(backend, dtype, shape, arguments):
     conform_over_masks(backend, DTYPES[dtype], shape, arguments, "cuda")
 
@@ -212,7 +216,7 @@ def test_hidden_keys_cannot_influence_the_result(dtype):
         assert torch.autograd.grad(out.sum(), q)[0].isfinite().all(), backend
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa", "sparse"])
 def test_result_is_the_same_however_the_queries_are_split(backend, small_tiles):
     q, k, v, _ = Case("several tiles", "none", "plain").build(torch.float32)
     mask = masks.causal() & masks.window(40, 0)

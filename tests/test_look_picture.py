@@ -108,7 +108,9 @@ def test_what_the_model_saw_and_where_cls_looks_are_printed(run, photo, model, s
 
 
 def test_json_holds_what_the_overlay_says(run, photo, model, session):
-    said = json.loads(run(photo, "--model", model, "--layer", "1", "--head", "3", "--token", "1", "--json", "--top", "5"))
+    said = json.loads(
+        run(photo, "--model", model, "--layer", "1", "--head", "3", "--token", "1", "--json", "--top", "5")
+    )
     assert set(said) == KEYS
     overlay = session.capture[1].overlay(token=1, head=3)
     assert said["shares"] == pytest.approx(overlay.shares)
@@ -166,9 +168,7 @@ def test_korean_says_the_same(run, photo, model):
 
 def test_patches_are_digits_without_colours(capsys):
     print_patches([[0.0, 0.2, 0.019], [0.1, 0.021, 0.199]], "en", Terminal())
-    assert capsys.readouterr().out == (
-        "Patches by weight: 9 is 0.200, · is under a tenth of that\n  · 9 ·\n  5 1 9\n"
-    )
+    assert capsys.readouterr().out == ("Patches by weight: 9 is 0.200, · is under a tenth of that\n  · 9 ·\n  5 1 9\n")
 
 
 def test_patches_are_half_blocks_with_colours(capsys, terminal):
@@ -239,8 +239,14 @@ def test_what_is_no_file_is_no_picture(what):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "a picture needs a model that looks at pictures: --model DIR, or a hub id such as --model facebook/dinov2"),
-        (["--model", "M", "--row", "1"], "--row are of files; of a picture there are --layer, --head, --token and --at"),
+        (
+            [],
+            "a picture needs a model that looks at pictures: --model DIR, or a hub id such as --model facebook/dinov2",
+        ),
+        (
+            ["--model", "M", "--row", "1"],
+            "--row are of files; of a picture there are --layer, --head, --token and --at",
+        ),
         (["--model", "M", "--all"], "--all are of texts; this is a picture"),
         (["--model", "M", "--truncate"], "--truncate are of texts; this is a picture"),
         (["--model", "M", "--at", "1;2"], "--at must be Y,X: pixels down and across, as in --at 120,300; got '1;2'"),
@@ -268,7 +274,10 @@ def test_model_of_texts_refuses_a_picture(fail, photo, tmp_path):
 
 def test_model_of_pictures_refuses_a_text(fail, model):
     words = fail("a cat on a mat", "--model", model)
-    assert "looks at pictures, and 'a cat on a mat' is a text: name the file of a picture, as in regard look photo.jpg" in words
+    assert (
+        "looks at pictures, and 'a cat on a mat' is a text: name the file of a picture, as in regard look photo.jpg"
+        in words
+    )
 
 
 def test_picture_that_is_not_there_is_missed_as_a_file(fail):

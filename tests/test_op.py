@@ -21,7 +21,7 @@ import regard
 from regard import masks, positions
 from regard.testing import assert_rule
 
-BACKENDS = ("reference", "tiled", "sdpa", "flex")
+BACKENDS = ("reference", "tiled", "sdpa", "flex", "sparse")
 B, H, NQ, NK, D, DV = 2, 3, 5, 11, 7, 13
 
 
@@ -627,7 +627,7 @@ WRONG = {
     "unknown backend": (
         {"backend": "fast"},
         ValueError,
-        "unknown backend 'fast'; the backends are reference, tiled, sdpa, flex, or 'auto' to choose",
+        "unknown backend 'fast'; the backends are reference, tiled, sdpa, flex, sparse, or 'auto' to choose",
     ),
     "backend that cannot": (
         {"backend": "sdpa", "softcap": 2.0},

@@ -123,7 +123,9 @@ def test_values_come_from_a_second_look(session):
 
 @pytest.fixture(scope="module")
 def captioned(tmp_path_factory) -> Session:
-    return look_at_picture(picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat")
+    return look_at_picture(
+        picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat"
+    )
 
 
 def test_words_look_at_the_picture(captioned):
@@ -159,7 +161,10 @@ def test_words_of_a_capture_come_back_with_it(captioned, tmp_path):
     ("head", "words"),
     [
         ("ForQuestionAnswering", "BLIP with task 'answer' reads a question: give it as the text"),
-        ("ForImageTextRetrieval", "BLIP with task 'match' reads a text that may match the picture: give it as the text"),
+        (
+            "ForImageTextRetrieval",
+            "BLIP with task 'match' reads a text that may match the picture: give it as the text",
+        ),
     ],
 )
 def test_text_that_is_missing_is_asked_for(tmp_path, head, words):
@@ -412,6 +417,8 @@ def test_numbers_of_a_head_are_of_all_windows(windowed):
     card = answers.head(windowed, 0, 1)
     assert card["numbers"]["received_key"] == int(whole.sum(0).argmax())
     assert abs(card["numbers"]["received_max"] - float(whole.sum(0).max()) / 9) < 1e-6
+    assert card["sentence"].endswith("of the attention in its window.")
+    assert "그 윈도 안 어텐션의" in answers.head(windowed, 0, 1, "ko")["sentence"]
 
 
 def test_map_of_a_head_is_of_the_first_window(windowed):

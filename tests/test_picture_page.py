@@ -17,10 +17,11 @@ from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
 from speaking_twins import bert
 
-from regard.explorer.exporting import write_html
+from regard.explorer.exporting import styles, write_html
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf
+from regard.explorer.widget import answer, module
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 ROWS, COLUMNS, BEFORE = 5, 7, 3  # patches; cls and two registers before them
@@ -441,6 +442,14 @@ def test_text_and_picture_take_each_others_place(page, session, tmp_path):
         page.locator("[data-role=session]").select_option("2")
         expect(page.locator(".photo-canvas")).to_be_visible()
         assert page.locator("[data-pane=text] .save").count() == 1
+        assert page.locator("[data-pane=text]").get_attribute("aria-label") == "Picture"
+        with page.expect_download() as saved:
+            page.locator("[data-pane=text] .save summary").click()
+            page.locator("[data-pane=text] [data-save=svg]").click()
+        assert saved.value.suggested_filename == "regard-picture-2.0.svg"
+        drawn = Path(saved.value.path()).read_text(encoding="utf-8")
+        assert "Picture: layer 2, head 0" in drawn
+        assert "data:image/png" in drawn, "the canvas is part of it"
 
 
 # -------------------------------------------------------------------------------------------------------- exported page
@@ -471,3 +480,31 @@ def test_exported_page_shows_windows(page, windowed, tmp_path):
     expect(page.locator(".map-window")).to_have_text("window 6 of 12")
     total = float(torch.tensor(list(shares(page).values())).sum())
     assert abs(total - 1) < 1e-5
+
+
+# -------------------------------------------------------------------------------------------------------------- notebook
+
+
+def test_notebook_shows_the_picture_and_asks_python_for_rows(page, session):
+    """What anywidget does in a notebook, without one: a model whose messages Python answers."""
+    page.expose_function("askPython", lambda message: answer(session, message))
+    page.goto("data:text/html,<!doctype html><meta charset=utf-8><body style='margin:0'><div id=cell></div>")
+    page.add_style_tag(content=styles())
+    page.add_script_tag(
+        type="module",
+        content=f"""{module().replace("export default", "const widget =")}
+const hear = new Set();
+const model = {{
+  get: (name) => ({{ lang: "en", height: 780 }})[name],
+  on: (_, listener) => hear.add(listener),
+  off: (_, listener) => hear.delete(listener),
+  send: async (message) => {{ const reply = await askPython(message); for (const listener of hear) listener(reply); }},
+}};
+widget.render({{ model, el: document.getElementById("cell") }});""",
+    )
+    expect(page.locator(".photo-share").first).to_be_visible()
+    token = BEFORE + 11
+    row = session.capture[2].row(token)[0, 0]
+    page.mouse.move(*over(page, *middle(session, 2, token)))
+    assert abs(said(page, token, int(row.argmax()))[1] - float(row.max())) < 1e-6
+    assert (colour(page, *middle(session, 2, BEFORE)) < 250).any()

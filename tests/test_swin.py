@@ -145,7 +145,8 @@ def by_hand(block: WindowBlock, x: Tensor, grid: Grid, window: int, shifted: boo
     normed = torch.zeros(len(x), *padded, x.shape[-1], dtype=x.dtype)
     normed[:, : grid.rows, : grid.columns] = block.attention_norm(x).reshape(len(x), *grid, -1)
     layer = block.attention
-    q, k = (w(normed).unflatten(-1, (layer.heads, -1)).movedim(-2, 1) for w in (layer.w_q, layer.w_k))
+    rows = layer.w_qkv(normed).split(layer.w_qkv.rows, -1)[:2]
+    q, k = (part.unflatten(-1, (layer.heads, -1)).movedim(-2, 1) for part in rows)
     scores = torch.einsum("bhrcd,bhyxd->bhrcyx", q, k) * layer.head_dim**-0.5
     table = layer.position.table.reshape(2 * window - 1, 2 * window - 1, -1)
     down, across = (torch.arange(n)[:, None] - torch.arange(n) for n in padded)  # of the query from the key

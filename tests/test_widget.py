@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from regard.explorer import answers, widget
 from regard.explorer.bundling import bundle
 from regard.explorer.exporting import modules
 from regard.explorer.sessions import Session
+from regard.explorer.shown_pictures import show_picture
 from regard.explorer.widget import answer, module, show
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
@@ -25,7 +27,7 @@ def session() -> Session:
     model = torch.nn.TransformerEncoderLayer(15, 3, 11, batch_first=True).eval()
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
         model(torch.randn(1, 7, 15))
-    return Session("toy", seen, WORDS)
+    return Session("toy", seen, WORDS, pictures=(show_picture(np.zeros((5, 7, 3), np.uint8)),))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,7 @@ def session() -> Session:
         ("row", {"layer": 0, "head": 2, "token": 4, "start": 1, "stop": 6}),
         ("tile", {"layer": 0, "head": 1, "rows": [0, 5], "cols": [2, 7], "size": 3}),
         ("steps", {"layer": 0, "head": 1, "token": 4, "key": 2}),
+        ("picture", {"number": 0}),
     ],
 )
 def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, given):
@@ -55,6 +58,8 @@ def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, giv
         ({"id": 5, "ask": ["row"], "given": {}}, "['row'] cannot be asked"),
         ({"id": 5, "ask": "row"}, 'a message is {"id", "ask", "given": {…}}'),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, "head 3 is out of range"),
+        ({"id": 5, "ask": "picture", "given": {"number": 1}}, "there is no picture 1 to be shown: it has 1, counted"),
+        ({"id": 5, "ask": "picture", "given": {"number": "0"}}, "number must be an integer, got str: '0'"),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head must be an integer"),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang must be en or ko"),
         ({"id": 5, "ask": "tile", "given": TILE | {"rows": [1]}}, "rows must be [first, end], got [1]"),
@@ -112,15 +117,17 @@ const model = {{
   off: (event, listener) => listeners.delete(listener),
   send: (content) => {{
     sent.push([content.ask, content.given]);
-    const reply = content.ask === "row" ? {{ error: "no row" }} : {{ answer: {{ name: "n", text: null, length: 3 }} }};
+    const known = {{ name: "n", text: null, length: 3, kind: "image/png", base64: "QQ==" }};
+    const reply = content.ask === "row" ? {{ error: "no row" }} : {{ answer: known }};
     for (const id of [content.id + 1, content.id]) for (const hear of listeners) hear({{ id, ...reply }});
   }},
 }};
 const source = new {name}.NotebookSource(model);
 const found = [await source.sessions(), await source.overview("1")];
 const failed = await source.row("1", 0, 1, 2, 3, 4).catch((error) => error.message);
+const picture = await source.picture("1", 4);
 source.close();
-console.log(JSON.stringify({{ sent, found, failed, left: listeners.size }}));
+console.log(JSON.stringify({{ sent, found, failed, picture, left: listeners.size }}));
 """
     done = subprocess.run(["node", "--input-type=module"], input=script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -128,7 +135,9 @@ console.log(JSON.stringify({{ sent, found, failed, left: listeners.size }}));
     assert said["sent"] == [  # the second overview came from memory
         ["overview", {}],
         ["row", {"layer": 0, "head": 1, "token": 2, "start": 3, "stop": 4}],
+        ["picture", {"number": 4}],
     ]
+    assert said["picture"] == "data:image/png;base64,QQ=="
     assert said["found"][0] == [{"id": "1", "name": "n", "text": None, "length": 3}]
     assert (said["failed"], said["left"]) == ("no row", 0)
 

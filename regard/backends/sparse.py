@@ -1,4 +1,4 @@
-"""Attention at a cost proportional to what the mask shows, forward and backward: visible tiles gathered, many at a time.
+"""Attention at a cost proportional to what the mask shows, forward and backward: visible tiles, many at a time.
 
 The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). Stretches that see
 equally many are gathered together with their keys and values and attended to in one batched call: on the CPU torch's
@@ -40,9 +40,9 @@ def refuse(call: Call) -> str | None:
 
 def how(call: Call) -> str:
     """How it does the call, in a few words."""
-    if 0 in call.sizes:
-        return "nothing to gather"
-    found = visible_tiles(call.mask, *call.sizes[2:], call.device)
+    if call.mask is None or 0 in call.sizes:
+        return "visible tiles gathered, and nothing is hidden; O(N) memory"
+    found = visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu"))
     return f"visible tiles of {found.rows}×{found.cols} gathered: {found.share:.0%} of the cells; O(N) memory"
 
 

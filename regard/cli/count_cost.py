@@ -1,14 +1,17 @@
 """`regard cost`: the operations and bytes of attention, of a recurrent layer and of a convolution, counted.
 
-It reads options and prints what `regard.costs.cost` counts.
+With `--compare`, those of full, sparse, low-rank and kernel attention as the sequence grows. It reads options and
+prints what `regard.costs.cost` counts; `compare_growth.py` does the comparing.
 """
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.compare_growth import Asked, compare
 from regard.cli.language import Lang, known, speaker
 from regard.cli.terminal import Terminal
 from regard.tables import width
@@ -32,8 +35,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
     @app.command(
         "cost",
         help=say(
-            "Count the operations and bytes of attention, beside an RNN and a CNN.",
-            "어텐션의 연산량과 메모리를 RNN, CNN과 나란히 셉니다.",
+            "Count the operations and bytes of attention, beside an RNN and a CNN.\n\n"
+            "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
+            "어텐션의 연산량과 메모리를 RNN, CNN과 나란히 셉니다.\n\n"
+            "--compare를 쓰면 길이가 N까지 늘어날 때 전체, 희소, 저랭크, 커널 어텐션을 비교합니다.",
         ),
     )
     def cost(
@@ -57,6 +62,35 @@ def add(app: typer.Typer, lang: Lang) -> None:
             str,
             typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16."),
         ] = "float32",
+        compare_: Annotated[
+            bool,
+            typer.Option("--compare", help=say("Four ways to attend, up to N.", "길이 N까지 네 방식을 비교합니다.")),
+        ] = False,
+        measure: Annotated[
+            bool, typer.Option("--measure", help=say("Measure them here, too.", "이 컴퓨터에서 직접 측정합니다."))
+        ] = False,
+        figure: Annotated[
+            Path | None, typer.Option(metavar="FILE", help=say("Draw the curves.", "곡선을 그림으로 저장합니다."))
+        ] = None,
+        window: Annotated[
+            int | None, typer.Option(metavar="W", help=say("Sparse: each side; 256.", "희소: 양쪽 창. 기본 256."))
+        ] = None,
+        global_tokens: Annotated[
+            int | None, typer.Option(metavar="G", help=say("Sparse: global; 1.", "희소: 전역 위치 수. 기본 1."))
+        ] = None,
+        slots: Annotated[
+            int | None, typer.Option(metavar="K", help=say("Low-rank; 256.", "저랭크: 슬롯 수. 기본 256."))
+        ] = None,
+        features: Annotated[
+            int | None, typer.Option(metavar="M", help=say("Kernel; 256.", "커널: 특징 수. 기본 256."))
+        ] = None,
+        device: Annotated[
+            str | None, typer.Option(metavar="DEVICE", help=say("Where to measure; cpu.", "측정할 장치. 기본 cpu."))
+        ] = None,
+        seconds: Annotated[
+            float | None,
+            typer.Option(metavar="S", help=say("Longest pass to measure; 5.", "측정할 최대 시간(초). 기본 5.")),
+        ] = None,
         json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
         lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
     ) -> None:
@@ -74,7 +108,21 @@ def add(app: typer.Typer, lang: Lang) -> None:
             layers=layers,
             dtype=dtype,
         )
-        if json_:
+        asked = Asked(
+            measure=measure,
+            figure=figure,
+            window=window,
+            global_tokens=global_tokens,
+            slots=slots,
+            features=features,
+            device=device,
+            seconds=seconds,
+        )
+        if compare_:
+            compare(counted.sizes, asked, json_=json_, lang=spoken)
+        elif asked != Asked():
+            raise ValueError(f"{', '.join(asked.options)} go with --compare")
+        elif json_:
             print(json.dumps(counted.as_dict(), ensure_ascii=False))
         else:
             _print(counted, spoken)

@@ -1,11 +1,13 @@
 """Operations and bytes of four ways to attend, counted as the sequence grows: full, sparse, low-rank, kernel.
 
     >>> g = growth([1024, 65536], heads=12, head_dim=64)
-    >>> [g.counts["full"][n].flops.readable for n in g.lengths], [g.counts["kernel"][n].flops.readable for n in g.lengths]
-    (['3.22 GFLOP', '13.19 TFLOP'], ['1.62 GFLOP', '103.48 GFLOP'])
+    >>> for way in ("full", "kernel"):
+    ...     print(way, *(g.counts[way][n].flops.readable for n in g.lengths))
+    full 3.22 GFLOP 13.19 TFLOP
+    kernel 1.62 GFLOP 103.48 GFLOP
 
-Letters of the formulas: n positions, H heads, Hkv key/value heads, D head size, B batch, s bytes per number, w window on
-each side, g global positions, k slots, m features, links(n) visible pairs of one head.
+Letters of the formulas: n positions, H heads, Hkv key/value heads, D head size, B batch, s bytes per number, w window
+on each side, g global positions, k slots, m features, links(n) visible pairs of one head.
 
 W_Q, W_K, W_V and W_O are left out: they are the same for all four. This file counts from sizes alone and imports no
 torch; `measured_growth.py` measures.
@@ -19,7 +21,7 @@ from dataclasses import asdict, dataclass
 from regard import tables
 from regard.costs import BYTES, Count
 
-__all__ = ["WAYS", "Growth", "GrowthSizes", "WayCount", "growth", "lengths_up_to", "visible_links"]
+__all__ = ["WAYS", "Growth", "GrowthSizes", "WayCount", "counted", "growth", "lengths_up_to", "visible_links"]
 
 WAYS = ("full", "sparse", "low-rank", "kernel")
 MOST_LENGTHS = 7  # 64 times from the first to the last, as from 1k to 64k
@@ -111,12 +113,12 @@ def growth(
     >>> [g.counts["full"][n].bytes.readable for n in g.lengths]
     ['64.00 MiB', '256.00 MiB']
 
-    |          | FLOPs                                     | bytes                           |
-    |----------|-------------------------------------------|---------------------------------|
-    | full     | 4·B·H·n²·D                                | B·H·n²·s                        |
-    | sparse   | 4·B·H·links(n)·D                          | B·H·links(n)·s                  |
-    | low-rank | 4·B·(H + Hkv)·n·k·D                       | B·(H·n + 2·Hkv·D)·k·s           |
-    | kernel   | 4·B·(H + Hkv)·n·m·D + 2·B·H·n·m           | B·((H + Hkv)·n + Hkv·(D + 1))·m·s |
+    |          | FLOPs                           | bytes                             |
+    |----------|---------------------------------|-----------------------------------|
+    | full     | 4·B·H·n²·D                      | B·H·n²·s                          |
+    | sparse   | 4·B·H·links(n)·D                | B·H·links(n)·s                    |
+    | low-rank | 4·B·(H + Hkv)·n·k·D             | B·(H·n + 2·Hkv·D)·k·s             |
+    | kernel   | 4·B·(H + Hkv)·n·m·D + 2·B·H·n·m | B·((H + Hkv)·n + Hkv·(D + 1))·m·s |
 
     A multiply-add is 2 FLOPs; only matrix products count. Bytes: weights, slots, features and sums if all were written
     at once; a kernel that works in chunks keeps less. Sparse is window(w, w) | globals(first g), both ways.
@@ -139,7 +141,7 @@ def growth(
         features=features,
     )
     _check(sizes, lengths)
-    counts = {way: {n: _counted(way, n, sizes) for n in lengths} for way in WAYS}
+    counts = {way: {n: counted(way, n, sizes) for n in lengths} for way in WAYS}
     return Growth(sizes=sizes, lengths=tuple(lengths), counts=counts)
 
 
@@ -187,7 +189,8 @@ def _band(n: int, window: int) -> int:
     return n + 2 * reach * n - reach * (reach + 1)
 
 
-def _counted(way: str, n: int, z: GrowthSizes) -> WayCount:
+def counted(way: str, n: int, z: GrowthSizes) -> WayCount:
+    """One way at one length."""
     size, both = BYTES[z.dtype], z.heads + z.kv_heads
     if way == "full":
         pairs = z.batch * z.heads * n**2
@@ -228,6 +231,7 @@ _WORDS = {
         "low-rank: k = {slots} slots; kernel: m = {features} features",
         "flops": "Operations (a multiply-add is 2)",
         "bytes": "Bytes made between q, k, v and the output, if all were written",
+        "bytes_short": "Bytes, if all were written",
         "seconds": "Measured time",
         "memory": "Measured peak memory",
         "full": "full",
@@ -244,6 +248,7 @@ _WORDS = {
         "저랭크: 슬롯 k = {slots}개. 커널: 특징 m = {features}개",
         "flops": "연산량(곱셈-덧셈 한 번은 2)",
         "bytes": "q, k, v와 출력 사이에서 만들어지는 값의 바이트 수(모두 저장할 경우)",
+        "bytes_short": "바이트 수(모두 저장할 경우)",
         "seconds": "측정한 시간",
         "memory": "측정한 최대 메모리",
         "full": "전체",

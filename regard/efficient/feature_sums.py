@@ -65,9 +65,8 @@ def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
     """
     if b.shape[-2] == 0:
         return sums
-    top = torch.maximum(sums.top, b.detach().amax(-2))
-    carried, features = _carried(sums, top), torch.exp(b - _finite(top).unsqueeze(-2))  # features (B, H, n, m)
-    return FeatureSums(top, carried.mass + features.sum(-2), carried.values + features.transpose(-1, -2) @ v)
+    carried, features = _on_one_scale(sums, b, torch.maximum(sums.top, b.detach().amax(-2)))
+    return _added(carried, features, v)
 
 
 def read_rows(sums: FeatureSums, a: Tensor) -> Rows:
@@ -94,23 +93,24 @@ def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[Rows, Feat
     a: log-features of the queries (B, H, G, n, m), G query heads for each key head.
     b, v: of the keys, (B, H, n, m) and (B, H, n, Dv).
     """
-    half = b.shape[-2] // 2
-    after = add_keys(sums, b, v)
-    if half and not _safe(sums, a, b, after.top):
+    half, top = b.shape[-2] // 2, torch.maximum(sums.top, b.detach().amax(-2))
+    if half and not _safe(sums, a, b, top):
         first, sums = walk(sums, a[..., :half, :], b[:, :, :half], v[:, :, :half])
         second, sums = walk(sums, a[..., half:, :], b[:, :, half:], v[:, :, half:])
         return _one_after_another(first, second, a.shape[2]), sums
-    carried, features = _carried(sums, after.top), torch.exp(b - _finite(after.top).unsqueeze(-2))
-    weights, peak = _weights(a.flatten(2, 3), after.top)  # (B, H, G·n, m)
-    ahead = torch.ones(b.shape[-2], b.shape[-2], dtype=torch.bool, device=b.device).triu(1).repeat(a.shape[2], 1)
-    pairs = (weights @ features.transpose(-1, -2)).masked_fill(ahead, 0.0)  # (B, H, G·n, n)
+    carried, features = _on_one_scale(sums, b, top)
+    weights, peak = _weights(a.flatten(2, 3), top)  # (B, H, G·n, m)
+    pairs = by_group(weights @ features.transpose(-1, -2), a.shape[2]).tril().flatten(2, 3)  # (B, H, G·n, n)
     mass = (weights @ carried.mass.unsqueeze(-1)).squeeze(-1) + pairs.sum(-1)
-    return _divided(weights @ carried.values + pairs @ v, mass, peak), after
+    return _divided(weights @ carried.values + pairs @ v, mass, peak), _added(carried, features, v)
 
 
 def _safe(sums: FeatureSums, a: Tensor, b: Tensor, top: Tensor) -> bool:
     """Does no row see so little of what the chunk holds that its own part would vanish beside it?"""
     with torch.no_grad():
+        first = torch.maximum(sums.top, b[:, :, 0])  # what every row sees at least
+        if bool((top - first <= SAFE).all()):  # then no row's gap can be larger; this is cheap, what follows is not
+            return True
         tops = torch.maximum(sums.top.unsqueeze(-2), b.cummax(-2).values).unsqueeze(2)  # (B, H, 1, n, m)
         own = (a + _finite(tops)).amax(-1)  # (B, H, G, n)
         gap = (a + _finite(top)[:, :, None, None]).amax(-1) - own
@@ -118,10 +118,17 @@ def _safe(sums: FeatureSums, a: Tensor, b: Tensor, top: Tensor) -> bool:
         return not bool((gap.masked_fill(blind, 0.0) > SAFE).any())
 
 
-def _carried(sums: FeatureSums, top: Tensor) -> FeatureSums:
-    """The same sums, divided by e^top instead."""
-    factor = torch.exp(sums.top - _finite(top))  # (B, H, m); e^−∞ = 0 where there was nothing
-    return FeatureSums(top, sums.mass * factor, sums.values * factor.unsqueeze(-1))
+def _on_one_scale(sums: FeatureSums, b: Tensor, top: Tensor) -> tuple[FeatureSums, Tensor]:
+    """The sums so far and the features of new keys (B, H, n, m), both divided by e^top."""
+    base = _finite(top)
+    factor = torch.exp(sums.top - base)  # (B, H, m); e^−∞ = 0 where there was nothing
+    carried = FeatureSums(top, sums.mass * factor, sums.values * factor.unsqueeze(-1))
+    return carried, torch.exp(b - base.unsqueeze(-2))
+
+
+def _added(carried: FeatureSums, features: Tensor, v: Tensor) -> FeatureSums:
+    values = carried.values + features.transpose(-1, -2) @ v
+    return FeatureSums(carried.top, carried.mass + features.sum(-2), values)
 
 
 def _weights(a: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:

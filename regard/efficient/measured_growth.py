@@ -1,13 +1,14 @@
 """Time and memory of four ways to attend, measured on this machine as the sequence grows. Bounded: nothing runs away.
 
-A length is skipped where the way's last two lengths say that one run would take longer, or more memory, than allowed. It
-does not print, and does not know what is counted: `counted_growth.py` does.
+A length is skipped where the shorter ones say that one pass would take longer, or more memory, than allowed. This file
+does not print, and does not know how operations are counted: `counted_growth.py` does.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard.efficient.counted_growth import WAYS, Growth, GrowthSizes, table_of, words_in
+from regard.costs import BYTES
+from regard.efficient.counted_growth import WAYS, Growth, GrowthSizes, counted, table_of, words_in
 from regard.efficient.features import orthogonal_features
 from regard.efficient.linformer import SlotProjection
 from regard.efficient.performer import kernel_attention
@@ -26,8 +28,9 @@ from regard.op import attention
 
 __all__ = ["Measured", "as_dicts", "measure", "measured_text"]
 
+PROBE = 256  # a length before the first, by which the first is judged
 RUNS = 5  # of which the median counts; fewer where they would take longer than a second
-GIVES_UP = 3  # lengths a way is measured at before its growth is trusted to say what the next one takes
+TRUSTED = 3  # lengths a way is measured at before its own growth says what the next one takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
     """
     if not seconds > 0 or not 0 < fraction <= 1:
         raise ValueError(f"seconds must be above 0 and fraction in (0, 1], got {seconds} and {fraction}")
-    place, past = torch.device(device), {way: list[Measured]() for way in WAYS}
+    place = torch.device(device)
+    probe = min(PROBE, growth.lengths[0])
+    past = {way: [_measured(way, probe, growth.sizes, place)] for way in WAYS}
     for n in growth.lengths:
         for way in WAYS:
             reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
@@ -138,11 +143,12 @@ def _peak(call: Callable[[], object], device: torch.device) -> tuple[int | None,
         call()
         return torch.cuda.max_memory_allocated(device) - before, ""
     try:
+        CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would be used again unseen
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of this process begins anew
         before = _status("VmRSS")
-    except OSError:
+    except (OSError, AttributeError, TypeError):
         call()
-        return None, "memory is measured on CUDA and on Linux only"
+        return None, "memory is measured on CUDA and on Linux with glibc only"
     call()
     return max(0, _status("VmHWM") - before), ""
 
@@ -168,23 +174,24 @@ def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memo
     """Why the next length is not measured, or nothing."""
     if past and past[-1].seconds is None:
         return past[-1].reason if past[-1].reason.startswith("as ") else f"as n = {past[-1].n:,}: {past[-1].reason}"
-    if not past:
-        return ""
-    counts = growth.counts[past[-1].way]
-    steps = counts[n].flops / max(1, counts[past[-1].n].flops)
+    z, way, last = growth.sizes, past[-1].way, past[-1].n
+    inputs = z.batch * (2 * z.heads + 2 * z.kv_heads) * n * z.head_dim * BYTES[z.dtype]  # q, k, v and the output
+    memory -= inputs
+    steps = counted(way, n, z).flops / counted(way, last, z).flops
     time = (past[-1].seconds or 0.0) * _ratio([m.seconds for m in past], steps)
     held = (past[-1].bytes or 0) * _ratio([m.bytes for m in past], steps)
     if time > seconds:
         return f"one pass would take about {time:.0f} s, and {seconds:g} s are allowed"
     if held > memory:
-        return f"one pass would take about {held / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are allowed"
+        whole = (held + inputs) / 2**30
+        return f"one pass would take about {whole:.1f} GiB, and {(memory + inputs) / 2**30:.1f} GiB are allowed"
     return ""
 
 
 def _ratio(values: list[float | None] | list[int | None] | list[float | int | None], counted: float) -> float:
     """How much more the next length takes: as counted, or as the last step grew where that was more."""
     known = [value for value in values if value]
-    return max(counted, known[-1] / known[-2]) if len(known) >= GIVES_UP else counted
+    return max(counted, known[-1] / known[-2]) if len(known) >= TRUSTED else counted
 
 
 def _time(seconds: float) -> str:

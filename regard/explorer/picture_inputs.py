@@ -105,7 +105,11 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
     n = ids.shape[1]
     layouts = model.layouts(frame, n, 1) if isinstance(model, Answerer) else model.layouts(frame, n)
-    said = f"{text} → {model.answer(picture, text, new_tokens=WRITTEN).text.strip()}" if isinstance(model, Answerer) else text
+    said = (
+        f"{text} → {model.answer(picture, text, new_tokens=WRITTEN).text.strip()}"
+        if isinstance(model, Answerer)
+        else text
+    )
 
     @torch.no_grad()
     def read() -> None:
@@ -126,7 +130,9 @@ def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | N
     else:
         prompt, written = question_prompt(model, text), model.answer(picture, text, new_tokens=WRITTEN)
     asked = spoken(model, prompt, pixels)
-    begun = model.tokenizer.batch([asked]).ids if isinstance(model, PictureWriter) else without_special(model, [asked])[0]
+    begun = (
+        model.tokenizer.batch([asked]).ids if isinstance(model, PictureWriter) else without_special(model, [asked])[0]
+    )
     ids = torch.cat([begun.cpu(), written.ids[None].cpu()], 1).to(model.device)  # (1, N)
     if isinstance(model, PictureWriter):
         layouts, shown = model.layouts(ids[0], frames), pixels

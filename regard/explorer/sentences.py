@@ -39,7 +39,9 @@ over 1.6 keys on average. Token 0 “[CLS]” receives most: 25% of all attentio
         said.append(SPREADS[lang].format(numbers["effective"]))
     share, first, last = numbers["received_max"], numbers["received_key"], numbers["received_last"]
     if share is not None and first is not None and last is not None:
-        key = MOST[lang].format(_key(session, layer, first), _percent(share)) if first == last else None
+        windows = session.layers[layer].windows if layer < len(session.layers) else 1
+        most = MOST if windows == 1 else MOST_OF_WINDOW
+        key = most[lang].format(_key(session, layer, first), _percent(share)) if first == last else None
         said.append(key or MOST_OF_BIN[lang].format(first, last, _percent(share)))
     return " ".join(said)
 
@@ -53,6 +55,10 @@ SPREADS: dict[Lang, str] = {
 MOST: dict[Lang, str] = {
     "en": "Token {} receives most: {} of all attention.",
     "ko": "가장 많이 받는 토큰은 {}: 전체 어텐션의 {}입니다.",
+}
+MOST_OF_WINDOW: dict[Lang, str] = {
+    "en": "Token {} receives most: {} of the attention in its window.",
+    "ko": "가장 많이 받는 토큰은 {}: 그 윈도 안 어텐션의 {}입니다.",
 }
 MOST_OF_BIN: dict[Lang, str] = {
     "en": "Tokens {} to {} receive most: {} of all attention each.",

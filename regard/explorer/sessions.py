@@ -121,7 +121,9 @@ def look_at(
         tell("loading")
         model = load(default_model() if model is None else model)
     if isinstance(model, (VisionModel, Captioner, Answerer, Matcher)):
-        raise ValueError(f"{model.family.title} looks at a picture, and none was given: look_at_picture(picture, model)")
+        raise ValueError(
+            f"{model.family.title} looks at a picture, and none was given: look_at_picture(picture, model)"
+        )
     most = model.most if isinstance(model, TextModel) else None
     batch = model.tokenizer.batch([text], length=most, truncate=truncate)
     labels = model.tokenizer.tokens(batch.ids[0])

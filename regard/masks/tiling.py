@@ -31,6 +31,7 @@ __all__ = ["Group", "Panel", "VisibleTiles", "visible_tiles"]
 ROWS = (64, 128, 256)  # queries in a tile: the one that costs least is taken
 COLS = 32  # keys in a tile: a global key or a window's ragged edge costs as many
 MOST_TILES = 1 << 22  # in the table of one batch row and head; longer calls get larger tiles
+MOST_LOOKED_AT = 1 << 25  # of single queries against tiles of keys, in search of global tokens
 OVERHEAD = 20  # a tile of r queries costs as if it had so many more: measured, windows of 512, tiles of 64 to 256
 MOST_PATTERN_CELLS = 1 << 23  # bytes that a mask keeps for the cells of one group
 CELLS_AT_ONCE = 1 << 20  # of a mask, evaluated together
@@ -83,7 +84,7 @@ class Group:
 
     @cached_property
     def patterns(self) -> tuple[Tensor, Tensor] | None:
-        """The different cells there are (P, R, width), and which of them each stretch has; None if they are too many."""
+        """The different cells there are (P, R, width), and which each stretch has; None if they are too many."""
         known: dict[bytes, int] = {}
         kept, which = [], []
         for units in self.cut(CELLS_AT_ONCE // max(1, self.queries.shape[1] * self.width)):
@@ -213,10 +214,12 @@ class _Table:
         """The queries that see more than half of all tiles, and more than twice what is usual in their tile."""
         across = self.kinds.shape[2]
         tiles = ((self.kinds != EMPTY).sum(-1) * 2 > across).any(0).nonzero().flatten()  # (T',)
-        if not 0 < len(tiles) * 4 <= self.kinds.shape[1]:  # none, or most of it is visible: nothing to be gained
+        each = across * self.size[0] * prod(self.leading)  # what is looked at for one of them
+        few = 0 < len(tiles) * 4 <= self.kinds.shape[1]  # or most of it is visible: nothing to be gained
+        if not few or len(tiles) * each > MOST_LOOKED_AT:
             return tiles[:0]
         queries, found = self.stretches(tiles), []
-        for part in queries.split(max(1, MOST_TILES // (across * queries.shape[1] * prod(self.leading)))):
+        for part in queries.split(max(1, MOST_TILES // each)):
             seen = (self.of(part.flatten(), 1) != EMPTY).sum(-1).amax(0).view(part.shape)  # (T', rows)
             found.append(part[(seen * 2 > across) & (seen > 2 * seen.median(-1, keepdim=True).values)])
         return torch.cat(found).unique()
@@ -228,7 +231,7 @@ class _Table:
         return queries.clamp(max=self.nq - 1)
 
     def without(self, queries: Tensor) -> Tensor:
-        """Each wide query replaced by a neighbour in its tile that is not: bounds of the tile, as if it were not there."""
+        """Each wide query replaced by a neighbour in its tile that is not: for bounds as if it were not there."""
         is_wide = torch.zeros(self.nq, dtype=torch.bool, device=self.device)
         is_wide[self.wide] = True
         stretches = self.stretches()
@@ -273,9 +276,7 @@ class _Table:
             seen = shown[lead, row]  # (U, Tk)
             cols = torch.argsort(seen.int(), dim=-1, descending=True, stable=True)[:, :count]
             cols = torch.where(seen.gather(1, cols), cols, -1)
-            made.append(
-                Group(lead, row, cols, bool(masked), self.leading[1], queries, self.size[1], self.nk, self.see)
-            )
+            made.append(Group(lead, row, cols, bool(masked), self.leading[1], queries, self.size[1], self.nk, self.see))
         return tuple(made)
 
 

@@ -156,14 +156,14 @@ function side(store, source, name, baseline) {
   const panes = [
     mountAtlas(atlas, store, source, { baseline }),
     mountMap(map, store, source),
-    mountRight(text, store, source),
+    mountRight(text, store, source, () => label()),
   ];
   const label = () => {
     const { lang } = store.get();
     const which = name === "second" ? `, ${say(lang, "compare_second")}` : "";
     atlas.setAttribute("aria-label", say(lang, "atlas") + which);
     map.setAttribute("aria-label", say(lang, "map") + which);
-    text.setAttribute("aria-label", say(lang, "text") + which);
+    text.setAttribute("aria-label", say(lang, text.classList.contains("pane-photo") ? "picture" : "text") + which);
   };
   label();
   const offers = [

@@ -201,7 +201,8 @@ class MapPane {
         entropy: head.entropy?.data ?? NOTHING,
       }),
       ...{ token: state.token, key: state.key, brush: this.brush },
-      ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j), words },
+      ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j) },
+      words: this.part ? { ...words, received: "", entropy: "" } : words, // which are known of the first window alone
     });
     this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole(), window: this.#window() });
     this.#describe(state, how);

@@ -10,9 +10,10 @@ import { mount as mountText } from "./text.js";
  * @param {HTMLElement} element
  * @param {import("./state.js").Store} store
  * @param {import("./source.js").Source} source
+ * @param {() => void} changed  told when the one took the other's place
  * @returns {{update: () => void, destroy: () => void}}
  */
-export function mount(element, store, source) {
+export function mount(element, store, source, changed) {
   const next = latest();
   /** @type {{kind: string, pane: {update: () => void, destroy: () => void}} | null} */
   let shown = null;
@@ -22,6 +23,7 @@ export function mount(element, store, source) {
     shown?.pane.destroy();
     shown = { kind, pane: (kind === "photo" ? mountPhoto : mountText)(element, store, source) };
     element.append(...menus);
+    changed();
   };
   const choose = async () => {
     const { session } = store.get();

@@ -55,10 +55,11 @@ async function write(menu, pane, name, kind, store) {
   const { layer, head, lang, measure } = store.get();
   menu.open = false;
   const what = name === "atlas" ? nameOf(lang, measure) : say(lang, "head_at", { layer, head });
+  const shown = pane.classList.contains("pane-photo") ? "picture" : name;
   try {
     await save(pane, kind, {
-      title: `${say(lang, name)}: ${what}`,
-      name: name === "atlas" ? "regard-heads" : `regard-${name}-${layer}.${head}`,
+      title: `${say(lang, shown)}: ${what}`,
+      name: name === "atlas" ? "regard-heads" : `regard-${shown}-${layer}.${head}`,
     });
   } catch (error) {
     const words = say(lang, "failed", { error: error instanceof Error ? error.message : String(error) });

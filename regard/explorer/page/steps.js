@@ -168,7 +168,8 @@ class StepsPane {
         { type: "button", class: "quiet", "data-focus": "all", onclick: () => this.toggle() },
         this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }),
       );
-    const total = this.naming?.overview.layers[layer]?.keys ?? order.length;
+    const { keys: every = order.length, windows = 1 } = this.naming?.overview.layers[layer] ?? {};
+    const total = every / windows;
     return make(
       "div",
       { class: "keys" },
