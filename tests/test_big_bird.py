@@ -279,6 +279,17 @@ def test_a_key_counts_as_often_as_it_is_gathered(train):
     torch.testing.assert_close(layer(x, mask=masks.padding(tokens)), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("backend", regard.backends.NAMES)
+@pytest.mark.parametrize("train", [False, True])
+@torch.no_grad()  # FlexAttention has no backward on the CPU
+def test_every_backend_computes_the_same(train, backend):
+    layer, x, tokens = layer_and_input(train=train)
+    other = BlockAttention(21, 3, size=3, random=2, seed=5, longest=64, backend=backend).double().train(train)
+    other.load_state_dict(layer.state_dict())
+    padding = masks.padding(tokens)
+    torch.testing.assert_close(other(x, mask=padding), layer(x, mask=padding), rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_views_are_the_dense_weights_with_zeros_elsewhere(train):
     layer, x, tokens = layer_and_input(train=train)

@@ -106,6 +106,22 @@ def test_any_length_is_read(length, tmp_path):
     assert_same(twin, torch.float64, given, {"global_attention_mask": twin.chosen.long()}, gradients=False)
 
 
+def test_a_long_text_computes_what_transformers_computes(tmp_path):
+    """Long enough that hidden tiles are skipped; the second text is padded, and has fewer global tokens."""
+    values = {"attention_window": [64, 128, 32], "max_position_embeddings": 619}
+    twin = LongTwin("LongformerForMaskedLM", LongformerConfig(**SMALL | values), tmp_path)
+    ids = torch.randint(7, 47, (2, 613), generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(613) < torch.tensor([[613], [487]])
+    twin.chosen = torch.zeros(2, 613, dtype=torch.bool)
+    twin.chosen[0, [0, 5, 300]] = twin.chosen[1, [486]] = True
+    given = {"ids": ids.where(mask, 1), "mask": mask}
+    backends = []
+    regard.op.observe(note := lambda call, name, out: backends.append((name, call.sizes[2])))
+    assert_same(twin, torch.float64, given, {"global_attention_mask": twin.chosen.long()})
+    regard.op.unobserve(note)
+    assert backends == [("sparse", 613), ("sdpa", 3)] * 3
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_what_we_save_transformers_opens(head, tmp_path):
     twin = twin_of(head, "a window for each layer", tmp_path / "theirs")
@@ -263,6 +279,20 @@ def test_the_layer_is_what_dense_weights_make(reach, dilation):
     v, v_whole = (w(x).reshape(2, 13, 3, 7).transpose(1, 2) for w in (layer.w_v, layer.whole.w_v))
     expected = layer.w_o((local @ v + whole @ v_whole).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, mask=Roles.of(tokens, chosen)), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", regard.backends.NAMES)
+@torch.no_grad()  # FlexAttention has no backward on the CPU
+def test_every_backend_computes_the_same(backend):
+    layer, x, tokens, chosen = layer_and_input(dilation=3)
+    other = SlidingAttention(21, 3, reach=2, dilation=3, backend=backend).double()
+    other.load_state_dict(layer.state_dict())
+    told = []
+    regard.op.observe(note := lambda call, name, out: told.append(name))
+    made = other(x, mask=Roles.of(tokens, chosen))
+    regard.op.unobserve(note)
+    assert told == [backend, backend]
+    torch.testing.assert_close(made, layer(x, mask=Roles.of(tokens, chosen)), rtol=0, atol=1e-13)
 
 
 def test_without_roles_all_tokens_are_local():

@@ -163,7 +163,7 @@ def test_korean_says_the_same(run, photo, model):
     assert out.endswith(WARNING["ko"] + "\n")
 
 
-# ---------------------------------------------------------------------------------------------------- on the terminal
+# ------------------------------------------------------------------------------------------------------ on the terminal
 
 
 def test_patches_are_digits_without_colours(capsys):
@@ -196,7 +196,7 @@ def test_nothing_that_is_strong_is_said(capsys):
     assert out == "Strongest patches\n  none\n패치별 가중치: 9는 0.000, ·는 그 1/10 미만\n  ·\n"
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
@@ -210,7 +210,7 @@ def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
         assert figure.size[0] > 300
 
 
-# ----------------------------------------------------------------------------------------------- what is a picture, and who
+# ------------------------------------------------------------------------------------------- what is a picture, and who
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_chunks_do_not_show(monkeypatch, chunk):
     q, k, v, w = call(71, 71)
     expected = {name: kernel_attention(q, k, v, w, mask=mask) for name, mask in (("", None), ("c", masks.causal()))}
     monkeypatch.setattr(performer, "STEP", chunk)
-    monkeypatch.setattr(performer, "CHUNK", chunk)
+    monkeypatch.setattr(performer, "chunk_on", lambda device: chunk)
     for name, mask in (("", None), ("c", masks.causal())):
         rows = kernel_attention(q, k, v, w, mask=mask)
         torch.testing.assert_close(rows.output, expected[name].output, rtol=1e-12, atol=1e-13)
@@ -228,7 +228,7 @@ def test_directions_are_gaussian_and_orthogonal_in_blocks():
 
 
 def test_kernel_estimate_is_unbiased():
-    """z-test over redraws. Directions of a QR with LAPACK's own signs fail it by z = −12 to −38."""
+    """z-test over redraws. Directions of a QR with LAPACK's own signs fail it by more than ten standard errors."""
     q = torch.tensor([[0.9, 0, 0, 0, 0], [0.3, 0.5, -0.2, 0.4, 0.1]], dtype=torch.float64)
     k = torch.tensor([[0.7, 0, 0, 0, 0], [-0.6, 0.2, 0.9, 0, 0.3], [0, 0, 0, 0, 0]], dtype=torch.float64)
     draws = []
@@ -483,6 +483,12 @@ def test_rotary_turns_queries_and_keys_and_goes_on_after_the_state():
     torch.testing.assert_close(layer(x, mask=masks.causal(), positions=torch.arange(9)), whole, rtol=0, atol=0)
 
 
+def test_layer_without_memory_can_be_made():
+    with torch.device("meta"):
+        layer = PerformerAttention(6, 2)
+    assert layer.directions.is_meta
+
+
 def test_positions_alone_are_one_batch_row():
     layer, x = PerformerAttention(6, 2), torch.randn(7, 6)
     assert torch.equal(layer(x), layer(x[None])[0])
@@ -530,6 +536,11 @@ def test_positions_alone_are_one_batch_row():
             lambda: PerformerAttention(6, 2, epsilon=1e-4)(torch.zeros(1, 3, 6), cache=PerformerState()),
             ValueError,
             "epsilon cannot go with a state",
+        ),
+        (
+            lambda: kernel_attention(*call(5, 3), state=PerformerState()),
+            ValueError,
+            "5 queries continue a state with 3 keys: a query needs a key of its own",
         ),
         (
             lambda: kernel_attention(*(torch.zeros(3, 5),) * 3, torch.ones(3, 5)),
@@ -599,3 +610,13 @@ def test_watch_says_that_it_saw_nothing():
         tower(torch.randint(13, (1, 5)))
     assert seen.names == []
     assert list(seen.unseen) == ["blocks.0.attention", "blocks.1.attention"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_gpu_errs_no_more_than_the_definition_does(mask):
+    narrow = call(dtype=torch.float32)
+    truth, _ = definition(*(x.double() for x in narrow), mask=mask)
+    baseline, _ = definition(*narrow, mask=mask)
+    rows = kernel_attention(*(x.cuda() for x in narrow), mask=mask)
+    assert_rule(rows.output.cpu(), baseline, truth)

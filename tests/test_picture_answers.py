@@ -99,7 +99,7 @@ def test_model_of_texts_looks_at_no_picture(tmp_path):
 
 
 def test_model_of_pictures_alone_takes_no_text(seeing):
-    with pytest.raises(ValueError, match="DINOv2 with registers looks at the picture alone here.*leave the text out"):
+    with pytest.raises(ValueError, match=r"DINOv2 with registers looks at the picture alone here.*leave the text out"):
         look_at_picture(picture(), seeing, text="a cat")
 
 
@@ -264,7 +264,7 @@ def test_text_has_neither_pictures_nor_layouts(session):
     assert (got["pictures"], got["layouts"], got["layers"][0]["layout"]) == ([], [], None)
 
 
-# ---------------------------------------------------------------------------------------------------------------- labels
+# --------------------------------------------------------------------------------------------------------------- labels
 
 
 def test_tokens_are_called_by_what_they_are(session):
@@ -280,7 +280,7 @@ def test_sentence_names_the_patch_that_receives_most(session):
     assert f"Token {key} “{key_label(session, 1, key)}” receives most" in card["sentence"]
 
 
-# --------------------------------------------------------------------------------------------------------------- picture
+# -------------------------------------------------------------------------------------------------------------- picture
 
 
 def test_picture_is_given_as_bytes(session):
@@ -326,7 +326,7 @@ def test_picture_of_another_size_is_not_the_captures(session):
         session_of(session.capture, pictures=[picture(), picture(1)])
 
 
-# --------------------------------------------------------------------------------------------------------------- windows
+# -------------------------------------------------------------------------------------------------------------- windows
 
 
 def every_window(found: Session, layer: int, head: int) -> Tensor:
@@ -438,7 +438,7 @@ def test_weights_without_queries_and_keys_are_refused(tmp_path):
     assert answers.overview(found)["layers"][0]["layout"] == [0, 0]
 
 
-# -------------------------------------------------------------------------------------------------------- what is carried
+# ------------------------------------------------------------------------------------------------------ what is carried
 
 
 def numbers(packed) -> np.ndarray:

@@ -111,7 +111,7 @@ def colour(page: Any, y: float, x: float) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"))[0, 0].astype(int)
 
 
-# ------------------------------------------------------------------------------------------------------ the first moment
+# ----------------------------------------------------------------------------------------------------- the first moment
 
 
 def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, session):
@@ -135,7 +135,7 @@ def test_page_fits_the_window(page, site):
         assert size == [width, height]
 
 
-# ------------------------------------------------------------------------------------------------------ patches and hands
+# ---------------------------------------------------------------------------------------------------- patches and hands
 
 
 @pytest.mark.parametrize(("layer", "head", "token"), [(0, 0, BEFORE), (1, 4, BEFORE + 17), (2, 3, BEFORE + 34)])
@@ -247,7 +247,7 @@ def test_photograph_that_does_not_come_is_said(page, site):
     expect(page.locator(".text-readout")).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
 
 
-# ---------------------------------------------------------------------------------------------------------------- windows
+# -------------------------------------------------------------------------------------------------------------- windows
 
 
 def test_patch_of_a_window_sees_its_window_alone(page, windowed):
@@ -326,7 +326,7 @@ def test_picture_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
         assert float(shown.nth(3).get_attribute("data-weight")) == pytest.approx(float(row[index]), abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------------ new pictures
+# --------------------------------------------------------------------------------------------------------- new pictures
 
 
 def dropped(page: Any, name: str, kind: str, body: bytes) -> None:
@@ -398,13 +398,14 @@ def test_picture_that_is_too_large_is_not_sent(page, seeing):
         expect(page.locator("[data-role=start]")).to_be_visible()
         data = page.evaluate_handle(
             """() => { const data = new DataTransfer();
-            data.items.add(new File([new Uint8Array(33 * 2 ** 20)], "big.jpg", { type: "image/jpeg" })); return data; }"""
+            data.items.add(new File([new Uint8Array(33 * 2 ** 20)], "big.jpg", { type: "image/jpeg" }));
+            return data; }"""
         )
         page.dispatch_event("#regard", "drop", {"dataTransfer": data})
         expect(page.locator(".progress .error")).to_have_text("“big.jpg” is too large: at most 32 MB.")
 
 
-# ------------------------------------------------------------------------------------------------ language and everything
+# ---------------------------------------------------------------------------------------------- language and everything
 
 
 def test_no_english_word_is_left_in_the_korean_picture_pane(page, site):
@@ -482,7 +483,7 @@ def test_exported_page_shows_windows(page, windowed, tmp_path):
     assert abs(total - 1) < 1e-5
 
 
-# -------------------------------------------------------------------------------------------------------------- notebook
+# ------------------------------------------------------------------------------------------------------------- notebook
 
 
 def test_notebook_shows_the_picture_and_asks_python_for_rows(page, session):

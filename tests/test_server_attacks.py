@@ -484,7 +484,7 @@ def test_line_that_is_no_request_of_ours_is_refused(there, line):
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
 
 
-# -------------------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------------------- pictures
 
 LOOK = "/api/look_at_picture"
 

@@ -94,18 +94,24 @@ class _Plan:
 
     def keys(self, x: Tensor) -> Tensor:
         """(B, Hkv, Nk, D) → (B · Hkv · Tk, cols · D): a row for each tile, zeros after the last key."""
+        x = x if self.found.order is None else x[:, :, self.found.order]
         x = pad(x, (0, 0, 0, self.tiles_across * self.found.cols - self.nk))
         return x.reshape(-1, self.found.cols * x.shape[-1])
 
     def from_keys(self, x: Tensor) -> Tensor:
         """Back again."""
         whole = x.view(self.batch, self.kv_heads, self.tiles_across * self.found.cols, -1)
-        return whole[:, :, : self.nk]
+        if self.found.order is None:
+            return whole[:, :, : self.nk]
+        back = torch.empty_like(whole[:, :, : self.nk])
+        back[:, :, self.found.order] = whole[:, :, : self.nk]
+        return back
 
     def queries(self, x: Tensor, panel: Panel, filler: float = 0.0) -> Tensor:
         """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
         down, rows = panel.queries.shape
-        x = x if panel is self.found.everyone else x[:, :, panel.chosen]
+        in_order = panel is self.found.everyone and self.found.order is None
+        x = x if in_order else x[:, :, panel.chosen]
         x = pad(x, (0, 0, 0, down * rows - panel.count), value=filler)
         x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
         return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
@@ -169,7 +175,7 @@ class _Plan:
 
     def added(self, batch: _Batch, term: IndexRule | None) -> Tensor | None:
         """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
-        bias = None if term is None else term(*self.indices(batch))
+        bias: Tensor | None = None if term is None else term(*self.indices(batch))
         if not batch.group.masked:
             return bias
         hidden = self.hidden(batch)

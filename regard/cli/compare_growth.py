@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "compare"]
 
+SECONDS = 5.0  # the longest pass that is measured unless something else is asked for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -88,10 +90,10 @@ def _measured(counted: Growth, asked: Asked, say: Say) -> list[Measured]:
     from regard.efficient.counted_growth import WAYS
     from regard.efficient.measured_growth import measure
 
-    given = {"device": asked.device, "seconds": asked.seconds}
+    seconds = SECONDS if asked.seconds is None else asked.seconds
     results: list[Measured] = []
     with bar(say("measuring", "측정 중")) as tick:
-        for result in measure(counted, **{name: value for name, value in given.items() if value is not None}):  # type: ignore[arg-type]
+        for result in measure(counted, device=asked.device or "cpu", seconds=seconds):
             results.append(result)
             tick(len(results), len(counted.lengths) * len(WAYS))
     return results
@@ -117,6 +119,7 @@ def _print(counted: Growth, results: list[Measured], asked: Asked, lang: Lang) -
     sizes, *rest = counted.text(lang).split("\n")
     out.print((sizes, "bold"))
     out.print("\n".join(rest[:-1]))
+    out.print()
     if results:
         from regard.efficient.measured_growth import measured_text
 

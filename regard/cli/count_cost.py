@@ -38,7 +38,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Count the operations and bytes of attention, beside an RNN and a CNN.\n\n"
             "With --compare: full, sparse, low-rank and kernel attention as the sequence grows to N.",
             "어텐션의 연산량과 메모리를 RNN, CNN과 나란히 셉니다.\n\n"
-            "--compare를 쓰면 길이가 N까지 늘어날 때 전체, 희소, 저랭크, 커널 어텐션을 비교합니다.",
+            "--compare: 길이 N까지 전체, 희소, 저랭크, 커널 어텐션을 비교합니다.",
         ),
     )
     def cost(

@@ -79,10 +79,11 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "ones stand first and neighbours nowhere; special tokens, punctuation, the own position and pieces of one "
             "word are left out. --all ranks every token by weight alone.\n\n"
             "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "모델이 읽는 글이나 이미지, 또는 파일에서 어텐션이 무엇을 보는지 보여 줍니다.\n\n"
+            "모델이 읽는 글이나 이미지, 또는 파일에서 어텐션을 살펴봅니다.\n\n"
             "WHAT은 글, 표준 입력('-'), 이미지, 캡처(.regard),\n\n"
             "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
-            "이미지에는 --model이 필요합니다. --token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
+            "이미지에는 --model이 필요합니다.\n\n"
+            "--token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
             "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리).\n\n"
             "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다.\n\n"
             "--all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
@@ -216,8 +217,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             session = look_picture.read_picture(what, model, text=beside, device=device or "cpu")
             look_picture.show(session, asked, place, what, json_=json_, lang=spoken)
             return
-        _refuse("are of pictures; this is none", ("--at", at), ("--text", beside))
+        _refuse("are of pictures; this is none", ("--text", beside))
         if text_file is not None or what is None or not _is_file(what):
+            _refuse("are of pictures; this is none", ("--at", at))
             _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
             text = read_one(what, text_file)
             session, length = look_text.read_text(text, model, device=device or "cpu", truncate=truncate)
@@ -226,12 +228,19 @@ def add(app: typer.Typer, lang: Lang) -> None:
         file = Path(what)
         _refuse("are of a text; this is a file", *of_texts)
         if file.suffix.lower() in SUFFIXES:
+            _refuse("are of pictures; this is none", ("--at", at))
             _refuse("are of captures; q, k and v are one call", ("--layer", layer), ("--call", call))
             _refuse("are of texts and captures; q, k and v have no words", *of_words)
             _show_call(_of_arrays(file, causal, mask, scale, chosen), chosen, figure, json_, spoken)
             return
         _refuse("are of q, k and v; a capture has its own", *of_arrays)
         session = _session(file)
+        if session.frames and any(value is not None for value in (at, token, html, save)):
+            _refuse("are of the tables of one call; leave out --at, --token and the like", *of_files)
+            place = look_picture.read_place(at)
+            look_picture.show(session, asked, place, None, json_=json_, lang=spoken)
+            return
+        _refuse("are of captures of a picture; this one does not say where its tokens lie", ("--at", at))
         if any(value is not None for _, value in of_words):
             _refuse("are of the tables of one call; leave out --token and the like", *of_files)
             look_text.show(session, asked, json_=json_, lang=spoken)

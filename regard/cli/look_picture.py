@@ -1,7 +1,7 @@
 """A picture in the terminal: what the model saw of it, where a token looks, drawn by patches, and every head.
 
-It reads options and prints; `regard.explorer` reads the picture, `regard.lens` lays the weights over it. It does not know
-arrays, nor texts.
+It reads options and prints; `regard.explorer` reads the picture, `regard.lens` lays the weights over it. It does not
+know arrays, nor texts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from regard.cli import picture_files
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, speaker
-from regard.cli.look_text import Asked, atlas, check_device, find_layer, plain_layer, print_written, write_session
+from regard.cli.look_text import Asked, atlas, check_device, find_layer, plain_layer
 from regard.cli.model_files import bar
+from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def read_picture(path: str, model: str | None, *, text: str | None, device: str)
 
 @dataclass(frozen=True)
 class _Focus:
-    """Where to look: a layer, one head or the mean of all, a token or what all of them look at; and the layers shown."""
+    """Where to look: a layer by its number, what a token of it looks at, and the layers whose heads are shown."""
 
     layer: SeenLayer
     index: int
@@ -243,13 +244,17 @@ def show(session: Session, asked: Asked, at: tuple[float, float] | None, path: s
     said = _said(session, asked, focus, lang)
     if asked.figure is not None:
         _draw(session, asked, focus, at, path)
-    written = write_session(session, asked, lang)
+    written = write_session(session, asked.html, asked.save, lang) | _named(asked.figure)
     if json_:
         print(json.dumps(finite({**said, **written}), ensure_ascii=False, allow_nan=False))
         return
     out = Terminal()
     _print(session, said, asked, lang, out)
     print_written(written, lang, out)
+
+
+def _named(figure: Path | None) -> dict[str, str | None]:
+    return {"figure": None if figure is None else str(figure)}
 
 
 def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, path: str) -> None:
@@ -318,7 +323,8 @@ def _print_seen(session: Session, said: dict[str, Any], say: Say, out: Terminal)
     seen = say(
         f"seen: rows {top:g} to {bottom:g}, columns {left:g} to {right:g}, as {high} × {wide} pixels "
         f"in {rows} × {columns} patches",
-        f"모델이 본 부분: 세로 {top:g}~{bottom:g}, 가로 {left:g}~{right:g}. {high} × {wide} 픽셀, 패치 {rows} × {columns}",
+        f"모델이 본 부분: 세로 {top:g}~{bottom:g}, 가로 {left:g}~{right:g}. "
+        f"{high} × {wide} 픽셀, 패치 {rows} × {columns}",
     )
     windows = said["layer"]["windows"]
     more = say(f"; {windows} windows here", f", 윈도 {windows}개") if windows > 1 else ""

@@ -15,6 +15,7 @@ from regard.cli import picture_files
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, speaker
 from regard.cli.model_files import bar
+from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -29,10 +30,8 @@ __all__ = [
     "find_layer",
     "plain_layer",
     "print_sections",
-    "print_written",
     "read_text",
     "show",
-    "write_session",
 ]
 
 VERSION = 1
@@ -297,15 +296,6 @@ def show(session: Session, asked: Asked, *, json_: bool, lang: Lang, length: int
     print_written(written, lang, out)
 
 
-def print_written(written: dict[str, str | None], lang: Lang, out: Terminal) -> None:
-    """Print which files were written."""
-    say = speaker(lang)
-    titles = {"html": say("Page", "페이지"), "saved": say("Capture", "캡처"), "figure": say("Figure", "그림")}
-    for name, path in written.items():
-        if path is not None:
-            out.print(f"{titles[name]}: ", path)
-
-
 def _title(session: Session, said: dict[str, Any], say: Say) -> list[Any]:
     heads = sum(layer["heads"] for layer in said["layers"])
     layers, tokens = len(said["layers"]), len(said["tokens"])
@@ -377,24 +367,8 @@ def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) 
 def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lang) -> dict[str, str | None]:
     if asked.figure is not None:
         picture_files.write(_picture(session, asked, said), asked.figure)
-    return write_session(session, asked, lang)
-
-
-def write_session(session: Session, asked: Asked, lang: Lang) -> dict[str, str | None]:
-    """Write the capture and the page where they were asked for; what was written, the figure too."""
-    if asked.save is not None:
-        _make_folder(asked.save)
-        try:
-            session.capture.save(asked.save)
-        except OSError as error:
-            raise OSError(f"cannot write {str(asked.save)!r}: {error.strerror or error}") from None
-    if asked.html is not None:
-        from regard.explorer.exporting import write_html
-
-        _make_folder(asked.html)
-        write_html(session, asked.html, lang=lang)
-    named = {"html": asked.html, "saved": asked.save, "figure": asked.figure}
-    return {name: None if path is None else str(path) for name, path in named.items()}
+    named = None if asked.figure is None else str(asked.figure)
+    return write_session(session, asked.html, asked.save, lang) | {"figure": named}
 
 
 def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
@@ -406,10 +380,3 @@ def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
     layer = session.layers[said["layers"][0]["index"]]
     labels = list(session.tokens) if any(session.tokens) and layer.view.sizes[3] == len(session.tokens) else None
     return picture_of(layer.view, batch=0, head=asked.head, tokens=labels)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {str(path.parent)!r}: {error.strerror or error}") from None

@@ -190,7 +190,14 @@ def _band(n: int, window: int) -> int:
 
 
 def counted(way: str, n: int, z: GrowthSizes) -> WayCount:
-    """One way at one length."""
+    """One way at one length.
+
+    >>> z = growth([1], heads=2, head_dim=3).sizes
+    >>> counted("full", 5, z).flops.exact
+    '600 FLOP'
+
+    way: one of WAYS.  n: the length.  z: all other sizes.
+    """
     size, both = BYTES[z.dtype], z.heads + z.kv_heads
     if way == "full":
         pairs = z.batch * z.heads * n**2

@@ -18,9 +18,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["LogFeatures", "log_features", "orthogonal_features", "usual_count"]
+__all__ = ["LogFeatures", "chunk_on", "largest_product", "log_features", "orthogonal_features", "usual_count"]
 
-CHUNK = 2048  # positions whose features exist at once
+CHUNK = 2048  # positions whose features exist at once, where nothing else is made of them
+
+
+def chunk_on(device: torch.device) -> int:
+    """Positions whose features are made and summed at once: what a core's cache holds, or what keeps a GPU busy.
+
+    >>> chunk_on(torch.device("cpu"))
+    128
+    """
+    return 128 if device.type == "cpu" else 4096
 
 
 def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
@@ -36,14 +45,19 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     for name, n in (("features", count), ("head size", width)):
         if n < 1:
             raise ValueError(f"{name} must be at least 1, got {n}")
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator("cpu").manual_seed(seed)
     blocks = -(-count // width)
-    q, r = torch.linalg.qr(torch.randn(blocks, width, width, generator=random, dtype=torch.float64))
+    q, r = torch.linalg.qr(_gaussian(blocks, width, width, random=random))
     # LAPACK's signs are not random: uncorrected, the first entry of each first direction would always be negative.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    lengths = torch.randn(count, width, generator=random, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    lengths = _gaussian(count, width, random=random).norm(dim=-1, keepdim=True)
     directions: Tensor = q.transpose(-1, -2).reshape(-1, width)[:count] * lengths
     return directions
+
+
+def _gaussian(*shape: int, random: torch.Generator) -> Tensor:
+    # On the CPU by name: a model may be built where the default device is another, or "meta".
+    return torch.randn(*shape, generator=random, dtype=torch.float64, device="cpu")
 
 
 def usual_count(width: int) -> int:
@@ -95,7 +109,13 @@ def log_features(
 
 
 def largest_product(k: Tensor, directions: Tensor, scale: float, real: Tensor | None) -> Tensor:
-    """The largest w·k̃ of all features and real keys of k (B, H, N, D), (B, H, 1, 1): what epsilon is relative to."""
+    """The largest w·k̃ of all features and real keys of k (B, H, N, D), (B, H, 1, 1): what epsilon is relative to.
+
+    >>> largest_product(torch.tensor([[[[2.0], [-5.0]]]]), torch.tensor([[1.0]]), 1.0, None).item()
+    2.0
+
+    real: (B or 1, N), True where a key counts, or None for all. 0 where none does.
+    """
     wide, tops = torch.promote_types(k.dtype, torch.float32), []
     with torch.no_grad():
         for start in range(0, k.shape[-2], CHUNK):

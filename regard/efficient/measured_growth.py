@@ -81,6 +81,11 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
 def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str = "en") -> str:
     """Two tables, of times and of memory, in English ("en") or Korean ("ko"); then why something is missing.
 
+    >>> results = [Measured(way=way, n=8, seconds=0.25, bytes=2**20) for way in WAYS]
+    >>> print(measured_text((8,), results).splitlines()[3])
+    8  250.0 ms  250.0 ms  250.0 ms  250.0 ms
+
+    lengths, results: of one growth; a result for every way at every length.
     Raises ValueError for another language.
     """
     words = words_in(lang)
@@ -92,7 +97,11 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
 
 
 def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
-    """The results as plain values, ready for JSON."""
+    """The results as plain values, ready for JSON.
+
+    >>> as_dicts([Measured(way="full", n=8, seconds=0.25, bytes=None, reason="nobody can tell")])
+    [{'way': 'full', 'n': 8, 'seconds': 0.25, 'bytes': None, 'reason': 'nobody can tell'}]
+    """
     return [{"way": m.way, "n": m.n, "seconds": m.seconds, "bytes": m.bytes, "reason": m.reason} for m in results]
 
 

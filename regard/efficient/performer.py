@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.efficient.feature_sums import FeatureSums, Rows, add_keys, by_group, no_keys, read_rows, walk
-from regard.efficient.features import CHUNK, largest_product, log_features, orthogonal_features, usual_count
+from regard.efficient.features import chunk_on, largest_product, log_features, orthogonal_features, usual_count
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.performer_state import PerformerState
 from regard.efficient.seen_keys import Seen, read_seen
@@ -84,30 +84,29 @@ class _Estimate:
 
     def run(self, state: PerformerState | None) -> Rows:
         """All rows in order, and the state brought up to date."""
-        shape = (len(self.k), self.k.shape[1], self.v.shape[-1])
-        if state is None:
-            sums = no_keys(*shape[:2], len(self.directions), shape[2], self.v)
-        else:
-            sums = state.sums(*shape, self.directions, self.v)
-        nq, nk = self.q.shape[3], self.k.shape[2]
+        batch, heads, nk, _ = self.k.shape
+        nq, width = self.q.shape[3], self.v.shape[-1]
+        nothing = no_keys(batch, heads, len(self.directions), width, self.v)
+        sums = nothing if state is None else state.sums(batch, heads, width, self.directions, self.v)
         parts: list[Rows] = []
         if self.seen.causal:
             sums = self._add(sums, 0, nk - nq)  # the queries are the last positions; keys before them are seen by all
-            if nq > nk:
-                parts = [self._read(no_keys(*shape[:2], len(self.directions), shape[2], self.v), 0, nq - nk)]
+            parts = [self._read(nothing, 0, nq - nk)] if nq > nk else []
             for start in range(max(0, nk - nq), nk, STEP):
                 rows, sums = self._walk(sums, start, min(start + STEP, nk))
                 parts.append(rows)
         else:
             sums = self._add(sums, 0, nk)
-            parts = [self._read(sums, start, min(start + CHUNK, nq)) for start in range(0, nq, CHUNK)]
+            step = chunk_on(self.q.device)
+            parts = [self._read(sums, start, min(start + step, nq)) for start in range(0, nq, step)]
         if state is not None:
             state.store(sums, nk, self.directions)
         return self._joined(parts)
 
     def _add(self, sums: FeatureSums, start: int, end: int) -> FeatureSums:
-        for first in range(start, end, CHUNK):
-            last = min(first + CHUNK, end)
+        step = chunk_on(self.k.device)
+        for first in range(start, end, step):
+            last = min(first + step, end)
             sums = add_keys(sums, self._keys(first, last), self.v[:, :, first:last])
         return sums
 
@@ -353,6 +352,10 @@ def _check(
         raise ValueError(f"query heads must be a multiple of key heads: {q.shape[1]} and {k.shape[1]}")
     if directions.ndim != 2 or directions.shape[1] != q.shape[-1] or not len(directions):
         raise ValueError(f"directions must be (features, {q.shape[-1]}), got {tuple(directions.shape)}")
+    if state is not None and q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"{q.shape[2]} queries continue a state with {k.shape[2]} keys: a query needs a key of its own"
+        )
     if epsilon and state is not None:
         raise ValueError(
             "epsilon cannot go with a state: it is relative to the largest feature of the whole sequence, which is not "

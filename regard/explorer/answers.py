@@ -6,8 +6,8 @@
     {'key': 2, 'weight': 0.68}
 
 `overview`, `tokens`, `head` and `links` are here; `row` and `tile`, which compute exact weights, in `weight_answers`;
-`steps` in `step_answers`; `picture` in `picture_answers`. Layers, heads, tokens and keys count from 0, tokens through the
-windows that a layer is cut into; answers are of the first batch entry.
+`steps` in `step_answers`; `picture` in `picture_answers`. Layers, heads, tokens and keys count from 0, tokens through
+the windows that a layer is cut into; answers are of the first batch entry.
 
 It does not know who asks.
 """

@@ -34,8 +34,8 @@ def look_at_picture(
 
     picture: a path, bytes, a Pillow image or an array, as `open_picture` opens it.
     model: one that `regard.load` gave and that looks at pictures, or what it takes.
-    text: what is read beside it: a caption or its beginning, a question, a text that may match. Models of pictures alone
-        take none; a captioner writes one where none is given.
+    text: what is read beside it: a caption, a question, a text that may match. Models of pictures alone take none;
+        those that write about a picture write without one, too.
     progress: told what is being done, in a word.
 
     Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that

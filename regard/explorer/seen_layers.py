@@ -1,8 +1,8 @@
 """The layers that an explorer shows: each attention module of a capture, or each of its runs where it has several.
 
 A module that stands in several places of a model, as ALBERT's one block does, is called once for each: these are layers
-of their own here. The steps of one generation are one layer. Attention that is cut into windows (Swin) is one layer, whose
-tokens count through its windows: token i of window w is w · N + i.
+of their own here. The steps of one generation are one layer. Attention that is cut into windows (Swin) is one layer,
+whose tokens count through its windows: token i of window w is w · N + i.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys), W windows.
 

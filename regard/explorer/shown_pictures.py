@@ -1,9 +1,9 @@
 """A picture as it is shown beside its attention: upright, no longer than 1,600 pixels, as the bytes of a JPEG or PNG.
 
     >>> import numpy as np
-    >>> shown = show_picture(np.zeros((20, 4000, 3), np.uint8))
+    >>> shown = show_picture(np.zeros((900, 2000, 3), np.uint8))
     >>> shown.size, shown.kind
-    ((20, 4000), 'image/jpeg')
+    ((900, 2000), 'image/jpeg')
 
 It knows no model, and nothing of where the picture came from but a name.
 """

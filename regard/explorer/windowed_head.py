@@ -68,7 +68,7 @@ class Windowed:
 
     def row(self, i: int) -> Tensor:
         """The weights of query i, (W·Nk,)."""
-        (nq, nk), (w, own) = self.each, divmod(i, self.each[0])
+        nk, (w, own) = self.each[1], divmod(i, self.each[0])
         found = self.parts[w].row(own).cpu()
         whole = found.new_zeros(self.sizes[1])
         whole[w * nk : (w + 1) * nk] = found

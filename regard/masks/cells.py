@@ -123,6 +123,7 @@ class DenseMask(Mask):
     def bounds(self, grid: Grid) -> Bounds:
         """Exact: every cell is looked at."""
         cells = self.cells.to(grid.device).expand(-1, -1, grid.nq, grid.nk)[:, :, grid.i]
+        cells = cells if grid.keys is None else cells[..., grid.keys]
         low, high = (per_tile(cells, grid.size, reduce) for reduce in ("all", "any"))
         return high, low
 

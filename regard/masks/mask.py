@@ -26,12 +26,19 @@ class Grid:
     """The tiles of one call: turns a value per query or per key into its smallest and largest value per tile.
 
     queries: those that the rows of tiles are made of, in this order; default all Nq.
+    keys: the order in which all Nk make the columns; default their own.
     """
 
     def __init__(
-        self, nq: int, nk: int, size: tuple[int, int], device: torch.device, queries: Tensor | None = None
+        self,
+        nq: int,
+        nk: int,
+        size: tuple[int, int],
+        device: torch.device,
+        queries: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> None:
-        self.nq, self.nk, self.size, self.device = nq, nk, size, device
+        self.nq, self.nk, self.size, self.device, self.keys = nq, nk, size, device, keys
         self.i = torch.arange(nq, device=device) if queries is None else queries  # (Nq,)
         self.j = torch.arange(nk, device=device)  # (Nk,)
 
@@ -42,7 +49,7 @@ class Grid:
 
     def cols(self, values: Tensor) -> Bounds:
         """(…, Nk) → smallest and largest per tile, (…, 1, Tk)."""
-        low, high = extremes(values, self.size[1])
+        low, high = extremes(values if self.keys is None else values[..., self.keys], self.size[1])
         return low.unsqueeze(-2), high.unsqueeze(-2)
 
     def positions(self, offset: Number | None) -> Tensor:
@@ -62,6 +69,10 @@ class Mask(Rule):
     def band(self, nq: int, nk: int) -> tuple[int, int, int] | None:
         """(offset, before, after) if the mask is no more than |before| and |after| of one offset for all, else None."""
         return None
+
+    def stride(self) -> int:
+        """The distance between keys that are seen side by side: 1, unless the mask is dilated."""
+        return 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_leading", self.varies())  # asked for in every call
@@ -164,6 +175,9 @@ class _Pair(Mask):
         self.left.fit(batch, heads, nq, nk)
         self.right.fit(batch, heads, nq, nk)
 
+    def stride(self) -> int:
+        return max(self.left.stride(), self.right.stride())
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class And(_Pair):
@@ -216,6 +230,9 @@ class _Not(Mask):
     def bounds(self, grid: Grid) -> Bounds:
         some, every = self.inner.bounds(grid)
         return ~every, ~some
+
+    def stride(self) -> int:
+        return self.inner.stride()
 
     def __repr__(self) -> str:
         return f"~{_in_brackets(self.inner)}"

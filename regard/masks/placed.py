@@ -139,7 +139,15 @@ class _Dilated(Placed):
         high = torch.minimum(far, spread(self.after, grid.device) * step)
         some = (low <= high) & (high - high % step >= low)  # a multiple of the step lies in [low, high]
         every = (low == near) & (high == far) & ((step == 1) | ((near == far) & (near % step == 0)))
+        if isinstance(self.dilation, int) and self.dilation > 1:  # a tile may hold every so manyth position alone
+            (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset) % step), grid.cols(grid.j % step)
+            one = (p0 == p1) & (j0 == j1)
+            some = some & (~one | (p0 == j0))
+            every = every | (one & (p0 == j0) & (low == near) & (high == far))
         return some, every
+
+    def stride(self) -> int:
+        return self.dilation if isinstance(self.dilation, int) else 1
 
     def __repr__(self) -> str:
         return call_text("dilated", text(self.before), text(self.after), text(self.dilation), self._offset_text())

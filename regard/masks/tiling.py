@@ -8,6 +8,7 @@
 Stretches that see equally many are a group, so that a group is one array. Queries that see nearly everything beside
 others that do not (global tokens) stand in a panel of their own, or their neighbours would be computed as if they saw
 everything too. What a group's cells look like is found out once and kept where it repeats, as it does along a window.
+Under a dilated mask every so manyth position stands side by side, which makes it a window again.
 
 It does not know scores, values or backends.
 """
@@ -49,6 +50,7 @@ class Group:
     heads: int  # over which the mask varies
     queries: Tensor  # (T, R) the panel's
     size: int  # keys in a stretch
+    order: Tensor | None  # (Nk,) of the keys; None: their own
     nk: int
     see: IndexRule | None
 
@@ -62,7 +64,8 @@ class Group:
         cols = self.cols[units]
         j = (cols * self.size).unsqueeze(-1) + torch.arange(self.size, device=cols.device)  # (U, C, size)
         real = (j >= 0) & (j < self.nk)
-        return j.clamp(0, self.nk - 1).flatten(1), real.flatten(1)
+        j = j.clamp(0, self.nk - 1).flatten(1)
+        return j if self.order is None else self.order[j], real.flatten(1)
 
     def cells(self, units: slice) -> Tensor:
         """What these stretches see: (U, R, width), or (1, R, width) where all see alike."""
@@ -86,7 +89,8 @@ class Group:
     def patterns(self) -> tuple[Tensor, Tensor] | None:
         """The different cells there are (P, R, width), and which each stretch has; None if they are too many."""
         known: dict[bytes, int] = {}
-        kept, which = [], []
+        kept: list[Tensor] = []
+        which: list[int] = []
         for units in self.cut(CELLS_AT_ONCE // max(1, self.queries.shape[1] * self.width)):
             for cells in self.evaluate(units).cpu():
                 number = known.setdefault(cells.numpy().tobytes(), len(known))
@@ -121,12 +125,14 @@ class Panel:
 class VisibleTiles:
     """What a mask shows: all queries in stretches, and beside them those that see nearly everything.
 
-    everyone: a panel of all queries, in order; what it says of the wide ones counts for nothing.
+    everyone: a panel of all queries; what it says of the wide ones counts for nothing.
     wide: a panel of those that see nearly everything, or None.
+    order: of the keys, (Nk,); None where keys and queries stand in their own order.
     """
 
     everyone: Panel
     wide: Panel | None
+    order: Tensor | None
     cols: int  # keys in a stretch
     share: float  # cells that are computed, of all Nq · Nk
 
@@ -147,7 +153,7 @@ def visible_tiles(mask: Mask | None, nq: int, nk: int, device: torch.device) -> 
     >>> from regard.masks import globals, window
     >>> found = visible_tiles(window(256, 256) | globals([0]), 4096, 4096, torch.device("cpu"))
     >>> found.rows, found.cols, found.wide.count, round(found.share, 3)
-    (128, 32, 1, 0.163)
+    (128, 32, 1, 0.158)
 
     mask: None where everything is visible.  nq, nk: at least 1.  Raises ValueError if the mask does not fit.
     """
@@ -170,7 +176,8 @@ _KEPT: dict[object, Any] = {}
 def _list(mask: Mask | None, nq: int, nk: int, device: torch.device) -> VisibleTiles:
     if mask is not None:
         mask.fit(*mask.leading, nq, nk)
-    tables = [_Table(mask, nq, nk, size, device) for size in _sizes(nq, nk)]
+    strides = {1, 1 if mask is None else min(mask.stride(), nk)}
+    tables = [_Table(mask, nq, nk, size, stride, device) for size in _sizes(nq, nk) for stride in sorted(strides)]
     return min(tables, key=lambda table: table.cost).listed()
 
 
@@ -186,15 +193,18 @@ def _sizes(nq: int, nk: int) -> list[tuple[int, int]]:
 class _Table:
     """Empty, partial or full for each tile of one size, and what computing the visible ones costs."""
 
-    def __init__(self, mask: Mask | None, nq: int, nk: int, size: tuple[int, int], device: torch.device) -> None:
+    def __init__(
+        self, mask: Mask | None, nq: int, nk: int, size: tuple[int, int], stride: int, device: torch.device
+    ) -> None:
         self.mask, self.nq, self.nk, self.size, self.device = mask, nq, nk, size, device
+        self.queries = _ordered(nq, stride, device)
+        self.order = None if stride == 1 else _ordered(nk, stride, device)
         self.leading = (1, 1) if mask is None else mask.leading
         self.see = None if mask is None else mask.bind(nq, nk, device, torch.float32)
-        every = torch.arange(nq, device=device)
-        self.kinds = self.of(every, size[0])
+        self.kinds = self.of(self.queries, size[0])
         self.wide = self.wide_queries()
         if len(self.wide):
-            self.kinds = self.of(self.without(every), size[0])
+            self.kinds = self.of(self.without(self.queries), size[0])
         self.full_height = min(size[0], max(1, len(self.wide)))
 
     def of(self, queries: Tensor, rows: int) -> Tensor:
@@ -203,7 +213,8 @@ class _Table:
         if self.mask is None:
             kinds = torch.full((1, down, across), FULL, dtype=torch.int8, device=self.device)
         else:
-            some, every = self.mask.bounds(Grid(self.nq, self.nk, (rows, self.size[1]), self.device, queries))
+            grid = Grid(self.nq, self.nk, (rows, self.size[1]), self.device, queries, self.order)
+            some, every = self.mask.bounds(grid)
             both = some.to(torch.int8) + (some & every).to(torch.int8)
             kinds = both.expand(*self.leading, down, across).reshape(-1, down, across)
         if self.nk % self.size[1]:  # the last tile is filled up with keys that nobody sees
@@ -218,17 +229,19 @@ class _Table:
         few = 0 < len(tiles) * 4 <= self.kinds.shape[1]  # or most of it is visible: nothing to be gained
         if not few or len(tiles) * each > MOST_LOOKED_AT:
             return tiles[:0]
-        queries, found = self.stretches(tiles), []
-        for part in queries.split(max(1, MOST_TILES // each)):
+        is_wide = torch.zeros(self.nq, dtype=torch.bool, device=self.device)
+        step = max(1, MOST_TILES // each)
+        for start in range(0, len(tiles), step):
+            part = self.stretches(tiles[start : start + step])
             seen = (self.of(part.flatten(), 1) != EMPTY).sum(-1).amax(0).view(part.shape)  # (T', rows)
-            found.append(part[(seen * 2 > across) & (seen > 2 * seen.median(-1, keepdim=True).values)])
-        return torch.cat(found).unique()
+            is_wide[part[(seen * 2 > across) & (seen > 2 * seen.median(-1, keepdim=True).values)]] = True
+        return is_wide.nonzero().flatten()
 
     def stretches(self, tiles: Tensor | None = None) -> Tensor:
         """The queries of some tiles, or of all: (T, rows)."""
         at = torch.arange(-(-self.nq // self.size[0]), device=self.device) if tiles is None else tiles
         queries = at.unsqueeze(-1) * self.size[0] + torch.arange(self.size[0], device=self.device)
-        return queries.clamp(max=self.nq - 1)
+        return self.queries[queries.clamp(max=self.nq - 1)]
 
     def without(self, queries: Tensor) -> Tensor:
         """Each wide query replaced by a neighbour in its tile that is not: for bounds as if it were not there."""
@@ -237,7 +250,7 @@ class _Table:
         stretches = self.stretches()
         first = (~is_wide[stretches]).int().argmax(-1)  # the usual ones of a tile are not wide
         other = stretches.gather(1, first.unsqueeze(-1)).expand_as(stretches).flatten()[: self.nq]
-        return torch.where(is_wide, other, queries)
+        return torch.where(is_wide[queries], other, queries)
 
     @property
     def cells(self) -> int:
@@ -261,7 +274,8 @@ class _Table:
             queries = torch.cat([self.wide, self.wide[-1:].expand(short)]).view(-1, height)
             kinds = self.of(queries.flatten(), height)
             wide = Panel(queries, len(self.wide), self.groups(kinds, queries))
-        return VisibleTiles(everyone, wide, self.size[1], self.cells / (self.kinds.shape[0] * self.nq * self.nk))
+        share = self.cells / (self.kinds.shape[0] * self.nq * self.nk)
+        return VisibleTiles(everyone, wide, self.order, self.size[1], share)
 
     def groups(self, kinds: Tensor, queries: Tensor) -> tuple[Group, ...]:
         """Stretches of one count, and with cells to look at or without, together."""
@@ -269,15 +283,25 @@ class _Table:
         counts = _rounded(shown.sum(-1)).clamp(max=shown.shape[2])  # (L, T)
         partial = (kinds == PARTIAL).any(-1) | (counts != shown.sum(-1))
         made = []
-        for count, masked in torch.stack([counts, partial.long()], -1).view(-1, 2).unique(dim=0).tolist():
+        for count, masked in sorted(set(zip(counts.flatten().tolist(), partial.flatten().tolist(), strict=True))):
             if count == 0:
                 continue
-            lead, row = ((counts == count) & (partial == bool(masked))).nonzero().unbind(-1)
+            lead, row = ((counts == count) & (partial == masked)).nonzero().unbind(-1)
             seen = shown[lead, row]  # (U, Tk)
             cols = torch.argsort(seen.int(), dim=-1, descending=True, stable=True)[:, :count]
             cols = torch.where(seen.gather(1, cols), cols, -1)
-            made.append(Group(lead, row, cols, bool(masked), self.leading[1], queries, self.size[1], self.nk, self.see))
+            heads, size = self.leading[1], self.size[1]
+            made.append(Group(lead, row, cols, masked, heads, queries, size, self.order, self.nk, self.see))
         return tuple(made)
+
+
+def _ordered(n: int, stride: int, device: torch.device) -> Tensor:
+    """Positions such that every so manyth stand side by side.
+
+    >>> _ordered(7, 3, torch.device("cpu")).tolist()
+    [0, 3, 6, 1, 4, 2, 5]
+    """
+    return torch.cat([torch.arange(first, n, stride, device=device) for first in range(min(stride, n))])
 
 
 def _rounded(counts: Tensor) -> Tensor:

@@ -183,13 +183,13 @@ class GlobalRows(nn.Module):
     >>> GlobalRows(6, 2)(torch.zeros(2, 3, 6), roles).shape
     torch.Size([2, 2, 6])
 
-    d_model, heads: as of the layer that they belong to.  dropout: on the weights, in training only.
+    d_model, heads, backend: as of the layer that they belong to.  dropout: on the weights, in training only.
     """
 
-    def __init__(self, d_model: int, heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, d_model: int, heads: int, *, dropout: float = 0.0, backend: str = "auto") -> None:
         super().__init__()
         self.w_q, self.w_k, self.w_v = (Linear(d_model, d_model) for _ in range(3))
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.backend = heads, dropout, backend
 
     def forward(self, x: Tensor, roles: Roles) -> Tensor:
         """x (B, N, d) → (B, G, d), in the order of `roles.places`; zeros where a text has fewer global tokens."""
@@ -199,7 +199,8 @@ class GlobalRows(nn.Module):
             w(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, G or N, D)
             for w, y in ((self.w_q, asking), (self.w_k, x), (self.w_v, x))
         )
-        out = attention(q, k, v, mask=roles.whole, dropout=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        out = attention(q, k, v, mask=roles.whole, dropout=dropout, backend=self.backend)
         return cast(Tensor, out.transpose(1, 2).flatten(2))
 
 
@@ -234,7 +235,7 @@ class SlidingAttention(MultiHeadAttention):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} of a sliding window must be a whole number of at least 1, got {value!r}")
         self.reach, self.dilation = reach, dilation
-        self.whole = GlobalRows(d_model, heads, dropout=dropout)
+        self.whole = GlobalRows(d_model, heads, dropout=dropout, backend=backend)
 
     def _attend(
         self,

@@ -30,7 +30,7 @@ class Curves(NamedTuple):
 
 
 def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: str = "", dark: bool = False) -> Figure:
-    """A panel for each quantity, side by side; each line ends in its name.
+    """A panel for each quantity, two side by side; each line ends in its name.
 
     >>> picture = growth_curves([1, 2, 4], [Curves("time", "s", {"full": [1.0, 4.0, None], "kernel": [1.0, 2.0, 4.0]})])
     >>> [text.get_text() for text in picture.axes[0].texts]
@@ -44,9 +44,10 @@ def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: st
     from matplotlib.figure import Figure
 
     theme = DARK if dark else LIGHT
-    figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), dpi=DPI, facecolor=theme.paper, layout="constrained")
+    columns, rows = min(2, len(panels)), -(-len(panels) // 2)
+    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), dpi=DPI, facecolor=theme.paper, layout="constrained")
     for place, panel in enumerate(panels):
-        _draw(figure.add_subplot(1, len(panels), place + 1), lengths, panel, theme)
+        _draw(figure.add_subplot(rows, columns, place + 1), lengths, panel, theme)
     if title:
         figure.suptitle(title, fontproperties=font(11, bold=True), color=theme.ink)
     return figure
@@ -64,7 +65,7 @@ def _draw(axes: Axes, lengths: Sequence[int], panel: Curves, theme: Theme) -> No
             continue
         axes.plot(*zip(*points, strict=True), marker=sign, markersize=4, linewidth=1.6, color=colour)
         ends.append((points[-1], name, colour))
-    # Names that would stand on each other move apart, by an eighth of the height.
+    # Names that would stand on each other move apart: upwards, by a fifteenth of the height.
     low, high = axes.get_ylim()
     room = (high / low) ** 0.065
     floor = 0.0
