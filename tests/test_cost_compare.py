@@ -17,6 +17,7 @@ from regard.efficient.measured_growth import Measured, as_dicts, measure, measur
 from regard.efficient.performer import kernel_attention
 from regard.layers import ContextKeys
 from regard.lens.pictures.growth_curves import Curves, growth_curves
+from regard.tables import width
 
 # Every size is different, so that no two letters of a formula can be mistaken for each other.
 SIZES = {"heads": 6, "kv_heads": 2, "head_dim": 11, "batch": 3, "dtype": "float64"}
@@ -183,6 +184,29 @@ def test_pass_that_would_take_too_much_memory_is_skipped(monkeypatch):
     assert re.match(r"one pass would take about 1.0 GiB, and 0.8 GiB are allowed", results["kernel", 1024].reason)
 
 
+def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypatch):
+    real = measured_growth._measured
+
+    def short(way, n, z, device, message="not enough memory: you tried to allocate"):
+        if n == 512 and way == "full":
+            raise RuntimeError(message)
+        return real(way, n, z, device)
+
+    monkeypatch.setattr(measured_growth, "_measured", short)
+    results = {(m.way, m.n): m for m in measure(growth([512], **SMALL))}
+    assert results["full", 512].reason == "there was not enough memory"
+    assert results["sparse", 512].seconds > 0
+    monkeypatch.setattr(measured_growth, "_measured", lambda *given: short(*given, message="a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        list(measure(growth([512], **SMALL)))
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_device_that_is_not_there_is_refused(device):
+    with pytest.raises(ValueError, match=f"cannot measure on '{device}': "):
+        next(measure(growth([5], **SMALL), device=device))
+
+
 def test_first_length_is_judged_too(monkeypatch):
     pretend(monkeypatch, 1e-3)
     results = list(measure(growth([2**20], **SMALL), seconds=3.0))
@@ -259,6 +283,15 @@ def test_command_prints_what_is_counted(capsys):
 def test_command_speaks_korean(capsys):
     assert main([*COMMAND[:-1], "ko"]) == 0
     assert "저랭크" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_command_fits_a_terminal_of_eighty_columns(capsys, terminal, lang):
+    terminal(80)
+    assert main(["cost", "--compare", "--n", "65536", "--d-model", "768", "--heads", "12", "--lang", lang]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).split("\n")
+    assert max(map(width, lines)) <= 80
+    assert any(re.match(r"65,536 +13.19 TFLOP.*103.48 GFLOP$", line.rstrip()) for line in lines)  # a row on one line
 
 
 def test_command_takes_every_size(capsys):

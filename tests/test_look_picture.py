@@ -210,6 +210,27 @@ def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
         assert figure.size[0] > 300
 
 
+def test_capture_of_a_picture_is_looked_at_without_the_picture(run, session, tmp_path):
+    session.capture.save(tmp_path / "run.regard")
+    said = json.loads(run("run.regard", "--at", "20,30.5", "--layer", "1", "--head", "2", "--json"))
+    assert said["picture"] == {"name": None, "height": 37, "width": 53}
+    overlay = session.capture[1].overlay(at=(20, 30.5), head=2)
+    np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
+    out = run("run.regard", "--token", "cls", "--figure", "over.svg")
+    assert "a picture, which is not in the capture: 37 × 53 pixels, high and wide" in out
+    assert "prepared" not in out
+    assert (tmp_path / "over.svg").stat().st_size > 1000
+    assert "tower.blocks.2.attention" in run("run.regard")  # the modules, as of every capture
+
+
+def test_capture_of_a_text_has_no_places(fail, tmp_path):
+    from regard.explorer.sessions import look_at
+
+    look_at("The animal was tired.", load(bert(tmp_path / "bert", "Model"))).capture.save(tmp_path / "run.regard")
+    words = fail("run.regard", "--at", "1,2")
+    assert "--at are of captures of a picture; this one does not say where its tokens lie" in words
+
+
 # ------------------------------------------------------------------------------------------- what is a picture, and who
 
 

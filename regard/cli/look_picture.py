@@ -181,14 +181,14 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
 
     overlay, seen = focus.overlay, focus.layer
     frame = session.frames[0]
-    assert session.model is not None
+    model = session.model
     order = sorted(range(len(overlay.mass)), key=lambda n: (-overlay.mass[n], n))[: asked.top]
     return {
         "version": VERSION,
         "name": session.name,
         "text": session.text,
-        "picture": {"name": session.pictures[0].name, "height": frame.picture[0], "width": frame.picture[1]},
-        "prepared": str(session.model.preprocessor.plan),
+        "picture": {"name": _picture_name(session), "height": frame.picture[0], "width": frame.picture[1]},
+        "prepared": None if model is None else str(model.preprocessor.plan),
         "pixels": list(frame.pixels),
         "seen": frame.boxes([0, 0, *frame.pixels]).round(2).tolist(),
         "layer": {"index": focus.index, "path": seen.path, "windows": seen.windows},
@@ -215,6 +215,11 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
     }
 
 
+def _picture_name(session: Session) -> str | None:
+    """Of the picture's file; None for a capture, which does not keep it."""
+    return session.pictures[0].name if session.pictures else None
+
+
 def _sentence(session: Session, layer: int, head: int | None, lang: Lang) -> str | None:
     if head is None:
         return None
@@ -235,10 +240,12 @@ def _grid(overlay: Overlay) -> list[list[float]]:
 # ------------------------------------------------------------------------------------------------------------- showing
 
 
-def show(session: Session, asked: Asked, at: tuple[float, float] | None, path: str, *, json_: bool, lang: Lang) -> None:
+def show(
+    session: Session, asked: Asked, at: tuple[float, float] | None, path: str | None, *, json_: bool, lang: Lang
+) -> None:
     """Print what a model looks at in a picture, or what JSON holds of it, and write the files that were asked for.
 
-    path: of the picture, for the figure.
+    path: of the picture, for the figure; None for a capture, whose patches are drawn on bare paper.
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
@@ -257,7 +264,7 @@ def _named(figure: Path | None) -> dict[str, str | None]:
     return {"figure": None if figure is None else str(figure)}
 
 
-def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, path: str) -> None:
+def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, path: str | None) -> None:
     """The overlay on the photograph, which is opened again: a session keeps a smaller copy."""
     from regard.models.images.pictures import open_picture
 
@@ -265,7 +272,8 @@ def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float]
     seen = focus.layer
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
     token = None if at is not None else _token(seen, asked.token)
-    drawn = view.overlay(open_picture(path).image, token=token, at=at, head=asked.head)
+    image = None if path is None else open_picture(path).image
+    drawn = view.overlay(image, token=token, at=at, head=asked.head)
     picture_files.write(drawn.figure(), asked.figure)
 
 
@@ -308,16 +316,18 @@ def _print_shares(said: dict[str, Any], say: Say, out: Terminal) -> None:
 
 def _print_seen(session: Session, said: dict[str, Any], say: Say, out: Terminal) -> None:
     """What the model saw: the picture, how it was prepared, the part of it that is left, the patches."""
-    assert session.model is not None
     picture, (high, wide) = said["picture"], said["pixels"]
-    out.print((f"{session.name} ({session.model.family.title})", "bold"))
+    family = "" if session.model is None else f" ({session.model.family.title})"
+    out.print((session.name + family, "bold"))
+    name = picture["name"] or say("a picture, which is not in the capture", "이미지 (캡처에 들어 있지 않음)")
     out.print(
         say(
-            f"{picture['name']}: {picture['height']} × {picture['width']} pixels, high and wide",
-            f"{picture['name']}: {picture['height']} × {picture['width']} 픽셀 (세로 × 가로)",
+            f"{name}: {picture['height']} × {picture['width']} pixels, high and wide",
+            f"{name}: {picture['height']} × {picture['width']} 픽셀 (세로 × 가로)",
         )
     )
-    out.print((say(f"prepared: {said['prepared']}", f"전처리: {said['prepared']}"), "dim"))
+    if said["prepared"] is not None:
+        out.print((say(f"prepared: {said['prepared']}", f"전처리: {said['prepared']}"), "dim"))
     top, left, bottom, right = said["seen"]
     rows, columns = len(said["grid"]), len(said["grid"][0])
     seen = say(

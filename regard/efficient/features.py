@@ -39,7 +39,7 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     >>> bool(((w @ w.T).fill_diagonal_(0).abs() < 1e-12).all())
     True
 
-    count: how many features.  width: head size.  seed: the same on every machine and device.
+    count: how many features.  width: head size.  seed: the same directions on every machine and device, to rounding.
     Raises ValueError for a size below 1.
     """
     for name, n in (("features", count), ("head size", width)):

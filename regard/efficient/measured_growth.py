@@ -60,20 +60,17 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
     device: where to run.  seconds: the longest one pass may be expected to take.
     fraction: of the free memory that one pass may be expected to take.
 
-    Raises ValueError for limits that are not positive, and what torch raises for an unknown device.
+    Raises ValueError for limits that are not positive, and for a device that is not there.
     """
     if not seconds > 0 or not 0 < fraction <= 1:
         raise ValueError(f"seconds must be above 0 and fraction in (0, 1], got {seconds} and {fraction}")
-    place = torch.device(device)
+    place = _place(device)
     probe = min(PROBE, growth.lengths[0])
     past = {way: [_measured(way, probe, growth.sizes, place)] for way in WAYS}
     for n in growth.lengths:
         for way in WAYS:
             reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
-            if reason:
-                result = Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
-            else:
-                result = _measured(way, n, growth.sizes, place)
+            result = _skipped(way, n, reason) if reason else _tried(way, n, growth.sizes, place)
             past[way].append(result)
             yield result
 
@@ -124,6 +121,28 @@ def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[
         return lambda: attention(q, *projection(ContextKeys(k, v)))
     directions = orthogonal_features(z.features, z.head_dim, seed=0).to(device, torch.float32)
     return lambda: kernel_attention(q, k, v, directions)
+
+
+def _place(device: str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device it does not know or does not have
+        raise ValueError(f"cannot measure on {device!r}: {str(error).splitlines()[0]}") from None
+    return place
+
+
+def _skipped(way: str, n: int, reason: str) -> Measured:
+    return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
+
+
+def _tried(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
+    try:
+        return _measured(way, n, z, device)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        return _skipped(way, n, "there was not enough memory")
 
 
 @torch.no_grad()

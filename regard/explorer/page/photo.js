@@ -2,14 +2,15 @@
 // patches (cls, registers, words). Point at a patch or a token: its row; a click holds it, and pointing then reads single
 // weights. It does not know how a row is computed.
 
-import { scaleOf, stepAt } from "./colourmaps.js";
-import { fill, make, segments } from "./elements.js";
-import { Naming } from "./naming.js";
+import { scaleOf } from "./colourmaps.js";
+import { fill, make } from "./elements.js";
 import { sayLink } from "./linklist.js";
-import { digits, kindWords, wordsFor } from "./panewords.js";
+import { Naming } from "./naming.js";
+import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { placedTokens } from "./patches.js";
 import { PhotoDrawing } from "./photodrawing.js";
+import { PhotoBar, noteOf, piecesOf } from "./photowords.js";
 import { isAbort, latest } from "./source.js";
 import { watchSurroundings } from "./surroundings.js";
 import { WordView } from "./wordview.js";
@@ -46,7 +47,10 @@ class PhotoPane {
     this.nextSession = latest();
     this.nextRow = latest();
     this.readout = make("p", { class: "text-readout", role: "status" });
-    this.bar = make("div", { class: "photo-bar" });
+    this.bar = new PhotoBar((picture) => {
+      this.picture = picture;
+      this.update();
+    });
     this.asking = this.#words("query");
     this.asked = this.#words("key");
     this.chips = make("div", { class: "photo-chips" });
@@ -54,7 +58,7 @@ class PhotoPane {
     this.note = make("p", { class: "photo-note" });
     this.stage = make("div", { class: "photo-stage" }, this.canvas);
     element.classList.add("pane-photo");
-    element.replaceChildren(this.readout, this.bar, this.chips, this.stage, this.note);
+    element.replaceChildren(this.readout, this.bar.element, this.chips, this.stage, this.note);
     this.drawing = new PhotoDrawing(this.canvas);
     /** @type {import("./source.js").Overview | null} */
     this.overview = null;
@@ -67,7 +71,6 @@ class PhotoPane {
     this.row = null;
     this.questions = { session: "", row: "", token: /** @type {number | null} */ (null) };
     this.written = "";
-    this.barred = "";
     this.held = false;
     this.error = "";
     this.ended = false;
@@ -247,7 +250,8 @@ class PhotoPane {
     const row = this.#shownRow(state);
     const [queries, keys] = [this.#tokens(0), this.#tokens(1)];
     const patches = keys?.of(this.picture) ?? [];
-    const weight = (/** @type {number} */ key) => (row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0);
+    const weight = (/** @type {number} */ key) =>
+      row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0;
     const scale = scaleOf(state.scale, this.#patchWeights(row, keys));
     this.drawing.draw({
       ...{ image: this.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
@@ -260,7 +264,7 @@ class PhotoPane {
     const known = this.#same ? colours : { ...colours, weights: null };
     this.asking.colour({ ...known, token: state.token, key: this.#same ? state.key : null, lang: state.lang });
     this.asked.colour({ ...colours, token: null, key: state.key, lang: state.lang });
-    this.#tell(state, row, keys, scale, paper);
+    this.bar.show(state, { row, keys, scale, paper, picture: this.picture, pictures: this.overview?.pictures?.length ?? 0 });
     this.#describe(state);
     this.#read(state);
   }
@@ -300,116 +304,28 @@ class PhotoPane {
     const written = [state.session, state.lang, this.#layer?.layout, this.#same].join("/");
     if (written === this.written) return;
     this.written = written;
-    this.asking.write(this.#pieces(queries), state.lang);
-    this.asked.write(this.#same ? [] : this.#pieces(keys), state.lang);
+    this.asking.write(piecesOf(queries, this.naming), state.lang);
+    this.asked.write(this.#same ? [] : piecesOf(keys, this.naming), state.lang);
     this.asking.element.setAttribute("aria-label", words.tokens);
     this.asked.element.setAttribute("aria-label", words.keyTokens);
-    const both = [
-      [this.asking.element, queries?.others.length ?? 0, this.#same ? "" : words.queries],
-      [this.asked.element, this.#same ? 0 : (keys?.others.length ?? 0), words.keys],
-    ];
-    fill(this.chips, ...both.map(([view, count, name]) =>
-      count ? make("div", { class: "photo-line" }, name ? make("span", { class: "photo-side" }, String(name)) : null, /** @type {HTMLElement} */ (view)) : null));
-    this.chips.hidden = both.every(([, count]) => !count);
-  }
-
-  /**
-   * Words by the word they belong to, all else one by one.
-   * @param {PlacedTokens | null} tokens
-   * @returns {{pieces: import("./labels.js").Piece[], whole: string | null}[]}
-   */
-  #pieces(tokens) {
-    if (tokens === null || this.naming === null || this.overview === null) return [];
-    const { labels } = this.naming;
-    const named = tokens.count === this.overview.length && this.overview.labels.some((label) => label !== "");
-    /** @type {{pieces: import("./labels.js").Piece[], whole: string | null}[]} */
-    const out = [];
-    const others = tokens.others;
-    for (let at = 0; at < others.length; ) {
-      const [token, name] = [others[at], tokens.name(others[at])];
-      let end = at + 1;
-      if (name !== null) {
-        out.push({ pieces: [{ index: token, text: name, joins: false, breaks: false, kind: "special", whole: name }], whole: null });
-      } else {
-        while (end < others.length && others[end] === others[end - 1] + 1 && tokens.kinds[others[end]] === "text") end++;
-        const span = /** @type {[number, number]} */ ([token, others[end - 1] + 1]);
-        out.push(...(named ? labels.words(...span) : labels.numbers(...span)));
-      }
-      at = end;
-    }
-    return out;
-  }
-
-  /**
-   * The line of shares and colours.
-   * @param {State} state
-   * @param {Row | null} row
-   * @param {PlacedTokens | null} keys
-   * @param {import("./colourmaps.js").Scale} scale
-   * @param {import("./paper.js").Paper} paper
-   */
-  #tell(state, row, keys, scale, paper) {
-    const barred = JSON.stringify([state.lang, state.session, row?.token, state.layer, state.head, scale.high, paper.dark, this.picture]);
-    if (barred === this.barred) return;
-    this.barred = barred;
-    const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
-    fill(
-      this.bar,
-      this.#choice(state),
-      row && make("span", { class: "photo-legend" },
-        make("span", {}, scale.kind === "linear" ? "0" : digits(scale.low)),
-        make("span", { class: "map-ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` }),
-        make("span", { class: "photo-high" }, digits(scale.high))),
-      ...this.#shares(row, keys).map(([kind, share]) =>
-        make("span", { class: "photo-share", "data-kind": kind, "data-share": share }, `${kindWords(kind, state.lang)} `, make("b", {}, digits(share)))),
-    );
-  }
-
-  /** @param {State} state */
-  #choice({ lang }) {
-    const pictures = this.overview?.pictures ?? [];
-    if (pictures.length < 2) return null;
-    const choices = pictures.map((_, n) => ({ value: String(n), label: String(n + 1) }));
-    const choose = (/** @type {string} */ value) => {
-      this.picture = Number(value);
-      this.update();
-    };
-    return segments(wordsFor(lang).pictures, "picture", choices, String(this.picture), choose);
-  }
-
-  /**
-   * What a row sums up to, by kind of key.
-   * @param {Row | null} row
-   * @param {PlacedTokens | null} keys
-   * @returns {[string, number][]}
-   */
-  #shares(row, keys) {
-    if (row === null || keys === null) return [];
-    /** @type {Map<string, number>} */
-    const sums = new Map();
-    row.weights.data.forEach((weight, i) => {
-      const kind = keys.kinds[row.start + i];
-      sums.set(kind, (sums.get(kind) ?? 0) + (weight || 0));
-    });
-    return [...sums].sort(([, a], [, b]) => b - a);
+    const lines = [
+      { view: this.asking, count: queries?.others.length ?? 0, name: this.#same ? "" : words.queries },
+      { view: this.asked, count: this.#same ? 0 : (keys?.others.length ?? 0), name: words.keys },
+    ].filter(({ count }) => count > 0);
+    fill(this.chips, ...lines.map(({ view, name }) =>
+      make("div", { class: "photo-line" }, name && make("span", { class: "photo-side" }, name), view.element)));
+    this.chips.hidden = lines.length === 0;
   }
 
   /** @param {State} state */
   #describe(state) {
-    const words = wordsFor(state.lang);
     const [line, grid] = [this.overview?.pictures?.[this.picture], this.#grid()];
-    const said = words.photo({ name: line?.name ?? "", rows: grid?.rows.length ?? 0, columns: grid?.columns.length ?? 0 });
+    const size = { rows: grid?.rows.length ?? 0, columns: grid?.columns.length ?? 0 };
+    const said = wordsFor(state.lang).photo({ name: line?.name ?? "", ...size });
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
-    const cropped = line !== undefined && (line.seen[0] > 1e-4 || line.seen[1] > 1e-4 || line.seen[2] < 1 - 1e-4 || line.seen[3] < 1 - 1e-4);
     const windows = this.#layer?.windows ?? 1;
-    const notes = [
-      grid && words.patchesOf({ rows: grid.rows.length, columns: grid.columns.length }),
-      windows > 1 && windows !== this.overview?.pictures?.length && words.inWindows({ windows }),
-      cropped && words.hatched,
-      line && !line.shown && words.noPicture,
-      this.#layer && !grid && words.noPatches,
-    ];
-    const text = notes.filter(Boolean).join(" · ");
+    const cut = windows > 1 && windows !== this.overview?.pictures?.length; // several pictures are windows, too
+    const text = noteOf(line, grid, cut ? windows : 1, state.lang);
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
