@@ -110,11 +110,14 @@ class _Plan:
     def queries(self, x: Tensor, panel: Panel, filler: float = 0.0) -> Tensor:
         """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
         down, rows = panel.queries.shape
-        in_order = panel is self.found.everyone and self.found.order is None
-        x = x if in_order else x[:, :, panel.chosen]
+        x = x[:, :, self.places(panel)]
         x = pad(x, (0, 0, 0, down * rows - panel.count), value=filler)
         x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
         return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
+
+    def places(self, panel: Panel) -> slice | Tensor:
+        """Which queries the panel holds; as a slice, which copies nothing, where it is all of them in order."""
+        return slice(None) if panel is self.found.everyone and self.found.order is None else panel.chosen
 
     def from_queries(self, x: Tensor, panel: Panel) -> Tensor:
         """Back again: (B, H, the panel's queries, D)."""
@@ -253,8 +256,8 @@ def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
             found = attend(plan, scaled_q, plan.gather(k_tiles, batch), plan.gather(v_tiles, batch), batch, term)
             for total, each in zip((part, sums), found, strict=True):
                 total.index_copy_(0, batch.q_at.flatten(), each.flatten(0, 1))
-        out[:, :, panel.chosen] = plan.from_queries(part, panel)
-        lse[:, :, panel.chosen] = plan.from_queries(sums, panel)
+        out[:, :, plan.places(panel)] = plan.from_queries(part, panel)
+        lse[:, :, plan.places(panel)] = plan.from_queries(sums, panel)
     return out, lse
 
 
@@ -349,7 +352,7 @@ class _Backward:
             total.index_copy_(0, batch.q_at.flatten(), d_q.flatten(0, 1))
             self.d_k.index_add_(0, batch.k_at, d_k.reshape(len(batch.k_at), -1))
             self.d_v.index_add_(0, batch.k_at, d_v.reshape(len(batch.k_at), -1))
-        self.d_q[:, :, panel.chosen] += plan.from_queries(total, panel) * plan.scale
+        self.d_q[:, :, plan.places(panel)] += plan.from_queries(total, panel) * plan.scale
 
     def fused_batch(
         self, batch: _Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor

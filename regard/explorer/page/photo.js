@@ -41,7 +41,6 @@ class PhotoPane {
   constructor(element, store, source) {
     this.element = element;
     this.store = store;
-    this.source = source;
     this.readout = make("p", { class: "text-readout", role: "status" });
     this.bar = new PhotoBar((picture) => {
       this.picture = picture;
