@@ -95,7 +95,7 @@ class _Plan:
     def keys(self, x: Tensor) -> Tensor:
         """(B, Hkv, Nk, D) → (B · Hkv · Tk, cols · D): a row for each tile, zeros after the last key."""
         x = x if self.found.order is None else x[:, :, self.found.order]
-        x = pad(x, (0, 0, 0, self.tiles_across * self.found.cols - self.nk))
+        x = _lengthen(x, self.tiles_across * self.found.cols)
         return x.reshape(-1, self.found.cols * x.shape[-1])
 
     def from_keys(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class _Plan:
         """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
         down, rows = panel.queries.shape
         x = x[:, :, self.places(panel)]
-        x = pad(x, (0, 0, 0, down * rows - panel.count), value=filler)
+        x = _lengthen(x, down * rows, filler)
         x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
         return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
 
@@ -303,6 +303,10 @@ def _scores(
     if batch.group.masked:
         plan.by_head(s).masked_fill_(plan.hidden(batch), -inf)
     return s, bent
+
+
+def _lengthen(x: Tensor, n: int, filler: float = 0.0) -> Tensor:
+    return x if x.shape[2] == n else pad(x, (0, 0, 0, n - x.shape[2]), value=filler)  # pad would copy it for nothing
 
 
 def _widen(x: Tensor, width: int) -> Tensor:
