@@ -144,6 +144,16 @@ def test_plain_operations_and_the_fused_kernel_agree(monkeypatch):
     assert not torch.equal(plain, fused)  # or the kernel was not called the first time
 
 
+def test_mask_that_served_inference_can_be_trained_with():
+    mask = masks.window(6, 6) & masks.padding([N, 50])
+    with torch.inference_mode():
+        expected = sparsely(*tensors(), mask=mask)
+    leaves = [x.requires_grad_() for x in tensors()]
+    out = sparsely(*leaves, mask=mask)
+    torch.autograd.grad(out.sum(), leaves)
+    assert torch.equal(out.detach(), expected)
+
+
 def test_second_derivative_is_refused_instead_of_left_out():
     q, k, v = (x.requires_grad_() for x in tensors())
     out = sparsely(q, k, v, mask=LONGFORMER)

@@ -149,6 +149,8 @@ def test_tiles_of_a_mask_of_tensors_are_kept_with_the_mask_and_die_with_it():
 def test_tiles_found_in_inference_can_be_trained_with():
     with torch.inference_mode():
         found = visible_tiles(LONGFORMER, 101, 101, CPU)
+        patterns = found.everyone.groups[0].patterns
+    assert not any(part.is_inference() for part in patterns)
     assert not any(group.cols.is_inference() for panel in found.panels for group in panel.groups)
     assert not found.everyone.queries.is_inference()
 

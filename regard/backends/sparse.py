@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -188,21 +188,15 @@ class _Plan:
 
     def as_mask(self, added: Tensor, batch: _Batch, rows: int) -> Tensor:
         """The same as a kernel wants it: (U, S or 1, G · R, n)."""
-        u, s, g = (*batch.q_at.shape, self.stacked)
-        shared = added.shape[1] == 1
-        if g == 1:
-            return added[:, :, 0].expand(u, 1 if shared else s, rows, -1)
-        whole = added.expand(u, 1 if shared else s, g, rows // g, -1)
-        return whole.reshape(u, 1 if shared else s, rows, -1)
+        whole = added.expand(len(batch.q_at), -1, self.stacked, rows // self.stacked, -1)
+        return whole.reshape(*whole.shape[:2], rows, -1)
 
 
 def _flat(table: Tensor, at: tuple[Tensor, ...]) -> Tensor:
     """Where (b, h, i, j) stand in a table (B or 1, H or 1, Nq or 1, Nk or 1) that lies in one row."""
-    steps = [0 if n == 1 else int(torch.Size(table.shape[axis + 1 :]).numel()) for axis, n in enumerate(table.shape)]
-    first, *rest = (x * step for x, step in zip(at, steps, strict=True))
-    for each in rest:
-        first = first + each
-    return first
+    steps = [0 if n == 1 else prod(table.shape[axis + 1 :]) for axis, n in enumerate(table.shape)]
+    b, h, i, j = (x * step for x, step in zip(at, steps, strict=True))
+    return b + h + i + j
 
 
 class _Sparse(torch.autograd.Function):

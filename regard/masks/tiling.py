@@ -88,6 +88,10 @@ class Group:
     @cached_property
     def patterns(self) -> tuple[Tensor, Tensor] | None:
         """The different cells there are (P, R, width), and which each stretch has; None if they are too many."""
+        with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+            return self._different_cells()
+
+    def _different_cells(self) -> tuple[Tensor, Tensor] | None:
         known: dict[bytes, int] = {}
         kept: list[Tensor] = []
         which: list[int] = []

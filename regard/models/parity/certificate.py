@@ -28,10 +28,18 @@ KOREAN = {
     "hidden states": "은닉 상태",
     "pooled": "풀링 벡터",
     "next sentence": "다음 문장",
+    "last norm": "마지막 norm",
+    "text vectors": "텍스트 벡터",
+    "picture vectors": "그림 벡터",
+    "cosines": "코사인",
     "logits": "로짓",
     "greedy ids": "greedy 생성 id",
     "encoder": "인코더",
     "decoder": "디코더",
+    "picture": "그림",
+    "text": "텍스트",
+    "question": "질문",
+    "answer": "답",
     "same": "같음",
     "rounding": "반올림",
     "bug": "버그",
@@ -41,10 +49,12 @@ KOREAN = {
 class Place(NamedTuple):
     """Where in a model something was compared.
 
-    part: "encoder" or "decoder" of a model that has both, else "".
-    layer: counted from 0, as blocks and checkpoints count; None outside the layers.
-    what: token ids, embedding, attention weights, cross-attention weights, hidden states (after the layer; the last
-      layer's after the model's last norm), pooled, next sentence, logits, greedy ids.
+    part: "encoder" or "decoder" of a model that has both; "picture", "text", "question" or "answer" of one that has
+      such; else "".
+    layer: counted from 0, as blocks and checkpoints count; None outside the layers. Swin's are its stages.
+    what: token ids, embedding, attention weights (of a stage, its last block's), cross-attention weights, hidden
+      states (after the layer; the last layer's after the model's last norm, but for those that have "last norm" by
+      itself), last norm, pooled, next sentence, text vectors, picture vectors, cosines, logits, greedy ids.
     """
 
     part: str
@@ -109,6 +119,8 @@ class Certificate:
     random_ids: there was no tokenizer, so ids were drawn.  new_tokens: how many were generated; None without words.
     narrow: transformers computes parts of this model in fp32 even when it is in fp64.
     lines: every comparison, in the order of the computation.
+    pictures: how many were compared; their pixels are drawn, and the ids of texts beside them.
+    not_compared: what this kind of model makes and no line is about.
     """
 
     model: str
@@ -122,6 +134,8 @@ class Certificate:
     new_tokens: int | None
     narrow: bool
     lines: tuple[Line, ...]
+    pictures: int = 0
+    not_compared: tuple[str, ...] = ()
 
     @property
     def result(self) -> Verdict:
@@ -155,6 +169,7 @@ class Certificate:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, every line among them; an error that is not finite is one of "inf" and "nan"."""
         plain = {name: value for name, value in vars(self).items() if name != "lines"}
+        plain["not_compared"] = list(self.not_compared)
         lines = [_plain(line) for line in self.lines]
         return {"verdict": self.verdict, "result": self.result, "passed": self.passed, **plain, "lines": lines}
 
@@ -220,14 +235,15 @@ class Certificate:
     def _notes(self, lang: Lang) -> list[str]:
         counted = _say(
             lang,
-            f"{self.texts} texts, {self.tokens} tokens. Error: the largest difference from transformers in fp64; "
+            f"{self._counts(lang)}. Error: the largest difference from transformers in fp64; "
             "allowed: 2 · (theirs + one rounding step), 3 · where fp64 itself rounds as much.",
-            f"텍스트 {self.texts}개, 토큰 {self.tokens}개. 오차: fp64 transformers와의 최대 차이. "
+            f"{self._counts(lang)}. 오차: fp64 transformers와의 최대 차이. "
             "허용 오차: 2 · (상대 오차 + 반올림 한 단위). fp64도 같은 크기로 반올림하면 3배.",
         )
-        notes = ["", counted]
-        if self.random_ids:
-            notes.append(_say(lang, "No tokenizer: ids were drawn.", "토크나이저가 없어 id를 무작위로 만들었습니다."))
+        notes = ["", counted, *self._drawn(lang)]
+        if self.not_compared:
+            named = ", ".join(_word(lang, what) for what in self.not_compared)
+            notes.append(_say(lang, f"Not compared: {named}.", f"비교하지 않은 것: {named}."))
         if self.new_tokens == 0:
             notes.append(
                 _say(
@@ -247,6 +263,29 @@ class Certificate:
                 )
             )
         return notes
+
+    def _counts(self, lang: Lang) -> str:
+        """How many of what were compared."""
+        said = []
+        if self.pictures:
+            said.append(_say(lang, f"{self.pictures} pictures", f"그림 {self.pictures}개"))
+        if self.texts:
+            said.append(
+                _say(lang, f"{self.texts} texts, {self.tokens} tokens", f"텍스트 {self.texts}개, 토큰 {self.tokens}개")
+            )
+        return ", ".join(said)
+
+    def _drawn(self, lang: Lang) -> list[str]:
+        """What was drawn rather than read."""
+        if self.pictures and self.texts:
+            return [_say(lang, "Pixels and ids were drawn.", "픽셀과 id를 무작위로 만들었습니다.")]
+        if self.pictures:
+            return [_say(lang, "Pixels were drawn.", "픽셀을 무작위로 만들었습니다.")]
+        if not self.random_ids:
+            return []
+        if any(line.place.what == "token ids" for line in self.lines):
+            return [_say(lang, "Ids were drawn.", "id를 무작위로 만들었습니다.")]
+        return [_say(lang, "No tokenizer: ids were drawn.", "토크나이저가 없어 id를 무작위로 만들었습니다.")]
 
 
 def _kind(line: Line) -> tuple[str, str]:

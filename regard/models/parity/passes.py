@@ -10,7 +10,7 @@ Axis letters: B texts, N positions, H heads, D head size, R sampled rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +26,7 @@ from regard.models.parity.certificate import Place
 from regard.models.text_model import TextModel
 from regard.op import observe, unobserve
 
-__all__ = ["Given", "Made", "of_ours", "of_theirs", "rows_of"]
+__all__ = ["Given", "Made", "of_ours", "of_theirs", "rows_of", "told"]
 
 Made = dict[Place, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""
@@ -38,22 +38,30 @@ class Given:
 
     ids: (B, N).  mask: (B, N), True = token.  target: (B, N), what a decoder beside an encoder reads; its mask is mask.
     rows: text (R,) and position (R,) of the queries whose weights are looked at.
+    weights: are they looked at? Not where transformers hands them out in another form than (B, H, N, N).
     """
 
     ids: Tensor
     mask: Tensor
     target: Tensor | None
     rows: tuple[Tensor, Tensor]
+    weights: bool = True
 
 
 def of_ours(model: Model, given: Given) -> Made:
     """Our model's pass."""
-    calls: list[Tensor] = []
+    calls: list[Tensor] | None = [] if given.weights else None
     two = {} if given.target is None else {"target": given.target, "target_mask": given.mask}
-    with torch.inference_mode(), _told(lambda call: calls.append(rows_of(call, *given.rows))):
+
+    def note(call: Call) -> None:
+        if calls is not None:
+            calls.append(rows_of(call, *given.rows))
+
+    with torch.inference_mode(), told(note):
         result = model(given.ids, given.mask, every_layer=True, **two)
     made: Made = {}
     if isinstance(model, EncoderDecoder):
+        assert calls is not None
         depth = len(model.encoder.depth)
         made |= _tower("encoder", result.memory_layers, calls[:depth], None)
         made |= _tower("decoder", result.layers, calls[depth::2], calls[depth + 1 :: 2])
@@ -70,8 +78,8 @@ def of_theirs(model: Any, given: Given) -> Made:
     if given.target is not None:
         inputs |= {"decoder_input_ids": given.target, "decoder_attention_mask": given.mask.long()}
     with torch.inference_mode():
-        out = model(**inputs, output_hidden_states=True, output_attentions=True)
-    get, (b, i) = out.get, given.rows
+        out = model(**inputs, output_hidden_states=True, output_attentions=given.weights)
+    get, (b, i), n = out.get, given.rows, given.ids.shape[1]
 
     def rows(name: str) -> list[Tensor]:
         return [weights[b, :, i] for weights in get(name) or ()]  # (R, H, N)
@@ -80,7 +88,8 @@ def of_theirs(model: Any, given: Given) -> Made:
         made = _tower("encoder", get("encoder_hidden_states"), rows("encoder_attentions"), None)
         made |= _tower("decoder", get("decoder_hidden_states"), rows("decoder_attentions"), rows("cross_attentions"))
     else:
-        made = _tower("", get("hidden_states"), rows("attentions"), None)
+        layers = [t[:, :n] for t in get("hidden_states")]  # BigBird's have what it padded with
+        made = _tower("", layers, rows("attentions") if given.weights else None, None)
     words = get("logits", get("prediction_logits"))
     if get("start_logits") is not None:
         words = torch.stack([out.start_logits, out.end_logits], -1)
@@ -118,7 +127,7 @@ def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
 
 
 @contextmanager
-def _told(note: Any) -> Iterator[None]:
+def told(note: Callable[[Call], Any]) -> Iterator[None]:
     """Be told of every call of attention inside."""
 
     def observer(call: Call, backend: str, output: Any) -> None:
@@ -132,13 +141,14 @@ def _told(note: Any) -> Iterator[None]:
 
 
 def _tower(
-    part: str, layers: Sequence[Tensor] | None, weights: Sequence[Tensor], cross: Sequence[Tensor] | None
+    part: str, layers: Sequence[Tensor] | None, weights: Sequence[Tensor] | None, cross: Sequence[Tensor] | None
 ) -> Made:
-    """The places of one tower, in order. layers: the embedding, then what each block gave."""
+    """The places of one tower, in order. layers: the embedding, then what each block gave.  weights: None for none."""
     assert layers is not None
     made = {Place(part, None, "embedding"): layers[0]}
     for n, hidden in enumerate(layers[1:]):
-        made[Place(part, n, "attention weights")] = weights[n]
+        if weights is not None:
+            made[Place(part, n, "attention weights")] = weights[n]
         if cross is not None:
             made[Place(part, n, "cross-attention weights")] = cross[n]
         made[Place(part, n, "hidden states")] = hidden

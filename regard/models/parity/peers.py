@@ -5,7 +5,7 @@ transformers is optional: it is imported here and nowhere else in regard's model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.models.parity.passes import Given, Made, of_theirs
+from regard.models.parity.passes import Made
 
 __all__ = ["Peer", "library", "token_ids"]
 
@@ -58,7 +58,7 @@ class Peer:
             self._plain = transformers.GenerationConfig
         for p in model.parameters():  # some are kept in fp32 (T5's in fp16): another function than all of them rounded
             p.data = p.data.to(dtype)
-        if model.config.pad_token_id is None:
+        if getattr(model.config, "pad_token_id", pad) is None:  # models of pictures have none to set
             model.config.pad_token_id = pad  # without one transformers classifies one text at a time
         self.model: Any = model
         self.narrow = False
@@ -67,10 +67,13 @@ class Peer:
         """From now on in fp64, with the weights as they were rounded: the same function, exactly."""
         self.model.double()
 
-    def run(self, given: Given) -> Made:
-        """One pass. In fp64 `narrow` says afterwards whether parts of it were computed in fp32."""
+    def run(self, read: Callable[[Any], Made]) -> Made:
+        """One pass; `read` runs the model and says what it made.
+
+        In fp64 `narrow` says afterwards whether parts of it were computed in fp32.
+        """
         with _Watching() as watching:  # type: ignore[no-untyped-call]
-            made = of_theirs(self.model, given)
+            made = read(self.model)
         self.narrow = watching.narrowed
         return made
 

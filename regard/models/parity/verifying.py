@@ -19,21 +19,24 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.generation.generating import generate
 from regard.models.heads import LanguageHead
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.models.parity.certificate import Certificate, Line, Place
-from regard.models.parity.passes import Given, Made, of_ours
+from regard.models.parity.passes import Given, Made, of_ours, of_theirs
 from regard.models.parity.peers import Peer, library, token_ids
+from regard.models.parity.picture_inputs import Shown, draw_shown, sees_pictures
+from regard.models.parity.picture_passes import of_ours_seeing, reader_of
+from regard.models.parity.text_inputs import draws, has_tokenizer, pad_of, padded_left, text_inputs
+from regard.models.picture_text_model import Answerer, Captioner
 from regard.models.text_model import TextModel
-from regard.models.tokenizers.tokenizer_building import FILE_SETS
 from regard.models.verbs.asking import positions
 from regard.testing import largest_error
 
@@ -47,7 +50,7 @@ SENTENCES = (
     "Yes.",
 )
 NEW_TOKENS = 20
-DRAWN = (19, 11, 5, 17, 7)  # lengths of texts where ids are drawn
+MAY_BE_MISSING = ("pooled", "last norm")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Stage = Literal["load ours", "load theirs", "run ours", "run theirs", "run theirs in fp64", "run ours in fp64"]
@@ -69,17 +72,19 @@ def verify(
     >>> print(regard.verify("path/or/hub-id"))          # doctest: +SKIP
 
     Compared are the token ids of both tokenizers, the hidden states of every layer, attention weights of sampled rows,
-    what the head gives, and 20 tokens generated greedily where the model has words.
+    what the head gives, and 20 tokens generated greedily where the model has words. Pictures are drawn, and ids beside
+    them; of models that read both, what is written and the weights are not compared. The certificate says so.
 
     path_or_model: a directory, a hub id, or a model of `regard.load`, which is copied and stays as it is.
-    texts: to compare with; default five sentences in English and Korean, without a tokenizer ids that are drawn.
+    texts: to compare with; default five sentences in English and Korean, without a tokenizer ids that are drawn, and
+      in models of long texts (Longformer, BigBird) ids enough for their attention to be sparse.
     dtype: of the weights and of both computations.  device: where both run.
     rows: how many queries' attention weights are compared, in every layer.  seed: of what is drawn.
     progress: called with each stage as it begins.
 
-    Raises ImportError without transformers; ValueError for texts that are empty, longer than the model or that have no
-    tokenizer, a model that has no directory or is narrower than dtype, a family that transformers does not have, and
-    whatever `regard.load` refuses.
+    Raises ImportError without transformers; ValueError for texts that are empty, longer than the model, that have no
+    tokenizer or are for a model of pictures or of questions, a model that has no directory or is narrower than dtype, a
+    family that transformers does not have, and whatever `regard.load` refuses.
     """
     library()
     _check(texts, dtype, rows)
@@ -87,12 +92,18 @@ def verify(
     tell("load ours")
     ours = _ours(path_or_model, dtype, _device(device))
     assert ours.directory is not None
-    has_words = _tokenizer_files(ours.directory)
+    has_words = has_tokenizer(ours.directory)
     sentences = _sentences(ours, texts, has_words)
-    given = _given(ours, sentences if has_words else None, texts is None, rows, seed)
+    drawn = not has_words or sees_pictures(ours) or draws(ours, texts)
+    given: Given | Shown
+    if sees_pictures(ours):
+        given = draw_shown(ours, rows, seed)
+    else:
+        given = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
     run = _Run(ours, given, dtype, tell)
     lines = run.lines()
-    if has_words:
+    counts = (given.texts, given.tokens) if isinstance(given, Shown) else (len(given.ids), int(given.mask.sum()))
+    if has_words and counts[0]:
         lines = (_token_line(ours, sentences), *lines)
     return Certificate(
         model=str(ours.directory if isinstance(path_or_model, Model) else path_or_model),
@@ -100,41 +111,43 @@ def verify(
         dtype=str(dtype).removeprefix("torch."),
         device=str(ours.device),
         versions={"transformers": library().__version__, "torch": torch.__version__},
-        texts=len(given.ids),
-        tokens=int(given.mask.sum()),
-        random_ids=not has_words,
+        texts=counts[0],
+        tokens=counts[1],
+        random_ids=drawn and counts[0] > 0,
         new_tokens=run.new_tokens,
         narrow=run.narrow,
         lines=lines,
+        pictures=given.pictures if isinstance(given, Shown) else 0,
+        not_compared=_not_compared(ours, lines),
     )
 
 
 class _Run:
-    """Both models on the same ids."""
+    """Both models on the same ids or pixels."""
 
-    def __init__(self, ours: Model, given: Given, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
+    def __init__(self, ours: Model, given: Given | Shown, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
         self.ours, self.given, self.dtype, self.tell = ours, given, dtype, tell
         self.architecture = ours.family.tasks[ours.task].architecture
-        self.pad = _pad(ours)
-        self.new_tokens = _room(ours, given)
+        self.pad = pad_of(ours) if isinstance(given, Given) else 0  # beside pictures nothing asks for it
+        self.new_tokens = _room(ours, given) if isinstance(given, Given) else None
         self.narrow = False
 
     def lines(self) -> tuple[Line, ...]:
         """Every comparison of numbers and of generated ids, in order; in fp64 too where one fails."""
         self.tell("run ours")
-        mine, my_words = of_ours(self.ours, self.given), self._our_words()
+        mine, my_words = self._ours(), self._our_words()
         coarse = torch.float32 if self.dtype == torch.float64 else self.dtype
         self.tell("load theirs")
         peer = self._peer(coarse)
         self.tell("run theirs")
-        base, words = peer.run(self.given), None
+        base, words = peer.run(self._theirs), None
         if self.dtype != torch.float64:
             words = self._their_words(peer)
             peer.widen()
         else:
             peer = self._peer(torch.float64)
         self.tell("run theirs in fp64")
-        truth = peer.run(self.given)
+        truth = peer.run(self._theirs)
         self.narrow = peer.narrow
         words = self._their_words(peer) if words is None else words
         rule = _Rule(base, truth, coarse, self.narrow)
@@ -144,11 +157,19 @@ class _Run:
         self.tell("run ours in fp64")
         self.ours.double()
         again = [
-            *rule.lines(of_ours(self.ours, self.given), torch.float64),
+            *rule.lines(self._ours(), torch.float64),
             *_word_lines(self._our_words(), self._their_words(peer)),
         ]
         pairs = zip(lines, again, strict=True)
         return tuple(replace(line, wide=wide.error, wide_allowed=wide.allowed) for line, wide in pairs)
+
+    def _ours(self) -> Made:
+        given = self.given
+        return of_ours(self.ours, given) if isinstance(given, Given) else of_ours_seeing(self.ours, given)
+
+    def _theirs(self, peer: Any) -> Made:
+        given = self.given
+        return of_theirs(peer, given) if isinstance(given, Given) else reader_of(self.ours)(peer, given)
 
     def _peer(self, dtype: torch.dtype) -> Peer:
         assert self.ours.directory is not None
@@ -157,12 +178,13 @@ class _Run:
     def _our_words(self) -> Tensor | None:
         if not self.new_tokens:
             return None
+        assert isinstance(self.given, Given)
         ids, mask = self.given.ids, self.given.mask
         if isinstance(self.ours, EncoderDecoder):
             decoder, begin = self.ours.read(ids, mask), torch.full_like(ids[:, :1], self.ours.start)
             return generate(decoder, begin, None, new_tokens=self.new_tokens, eos=None, pad=self.pad).ids
         assert isinstance(self.ours, TextModel)
-        ids, mask = _padded_left(self.given, self.pad)
+        ids, mask = padded_left(self.given, self.pad)
         return generate(self.ours, ids, mask, new_tokens=self.new_tokens, eos=None, pad=self.pad).ids
 
     def _their_words(self, peer: Peer) -> Tensor | None:
@@ -170,6 +192,7 @@ class _Run:
             return None
         start = self.ours.start if isinstance(self.ours, EncoderDecoder) else None
         given = self.given
+        assert isinstance(given, Given)
         return peer.greedy(given.ids, given.mask, new_tokens=self.new_tokens, pad=self.pad, start=start)
 
 
@@ -189,8 +212,9 @@ class _Rule:
         """Ours, made in dtype, judged at every place, in order.
 
         Either may lack the pooled vector: transformers does not give it beside logits, and a checkpoint may have none.
+        The last norm of a tower is nothing to those of ours that look at what stood before it.
         """
-        return [self._line(p, ours.get(p), dtype) for p in self.truth if p in ours or p.what != "pooled"]
+        return [self._line(p, ours.get(p), dtype) for p in self.truth if p in ours or p.what not in MAY_BE_MISSING]
 
     def _line(self, place: Place, ours: Tensor | None, dtype: torch.dtype) -> Line:
         truth, base = self.truth[place], self.base[place]
@@ -243,59 +267,12 @@ def _ours(path_or_model: str | Path | Model, dtype: torch.dtype, device: torch.d
     return deepcopy(path_or_model).to(device=device, dtype=dtype).eval()
 
 
-def _tokenizer_files(directory: Path) -> bool:
-    names = {name for files in FILE_SETS for name in files.split(" + ")}
-    return any((directory / name).is_file() for name in names)
-
-
 def _sentences(ours: Model, texts: Sequence[str] | None, has_words: bool) -> Sequence[str]:
+    if texts is not None and sees_pictures(ours):
+        raise ValueError(f"what {ours.family.title} is compared with is drawn, texts and pictures: leave out texts")
     if texts is not None and not has_words:
         raise ValueError(f"{ours.directory} holds no tokenizer for texts: leave them out, and ids are drawn")
     return SENTENCES if texts is None else texts
-
-
-def _given(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> Given:
-    """What both get. cut: texts that are longer than the model are cut, else refused."""
-    random = torch.Generator().manual_seed(seed)
-    most = positions(ours)
-    if sentences is None:
-        ids, mask = _drawn(ours, most, random)
-    else:
-        batch = ours.tokenizer.batch(sentences, pad="right", length=most, truncate=cut and most is not None)
-        mask = batch.mask
-        ids = batch.ids.where(mask, _pad(ours))  # by this id transformers finds the last token
-    for n, count in enumerate(mask.sum(1).tolist()):
-        if count == 0:
-            raise ValueError(f"text {n} has no token: an empty text says nothing to this model")
-    text, position = mask.nonzero(as_tuple=True)
-    chosen = torch.randperm(len(text), generator=random)[:rows]
-    ids, mask, text, position = (t.to(ours.device) for t in (ids, mask, text[chosen], position[chosen]))
-    target = shift_right(ids, ours.start, mask) if isinstance(ours, EncoderDecoder) else None
-    return Given(ids, mask, target, (text, position))
-
-
-def _drawn(ours: Model, most: int | None, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Texts of random ids, no special ones among them but for the end token that some heads look for."""
-    values = ours.settings.values
-    assert isinstance(ours, (TextModel, EncoderDecoder))
-    named = [value for key, value in values.items() if key.endswith("_token_id")]
-    special = {n for value in named for n in (value if isinstance(value, list) else [value])}
-    plain = torch.tensor([n for n in range(ours.vocabulary) if n not in special])
-    lengths = torch.tensor([n if most is None else min(n, most) for n in DRAWN])[:, None]
-    ids = plain[torch.randint(len(plain), (len(DRAWN), int(lengths.max())), generator=random)]
-    mask = torch.arange(ids.shape[1]) < lengths
-    end = values.get("eos_token_id")
-    if isinstance(end, int) and isinstance(ours, EncoderDecoder):
-        ids = ids.scatter(1, lengths - 1, end)
-    return ids.where(mask, _pad(ours)), mask
-
-
-def _pad(ours: Model) -> int:
-    pad = ours.settings.values.get("pad_token_id")
-    if isinstance(pad, int) and pad >= 0:
-        return pad
-    said = None if ours.directory is None or not _tokenizer_files(ours.directory) else ours.tokenizer.ids_of
-    return next((n for n in (said.pad, said.eos) if n is not None), 0) if said is not None else 0
 
 
 def _room(ours: Model, given: Given) -> int | None:
@@ -310,10 +287,14 @@ def _room(ours: Model, given: Given) -> int | None:
     return NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
 
-def _padded_left(given: Given, pad: int) -> tuple[Tensor, Tensor]:
-    """The same texts padded on the left, as generation has them: (B, N) ids and mask."""
-    mask = given.mask.flip(1)  # as many tokens in each row, at its end
-    return torch.full_like(given.ids, pad).masked_scatter(mask, given.ids[given.mask]), mask
+def _not_compared(ours: Model, lines: Sequence[Line]) -> tuple[str, ...]:
+    """What a model makes and no line is about: weights of some layer, and what it writes beside pictures."""
+    layers: dict[str, set[tuple[str, int | None]]] = {"attention weights": set(), "hidden states": set()}
+    for line in lines:
+        layers.get(line.place.what, set()).add((line.place.part, line.place.layer))
+    weights = [] if layers["attention weights"] == layers["hidden states"] else ["attention weights"]
+    writes = isinstance(ours, (Captioner, Answerer)) or (sees_pictures(ours) and ours.task == "generate")
+    return (*weights, *(["greedy ids"] if writes else []))
 
 
 def _word_lines(ours: Tensor | None, theirs: Tensor | None) -> list[Line]:
