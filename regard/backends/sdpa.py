@@ -149,29 +149,52 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
+MOST_KEPT = 1 << 20  # cells that are kept with a mask: 4 MiB in fp32
+
+
 def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
     """What SDPA adds or masks with, and which rows see anything (B, H, Nq, 1); None where all are known to.
 
     Rows that see nothing are opened, since kernels differ on them and may give NaN; their output, and with it their
     gradient, is set to 0 afterwards.
     """
-    visible, bias = cells_of_mask(call), cells_of_bias(call)
+    bias = cells_of_bias(call)
     on_cpu = call.device.type == "cpu"
     # Asking saves copies on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
     ask = on_cpu and not torch.compiler.is_compiling()
     if bias is None:
+        visible = cells_of_mask(call)
         assert visible is not None
         seen = visible.any(-1, keepdim=True)
         return (visible, None) if ask and bool(seen.all()) else (visible | ~seen, seen)
     if ask and bool(bias.detach().sum().isfinite()):  # then only the mask hides, and it need not be asked for each head
-        if visible is None:
-            return bias, None
-        hidden = torch.where(visible, torch.zeros((), dtype=bias.dtype), -inf)  # (B or 1, H or 1, Nq or 1, Nk or 1)
-        if bool((hidden.amax(-1) == 0).all()):
-            return bias + hidden, None
+        hidden = None if call.mask is None else _added_by_mask(call)
+        if call.mask is None or hidden is not None:
+            return bias if hidden is None else bias + hidden, None
+    visible = cells_of_mask(call)
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
     if ask and bool(seen.all()):
         return cells, None
     cells = torch.where(seen, cells, 0.0)
     return cells if on_cpu else cells.to(call.q.dtype), seen
+
+
+def _added_by_mask(call: Call) -> Tensor | None:
+    """0 where visible and −∞ where hidden, (B or 1, H or 1, Nq or 1, Nk or 1); None if a row sees nothing.
+
+    Kept with the mask where it is small: Swin's blocks ask one mask with biases of their own, again in every pass.
+    """
+    assert call.mask is not None
+    key = ("added", *call.sizes[2:], call.device, call.wide)
+    if key in call.mask.kept:
+        found: Tensor | None = call.mask.kept[key]
+        return found
+    with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+        visible = cells_of_mask(call)
+        assert visible is not None
+        hidden = torch.where(visible, torch.zeros((), dtype=call.wide), -inf)
+        found = hidden if bool((hidden.amax(-1) == 0).all()) else None
+    if visible.numel() <= MOST_KEPT:
+        call.mask.kept[key] = found
+    return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt
 from typing import cast
 
@@ -82,6 +83,13 @@ class Windows:
     def put_back(self, y: Tensor) -> Tensor:
         """(B·W, N, d) → (B, rows·columns, d), without the padding."""
         return y.reshape(-1, len(self.order), y.shape[-1]).index_select(1, self.back)
+
+
+@lru_cache(maxsize=32)
+def _kept_windows(grid: Grid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
+    """`Windows.of`, remembered. Outside of inference mode: a later call may be trained with what is kept here."""
+    with torch.inference_mode(False):
+        return Windows.of(grid, window, shifted=shifted, batch=batch, device=device)
 
 
 def _cut(table: Tensor, side: int) -> Tensor:
@@ -191,8 +199,10 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, rows·columns, d) → the same, or merged."""
+        # Kept, for no weight is in them: made anew they would take a twentieth of the time of a small Swin on a CPU.
+        make = Windows.of if torch.compiler.is_compiling() else _kept_windows
         cuts = [
-            Windows.of(grid, self.window, shifted=shifted, batch=len(x), device=x.device)
+            make(grid, self.window, shifted=shifted, batch=len(x), device=x.device)
             for shifted in (False, True)[: len(self.blocks)]
         ]
         for number, block in enumerate(self.blocks):
