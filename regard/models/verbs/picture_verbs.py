@@ -7,7 +7,7 @@ str is a path. What each takes and raises; how it is done, the other files of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from torch import nn
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.models.verbs.labelling import Classified
     from regard.models.verbs.matching import Matched
     from regard.models.verbs.picturing import Several
-    from regard.models.verbs.writing import Written
+    from regard.models.verbs.writing import Wished, Written
 
 __all__ = ["PictureVerbs"]
 
@@ -100,18 +100,8 @@ class PictureVerbs(nn.Module):
         pictures: Source,
         question: str,
         *,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
         batch: int = 8,
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> Written: ...
 
     @overload
@@ -120,18 +110,8 @@ class PictureVerbs(nn.Module):
         pictures: Several,
         question: str | list[str] | tuple[str, ...],
         *,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
         batch: int = 8,
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> list[Written]: ...
 
     def answer(
@@ -203,18 +183,8 @@ class PictureVerbs(nn.Module):
         pictures: Source,
         prompt: str | None = None,
         *,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
         batch: int = 8,
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> Written: ...
 
     @overload
@@ -223,18 +193,8 @@ class PictureVerbs(nn.Module):
         pictures: Several,
         prompt: str | None = None,
         *,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
         batch: int = 8,
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> list[Written]: ...
 
     def caption(

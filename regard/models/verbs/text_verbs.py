@@ -6,7 +6,7 @@ What each takes and raises; how it is done, the other files of this folder say. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Unpack, cast, overload
 
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.models.verbs.filling import Filled
     from regard.models.verbs.labelling import Tagged
     from regard.models.verbs.picturing import Several
-    from regard.models.verbs.writing import Written
+    from regard.models.verbs.writing import Wished, Written
 
 __all__ = ["TextVerbs"]
 
@@ -88,17 +88,7 @@ class TextVerbs(nn.Module):
         prompt: str,
         *,
         pictures: Source | Several | None = None,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> Written: ...
 
     @overload
@@ -107,17 +97,7 @@ class TextVerbs(nn.Module):
         prompt: list[str] | tuple[str, ...],
         *,
         pictures: Several | None = None,
-        new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        beams: int | Beams | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore: Sequence[str] = (),
-        on_token: Callable[[int], None] | None = None,
+        **how: Unpack[Wished],
     ) -> list[Written]: ...
 
     def generate(

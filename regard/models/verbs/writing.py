@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from regard.models.verbs.picturing import Several
 __all__ = [
     "Begun",
     "Ready",
+    "Wished",
     "Wishes",
     "Written",
     "beams_of",
@@ -76,6 +77,22 @@ class Written:
 
     def __repr__(self) -> str:
         return f"Written({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
+
+
+class Wished(TypedDict, total=False):
+    """The arguments of `Model.generate` by name, for the signatures that only a type checker reads."""
+
+    new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    beams: int | Beams | None
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore: Sequence[str]
+    on_token: Callable[[int], None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
