@@ -25,40 +25,7 @@ ASKED = ["generate", "fill", "embed", "classify", "caption", "answer", "match", 
 COMMANDS = ["steps", "look", "serve", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch, tmp_path):
-    """English, no terminal, and a folder of its own."""
-    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command line; give back what it printed after asserting that it went well."""
-
-    def run(*arguments: str) -> str:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return out
-
-    return run
-
-
-@pytest.fixture
-def fail(capsys):
-    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
-
-    def fail(*arguments: str, code: int = 2) -> str:
-        assert main(arguments) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("regard: ")
-        assert err.count("\n") == 1
-        return err
-
-    return fail
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 def bare(text: str) -> str:

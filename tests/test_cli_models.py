@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,7 @@ sys.exit(main())
 """
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: Any, tmp_path: Path) -> None:
-    """English, no terminal, and a folder of its own."""
-    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 @pytest.fixture(scope="module")
@@ -55,34 +49,6 @@ def filler(tmp_path_factory: Any) -> str:
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: Any) -> str:
     return str(bert(tmp_path_factory.mktemp("judge"), "ForSequenceClassification", id2label=LABELS))
-
-
-@pytest.fixture
-def run(capsys: Any) -> Callable[..., str]:
-    """Run the command line; give back what it printed after asserting that it went well."""
-
-    def run(*arguments: str) -> str:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return out
-
-    return run
-
-
-@pytest.fixture
-def fail(capsys: Any) -> Callable[..., str]:
-    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
-
-    def fail(*arguments: str, code: int = 2) -> str:
-        assert main(arguments) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("regard: ")
-        assert err.count("\n") == 1
-        return err
-
-    return fail
 
 
 # ------------------------------------------------------------------------------------------------------------ generate

@@ -17,16 +17,12 @@ from seeing_twins import NAMES, blip, clip, dinov2, idefics, llava, picture, vit
 from speaking_twins import bert, gpt2
 
 import regard
-from regard.cli import main
 from regard.cli.picture_input import read_pictures
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: Any, tmp_path: Path) -> None:
-    """English, no terminal, and a folder of its own with two pictures."""
-    for name in ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+def pictures(plain: None) -> None:
+    """Two of them, in a folder of its own."""
     for number, name in enumerate(("photo.png", "other.png")):
         Image.fromarray(picture(number, 37 + 4 * number, 53)).save(name)
 
@@ -43,34 +39,6 @@ def folder(tmp_path_factory: Any) -> Callable[..., str]:
         return made[key]
 
     return folder
-
-
-@pytest.fixture
-def run(capsys: Any) -> Callable[..., str]:
-    """Run the command line; give back what it printed after asserting that it went well."""
-
-    def run(*arguments: str) -> str:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return out
-
-    return run
-
-
-@pytest.fixture
-def fail(capsys: Any) -> Callable[..., str]:
-    """Run the command line; give back the one line of its complaint after asserting that nothing else was printed."""
-
-    def fail(*arguments: str, code: int = 2) -> str:
-        assert main(arguments) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("regard: ")
-        assert err.count("\n") == 1
-        return err
-
-    return fail
 
 
 def piped(monkeypatch: Any, content: bytes) -> None:

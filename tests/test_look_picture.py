@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from seeing_twins import picture
 from shown_twins import registers, windows
 from speaking_twins import bert
 
-from regard.cli import look_picture, main
+from regard.cli import look_picture
 from regard.cli.look_text import Asked
 from regard.cli.terminal import Terminal
 from regard.cli.terminal_patches import print_patches, print_strongest
@@ -29,13 +30,7 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: Any, tmp_path: Path) -> None:
-    """English, no terminal, and a folder of its own."""
-    names = ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS", "COLORFGBG")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 @pytest.fixture(scope="module")
@@ -60,31 +55,15 @@ def photo(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(capsys: Any) -> Any:
-    """Run `regard look`; give back what it printed after asserting that it went well."""
-
-    def run(*arguments: str) -> str:
-        code = main(["look", *arguments])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return str(out)
-
-    return run
+def run(run: Any) -> Any:
+    """Of `regard look`."""
+    return partial(run, "look")
 
 
 @pytest.fixture
-def fail(capsys: Any) -> Any:
-    """Run `regard look`; give back the one line of its complaint after asserting that nothing else was printed."""
-
-    def fail(*arguments: str, code: int = 2) -> str:
-        assert main(["look", *arguments]) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("regard: ")
-        assert err.count("\n") == 1
-        return str(err)
-
-    return fail
+def fail(fail: Any) -> Any:
+    """Of `regard look`."""
+    return partial(fail, "look")
 
 
 # ------------------------------------------------------------------------------------------------------ what is printed

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from speaking_twins import bert, gpt2, t5
 
 import regard
-from regard.cli import look_text, main
+from regard.cli import look_text
 from regard.cli.look_text import Asked, print_sections
 from regard.cli.terminal import Terminal
 from regard.explorer.sentences import WARNING
@@ -34,13 +35,7 @@ needs_minilm = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: Any, tmp_path: Path) -> None:
-    """English, no terminal, and a folder of its own."""
-    names = ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS", "COLORFGBG")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 @pytest.fixture(scope="module")
@@ -50,31 +45,15 @@ def reader(tmp_path_factory: Any) -> str:
 
 
 @pytest.fixture
-def run(capsys: Any) -> Any:
-    """Run `regard look`; give back what it printed after asserting that it went well."""
-
-    def run(*arguments: str) -> str:
-        code = main(["look", *arguments])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, "")
-        return str(out)
-
-    return run
+def run(run: Any) -> Any:
+    """Of `regard look`."""
+    return partial(run, "look")
 
 
 @pytest.fixture
-def fail(capsys: Any) -> Any:
-    """Run `regard look`; give back the one line of its complaint after asserting that nothing else was printed."""
-
-    def fail(*arguments: str, code: int = 2) -> str:
-        assert main(["look", *arguments]) == code
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("regard: ")
-        assert err.count("\n") == 1
-        return str(err)
-
-    return fail
+def fail(fail: Any) -> Any:
+    """Of `regard look`."""
+    return partial(fail, "look")
 
 
 def bare(text: str) -> str:
