@@ -246,7 +246,6 @@ _WORDS = {
         "low-rank": "low-rank",
         "kernel": "kernel",
         "skipped": "skipped",
-        "unknown": "unknown",
         "note": "W_Q, W_K, W_V and W_O are left out: they are the same for all four.",
     },
     "ko": {
@@ -263,7 +262,6 @@ _WORDS = {
         "low-rank": "저랭크",
         "kernel": "커널",
         "skipped": "생략",
-        "unknown": "알 수 없음",
         "note": "W_Q, W_K, W_V, W_O는 네 방식이 모두 같으므로 제외했습니다.",
     },
 }

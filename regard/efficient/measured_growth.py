@@ -6,16 +6,18 @@ does not print, and does not know how operations are counted: `counted_growth.py
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
-from ctypes import CDLL
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from regard import masks
 from regard.costs import BYTES
@@ -38,8 +40,9 @@ class Measured:
     """One way at one length.
 
     seconds: of one forward pass, the median of several; None where it was skipped.
-    bytes: the most memory that one pass took on top of q, k and v; None where it was skipped or nobody can tell.
-    reason: why it was skipped, or why the memory is not known.
+    bytes: the most memory that one pass took on top of q, k and v; as torch's allocator counts it; None where it was
+        skipped.
+    reason: why it was skipped.
     """
 
     way: str
@@ -96,8 +99,8 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
 def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
     """The results as plain values, ready for JSON.
 
-    >>> as_dicts([Measured(way="full", n=8, seconds=0.25, bytes=None, reason="nobody can tell")])
-    [{'way': 'full', 'n': 8, 'seconds': 0.25, 'bytes': None, 'reason': 'nobody can tell'}]
+    >>> as_dicts([Measured(way="full", n=8, seconds=0.25, bytes=4096)])
+    [{'way': 'full', 'n': 8, 'seconds': 0.25, 'bytes': 4096, 'reason': ''}]
     """
     return [{"way": m.way, "n": m.n, "seconds": m.seconds, "bytes": m.bytes, "reason": m.reason} for m in results]
 
@@ -148,11 +151,11 @@ def _tried(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
 @torch.no_grad()
 def _measured(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
     call = _calls(way, n, z, device)
-    peak, reason = _peak(call, device)  # the first run: kernels are chosen and compiled in it
+    peak = _peak(call, device)  # the first run: kernels are chosen and compiled in it
     times = [_seconds(call, device)]
     while len(times) < RUNS and sum(times) + times[-1] < 1.0:
         times.append(_seconds(call, device))
-    return Measured(way=way, n=n, seconds=median(times), bytes=peak, reason=reason)
+    return Measured(way=way, n=n, seconds=median(times), bytes=peak)
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -163,28 +166,20 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     return perf_counter() - start
 
 
-def _peak(call: Callable[[], object], device: torch.device) -> tuple[int | None, str]:
-    """The most memory that a call took, and why it is not known."""
+def _peak(call: Callable[[], object], device: torch.device) -> int:
+    """The most memory that a call took, as torch's allocator counts it: what other threads do is not in it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        return torch.cuda.max_memory_allocated(device) - before, ""
-    try:
-        CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would be used again unseen
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of this process begins anew
-        before = _status("VmRSS")
-    except (OSError, AttributeError, TypeError):
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler says on stderr that it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
-        return None, "memory is measured on CUDA and on Linux with glibc only"
-    call()
-    return max(0, _status("VmHWM") - before), ""
-
-
-def _status(name: str) -> int:
-    """Bytes of an entry of /proc/self/status."""
-    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    changes = [(e.start_ns(), int(e.nbytes())) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate((size for _, size in sorted(changes)), initial=0))
 
 
 def _free(device: torch.device) -> float:
@@ -227,6 +222,4 @@ def _time(seconds: float) -> str:
 
 
 def _memory(m: Measured, words: dict[str, str]) -> str:
-    if m.bytes is None:
-        return words["skipped"] if m.seconds is None else words["unknown"]
-    return f"{m.bytes / 2**20:,.1f} MiB"
+    return words["skipped"] if m.bytes is None else f"{m.bytes / 2**20:,.1f} MiB"
