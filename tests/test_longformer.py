@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import LongformerConfig
-from twins import Twin, assert_same, assert_saved, assert_side_of_padding_changes_nothing, change, texts
+from twins import Twin, assert_same, assert_saved, assert_side_of_padding_changes_nothing, change, texts, widened
 
 import regard
 from regard import masks
@@ -121,6 +121,20 @@ def test_a_long_text_computes_what_transformers_computes(tmp_path):
     assert_same(twin, torch.float64, given, {"global_attention_mask": twin.chosen.long()})
 
 
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_dilated_windows_read_a_text_as_texts_interleaved(dilation, tmp_path):
+    """transformers has no dilation; but every third token by itself is a text with an undilated window."""
+    twin = twin_of("ForMaskedLM", "a window for each layer", tmp_path)
+    model = load(change(tmp_path, attention_dilation=[dilation] * 3), dtype=torch.float64)
+    ids = torch.randint(7, 47, (5, 23), generator=torch.Generator().manual_seed(3))
+    ours = model(ids).logits
+    for first in range(dilation):
+        part = slice(first, None, dilation)
+        with widened(), torch.no_grad():
+            theirs = twin.truth(input_ids=ids[:, part], position_ids=torch.arange(2, 25)[part].expand(5, -1)).logits
+        torch.testing.assert_close(ours[:, part], theirs)
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_what_we_save_transformers_opens(head, tmp_path):
     twin = twin_of(head, "a window for each layer", tmp_path / "theirs")
@@ -218,7 +232,9 @@ def test_positions_and_types_are_checked_as_in_any_text_model(tmp_path):
         ({"attention_window": [2, 4]}, "attention_window has 2 numbers, and there are 3 layers"),
         ({"attention_window": 0}, "attention_window must be a whole number from 1"),
         ({"attention_window": [2, 0, 4]}, "attention_window must be a list of whole numbers from 1"),
-        ({"attention_dilation": [1, 2, 1]}, r"attention_dilation is \[1, 2, 1\], and only 1 or \[1, 1, 1\]"),
+        ({"attention_dilation": [1, 2]}, "attention_dilation has 2 numbers, and there are 3 layers"),
+        ({"attention_dilation": 0}, "attention_dilation must be a whole number from 1"),
+        ({"attention_dilation": [1, 31, 1]}, "attention_dilation is 31 and the model has 31 positions: no token would"),
         ({"attention_mode": "n2"}, "attention_mode is 'n2', and only 'longformer'"),
         ({"ignore_attention_mask": True}, "ignore_attention_mask is True, and only False"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', and only 'absolute'"),
@@ -235,9 +251,10 @@ def test_a_setting_that_changes_the_maths_is_refused(values, said, tmp_path):
 
 def test_the_settings_of_published_checkpoints_are_read(tmp_path):
     twin_of("ForSequenceClassification", "a window for each layer", tmp_path)
-    more = {"attention_mode": "longformer", "ignore_attention_mask": False, "attention_dilation": [1, 1, 1]}
+    more = {"attention_mode": "longformer", "ignore_attention_mask": False, "attention_dilation": [1, 3, 2]}
     model = load(change(tmp_path, **more, onnx_export=False, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2))
     assert [block.attention.reach for block in model.tower.depth] == [2, 6, 3]
+    assert [block.attention.dilation for block in model.tower.depth] == [1, 3, 2]
     assert {block.attention.dropout for block in model.tower.depth} == {0.2}
     assert {block.attention.whole.dropout for block in model.tower.depth} == {0.2}
     assert (model.head.before.p, model.head.dropout.p) == (0.3, 0.3)

@@ -3,8 +3,8 @@
 Peculiar: a token looks `attention_window` / 2 tokens to each side, a number for each layer, and at the global tokens;
 these look at all tokens, with queries, keys and values of their own. Which are global, the call says
 (`global_tokens=`); else in classification the first token, in question answering the question (what stands before the
-first separator), elsewhere none. A text need not be a multiple of the window long. transformers dropped the paper's
-dilation, and so a checkpoint that asks for it is refused; `SlidingAttention` has it.
+first separator), elsewhere none. A text need not be a multiple of the window long. `attention_dilation`, a number for
+each layer, spreads a window of as many tokens: the paper's code reads it, and transformers computes as if it were 1.
 """
 
 from __future__ import annotations
@@ -39,14 +39,7 @@ def names(settings: Settings) -> Names:
 
 def windows(settings: Settings) -> list[int]:
     """How many tokens each layer's window has, without the token itself. Raises ValueError for an odd number."""
-    depth = settings.layers("num_hidden_layers")
-    given = settings.get("attention_window", 512)
-    if isinstance(given, list):
-        each = settings.wholes("attention_window")
-    else:
-        each = [settings.whole("attention_window", 512)] * depth
-    if len(each) != depth:
-        raise ValueError(f"{settings.where}: attention_window has {len(each)} numbers, and there are {depth} layers")
+    each = _by_layer(settings, "attention_window", 512)
     odd = [window for window in each if window % 2]
     if odd:
         raise ValueError(
@@ -55,16 +48,38 @@ def windows(settings: Settings) -> list[int]:
     return each
 
 
+def dilations(settings: Settings) -> list[int]:
+    """Every how many-th token each layer's window has. Raises ValueError where a window would hold its token alone."""
+    each, most = _by_layer(settings, "attention_dilation", 1), settings.whole("max_position_embeddings")
+    wide = [dilation for dilation in each if dilation >= most]
+    if wide:
+        raise ValueError(
+            f"{settings.where}: attention_dilation is {wide[0]} and the model has {most} positions: "
+            "no token would have a neighbour; take a smaller one"
+        )
+    return each
+
+
+def _by_layer(settings: Settings, key: str, default: int) -> list[int]:
+    """A number for each layer, from a list of them or one for all."""
+    depth = settings.layers("num_hidden_layers")
+    if not isinstance(settings.get(key, default), list):
+        return [settings.whole(key, default)] * depth
+    each = settings.wholes(key)
+    if len(each) != depth:
+        raise ValueError(f"{settings.where}: {key} has {len(each)} numbers, and there are {depth} layers")
+    return each
+
+
 def tower(settings: Settings) -> Tower:
-    """RoBERTa's tower, each block with its own window."""
+    """RoBERTa's tower, each block with its own window and dilation."""
     made = bert.tower(settings, offset=settings.whole("pad_token_id", 1, least=0) + 1)
     settings.only("attention_mode", "longformer")
     settings.only("ignore_attention_mask", False)
-    settings.only("attention_dilation", 1, [1] * len(made.depth))
     dropout = settings.number("attention_probs_dropout_prob", 0.1)
-    for block, window in zip(made.depth, windows(settings), strict=True):
+    for block, window, dilation in zip(made.depth, windows(settings), dilations(settings), strict=True):
         block.attention = SlidingAttention(
-            block.attention.d_model, block.attention.heads, reach=window // 2, dropout=dropout
+            block.attention.d_model, block.attention.heads, reach=window // 2, dilation=dilation, dropout=dropout
         )
     return made
 
