@@ -1,8 +1,9 @@
 """Attention through FlexAttention: masks and biases compiled into torch's fused kernel, hidden blocks skipped.
 
 The mask's own rule becomes `mask_mod`, its tile classification the block mask (never N×N), bias and softcap become
-`score_mod`, and sinks a factor computed from lse. On CUDA the kernel is compiled once per form of call. On the CPU the
-same translation runs unfused and forward only: good for checking, not for speed.
+`score_mod`, and sinks a factor computed from lse. On CUDA the kernel is compiled once per form of call, which takes up
+to half a minute; another text of that form, with other global tokens or more padding, runs through the same. On the CPU
+the same translation runs unfused and forward only: good for checking, not for speed.
 
 It does not know dropout.
 """
@@ -55,7 +56,7 @@ def how(call: Call) -> str:
     """How it does the call, in a few words."""
     if call.device.type == "cpu":
         return "FlexAttention, unfused on the CPU: builds N×N"
-    return "FlexAttention, compiled; blocks of 128, skips hidden blocks"
+    return "FlexAttention, compiled at the first call (up to half a minute); blocks of 128, skips hidden blocks"
 
 
 def run(call: Call) -> Tensor:
@@ -165,13 +166,12 @@ def _compiled(form: tuple[Any, ...], sizes: object) -> Callable[..., Any]:
     """
     code = _kernel.__code__.replace(co_name=f"_kernel_{abs(hash((form, sizes)))}")
     fresh = FunctionType(code, _kernel.__globals__, code.co_name)
-    if form[0] != "cuda":
-        return torch.compile(fresh, fullgraph=True, backend="eager")
+    backend = "inductor" if form[0] == "cuda" else "eager"  # the CPU differs in nothing else: it checks the rest
     if sizes is None:
-        return torch.compile(fresh, fullgraph=True)
+        return torch.compile(fresh, fullgraph=True, backend=backend)
     pinned = "?" not in f"{form[1]}{form[2]}"
     options: dict[str, Any] | None = {"guard_filter_fn": _needed} if pinned else None
-    return torch.compile(fresh, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(fresh, fullgraph=True, dynamic=False, backend=backend, options=options)
 
 
 def _needed(guards: Any) -> list[bool]:
@@ -225,15 +225,21 @@ _BLOCKS: dict[object, Any] = {}
 
 
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
-    """FlexAttention's block mask from our tile classes: (N / 128)² numbers, never N×N."""
+    """FlexAttention's block mask from our tile classes: (N / 128)² numbers, never N×N; 1 MiB a table at N = 65,536.
+
+    The lists by column, which the backward pass reads, are made here too: `from_kv_blocks` would make them from those
+    by row with three times as many small kernels, and a mask of global tokens is new with each text.
+    """
     with torch.inference_mode(False):  # a later call may differentiate with what is kept here
         kinds = mask.tiles(nq, nk, BLOCK, device)  # (B, H, Tq, Tk)
-        partial, full = _listed(kinds == PARTIAL), _listed(kinds == FULL)
+        partial, full = kinds == PARTIAL, kinds == FULL
+        by_row, by_column = (*_listed(partial), *_listed(full)), (*_listed(partial.mT), *_listed(full.mT))
         see = mask.bind(nq, nk, device, torch.float32)
-        return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=see, seq_lengths=(nq, nk))
+        return BlockMask((nq, nk), *by_row, *by_column, (BLOCK, BLOCK), see)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Booleans (B, H, Tq, Tk) → how many are True in each row, and their columns first."""
+    """Booleans (B, H, T, T') → how many are True in each row, (B, H, T), and all columns, theirs first."""
     order = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
-    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
+    # In one piece: the kernel finds its way in them by the sizes, and a sort keeps the strides that it was given.
+    return chosen.sum(-1, dtype=torch.int32).contiguous(), order.to(torch.int32).contiguous()
