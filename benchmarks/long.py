@@ -1,10 +1,11 @@
 """Times sparse masks against torch's SDPA with a dense mask and against `tiled`, as the text doubles. Keeps a table.
 
     python benchmarks/long.py                 # CPU, about five minutes
+    python benchmarks/long.py --part watched  # a Longformer of up to 65,536 tokens with the lens on it, CPU
 
 Base shape: 12 heads of 64, fp32, one text. Calls of all lengths run in one process, in turn, on one thread; what counts
 is CPU time, the best of the rounds: noise only adds. Growth is time ÷ twice the time at half the length: 1 is linear.
-Memory is the peak above the inputs, each in a process of its own.
+Memory is the peak above the inputs, each in a process of its own; of the watched model, as torch's allocator counts it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,22 +26,34 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
+from regard.efficient.measured_growth import _peak as allocated
+from regard.lens.capture import Capture
 from regard.masks.tiling import visible_tiles
+from regard.models.families import longformer
+from regard.models.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (1024, 2048, 4096, 8192)
 HEADS, SIZE = 12, 64
 MOST_DENSE = 4096  # positions up to which the dense peer and `tiled` are timed
+WATCHED = (8192, 16384, 32768, 65536)
+MEASURES = ("received", "map", "top")
 NAMES = ("window 512", "window 512 and a global token", "random blocks, a window and globals")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["masks", "watched"], default="masks", help="which table")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each call; more where the machine is busy")
     parser.add_argument("--out", type=Path, help="where to write the table (default: benchmarks/results/)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if arguments.part == "watched":
+        note = "Peak: the most bytes that torch's allocator had handed out at one time, above the model and its ids. "
+        note += "Growth = watched peak ÷ twice that at half the length: 1 is linear. CPU time of one run."
+        write(arguments.out or RESULTS / "long-watched-cpu.md", [heading("watched long texts", "cpu", note), watched()])
+        return
     note = "CPU time, best of {} rounds, in turn in one process. Growth = time ÷ twice the time at half the length."
     title = heading("long texts", "cpu", note.format(arguments.rounds))
     parts = [title, *(on_cpu(name, arguments.rounds) for name in NAMES), memory()]
@@ -154,6 +168,63 @@ print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return float(re.fullmatch(r"([\d.]+)\n", done.stdout)[1])  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------------------------- the lens on a model
+
+
+@torch.inference_mode()
+def watched() -> str:
+    """A Longformer-shaped model, watched as its text doubles: time, bytes, and what the capture holds."""
+    model = long_model(layers=4, heads=4, size=64, window=512, longest=max(WATCHED))
+    found = []
+    for n in WATCHED:
+        ids = torch.randint(3, 97, (1, n))
+        kept: list[Capture] = []
+
+        def look(ids: Tensor = ids, kept: list[Capture] = kept) -> None:
+            with regard.watch(model, measures=MEASURES, top=8) as seen:
+                model(ids)
+            kept.append(seen)
+
+        plain = allocated(lambda: model(ids), torch.device("cpu"))  # noqa: B023
+        start = time.process_time()
+        peak = allocated(look, torch.device("cpu"))
+        found.append((n, time.process_time() - start, plain, peak, held(kept[0]), len(kept[0])))
+    rows = []
+    for before, (n, seconds, plain, peak, bytes_, calls) in pairwise([None, *found]):
+        growth = "" if before is None else f"{peak / (2 * before[3]):.2f}"
+        sizes = (f"{x / 2**20:,.0f}" for x in (plain, peak))
+        dense = f"{calls // 2 * 4 * n * n * 4 / 2**30:,.0f}"
+        rows.append([f"{n:,}", f"{seconds:.0f}", *sizes, growth, str(calls), f"{bytes_ / 2**20:,.0f}", dense])
+    headers = [
+        "N",
+        "watched CPU s",
+        "unwatched peak MiB",
+        "watched peak MiB",
+        "growth",
+        "calls",
+        "held MiB",
+        "dense weights GiB",
+    ]
+    title = (
+        "Longformer: 4 layers, 4 heads of 64, window 512, one global token, fp32; received, map 64 × 64, 8 links a row"
+    )
+    return section(title, headers, rows)
+
+
+def long_model(*, layers: int, heads: int, size: int, window: int, longest: int) -> torch.nn.Module:
+    """A Longformer with random weights and a head that classifies, whose first token is global."""
+    values = {"model_type": "longformer", "vocab_size": 97, "num_hidden_layers": layers, "num_attention_heads": heads}
+    values |= {"hidden_size": heads * size, "intermediate_size": 4 * heads * size, "attention_window": window}
+    values |= {"max_position_embeddings": longest + 2, "type_vocab_size": 1, "hidden_act": "gelu"}
+    return longformer.build(Settings(values), "classify").eval()
+
+
+def held(seen: Capture) -> int:
+    """Bytes of all tensors of a capture's views."""
+    views = [record.view for record in seen.records if record.view is not None]
+    return sum(x.nbytes for view in views for x in view.held.values())
 
 
 if __name__ == "__main__":

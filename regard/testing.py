@@ -139,11 +139,13 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
     "padding booleans": lambda s: masks.padding(torch.arange(s.nk) % 3 != torch.arange(s.batch)[:, None] % 3),
     "documents": lambda s: masks.documents(_ids(s)),
     "globals": lambda s: masks.globals([0, s.nk // 2]),
+    "queries": lambda s: masks.queries(torch.arange(s.nq) % 3 != torch.arange(s.batch)[:, None] % 3),
     "blocks": lambda s: masks.random_blocks(max(s.nq, s.nk), 4, count=1, seed=3, heads=s.heads),
     "rows without keys": _rows_without_keys,
     "nothing visible": lambda s: masks.causal() & ~masks.causal(),
     "causal and padding": lambda s: masks.causal() & masks.padding(_lengths(s)),
     "window or globals": lambda s: masks.window(1, 0) | masks.globals([1]),
+    "window, but for one query": lambda s: masks.window(2, 1) & ~masks.queries([s.nq // 2]),
     "not window": lambda s: ~masks.window(3, 0),
 }
 

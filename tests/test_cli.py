@@ -542,6 +542,8 @@ def test_wrong_suffix_makes_no_folder(fail):
         ("documents([0,0,1])", masks.documents([0, 0, 1])),
         ("documents(lengths=[2,1], offset=None)", masks.documents(lengths=[2, 1])),
         ("globals([0])", masks.globals([0])),
+        ("window(2,0) & ~queries([0])", masks.window(2, 0) & ~masks.queries([0])),
+        ("queries([[True, False]])", masks.queries([[True, False]])),
         ("blocks([[True, False], [True, True]], size=2)", masks.blocks([[True, False], [True, True]], 2)),
         ("random_blocks(8, 2, count=1, seed=3)", masks.random_blocks(8, 2, count=1, seed=3)),
         ("dense([[True, False]])", masks.dense([[True, False]])),
@@ -563,7 +565,9 @@ def test_mask_language_knows_every_mask_of_the_module():
     assert all(getattr(masks, name) is make for name, make in mask_language.KNOWN.items())
 
 
-KNOWN = "the masks are causal, window, dilated, prefix, padding, documents, globals, blocks, random_blocks, dense"
+KNOWN = (
+    "the masks are causal, window, dilated, prefix, padding, documents, globals, queries, blocks, random_blocks, dense"
+)
 LITERALS = "arguments are numbers, True, False, None, 'text' or lists of them"
 
 

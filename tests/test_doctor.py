@@ -69,6 +69,8 @@ def only(diagnosis: Diagnosis, code: str) -> Finding:
         RIGHT.dense(N),
         masks.causal() & LEFT,
         (masks.causal() & LEFT).dense(N),
+        (masks.window(1, 1) | masks.globals([2])) & ~masks.queries([2]),
+        masks.window(1, 1) & masks.queries(torch.arange(N) != torch.tensor([[0], [5], [N]])),
     ],
 )
 def test_healthy_stack_has_no_findings(mask):
@@ -105,6 +107,11 @@ def test_calls_that_could_not_be_read_are_counted_and_not_judged():
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_rows_that_see_nothing_though_they_look_are_an_error():
+    finding = only(examine(layers(2, facts(mask=masks.causal(offset=-1) & ~masks.queries([3])))), "empty rows")
+    assert dict(finding.values) == {"tokens": B * H, "total": B * H * N, "example": (0, 0, 0)}
 
 
 def test_rows_that_see_nothing_are_an_error_with_an_example():

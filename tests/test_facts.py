@@ -230,6 +230,38 @@ def test_batch_row_of_nothing_but_padding_is_not_excused():
     assert facts.sides == ("whole", None, None)
 
 
+LOOKING = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] + [True] * 6])
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        (masks.queries([0, 1, 2, 3, 6]), Rows(B * H * 2, 0, (0, 0, 4))),
+        (~masks.queries([4, 5]), Rows(B * H * 2, 0, (0, 0, 4))),
+        (masks.window(1, 1) & masks.queries(LOOKING), Rows(4 * H, 0, (1, 0, 4))),
+        (masks.queries(LOOKING) & ~masks.queries([0]), Rows((1 + 4 + 1) * H, 0, (0, 0, 0))),
+    ],
+)
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_rows_of_queries_that_do_not_look_are_excused(mask, rows, kind):
+    assert read(call_of(mask=mask), kind=kind).empty_rows == rows
+
+
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_rows_that_are_empty_for_another_reason_are_not_excused(kind):
+    """Query 0 looks and sees nothing, query 4 does not look."""
+    rows = Rows(B * H * 2, B * H, (0, 0, 0))
+    assert read(call_of(mask=masks.causal(offset=-1) & ~masks.queries([4])), kind=kind).empty_rows == rows
+    either = (masks.causal(offset=-1) & ~masks.queries([4])) | masks.queries([])
+    assert read(call_of(mask=either), kind=kind).empty_rows.tokens == 2 * B * H  # who looks is not said of the whole
+
+
+def test_padding_and_queries_that_do_not_look_are_excused_together():
+    mask = LEFT & masks.causal() & ~masks.queries([5])
+    assert read(call_of(mask=mask)).empty_rows == Rows((3 + 0 + 1 + B) * H, 0, (0, 0, 0))
+    assert read(call_of(mask=mask), kind="cross").empty_rows.tokens == 4 * H
+
+
 def test_example_is_a_token_where_there_is_one():
     mask = cells(LEFT & masks.causal()).clone()
     mask[2, 0, 5] = False

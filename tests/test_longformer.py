@@ -14,7 +14,7 @@ import regard
 from regard import masks
 from regard.cache import GrowingCache
 from regard.models.loading import load
-from regard.models.long_attention import Looking, Roles, SlidingAttention
+from regard.models.long_attention import Roles, SlidingAttention
 from regard.models.model import Model
 
 SMALL = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
@@ -440,15 +440,13 @@ def test_roles_that_do_not_fit_are_refused():
     three = Roles.of(None, torch.tensor([[True, False], [False, True], [True, True]]))
     with pytest.raises(ValueError, match="is given for 3 batch rows, but the call has 2"):
         three.fit(2, 1, 2, 2)
-    with pytest.raises(ValueError, match=r"Looking\(<2 booleans, 1 True>\) is given for 2 queries, but the call has 3"):
-        Looking(torch.tensor([[True, False]])).fit(1, 1, 3, 5)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 13])
 def test_tiles_agree_with_cells(size):
     _, _, tokens, chosen = layer_and_input()
     roles = Roles.of(tokens, chosen)
-    for mask in (roles, roles.local(2), roles.local(2, 3), Looking(tokens)):
+    for mask in (roles, roles.local(2), roles.local(2, 3), masks.queries(tokens)):
         cells = mask.dense(13)[:, 0]
         for b, text in enumerate(mask.tiles(13, size=size)[:, 0].tolist()):
             for r, row in enumerate(text):

@@ -22,6 +22,7 @@ from regard.masks import (
     documents,
     padding,
     prefix,
+    queries,
     random_blocks,
     window,
 )
@@ -170,6 +171,20 @@ def test_globals_by_booleans_see_all_and_are_seen_by_all(offset, rows):
         return row[j] or (0 <= p < nk and row[p])
 
     assert_cells(lambda nq, nk: globals_(chosen(nk), offset=offset), see, offset)
+
+
+@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
+def test_queries_by_indices_look_at_all_and_others_at_nothing(chosen):
+    for nq, nk in SIZES:
+        assert queries(chosen(nq)).dense(nq, nk).tolist() == [[i in chosen(nq)] * nk for i in range(nq)]
+
+
+@pytest.mark.parametrize("rows", [1, B])
+def test_queries_by_booleans_look_at_all_and_others_at_nothing(rows):
+    for nq, nk in SIZES:
+        looking = [[i % 3 == b for i in range(nq)] for b in range(rows)]
+        cells = queries(looking).dense(nq, nk).expand(rows, 1, nq, nk)[:, 0]
+        assert cells.tolist() == [[[looks] * nk for looks in row] for row in looking]
 
 
 LAYOUTS = {"shared": (1, 1), "per head": (1, H), "per batch row": (B, 1), "per row and head": (B, H)}
@@ -351,6 +366,10 @@ EXACT = {
     "globals, none": lambda nq, nk: globals_([]),
     "globals, booleans": lambda nq, nk: globals_([[(j + b) % 3 == 0 for j in range(nk)] for b in range(3)]),
     "globals, offset": lambda nq, nk: globals_([0], offset=[0, -2, 3]),
+    "queries": lambda nq, nk: queries([0, nq - 1]),
+    "queries, none": lambda nq, nk: queries([]),
+    "queries, booleans": lambda nq, nk: queries([[(i + b) % 3 == 0 for i in range(nq)] for b in range(3)]),
+    "not queries": lambda nq, nk: ~queries([nq // 2]),
     "blocks": lambda nq, nk: random_blocks(6, 2, count=2, seed=1, heads=2),
     "blocks, offset": lambda nq, nk: random_blocks(9, 2, count=2, seed=1, offset=[-2, 3]),
     "dense": lambda nq, nk: dense(torch.rand(2, 3, nq, nk, generator=torch.Generator().manual_seed(nq)) < 0.7),
@@ -407,6 +426,7 @@ LONG = {
     "padding booleans": lambda: padding(torch.arange(N).expand(2, N) % 2 == 0),
     "documents": lambda: documents(lengths=[1, N - 2, 1]),
     "globals": lambda: globals_([0, 5]),
+    "queries": lambda: queries(torch.arange(N).expand(2, N) % 2 == 0),
     "blocks": lambda: random_blocks(N, 1000, count=3, seed=0),
     "combination": lambda: causal() & ~window(4096, 0) | globals_([0]),
 }
@@ -478,6 +498,8 @@ BOOLEANS = [[True, False, True], [False, True, True]]
         (lambda v: documents(lengths=v), [2, 1]),
         (lambda v: globals_(v), [0, 2]),
         (lambda v: globals_(v), BOOLEANS),
+        (lambda v: queries(v), [0, 2]),
+        (lambda v: queries(v), BOOLEANS),
         (lambda v: blocks(v, 2), BOOLEANS),
         (lambda v: dense(v), BOOLEANS),
         (lambda v: causal() & ~window(v, 1), [1, 2]),
@@ -498,6 +520,7 @@ def test_integers_of_another_width_make_the_same_mask():
         assert padding(short) == padding([2, 1])
         assert documents(short) == documents([2, 1])
         assert globals_(short) == globals_([2, 1])
+        assert queries(short) == queries([2, 1])
 
 
 DIFFERENT = [
@@ -526,6 +549,11 @@ DIFFERENT = [
     globals_([0]),
     globals_([1]),
     globals_([[True, False]]),
+    queries([]),
+    queries([0]),
+    queries([1]),
+    queries([[True, False]]),
+    queries([[True, False], [True, False]]),
     blocks(BOOLEANS, 2),
     blocks(BOOLEANS, 3),
     dense(BOOLEANS),
@@ -544,8 +572,9 @@ def test_masks_of_different_numbers_or_shapes_differ():
     assert len(set(DIFFERENT)) == len(DIFFERENT)
 
 
-def test_order_and_repetition_of_global_positions_do_not_count():
+def test_order_and_repetition_of_positions_and_queries_do_not_count():
     assert globals_([2, 0, 2]) == globals_([0, 2])
+    assert queries([2, 0, 2]) == queries([0, 2])
 
 
 @pytest.mark.parametrize(
@@ -559,6 +588,7 @@ def test_order_and_repetition_of_global_positions_do_not_count():
         (lambda v: padding(v), BOOLEANS),
         (lambda v: documents(v), [[0, 0, 1], [2, 1, 1]]),
         (lambda v: globals_(v), BOOLEANS),
+        (lambda v: queries(v), BOOLEANS),
         (lambda v: blocks(v, 2), BOOLEANS),
         (lambda v: dense(v), BOOLEANS),
     ],
@@ -579,6 +609,7 @@ def test_writing_into_what_was_given_does_not_change_the_mask(make, value):
         (causal(), "offset"),
         (window(1, 0), "before"),
         (padding([1]), "lengths"),
+        (queries([1]), "looking"),
         (causal() & window(1, 0), "left"),
         (causal() | window(1, 0), "right"),
         (~causal(), "inner"),
@@ -619,6 +650,9 @@ PRINTED = {
     "globals([0, 2])": globals_([2, 0]),
     "globals([])": globals_([]),
     "globals([1], offset=2)": globals_([1], offset=2),
+    "queries([0, 2])": queries([2, 0]),
+    "queries([])": queries([]),
+    "window(2, 0) & ~queries([1])": window(2, 0) & ~queries([1]),
     "~causal()": ~causal(),
     "causal() & window(2, 0)": causal() & window(2, 0),
     "causal() | window(2, 0)": causal() | window(2, 0),
@@ -637,6 +671,7 @@ SUMMARISED = {
     "documents(<2×3 ids, 1 to 3 documents>)": documents([[0, 0, 0], [0, 1, 2]]),
     "documents(<1×3 ids, 2 documents>, offset=4)": documents([0, 0, 1], offset=4),
     "globals(<2×3 booleans, 4 True>)": globals_(BOOLEANS),
+    "queries(<2×3 booleans, 4 True>)": queries(BOOLEANS),
     "blocks(<2×3 booleans, 4 True>, size=5)": blocks(BOOLEANS, 5),
     "blocks(<7×2×2 booleans, 14 True>, size=4, offset=[0, 1])": random_blocks(
         8, 4, count=1, seed=0, heads=7, offset=[0, 1]
@@ -803,6 +838,18 @@ PER_POSITION = [
     (lambda: globals_([3, -2]), ValueError, "^global positions must be at least 0, got -2$"),
     (lambda: globals_([7]).dense(5, 7), ValueError, "^global position 7 is out of range: there are 7 keys$"),
     (lambda: globals_(BOOLEANS).dense(5, 7), ValueError, "^globals is given for 3 positions, but there are 7 keys$"),
+    (lambda: queries(3), TypeError, r"^queries must be a list, a NumPy array or a tensor, got int: 3$"),
+    (
+        lambda: queries([[1]]),
+        ValueError,
+        r"^queries takes indices \[i, …\] or booleans \(B, Nq\); got torch\.int64 of shape \(1, 1\)$",
+    ),
+    (lambda: queries([True]), ValueError, r"got torch\.bool of shape \(1,\)$"),
+    (lambda: queries([1.0]), ValueError, r"got torch\.float(32|64) of shape \(1,\)$"),
+    (lambda: queries([3, -2]), ValueError, "^queries must be at least 0, got -2$"),
+    (lambda: queries([1, 5]).dense(5, 7), ValueError, "^query 5 is out of range: there are 5 queries$"),
+    (lambda: queries(BOOLEANS).dense(5, 3), ValueError, "^queries is given for 3 queries, but there are 5$"),
+    (lambda: queries(BOOLEANS).fit(5, 2, 3, 7), ValueError, "is given for 2 batch rows, but the call has 5$"),
 ]
 PER_CELL = [
     (lambda: blocks([[1, 0]], 2), TypeError, r"^layout must be boolean \(True = may look\), got torch\.int64$"),

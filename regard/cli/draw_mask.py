@@ -42,12 +42,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Draw who may look at whom.\n\n"
             "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
             "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
-            "blocks, random_blocks, dense; joined by &, | and ~.\n\n"
+            "queries([indices]), blocks, random_blocks, dense; joined by &, | and ~.\n\n"
             "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
             "누가 누구를 볼 수 있는지 그립니다.\n\n"
             "\b\nSPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n"
             "padding([길이들]), documents([문서 번호들]), globals([위치들]),\n"
-            "blocks, random_blocks, dense. &, |, ~로 조합합니다.\n\n"
+            "queries([쿼리 번호들]), blocks, random_blocks, dense. &, |, ~로 조합합니다.\n\n"
             "예: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
         ),
     )

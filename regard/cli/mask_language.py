@@ -31,6 +31,7 @@ KNOWN: dict[str, Callable[..., Mask]] = {
     "padding": masks.padding,
     "documents": masks.documents,
     "globals": masks.globals,
+    "queries": masks.queries,
     "blocks": masks.blocks,
     "random_blocks": masks.random_blocks,
     "dense": masks.dense,

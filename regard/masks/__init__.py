@@ -23,11 +23,11 @@ queries are the last Nq positions (lower-right). Masks combine with `&`, `|` and
 tiles from bounds, in O(N + number of tiles).
 
 Read `mask.py` for what every mask is, then `placed.py` (causal, window, dilated, prefix), `marked.py` (padding,
-documents, globals) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
+documents, globals, queries) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
 """
 
 from regard.masks.cells import DenseMask, as_mask, blocks, dense, random_blocks
-from regard.masks.marked import documents, globals, padding
+from regard.masks.marked import documents, globals, padding, queries
 from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask
 from regard.masks.placed import Causal, causal, dilated, prefix, window
 
@@ -47,6 +47,7 @@ __all__ = [
     "globals",
     "padding",
     "prefix",
+    "queries",
     "random_blocks",
     "window",
 ]

@@ -1,4 +1,4 @@
-"""Masks from a value per position: padding, documents, globals."""
+"""Masks from a value per position, padding, documents and globals, or per query: queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.masks.mask import Bounds, Grid, Mask
 from regard.masks.placed import Placed, call_text, spread, text
 from regard.rules import IndexRule, at, leading_of, number, numbers, place, read_offset, row_of, size_or_one
 
-__all__ = ["documents", "globals", "padding"]
+__all__ = ["Queries", "documents", "globals", "padding", "queries"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,6 +235,77 @@ def globals(positions: object, *, offset: object = None) -> Mask:
     if chosen and chosen[0] < 0:
         raise ValueError(f"global positions must be at least 0, got {chosen[0]}")
     return _Globals(read_offset(offset), chosen)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Queries(Mask):
+    """What `queries()` makes; named, because rows that it empties are meant so, and readers of masks excuse them."""
+
+    looking: tuple[int, ...] | Tensor  # or (B or 1, Nq) booleans
+
+    def varies(self) -> tuple[int, int]:
+        """By batch row where it came as booleans, the same for all heads."""
+        return (self.looking.shape[0] if isinstance(self.looking, Tensor) else 1), 1
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        """Raise ValueError for another number of queries, or a query that is not there."""
+        super().fit(batch, heads, nq, nk)
+        if isinstance(self.looking, Tensor):
+            if self.looking.shape[1] != nq:
+                raise ValueError(f"queries is given for {self.looking.shape[1]} queries, but there are {nq}")
+        elif self.looking and self.looking[-1] >= nq:
+            raise ValueError(f"query {self.looking[-1]} is out of range: there are {nq} queries")
+
+    def looks(self, nq: int, device: torch.device) -> Tensor:
+        """(B or 1, Nq) booleans: who looks."""
+        if isinstance(self.looking, Tensor):
+            return self.looking.to(device)
+        looks = torch.zeros(1, nq, dtype=torch.bool, device=device)
+        looks[:, list(self.looking)] = True
+        return looks
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j): does query i look."""
+        looks = row_of(self.looks(nq, device))
+        return lambda b, h, i, j: looks(b, i)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        """Exact: a tile is as its rows are."""
+        every, some = grid.rows(self.looks(grid.nq, grid.device)[:, grid.i].unsqueeze(1))
+        return some, every
+
+    def __repr__(self) -> str:
+        which = booleans(self.looking) if isinstance(self.looking, Tensor) else str(list(self.looking))
+        return f"queries({which})"
+
+
+def queries(looking: object) -> Mask:
+    """Only these queries look at anything; the other rows are empty. A list of queries, or booleans (B or 1, Nq).
+
+    >>> print(queries([0, 2]).draw(3, 4))
+    ■ ■ ■ ■
+    · · · ·
+    ■ ■ ■ ■
+    >>> from regard.masks import window
+    >>> print((window(1, 1) & ~queries([0])).draw(4))      # all but query 0
+    · · · ·
+    ■ ■ ■ ·
+    · ■ ■ ■
+    · · ■ ■
+
+    Queries are counted from 0, wherever they stand among the keys: these are indices, not positions.
+    """
+    values = numbers("queries", looking)
+    if values.dtype == torch.bool and values.ndim == 2:
+        return Queries(values)
+    if values.ndim != 1 or (values.numel() and not _whole(values)):
+        raise ValueError(
+            f"queries takes indices [i, …] or booleans (B, Nq); got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    chosen = tuple(sorted({int(i) for i in values}))
+    if chosen and chosen[0] < 0:
+        raise ValueError(f"queries must be at least 0, got {chosen[0]}")
+    return Queries(chosen)
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

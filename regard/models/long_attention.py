@@ -30,47 +30,9 @@ from regard.masks.marked import booleans, fit_length
 from regard.masks.mask import Bounds, Grid
 from regard.op import attention
 from regard.rotary import Angles
-from regard.rules import IndexRule, row_of
+from regard.rules import IndexRule
 
-__all__ = ["GlobalRows", "Looking", "Roles", "SlidingAttention"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Looking(Mask):
-    """Only these queries look at anything; the other rows are empty.
-
-    >>> print(Looking(torch.tensor([[True, False, True]])).draw(3, 2))
-    ■ ■
-    · ·
-    ■ ■
-
-    queries: (B or 1, Nq) booleans. Indices, not positions.
-    """
-
-    queries: Tensor
-
-    def varies(self) -> tuple[int, int]:
-        """By batch row, the same for all heads."""
-        return self.queries.shape[0], 1
-
-    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
-        """Raise ValueError if there are more or fewer queries."""
-        super().fit(batch, heads, nq, nk)
-        if self.queries.shape[1] != nq:
-            raise ValueError(f"{self!r} is given for {self.queries.shape[1]} queries, but the call has {nq}")
-
-    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
-        """The function f(b, h, i, j): does query i look."""
-        looks = row_of(self.queries.to(device))
-        return lambda b, h, i, j: looks(b, i)
-
-    def bounds(self, grid: Grid) -> Bounds:
-        """Exact: a tile is as its rows are."""
-        every, some = grid.rows(self.queries.to(grid.device).unsqueeze(1))
-        return some, every
-
-    def __repr__(self) -> str:
-        return f"Looking({booleans(self.queries)})"
+__all__ = ["GlobalRows", "Roles", "SlidingAttention"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +83,7 @@ class Roles(Mask):
             seen = near | masks.padding(self.chosen) if self.most else near
             seen = seen & masks.padding(self.tokens) if self.padded else seen
             looking = self.tokens & ~self.chosen
-            self._local[reach, dilation] = seen & Looking(looking) if self.most or self.padded else seen
+            self._local[reach, dilation] = seen & masks.queries(looking) if self.most or self.padded else seen
         return self._local[reach, dilation]
 
     @cached_property
@@ -135,7 +97,7 @@ class Roles(Mask):
         seen = masks.padding(self.tokens) if self.padded else None
         if self.alike:
             return seen
-        rows = Looking(torch.arange(self.most, device=self.chosen.device) < self.chosen.sum(1, keepdim=True))
+        rows = masks.queries(torch.arange(self.most, device=self.chosen.device) < self.chosen.sum(1, keepdim=True))
         return rows if seen is None else seen & rows
 
     @cached_property
@@ -144,7 +106,7 @@ class Roles(Mask):
 
     @cached_property
     def _plain(self) -> Mask:
-        return masks.globals(self.chosen) & masks.padding(self.tokens) & Looking(self.tokens)
+        return masks.globals(self.chosen) & masks.padding(self.tokens) & masks.queries(self.tokens)
 
     def varies(self) -> tuple[int, int]:
         """By batch row, the same for all heads."""

@@ -140,7 +140,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
 
 
 def empty_rows(case: Case) -> Iterable[Finding]:
-    """Queries that see nothing and are no padding."""
+    """Queries that see nothing, are no padding, and were not told to see nothing by `masks.queries`."""
     return [
         _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
         for record, facts in case.read
@@ -149,7 +149,7 @@ def empty_rows(case: Case) -> Iterable[Finding]:
 
 
 def unhidden_rows(case: Case) -> Iterable[Finding]:
-    """Queries whose every key is hidden by finite numbers, and that are no padding."""
+    """Queries whose every key is hidden by finite numbers, with the same exceptions."""
     return [
         _of("warning", "unhidden rows", r, **_row_values(facts.unhidden_rows, facts), start=_start(facts))
         for r, facts in case.read

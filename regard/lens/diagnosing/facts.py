@@ -34,7 +34,7 @@ from regard.lens.diagnosing.mask_names import Outline, Side, sides
 from regard.lens.diagnosing.sight import Sight, see, visible_counts
 from regard.lens.diagnosing.visibility import conjuncts, dense_cells, holds_cells
 from regard.masks import Causal, DenseMask, Mask
-from regard.masks.marked import at_positions
+from regard.masks.marked import Queries, at_positions
 from regard.masks.mask import Grid
 
 __all__ = ["Causality", "Facts", "Rows", "Sight", "read", "read_weights", "see", "visible_counts"]
@@ -48,9 +48,10 @@ LONGEST = 100  # signs of a mask's repr
 
 @dataclass(frozen=True)
 class Rows:
-    """Queries of one kind: how many in all batch rows and heads, how many of them are no padding, and the first.
+    """Queries of one kind: how many in all batch rows and heads, how many of them are not excused, and the first.
 
-    example: (batch row, head, query), of those that are no padding where there are any.
+    tokens: without padding, and without queries that `masks.queries` keeps from looking: these are meant.
+    example: (batch row, head, query), of those that are not excused where there are any.
     """
 
     count: int = 0
@@ -210,7 +211,7 @@ def _facts(
     """All facts, with everything that has to come back from the device in one tensor of numbers and one of bytes."""
     batch, heads, nq, nk = sizes
     seen, traced = sight.survey, sight.traced
-    excused = _padding_rows(sight) if sight.kind == "self" else None
+    excused = _excused(sight)
     rows = [_count(x, excused, (batch, heads, nq)) for x in (sight.visible == 0, seen.unhidden > 0)]
     numbers = _present(given, sight.visible)
     fine = [_fine(name, x) for name, x in numbers.items()]
@@ -245,6 +246,19 @@ def _present(given: Mapping[str, Tensor | None], counts: Tensor) -> dict[str, Te
     return numbers
 
 
+def _excused(sight: Sight) -> Tensor:
+    """Which queries may see nothing, (B or 1, H or 1, Nq): padding, and those that the mask says do not look."""
+    rows = torch.zeros(1, 1, sight.nq, dtype=torch.bool, device=sight.device)
+    if sight.kind == "self":
+        rows = rows | _padding_rows(sight)
+    for part in conjuncts(sight.mask):
+        if isinstance(part, Queries):
+            rows = rows | ~part.looks(sight.nq, sight.device).unsqueeze(1)
+        elif isinstance(said := ~part, Queries):  # ~queries([0]): all but query 0
+            rows = rows | said.looks(sight.nq, sight.device).unsqueeze(1)
+    return rows
+
+
 def _padding_rows(sight: Sight) -> Tensor:
     """Which queries are padding themselves, (B or 1, H or 1, Nq); none in a batch row that is nothing else."""
     nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
@@ -259,10 +273,10 @@ def _padding_rows(sight: Sight) -> Tensor:
     return at_positions(traced.padding, positions, outside=False) & sight.survey.keys.any(2).any(1).view(-1, 1, 1)
 
 
-def _count(rows: Tensor, excused: Tensor | None, sizes: tuple[int, int, int]) -> Tensor:
+def _count(rows: Tensor, excused: Tensor, sizes: tuple[int, int, int]) -> Tensor:
     """How many rows, how many that are not excused, and the first of either, counted over (B, H, Nq)."""
     rows = rows.expand(sizes)
-    tokens = rows if excused is None else rows & ~excused
+    tokens = rows & ~excused
     if not rows.numel():
         return torch.zeros(4, dtype=torch.int64, device=rows.device)
     first = (x.reshape(-1).to(torch.uint8).argmax() for x in (rows, tokens))
