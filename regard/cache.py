@@ -7,19 +7,43 @@
     (torch.Size([1, 2, 4, 4]), 4)
 
 What comes back holds exactly what was put in, in order. The new queries are the last positions, which is what
-`masks.causal()` assumes. It knows nothing of attention or of layers.
+`masks.causal()` assumes. `Cache` is what a decoder asks of anything that a layer keeps; these two keep keys and values.
+It knows nothing of attention or of layers.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-__all__ = ["Cache", "FixedCache", "GrowingCache"]
+__all__ = ["Cache", "FixedCache", "GrowingCache", "KeyValueCache"]
+
+
+class Cache(Protocol):
+    """What an attention layer keeps of earlier positions, in its own form: keys and values, or sums over them.
+
+    holds_padding: do hidden positions stay in it, so that every later call must hide them again?
+    """
+
+    holds_padding: bool
+
+    def __len__(self) -> int:
+        """Positions so far."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes the old row rows[i]; their number may change."""
 
 
 class GrowingCache:
     """Grows by concatenation: any length, differentiable, one copy of everything per step."""
+
+    holds_padding = True
 
     def __init__(self) -> None:
         self._k: Tensor | None = None  # (B, Hkv, N, D)
@@ -27,6 +51,11 @@ class GrowingCache:
 
     def __len__(self) -> int:
         return 0 if self._k is None else self._k.shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that it holds."""
+        return 0 if self._k is None or self._v is None else self._k.nbytes + self._v.nbytes
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep further keys (B, Hkv, n, D) and values (B, Hkv, n, Dv); return all of them, oldest first.
@@ -71,6 +100,8 @@ class FixedCache:
 
     heads: key/value heads.  value_dim: width of the values, default head_dim.
     """
+
+    holds_padding = True
 
     def __init__(
         self,
@@ -164,7 +195,8 @@ class FixedCache:
         return f"FixedCache({self._used} of {self.length} positions, {self.nbytes} bytes)"
 
 
-Cache = GrowingCache | FixedCache
+KeyValueCache = GrowingCache | FixedCache
+"""What `MultiHeadAttention` keeps."""
 
 
 def _check_pair(k: Tensor, v: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.backends import load
-from regard.cache import Cache, FixedCache, GrowingCache
+from regard.cache import FixedCache, GrowingCache, KeyValueCache
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         context: Tensor | ContextKeys | None = None,
         *,
         mask: object = None,
-        cache: Cache | None = None,
+        cache: KeyValueCache | None = None,
         positions: Tensor | Angles | None = None,
         context_positions: Tensor | None = None,
     ) -> Tensor:
@@ -192,12 +192,22 @@ class MultiHeadAttention(nn.Module):
             k = self.position.turn(k, _count(context, 0) if positions is None else positions)
         return ContextKeys(k, v)
 
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> FixedCache:
+        """What a decoder of this layer keeps: room for the keys and values of `length` positions of `batch` texts.
+
+        >>> MultiHeadAttention(6, 2, kv_heads=1).new_cache(5, 7, dtype=torch.float32, device="cpu")
+        FixedCache(0 of 7 positions, 840 bytes)
+
+        dtype, device: of the keys. Raises ValueError for sizes below 1, and as torch does without that much memory.
+        """
+        return FixedCache(batch, self.kv_heads, length, self.head_dim, dtype=dtype, device=device)
+
     def _attend(
         self,
         x: Tensor,
         context: Tensor | ContextKeys | None,
         mask: object,
-        cache: Cache | None,
+        cache: KeyValueCache | None,
         positions: Tensor | Angles | None,
         context_positions: Tensor | None,
     ) -> Tensor:
@@ -260,7 +270,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Tensor,
         context: Tensor | ContextKeys | None,
-        cache: Cache | None,
+        cache: object,
         positions: Tensor | Angles | None,
         context_positions: Tensor | None,
     ) -> None:

@@ -162,6 +162,16 @@ def test_nbytes_counts_keys_and_values():
     assert FixedCache(B, H, 11, D).nbytes == B * H * 11 * 2 * D * 4  # values as wide as keys unless given
 
 
+def test_growing_cache_counts_the_bytes_it_holds_now():
+    cache = GrowingCache()
+    assert cache.nbytes == 0
+    for n in (3, 5):
+        k, v = cache.append(*keys_and_values(n))
+    assert cache.nbytes == k.nbytes + v.nbytes > 0
+    cache.crop(3)
+    assert cache.nbytes == (k.nbytes + v.nbytes) * 3 // 8
+
+
 def test_length_is_the_room_and_len_is_what_is_used():
     cache = fixed(length=11)
     assert (len(cache), cache.length) == (0, 11)

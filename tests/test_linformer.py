@@ -9,6 +9,7 @@ from regard import masks
 from regard.cache import GrowingCache
 from regard.efficient.linformer import LinformerAttention, SlotProjection
 from regard.efficient.seen_keys import read_seen
+from regard.layers import MultiHeadAttention
 from regard.models.parts import Block, Embedding, FeedForward, Tower
 
 SHAPES = {"plain": {}, "one key head": {"one_kv_head": True}, "values are keys": {"share_kv": True}}
@@ -97,6 +98,27 @@ def test_output_is_the_formula_for_every_kind_of_sharing(heads, key_value):
         keys, values = e[h // 2, :19].T @ k[:, h // 2], f[h // 2, :19].T @ v[:, h // 2]  # (B, slots, D)
         expected.append((q[:, h] @ keys.transpose(-1, -2) * 3**-0.5).softmax(-1) @ values)
     torch.testing.assert_close(ours(x), ours.w_o(torch.cat(expected, -1)), rtol=0, atol=1e-14)
+
+
+def test_fused_projections_scale_and_head_norms_are_those_of_softmax_attention():
+    """With every position its own slot, softmax over slots is softmax over positions."""
+    torch.manual_seed(3)
+    options = {"kv_heads": 2, "head_dim": 3, "fused": True, "scale": 0.7}
+    norms = [(nn.LayerNorm(3), nn.RMSNorm(3)) for _ in range(2)]
+    whole = SlotProjection(5, 5, key_value=True)
+    ours = LinformerAttention(10, 4, projection=whole, head_norms=norms[0], **options).double()
+    softmax = MultiHeadAttention(10, 4, head_norms=norms[1], **options).double()
+    with torch.no_grad():
+        whole.keys.copy_(torch.eye(5))
+    softmax.load_state_dict({key: value for key, value in ours.state_dict().items() if "projection" not in key})
+    x, context = torch.randn(2, 7, 10).double(), torch.randn(2, 5, 10).double()
+    torch.testing.assert_close(ours(context), softmax(context), rtol=0, atol=1e-14)
+    torch.testing.assert_close(ours(x, context), softmax(x, context), rtol=0, atol=1e-14)
+
+
+def test_fused_projections_have_values_of_their_own():
+    with pytest.raises(ValueError, match="fused projections have a W_V"):
+        LinformerAttention(6, 2, projection=SlotProjection(5, 3), fused=True, values_are_keys=True)
 
 
 def test_projection_given_to_two_layers_is_one():

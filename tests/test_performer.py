@@ -10,7 +10,7 @@ from torch import nn
 import regard
 from regard import masks
 from regard.cache import GrowingCache
-from regard.efficient import feature_sums, performer
+from regard.efficient import feature_attention, feature_sums
 from regard.efficient.features import log_features, orthogonal_features, usual_count
 from regard.efficient.performer import PerformerAttention, kernel_attention
 from regard.efficient.performer_state import PerformerState
@@ -92,8 +92,8 @@ def test_queries_are_the_last_positions(nq, nk, mask):
 def test_chunks_do_not_show(monkeypatch, chunk):
     q, k, v, w = call(71, 71)
     expected = {name: kernel_attention(q, k, v, w, mask=mask) for name, mask in (("", None), ("c", masks.causal()))}
-    monkeypatch.setattr(performer, "STEP", chunk)
-    monkeypatch.setattr(performer, "chunk_on", lambda device: chunk)
+    monkeypatch.setattr(feature_attention, "STEP", chunk)
+    monkeypatch.setattr(feature_attention, "chunk_on", lambda device: chunk)
     for name, mask in (("", None), ("c", masks.causal())):
         rows = kernel_attention(q, k, v, w, mask=mask)
         torch.testing.assert_close(rows.output, expected[name].output, rtol=1e-12, atol=1e-13)
@@ -465,6 +465,52 @@ def test_weights_of_multi_head_attention_load_and_more_features_come_closer():
             errors.append(float((layer(x) - softmax(x)).norm() / softmax(x).norm()))
     assert errors[1] < errors[0] / 4
     assert errors[1] < 0.02
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_fused_projections_are_the_separate_ones(bias):
+    """By one product for x itself, by some of the rows for a context and its keys."""
+    fused = PerformerAttention(10, 4, kv_heads=2, head_dim=3, features=19, fused=True, bias=bias).double()
+    separate = PerformerAttention(10, 4, kv_heads=2, head_dim=3, features=19, bias=bias).double()
+    with torch.no_grad():
+        for part, rows in zip((separate.w_q, separate.w_k, separate.w_v), ((0, 12), (12, 18), (18, 24)), strict=True):
+            for mine, whole in zip(part.parameters(), fused.w_qkv.parameters(), strict=True):
+                mine.copy_(whole[slice(*rows)])
+    separate.w_o.load_state_dict(fused.w_o.state_dict())
+    x, context = torch.randn(2, 7, 10, dtype=torch.float64), torch.randn(2, 5, 10, dtype=torch.float64)
+    for looked_at in (None, context):
+        torch.testing.assert_close(fused(x, looked_at), separate(x, looked_at), rtol=0, atol=1e-13)
+    torch.testing.assert_close(fused(x, fused.keys(context)), separate(x, context), rtol=0, atol=1e-13)
+
+
+def test_each_head_is_normed_before_its_features():
+    norms = nn.LayerNorm(3).double(), nn.RMSNorm(3).double()
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.copy_(torch.tensor([0.5, 2.0, 1.5]))
+    layer = PerformerAttention(6, 2, head_norms=norms).double()
+    plain = PerformerAttention(6, 2).double()
+    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if "norm" not in key})
+    x = torch.randn(1, 7, 6, dtype=torch.float64)
+    (q, k, v), (wide_q, wide_k, wide_v) = layer.heads_of(x), plain.heads_of(x)
+    assert torch.equal(q, norms[0](wide_q))
+    assert torch.equal(k, norms[1](wide_k))
+    assert torch.equal(v, wide_v)
+
+
+def test_new_cache_takes_as_much_as_a_state_that_was_used():
+    layer, x = PerformerAttention(6, 2, kv_heads=1, features=19), torch.randn(3, 5, 6)
+    state = layer.new_cache(3, 5, dtype=torch.float32, device="cpu")
+    empty = state.nbytes
+    assert empty == 3 * 19 * (3 + 2) * 4
+    torch.testing.assert_close(layer(x, mask=masks.causal(), cache=state), layer(x, mask=masks.causal()))
+    assert (state.nbytes, len(state)) == (empty, 5)
+
+
+@pytest.mark.parametrize(("batch", "length", "message"), [(0, 5, "batch must be at least 1, got 0"), (1, 0, "length")])
+def test_new_cache_refuses_sizes_below_one(batch, length, message):
+    with pytest.raises(ValueError, match=message):
+        PerformerAttention(6, 2).new_cache(batch, length, dtype=torch.float32, device="cpu")
 
 
 def test_rotary_turns_queries_and_keys_and_goes_on_after_the_state():

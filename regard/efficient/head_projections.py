@@ -1,7 +1,7 @@
 """W_Q, W_K, W_V and W_O around an attention: x (B, N, d_model) to heads and back.
 
-The names and shapes are those of `regard.layers.MultiHeadAttention` with separate projections, so that its weights load
-here. This file does not know what happens between the heads' queries and keys.
+The names and shapes are those of `regard.layers.MultiHeadAttention`, fused or separate, so that its weights load here,
+and its very modules can be taken over. This file does not know what happens between the heads' queries and keys.
 
 Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a context), D head size.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from regard.layers import ContextKeys, Linear
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 
 __all__ = ["HeadProjections"]
 
@@ -21,18 +22,20 @@ class HeadProjections(nn.Module):
     """The linear maps of a layer that attends in its own way; the layer itself says how, in its `forward`.
 
     >>> import torch
-    >>> maps = HeadProjections(6, 2, kv_heads=1, head_dim=None, bias=True, out_bias=True, values_are_keys=False)
+    >>> maps = HeadProjections(6, 2, kv_heads=1, head_dim=None, bias=True, out_bias=True)
     >>> q, (k, v) = maps.queries(torch.zeros(1, 5, 6)), maps.keys(torch.zeros(1, 7, 6))
     >>> q.shape, k.shape
     (torch.Size([1, 2, 5, 3]), torch.Size([1, 1, 7, 3]))
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias: as in `MultiHeadAttention`.
+    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `MultiHeadAttention`.
     values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
 
-    Raises ValueError for sizes below 1 or that do not divide.
+    Raises ValueError for sizes below 1 or that do not divide, and for fused maps where values are keys.
     """
 
     w_v: Linear | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
 
     def __init__(
         self,
@@ -43,30 +46,45 @@ class HeadProjections(nn.Module):
         head_dim: int | None,
         bias: bool,
         out_bias: bool | None,
-        values_are_keys: bool,
+        fused: bool = False,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
+        values_are_keys: bool = False,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         _check_sizes(d_model, heads, kv_heads, head_dim)
-        self.d_model, self.heads, self.kv_heads = d_model, heads, kv_heads
+        if fused and values_are_keys:
+            raise ValueError("fused projections have a W_V: leave out fused=, or values_are_keys=")
+        self.d_model, self.heads, self.kv_heads, self.fused = d_model, heads, kv_heads, fused
         self.head_dim = d_model // heads if head_dim is None else head_dim
         wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
-        self.w_q, self.w_k = Linear(d_model, wide, bias), Linear(d_model, narrow, bias)
-        self.w_v = None if values_are_keys else Linear(d_model, narrow, bias)
+        if fused:
+            self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
+        else:
+            self.w_q, self.w_k = Linear(d_model, wide, bias), Linear(d_model, narrow, bias)
+            self.w_v = None if values_are_keys else Linear(d_model, narrow, bias)
         self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
+        self.q_norm, self.k_norm = (None, None) if head_norms is None else head_norms
+
+    def take_over(self, layer: MultiHeadAttention) -> None:
+        """Use the very projections and norms of a layer of the same sizes: its parameters are shared, not copied."""
+        for name in ("w_qkv",) if self.fused else ("w_q", "w_k", "w_v"):
+            setattr(self, name, getattr(layer, name))
+        self.w_o, self.q_norm, self.k_norm = layer.w_o, layer.q_norm, layer.k_norm
 
     def queries(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x (B, N, d_model). Raises ValueError for another width."""
-        if x.ndim != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
-        return self._split(self.w_q(x), self.heads)
+        self._check_x(x)
+        q = self._joined_rows(x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return self._split(q, self.heads, self.q_norm)
 
     def keys(self, context: Tensor) -> ContextKeys:
         """Keys and values (B, Hkv, M, D) of a context (B, M, d_model), made once for many calls to look at."""
         if context.ndim != 3 or context.shape[-1] != self.d_model:
             raise ValueError(f"context must be (B, M, {self.d_model}), got {tuple(context.shape)}")
-        k = self._split(self.w_k(context), self.kv_heads)
-        return ContextKeys(k, k if self.w_v is None else self._split(self.w_v(context), self.kv_heads))
+        if self.fused:
+            return self._pair(*self._joined_rows(context, self.heads * self.head_dim, None).chunk(2, -1))
+        return self._pair(self.w_k(context), None if self.w_v is None else self.w_v(context))
 
     def looked_at(self, x: Tensor, context: Tensor | ContextKeys | None) -> ContextKeys:
         """The keys and values that x (B, N, d_model) looks at: its own, a context's, or those that come ready."""
@@ -75,13 +93,36 @@ class HeadProjections(nn.Module):
             raise ValueError(f"x has {len(x)} batch rows, but the context has {len(kv.k)}")
         return kv
 
+    def projected(self, x: Tensor, context: Tensor | ContextKeys | None) -> tuple[Tensor, ContextKeys]:
+        """The queries (B, H, N, D) of x, and the keys and values it looks at: one product where maps are fused."""
+        if not self.fused or context is not None:
+            return self.queries(x), self.looked_at(x, context)
+        self._check_x(x)
+        q, k, v = self.w_qkv(x).split(self.w_qkv.rows, -1)
+        return self._split(q, self.heads, self.q_norm), self._pair(k, v)
+
     def joined(self, out: Tensor) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
 
-    def _split(self, y: Tensor, heads: int) -> Tensor:
-        """(B, N, h·D) → (B, h, N, D)."""
-        return y.reshape(*y.shape[:-1], heads, self.head_dim).transpose(1, 2)
+    def _joined_rows(self, x: Tensor, start: int, end: int | None) -> Tensor:
+        """x through some of the rows of W_QKV."""
+        weight, bias = self.w_qkv.weight[start:end], self.w_qkv.bias
+        return linear(x, weight, None if bias is None else bias[start:end])
+
+    def _pair(self, k: Tensor, v: Tensor | None) -> ContextKeys:
+        """(B, M, Hkv·D) each → (B, Hkv, M, D); without values they are the keys, before any norm."""
+        values = k if v is None else v
+        return ContextKeys(self._split(k, self.kv_heads, self.k_norm), self._split(values, self.kv_heads))
+
+    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm."""
+        y = y.reshape(*y.shape[:-1], heads, self.head_dim)
+        return (y if norm is None else norm(y)).transpose(1, 2)
+
+    def _check_x(self, x: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
 
 
 def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:

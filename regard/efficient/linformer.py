@@ -10,7 +10,7 @@ Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a con
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.backends import load
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.seen_keys import read_seen
-from regard.layers import ContextKeys
+from regard.layers import ContextKeys, MultiHeadAttention
 from regard.op import attention
 
 __all__ = ["LinformerAttention", "SlotProjection"]
@@ -86,7 +86,8 @@ class LinformerAttention(HeadProjections):
     >>> layer(torch.zeros(1, 50, 6)).shape
     torch.Size([1, 50, 6])
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias, dropout, backend: as in `regard.layers.MultiHeadAttention`.
+    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
+      `regard.layers.MultiHeadAttention`.
     projection: how positions become slots. The same module given to several layers is shared by them.
     values_are_keys: the values are the keys, and there is no W_V.
 
@@ -103,8 +104,11 @@ class LinformerAttention(HeadProjections):
         head_dim: int | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
+        fused: bool = False,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
         values_are_keys: bool = False,
         dropout: float = 0.0,
+        scale: float | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(
@@ -114,6 +118,8 @@ class LinformerAttention(HeadProjections):
             head_dim=head_dim,
             bias=bias,
             out_bias=out_bias,
+            fused=fused,
+            head_norms=head_norms,
             values_are_keys=values_are_keys,
         )
         if not isinstance(projection, SlotProjection):
@@ -127,7 +133,7 @@ class LinformerAttention(HeadProjections):
         if backend != "auto":
             load(backend)  # an unknown name is an error here, not in the first call
         self.projection, self.dropout, self.backend = projection, dropout, backend
-        self.scale = self.head_dim**-0.5
+        self.scale = self.head_dim**-0.5 if scale is None else scale
 
     def forward(
         self,
@@ -169,11 +175,55 @@ class LinformerAttention(HeadProjections):
 
         x, context, mask: as in a call of the layer. Raises as it does.
         """
-        q, kv = self.queries(x), self.looked_at(x, context)
+        q, kv = self.projected(x, context)
         seen = read_seen(mask, len(q), self.heads, q.shape[-2], kv.k.shape[-2], q.device)
         if seen.causal:
             raise ValueError(f"Linformer cannot be causal: {MIXES}. Use MultiHeadAttention or PerformerAttention")
         return q, self.projection(kv, seen.real)
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> NoReturn:
+        """Raises ValueError: a Linformer cannot go on step by step."""
+        raise ValueError(f"Linformer keeps no cache: {MIXES}. PerformerAttention decodes step by step")
+
+    @classmethod
+    def in_place_of(cls, layer: MultiHeadAttention, *, projection: SlotProjection) -> LinformerAttention:
+        """A Linformer with the very projections of a layer: its parameters are shared, not copied.
+
+        >>> softmax = MultiHeadAttention(6, 2)
+        >>> LinformerAttention.in_place_of(softmax, projection=SlotProjection(100, 4)).w_q is softmax.w_q
+        True
+
+        projection: how positions become slots; it stays where it is, on its device and in its dtype.
+        Raises ValueError with the reason for a layer whose attention cannot be over slots.
+        """
+        why = cls.refuse(layer)
+        if why is not None:
+            raise ValueError(f"no Linformer can take the place of this layer: {why}")
+        with torch.device("meta"):  # its own projections would be thrown away
+            made = cls(
+                layer.d_model,
+                layer.heads,
+                projection=projection,
+                kv_heads=layer.kv_heads,
+                head_dim=layer.head_dim,
+                fused=layer.fused,
+                dropout=layer.dropout,
+                scale=layer.scale,
+                backend=layer.backend,
+            )
+        made.take_over(layer)
+        return made.train(layer.training)
+
+    @staticmethod
+    def refuse(layer: MultiHeadAttention) -> str | None:
+        """Why a Linformer cannot take the place of a layer, or None."""
+        if layer.position is not None:
+            return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
+        if layer.softcap is not None:
+            return f"its scores have a softcap ({layer.softcap}), which Linformer does not offer"
+        if layer.d_context != layer.d_model:
+            return f"it looks at a context of width {layer.d_context}, and a Linformer at one as wide as x"
+        return None
 
     @classmethod
     def from_package(cls, module: Any, *, projection: SlotProjection | None = None) -> LinformerAttention:

@@ -1,149 +1,27 @@
 """Performer (Choromanski et al. 2020, FAVOR+): softmax's kernel estimated by features, so that keys are summed once.
 
-    out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)        E[φ(q)·φ(k)] = e^(scale·q·k)
-
-Time is O(N·m·D) for m features, in memory that grows with N by the output alone (without gradients). Causal attention
-walks over chunks, and decoding keeps sums of a fixed size (`PerformerState`). Features and sums are in fp32 or wider.
-
+The layer is here; what it does between queries, keys and values, and at which cost, is `kernel_attention`.
 No weights are made, so `regard.watch` sees nothing here and says so; `regard.lens.efficient_views` shows the rows.
 
-Axis letters: B batch, H heads (Hkv of keys and values, G = H/Hkv), N positions (Nq, Nk), D head size, m features.
+Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a context), D head size, m features.
 """
 
 from __future__ import annotations
 
-from math import log
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.efficient.feature_sums import FeatureSums, Rows, add_keys, by_group, no_keys, read_rows, walk
-from regard.efficient.features import chunk_on, largest_product, log_features, orthogonal_features, usual_count
+from regard.efficient.feature_attention import check_numbers, kernel_attention
+from regard.efficient.feature_sums import Rows, no_keys
+from regard.efficient.features import orthogonal_features, usual_count
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.performer_state import PerformerState
-from regard.efficient.seen_keys import Seen, read_seen
-from regard.layers import ContextKeys
+from regard.layers import ContextKeys, MultiHeadAttention
 from regard.rotary import Angles, Rotary
 
 __all__ = ["PerformerAttention", "kernel_attention"]
-
-STEP = 128  # positions of a causal chunk: their pairs are computed, 128·m each, beside m·D for the sums
-
-
-def kernel_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    directions: Tensor,
-    *,
-    mask: object = None,
-    scale: float | None = None,
-    epsilon: float = 0.0,
-    state: PerformerState | None = None,
-) -> Rows:
-    """Attention by random features: the outputs (B, H, Nq, Dv), and the estimate of each row's lse (B, H, Nq).
-
-    >>> import regard
-    >>> q, k, v = (torch.randn(1, 2, 9, 4).clamp(-1, 1) for _ in range(3))
-    >>> rows = kernel_attention(q, k, v, orthogonal_features(50_000, 4, seed=0))
-    >>> torch.allclose(rows.output, regard.attention(q, k, v), atol=0.05)
-    True
-
-    q: (B, H, Nq, D).  k, v: (B, Hkv, Nk, D) and (B, Hkv, Nk, Dv).  directions: (m, D), as `orthogonal_features` draws.
-    mask: masks.padding(…), masks.causal(), or both; over what the state holds as well.
-    scale: of the scores, above 0; default 1/√D.
-    epsilon: added to every feature, as performer-pytorch does with 1e-4; it biases the estimate. Default 0.
-    state: earlier keys and values, which these continue; this call's are added to it.
-
-    A row that sees nothing gives 0, with lse −∞ and gradient 0. Raises ValueError for sizes that do not fit, for
-    another mask, for a scale that is not positive, and for epsilon with a state: it is relative to the largest feature
-    of the whole sequence, which a decoder does not know.
-    """
-    _check(q, k, v, directions, scale, epsilon, state)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    before = 0 if state is None else len(state)
-    seen = read_seen(mask, len(q), q.shape[1], q.shape[2], before + k.shape[2], q.device)
-    if seen.real is not None:
-        seen = Seen(seen.real[:, before:], seen.causal)
-    with torch.autocast(q.device.type, enabled=False):
-        return _Estimate(q, k, v, directions, scale, epsilon, seen).run(state)
-
-
-class _Estimate:
-    """One call, its arguments checked; features are made chunk by chunk, and forgotten where no gradient needs them."""
-
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float, epsilon: float, seen: Seen
-    ) -> None:
-        self.dtype, self.wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        self.q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], *q.shape[2:])  # (B, Hkv, G, Nq, D)
-        self.k, self.v, self.seen = k, v.to(self.wide), seen
-        self.directions, self.scale, self.epsilon = directions, scale, epsilon
-        self.top = largest_product(k, directions, scale, seen.real) if epsilon and k.shape[2] else None
-
-    def run(self, state: PerformerState | None) -> Rows:
-        """All rows in order, and the state brought up to date."""
-        batch, heads, nk, _ = self.k.shape
-        nq, width = self.q.shape[3], self.v.shape[-1]
-        nothing = no_keys(batch, heads, len(self.directions), width, self.v)
-        sums = nothing if state is None else state.sums(batch, heads, width, self.directions, self.v)
-        parts: list[Rows] = []
-        if self.seen.causal:
-            sums = self._add(sums, 0, nk - nq)  # the queries are the last positions; keys before them are seen by all
-            parts = [self._read(nothing, 0, nq - nk)] if nq > nk else []
-            for start in range(max(0, nk - nq), nk, STEP):
-                rows, sums = self._walk(sums, start, min(start + STEP, nk))
-                parts.append(rows)
-        else:
-            sums = self._add(sums, 0, nk)
-            step = chunk_on(self.q.device)
-            parts = [self._read(sums, start, min(start + step, nq)) for start in range(0, nq, step)]
-        if state is not None:
-            state.store(sums, nk, self.directions)
-        return self._joined(parts)
-
-    def _add(self, sums: FeatureSums, start: int, end: int) -> FeatureSums:
-        step = chunk_on(self.k.device)
-        for first in range(start, end, step):
-            last = min(first + step, end)
-            sums = add_keys(sums, self._keys(first, last), self.v[:, :, first:last])
-        return sums
-
-    def _walk(self, sums: FeatureSums, start: int, end: int) -> tuple[Rows, FeatureSums]:
-        """The keys from start to end, and the queries that stand there."""
-        shift = self.q.shape[3] - self.k.shape[2]
-        a, added = self._queries(start + shift, end + shift)
-        rows, sums = walk(sums, a, self._keys(start, end), self.v[:, :, start:end])
-        return Rows(rows.output, rows.lse + added), sums
-
-    def _read(self, sums: FeatureSums, start: int, end: int) -> Rows:
-        a, added = self._queries(start, end)
-        rows = read_rows(sums, a.flatten(2, 3))
-        return Rows(rows.output, rows.lse + added)
-
-    def _queries(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Log-features (B, Hkv, G, n, m), and what is missing in each row's lse (B, Hkv, G·n)."""
-        made = log_features(self.q[:, :, :, start:end], self.directions, self.scale, epsilon=self.epsilon)
-        return made.logs, made.shift.flatten(2)
-
-    def _keys(self, start: int, end: int) -> Tensor:
-        """Log-features (B, Hkv, n, m), −∞ where a key is hidden."""
-        k = self.k[:, :, start:end]
-        b = log_features(k, self.directions, self.scale, epsilon=self.epsilon, top=self.top).together
-        if self.seen.real is None:
-            return b
-        return b.masked_fill(~self.seen.real[:, None, start:end, None], -torch.inf)
-
-    def _joined(self, parts: list[Rows]) -> Rows:
-        """Chunks (B, Hkv, G·n, ·) → all rows (B, H, Nq, ·), output as wide as the queries came."""
-        groups = self.q.shape[2]
-        if not parts:  # no queries
-            output = self.v.new_zeros(*self.q.shape[:4], self.v.shape[-1])
-            return Rows(output.flatten(1, 2).to(self.dtype), output.sum(-1).flatten(1, 2))
-        output = torch.cat([by_group(rows.output, groups) for rows in parts], 3).flatten(1, 2)
-        lse = torch.cat([by_group(rows.lse, groups) for rows in parts], 3).flatten(1, 2)
-        return Rows(output.to(self.dtype), lse - log(len(self.directions)))
 
 
 class PerformerAttention(HeadProjections):
@@ -154,7 +32,7 @@ class PerformerAttention(HeadProjections):
     >>> layer(torch.zeros(1, 50, 6), mask=regard.masks.causal()).shape
     torch.Size([1, 50, 6])
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias: as in `regard.layers.MultiHeadAttention`.
+    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `regard.layers.MultiHeadAttention`.
     features: m, default D·ln D. The error falls as 1/√m, and grows as e to the size of the scores.
     seed: of the random directions, which all heads share and which are saved with the weights.
     position: a regard.positions.Rotary or None. Biases act on scores, which are never made here.
@@ -176,7 +54,9 @@ class PerformerAttention(HeadProjections):
         head_dim: int | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
+        fused: bool = False,
         position: Rotary | None = None,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
         epsilon: float = 0.0,
         scale: float | None = None,
     ) -> None:
@@ -187,20 +67,19 @@ class PerformerAttention(HeadProjections):
             head_dim=head_dim,
             bias=bias,
             out_bias=out_bias,
-            values_are_keys=False,
+            fused=fused,
+            head_norms=head_norms,
         )
         if not (position is None or isinstance(position, Rotary)):
             raise TypeError(
                 f"position must be a regard.positions.Rotary or None, got {type(position).__name__}: a bias is added "
                 "to scores, and features make none"
             )
-        _check_numbers(scale, epsilon)
+        check_numbers(scale, epsilon)
         self.position, self.epsilon = position, epsilon
         self.scale = self.head_dim**-0.5 if scale is None else scale
-        drawn = orthogonal_features(
-            usual_count(self.head_dim) if features is None else features, self.head_dim, seed=seed
-        )
-        self.register_buffer("directions", drawn.to(self.w_q.weight))
+        count = usual_count(self.head_dim) if features is None else features
+        self.register_buffer("directions", orthogonal_features(count, self.head_dim, seed=seed).to(self.w_o.weight))
 
     @property
     def features(self) -> int:
@@ -216,7 +95,36 @@ class PerformerAttention(HeadProjections):
         seed: the same seed gives the same directions on every device.
         """
         drawn = orthogonal_features(self.features, self.head_dim, seed=seed)
-        self.directions = drawn.to(self.directions)  # a new tensor, by which a state knows its own
+        self.directions = drawn.to(self.w_o.weight)  # a new tensor, by which a state knows its own
+
+    @property
+    def dropout(self) -> float:
+        """0 always: there are no weights that could be dropped. Setting another raises ValueError."""
+        return 0.0
+
+    @dropout.setter
+    def dropout(self, p: float) -> None:
+        if p != 0:
+            raise ValueError(f"a Performer makes no weights that dropout {p} could drop: set that of its block")
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> PerformerState:
+        """What a decoder of this layer keeps for `batch` texts: sums, which take as much for any number of positions.
+
+        >>> layer = PerformerAttention(6, 2, features=5)
+        >>> sizes = [layer.new_cache(1, n, dtype=torch.float32, device="cpu").nbytes for n in (7, 7_000_000)]
+        >>> sizes
+        [200, 200]
+
+        length: positions to come; there is no limit.  dtype, device: of the keys; sums are in fp32 or wider.
+        Raises ValueError for sizes below 1.
+        """
+        for name, n in (("batch", batch), ("length", length)):
+            if n < 1:
+                raise ValueError(f"{name} must be at least 1, got {n}")
+        like = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device=device)
+        state = PerformerState()
+        state.store(no_keys(batch, self.kv_heads, self.features, self.head_dim, like), 0, self.directions)
+        return state
 
     def forward(
         self,
@@ -273,7 +181,7 @@ class PerformerAttention(HeadProjections):
         x, context, positions, cache: as in a call of the layer; the cache is only asked how long it is.
         """
         self._check_call(context, cache, positions)
-        q, (k, v) = self.queries(x), self.looked_at(x, context)
+        q, (k, v) = self.projected(x, context)
         if self.position is not None:
             start = 0 if cache is None else len(cache)
             here = torch.arange(start, start + x.shape[1], device=x.device) if positions is None else positions
@@ -292,6 +200,52 @@ class PerformerAttention(HeadProjections):
             raise ValueError("Rotary is for x itself: a context has positions of its own; make this layer without it")
         if context is not None and cache is not None:
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
+
+    @classmethod
+    def in_place_of(
+        cls, layer: MultiHeadAttention, *, features: int | None = None, seed: int = 0, epsilon: float = 0.0
+    ) -> PerformerAttention:
+        """A Performer with the very projections of a layer: its parameters are shared, not copied.
+
+        >>> softmax = MultiHeadAttention(6, 2, fused=True)
+        >>> PerformerAttention.in_place_of(softmax, features=32).w_qkv is softmax.w_qkv
+        True
+
+        features, seed, epsilon: as in the constructor. Dropout on the weights is left out: there are none.
+        Raises ValueError with the reason for a layer whose attention features cannot estimate.
+        """
+        why = cls.refuse(layer)
+        if why is not None:
+            raise ValueError(f"no Performer can take the place of this layer: {why}")
+        with torch.device("meta"):  # its own projections would be thrown away
+            made = cls(
+                layer.d_model,
+                layer.heads,
+                features=features,
+                seed=seed,
+                kv_heads=layer.kv_heads,
+                head_dim=layer.head_dim,
+                fused=layer.fused,
+                position=layer.position if isinstance(layer.position, Rotary) else None,
+                epsilon=epsilon,
+                scale=layer.scale,
+            )
+        made.take_over(layer)
+        made.redraw(seed)
+        return made.train(layer.training)
+
+    @staticmethod
+    def refuse(layer: MultiHeadAttention) -> str | None:
+        """Why a Performer cannot take the place of a layer, or None."""
+        if not (layer.position is None or isinstance(layer.position, Rotary)):
+            return f"its positions ({type(layer.position).__name__}) are added to scores, and features make none"
+        if layer.softcap is not None:
+            return f"its scores have a softcap ({layer.softcap}), and features make no scores"
+        if not layer.scale > 0:
+            return f"its scale is {layer.scale}, and features estimate e^(scale·q·k) for a scale above 0"
+        if layer.d_context != layer.d_model:
+            return f"it looks at a context of width {layer.d_context}, and a Performer at one as wide as x"
+        return None
 
     @classmethod
     def from_package(cls, module: Any) -> PerformerAttention:
@@ -328,36 +282,3 @@ class PerformerAttention(HeadProjections):
         """What `print(layer)` says of it."""
         said = f"{self.d_model}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"
         return f"{said}, features={self.features}" + (f", epsilon={self.epsilon}" if self.epsilon else "")
-
-
-def _check_numbers(scale: float | None, epsilon: float) -> None:
-    if scale is not None and not scale > 0:
-        raise ValueError(f"features estimate e^(scale·q·k) for a scale above 0, got {scale}")
-    if not 0 <= epsilon < 1:
-        raise ValueError(f"epsilon must be in [0, 1), got {epsilon}")
-
-
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float | None, epsilon: float, state: object
-) -> None:
-    _check_numbers(scale, epsilon)
-    if not all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in (q, k, v)):
-        raise ValueError("q, k and v must be floating-point tensors (B, H, N, D)")
-    if k.shape[:3] != v.shape[:3] or len(q) != len(k) or q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "
-            "they are (B, H, Nq, D), (B, Hkv, Nk, D), (B, Hkv, Nk, Dv)"
-        )
-    if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"query heads must be a multiple of key heads: {q.shape[1]} and {k.shape[1]}")
-    if directions.ndim != 2 or directions.shape[1] != q.shape[-1] or not len(directions):
-        raise ValueError(f"directions must be (features, {q.shape[-1]}), got {tuple(directions.shape)}")
-    if state is not None and q.shape[2] > k.shape[2]:
-        raise ValueError(
-            f"{q.shape[2]} queries continue a state with {k.shape[2]} keys: a query needs a key of its own"
-        )
-    if epsilon and state is not None:
-        raise ValueError(
-            "epsilon cannot go with a state: it is relative to the largest feature of the whole sequence, which is not "
-            "known while decoding. Use epsilon=0"
-        )

@@ -4,8 +4,8 @@
     >>> len(state), state.nbytes
     (0, 0)
 
-It takes the place of a `regard.cache` in a decoder. A cache of keys and values holds 2·N·D numbers per head, this one
-m·(Dv + 2) at any N. It does not know layers, nor how features are made.
+It is a `regard.cache.Cache`. One of keys and values holds 2·N·D numbers per head, this one m·(Dv + 2) at any N. It does
+not know layers, nor how features are made.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class PerformerState:
     >>> torch.allclose(torch.cat(steps, 1), layer(x, mask=regard.masks.causal()), atol=1e-5)
     True
     """
+
+    holds_padding = False  # a key that is hidden does not enter the sums
 
     def __init__(self) -> None:
         self._sums: FeatureSums | None = None

@@ -170,7 +170,9 @@ class Reading:
             raise ValueError(f"{len(ids)} texts are to be written, and the encoder has read {len(self.memory)}")
         state = State.room(self.decoder, len(ids), length, mask, model.dtype, model.device)
         state.memory, state.memory_mask = self.decoder.keys(self.memory), self.mask
-        return self._advance(state, ids), state
+        logits = self._advance(state, ids)
+        state.forget_mask()
+        return logits, state
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> Tensor:
@@ -180,7 +182,12 @@ class Reading:
 
     def _advance(self, state: State, ids: Tensor) -> Tensor:
         passed = self.decoder(
-            ids, mask=state.mask, caches=state.caches, memory=state.memory, memory_mask=state.memory_mask
+            ids,
+            mask=state.mask,
+            positions=state.positions,
+            caches=state.caches,
+            memory=state.memory,
+            memory_mask=state.memory_mask,
         )
         seen = Seen(passed.hidden[:, -1:], None, self.decoder.embed.tokens.weight, None)
         return cast(Tensor, self.head(seen))[:, 0]  # (B, V)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.efficient.linformer import LinformerAttention
+from regard.efficient.performer import PerformerAttention
 from regard.layers import Joined, JoinedTable
 from regard.models.checkpoint.checkpoints import Checkpoint, write
 from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER, find
@@ -204,11 +206,12 @@ def save(model: Model, directory: str | Path) -> None:
     """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
     directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
-    Raises NotADirectoryError if there is a file of that name.
+    Raises NotADirectoryError if there is a file of that name, ValueError for a model whose attention was replaced.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; save writes a directory")
+    _refuse_replaced(model)
     directory.mkdir(parents=True, exist_ok=True)
     family = model.family
     prefix = family.before(model.task)
@@ -252,6 +255,16 @@ class _Shapes(TorchFunctionMode):
         if not in_place:
             return func(*args, **kwargs)
         return args[0] if args else kwargs["tensor"]
+
+
+def _refuse_replaced(model: Model) -> None:
+    """Raise ValueError where the family's format would lose how attention is computed."""
+    for name, module in model.named_modules():
+        if isinstance(module, (PerformerAttention, LinformerAttention)):
+            raise ValueError(
+                f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
+                "it would get softmax attention. safetensors.torch.save_model(model, path) keeps the whole state"
+            )
 
 
 def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> list[Place]:

@@ -23,6 +23,7 @@ from regard.cache import Cache
 from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 from regard.masks import Mask
 from regard.models.activations import activation
+from regard.models.attention_layer import AttentionLayer
 from regard.rotary import Angles, Rotary
 
 __all__ = [
@@ -195,6 +196,7 @@ class Block(nn.Module):
     >>> block(torch.zeros(2, 5, 6)).shape
     torch.Size([2, 5, 6])
 
+    attention, cross: `MultiHeadAttention`, or what takes its place (regard/models/attention_layer.py).
     norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
     cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only; a `DropPath`
     leaves out the whole part.  scales: does what attention and feed-forward add have a learnt scale for each number
@@ -203,12 +205,12 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        attention: MultiHeadAttention,
+        attention: AttentionLayer,
         feed_forward: FeedForward,
         norms: Sequence[nn.Module],
         *,
         norm_first: bool,
-        cross: MultiHeadAttention | None = None,
+        cross: AttentionLayer | None = None,
         dropout: float | DropPath = 0.0,
         scales: bool = False,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Where a generation stands: the keys and values of every layer, who is padding, and an encoder's memory.
+"""Where a generation stands: what every layer keeps, who is padding, and an encoder's memory.
 
 It knows towers, and neither heads nor how tokens are chosen.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.cache import FixedCache
+from regard.cache import Cache
 from regard.layers import ContextKeys
 from regard.models.parts import Tower
 
@@ -25,14 +25,18 @@ __all__ = ["State"]
 class State:
     """Room for a number of positions, taken once.
 
-    caches: one for each depth.  mask: (B, positions so far), True = token, or None where nothing is padding.
+    caches: one for each depth, as its attention makes it.  length: the most positions.
+    mask: (B, positions so far), True = token, or None where nothing has to be hidden.
+    padding: (B,) how much of it each row has, where no cache holds any: then positions need it, and nobody the mask.
     memory, memory_mask: keys of an encoder's memory for each depth, and which of them are tokens.
     readers: (B,) which of the texts or pictures that the encoder read each row looks at; None: each at its own.
     captured: the step as a CUDA graph, if there is one.
     """
 
-    caches: list[FixedCache]
+    caches: list[Cache]
     mask: Tensor | None
+    length: int
+    padding: Tensor | None = None
     memory: list[ContextKeys] | None = None
     memory_mask: Tensor | None = None
     readers: Tensor | None = None
@@ -42,20 +46,40 @@ class State:
     def room(
         cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> State:
-        """Room for `length` positions of `batch` texts. Raises ValueError where there is not as much memory."""
-        sizes = [(block.attention.kv_heads, block.attention.head_dim) for block in tower.depth]
+        """Room for `length` positions of `batch` texts. Raises ValueError where there is not as much memory, or where
+        an attention cannot go on step by step.
+        """
+
+        def caches(device: torch.device | str) -> list[Cache]:
+            return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
+
         try:
-            caches = [FixedCache(batch, heads, length, d, dtype=dtype, device=device) for heads, d in sizes]
+            return cls(caches(device), mask, length)
         except RuntimeError as error:  # torch's word for memory that is not there
-            gib = sum(2 * batch * heads * length * d for heads, d in sizes) * dtype.itemsize / 2**30
+            gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
             raise ValueError(
-                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
-                "have as much: ask for fewer new tokens, texts or beams"
+                f"{batch} texts of {length} positions take {gib:,.1f} GiB for what attention keeps of them, and "
+                f"{device} does not have as much: ask for fewer new tokens, texts or beams"
             ) from error
-        return cls(caches, mask)
 
     def __len__(self) -> int:
         return len(self.caches[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken for the texts so far, without an encoder's memory."""
+        held = [t.nbytes for t in (self.mask, self.padding) if t is not None]
+        return sum(cache.nbytes for cache in self.caches) + sum(held)
+
+    @property
+    def positions(self) -> Tensor | None:
+        """(B, 1) of the next tokens, where the mask cannot be asked any more; else None."""
+        return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
+
+    def forget_mask(self) -> None:
+        """After the prompt: where no cache holds padding, keep how much there was instead of a mask that grows."""
+        if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
+            self.padding, self.mask = (~self.mask).sum(1), None
 
     @property
     def padded_left(self) -> bool:
@@ -66,7 +90,7 @@ class State:
 
     def see(self, batch: int) -> None:
         """One more token in every row. Raises ValueError, before anything changes, if there is no room for it."""
-        if len(self) == self.caches[0].length:
+        if len(self) == self.length:
             raise ValueError(f"no room: all {len(self)} positions are used")
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(batch, 1)], 1)
@@ -78,6 +102,7 @@ class State:
         for cache in self.caches:
             cache.keep(rows)
         self.mask = None if self.mask is None else self.mask[rows]
+        self.padding = None if self.padding is None else self.padding[rows]
         if self.memory is None or not self._swaps(rows, len(self.memory[0].k)):
             return
         self.memory = [ContextKeys(k[rows], v[rows]) for k, v in self.memory]

@@ -22,6 +22,7 @@ from regard.models.state import State
 from regard.op import observed
 
 if TYPE_CHECKING:
+    from regard.cache import FixedCache
     from regard.models.decoding.capturing import Captured
 
 __all__ = ["TextModel"]
@@ -123,7 +124,9 @@ class TextModel(Model):
                 f"{length} positions are asked for, and the model has {self.most}: ask for fewer new tokens"
             )
         state = State.room(self.tower, len(ids), length, mask, self.dtype, self.device)
-        return self._advance(state, ids, inserted), state
+        logits = self._advance(state, ids, inserted)
+        state.forget_mask()
+        return logits, state
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> Tensor:
@@ -135,7 +138,7 @@ class TextModel(Model):
         captured = self._captured(state)
         if captured is None:
             return self._advance(state, tokens.unsqueeze(1))
-        for cache in state.caches:
+        for cache in cast("list[FixedCache]", state.caches):  # nothing else is captured
             cache.advance(1)
         return captured.step(tokens)
 
@@ -153,7 +156,7 @@ class TextModel(Model):
         return state.captured
 
     def _advance(self, state: State, ids: Tensor, inserted: Inserted | None = None) -> Tensor:
-        passed = self.tower(ids, mask=state.mask, caches=state.caches, inserted=inserted)
+        passed = self.tower(ids, mask=state.mask, positions=state.positions, caches=state.caches, inserted=inserted)
         hidden = passed.hidden[:, -1:]  # (B, 1, d)
         seen = Seen(hidden, None, self.tower.embed.tokens.weight, None)
         assert self.head is not None

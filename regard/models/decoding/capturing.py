@@ -7,9 +7,12 @@ padding that is not on the left alone, or while somebody watches, since a replay
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from regard.cache import FixedCache
 from regard.models.decoding import one_row
 from regard.models.heads import LanguageHead
 from regard.models.parts import Tower
@@ -21,8 +24,8 @@ __all__ = ["Captured", "capturable"]
 
 def capturable(tower: Tower, head: object, state: State, dtype: torch.dtype) -> bool:
     """Can the next steps of this state be captured?"""
-    cache = state.caches[0].room[0]
-    if cache.device.type != "cuda" or observed() or torch.is_grad_enabled() or state.memory is not None:
+    place = tower.embed.tokens.weight.device
+    if place.type != "cuda" or observed() or torch.is_grad_enabled() or state.memory is not None:
         return False
     return isinstance(head, LanguageHead) and one_row.refuse(tower, head, dtype) is None and state.padded_left
 
@@ -45,7 +48,8 @@ class Captured:
 
     def fits(self, state: State) -> bool:
         """Is this still the step of the state: are its caches where they were?"""
-        return self.steady.keys[0].data_ptr() == state.caches[0].room[0].data_ptr()
+        cache = cast(FixedCache, state.caches[0])  # what `one_row.refuse` lets through keeps keys and values
+        return self.steady.keys[0].data_ptr() == cache.room[0].data_ptr()
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes the old row rows[i]; with another number of rows the graph no longer fits."""

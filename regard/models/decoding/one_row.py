@@ -11,12 +11,14 @@ It does not know how tokens are chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.cache import FixedCache
+from regard.layers import MultiHeadAttention
 from regard.models.heads import LanguageHead
 from regard.models.parts import Block, Tower
 from regard.models.state import State
@@ -46,7 +48,7 @@ class Steady:
     @classmethod
     def of(cls, state: State) -> Steady:
         """The places of a state that has read its prompt."""
-        rooms = [cache.room for cache in state.caches]
+        rooms = [cast(FixedCache, cache).room for cache in state.caches]
         k = rooms[0][0]
         tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
         at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
@@ -66,6 +68,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
         attention = block.attention
         if not block.norm_first or block.cross is not None:
             return "its blocks norm after adding, or look at a memory"
+        if type(attention) is not MultiHeadAttention:
+            return f"its attention is a {type(attention).__name__}, and the kernels are softmax attention's"
         if not (attention.position is None or isinstance(attention.position, Rotary)) or not attention.fused:
             return "its attention has a position bias, or separate projections"
         if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
@@ -100,7 +104,7 @@ def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
 
 
 def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady) -> Tensor:
-    attention, feed = block.attention, block.feed_forward
+    attention, feed = cast(MultiHeadAttention, block.attention), block.feed_forward
     qkv = project(x, attention.w_qkv.weight, attention.w_qkv.bias, norm=block.attention_norm)  # (B, (H + 2·Hkv)·D)
     q = place(qkv, k, v, angles, attention.position, steady, attention.heads)  # (B, H, D)
     mixed = attend(q, k, v, steady, attention.scale)  # (B, H·D)
