@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from shutil import which
@@ -23,6 +24,7 @@ from regard.explorer.shelves import ModelShelf
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))), None)
 PLAYWRIGHT = "needs Playwright for Python: pip install playwright"
 WIDE, HIGH = 1280, 800
+PATIENCE = 60  # seconds that a page on a busy machine may take; on others nobody waits for so long
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
             yield f"http://127.0.0.1:{port}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE)
     assert not thread.is_alive(), "the server did not end"
 
 
@@ -57,6 +59,7 @@ def browsing() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT)
     if CHROMIUM is None:
         pytest.skip("needs Chromium on PATH (Debian, Ubuntu: apt install chromium)")
+    playwright.expect.set_options(timeout=PATIENCE * 1000)
     root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium refuses to run in its sandbox
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if root else [])
@@ -88,13 +91,21 @@ class Troubles:
             self.asked.append(url)
 
 
+def until(page: Any, condition: Callable[[], bool]) -> None:
+    """Wait until something is so that no locator can say; meanwhile the page and its events go on."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        page.wait_for_timeout(20)
+
+
 @contextmanager
 def opened(browser: Any, **options: Any) -> Iterator[Any]:
     """A fresh page, of nobody's memory. Afterwards nothing may have gone wrong in it."""
     given = {"viewport": {"width": WIDE, "height": HIGH}, "locale": "en-US", "color_scheme": "light", **options}
     context, troubles = browser.new_context(**given), Troubles()
     context.on("page", troubles.listen)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE * 1000)
     try:
         yield context.new_page()
         assert troubles.said == []

@@ -1,5 +1,5 @@
-"""What every test gets: a seed, one thread, a Hypothesis profile, a turn, and a skip where a GPU is missing; and what
-tests ask for: the shared data, a terminal, a compiler.
+"""What every test gets: a seed, one thread, a Hypothesis profile, a turn, and a skip where a GPU is missing or seconds
+would be measured that nobody asked for; and what tests ask for: the shared data, a terminal, a compiler.
 
 It does not know any test or any part of regard.
 """
@@ -61,8 +61,14 @@ def compiler() -> None:
         pytest.skip("torch.compile cannot link where torch's path has a space in it")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu, which `pytest -m gpu` selects, where there is no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu, which `pytest -m gpu` selects, where there is no CUDA device; those marked alone unless
+    `pytest -m alone` asks for them: they measure seconds, and how busy a machine is must fail no change.
+    """
+    if "alone" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("alone"):
+                item.add_marker(pytest.mark.skip(reason="measures seconds: pytest -m alone, on a machine that is idle"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not torch.cuda.is_available():
         for item in marked:

@@ -14,7 +14,7 @@ import torch
 import regard
 from regard import backends, masks, positions
 from regard.backends import flex, reference, tiled
-from regard.backends.call import Call, prepare
+from regard.backends.call import Call, cells_of_bias, prepare
 from regard.testing import assert_rule
 
 NAMES = ("reference", "tiled", "sdpa", "flex", "sparse")
@@ -281,6 +281,45 @@ def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
     assert reason("sdpa", *half, bias=positions.alibi(H)) is not None
     assert reason("sdpa", *half, bias=bias.bfloat16()) is None
     assert reason("sdpa", *tensors(), bias=bias) is None
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_sdpa_on_a_gpu_takes_a_table_of_the_queries_dtype_that_nobody_differentiates():
+    half, rounds = tensors(nq=6, nk=6, dtype=torch.bfloat16), "torch's SDPA on cuda would round the bias to "
+    table = torch.zeros(15, H, dtype=torch.bfloat16)
+    assert backends.explain(*half, bias=positions.Windowed(table, (2, 3))).chosen == "sdpa"
+    assert reason("sdpa", *half, bias=positions.Windowed(table.float(), (2, 3))) == rounds + "torch.bfloat16"
+    assert reason("sdpa", *half, bias=positions.Windowed(table.half(), (2, 3))) == rounds + "torch.bfloat16"
+    learnt = positions.Windowed(table.requires_grad_(), (2, 3))
+    assert reason("sdpa", *half, bias=learnt) == rounds + "torch.bfloat16"
+    with torch.no_grad():
+        assert reason("sdpa", *half, bias=learnt) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_terms_of_a_window_are_the_numbers_of_its_table(dtype):
+    """So that a GPU's kernel may have them in the table's dtype: nothing is lost."""
+    table = torch.randn(15, H, generator=torch.Generator().manual_seed(0)).to(dtype)
+    call = prepare(*tensors(nq=6, nk=6, dtype=dtype), bias=positions.Windowed(table, (2, 3)))
+    cells = cells_of_bias(call)
+    assert cells.dtype == torch.float32
+    assert torch.equal(cells.to(dtype).float(), cells)
+    assert set(cells.unique().tolist()) == set(table.float().unique().tolist())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shifted", [False, True], ids=["whole windows", "shifted windows"])
+def test_windows_on_a_gpu_in_half_precision_agree_with_the_definition(shifted):
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(13, H, 49, 32, generator=random).to("cuda", torch.bfloat16) for _ in range(3))
+    bias = positions.Windowed(torch.randn(169, H, generator=random).to("cuda", torch.bfloat16), (7, 7))
+    regions = torch.arange(49).expand(13, 49) // torch.arange(7, 20).unsqueeze(1)
+    mask = masks.documents(regions.cuda()) if shifted else None
+    assert backends.explain(q, k, v, mask=mask, bias=bias).chosen == "sdpa"
+    ours, baseline = (regard.attention(q, k, v, mask=mask, bias=bias, backend=b) for b in ("sdpa", "reference"))
+    wide = positions.Windowed(bias.table.double(), (7, 7))
+    truth = regard.attention(q.double(), k.double(), v.double(), mask=mask, bias=wide, backend="reference")
+    assert_rule(ours, baseline, truth)
 
 
 def test_sdpa_on_the_cpu_keeps_the_precision_of_a_bias():

@@ -205,7 +205,7 @@ def test_equal_content_gives_equal_bytes_in_any_order_and_in_any_process(path, t
     )
     other = tmp_path / "other.regard"
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    subprocess.run([sys.executable, "-c", code, str(path), str(other)], check=True, env=env, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(path), str(other)], check=True, env=env, timeout=300)
     assert other.read_bytes() == content
 
 
@@ -772,26 +772,26 @@ def test_lazy_tensors_can_be_written_to_the_file_they_are_read_from(path):
     assert header == HEADER
 
 
-def own_memory() -> int:
-    """Bytes that this process alone holds: pages of a file that is only read do not count."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return 1024 * int(line.split()[1])
+def lies_in(path: Path, tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is that of a file, whose pages the system can take back."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    own = [line[0] for line in lines if line[5:] == [str(path)]]
+    ends = [[int(end, 16) for end in span.split("-")] for span in own]
+    return any(start <= tensor.data_ptr() < end for start, end in ends)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("lazy", [True, False])
 def test_lazy_tensors_take_no_memory_of_their_own(path, lazy):
-    size = 2**26
-    write(path, {}, {"x": torch.ones(size // 8, dtype=torch.float64)})
-    first = read(path, KNOWN, lazy=lazy)[1]["x"]  # kept, so that its memory is not what the second gets
-    first.sum()
-    before = own_memory()
+    write(path, {}, {"x": torch.ones(2**20, dtype=torch.float64)})
     x = read(path, KNOWN, lazy=lazy)[1]["x"]
-    assert x.sum() == size // 8
-    assert (own_memory() - before > size // 2) == (not lazy)
+    assert x.sum() == 2**20
+    assert lies_in(path, x) == lazy
 
 
-def test_readers_and_writers_at_the_same_time_see_one_whole_file(path):
+def test_readers_and_writers_at_the_same_time_see_one_whole_file(path, monkeypatch):
+    monkeypatch.setattr(capture_file, "ATTEMPTS", 50)  # more than there are writings, however the threads take turns
+
     def content(n: int) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
         return {"n": n, "tokens": ["x"] * n}, {"x": torch.full((50 + 700 * n,), float(n))}
 

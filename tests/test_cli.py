@@ -45,7 +45,7 @@ def process(*arguments: str, **options) -> subprocess.CompletedProcess:
         [sys.executable, "-c", code, *arguments],
         env=environment,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
         **options,
     )

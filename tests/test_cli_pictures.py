@@ -241,6 +241,14 @@ def test_features_in_bfloat16_are_written_as_float32(run: Any, folder: Any) -> N
     assert np.load("x.npy").dtype == np.float32
 
 
+# -------------------------------------------------------------------------------------------------------------- verify
+
+
+def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) -> None:
+    assert "Models of pictures (ViT, Swin, CLIP, BLIP, LLaVA, Idefics)" in " ".join(run("verify", "--help").split())
+    assert "이미지 모델(ViT, CLIP, LLaVA 등)은" in run("verify", "--lang", "ko", "--help")
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 
 

@@ -149,12 +149,14 @@ def test_memory_that_a_pass_takes_is_counted_to_the_byte():
         del one
         return two * two  # 8 MiB again: the first went
 
-    assert measured_growth._peak(pass_of_two_steps, torch.device("cpu")) == 2**23
-    assert measured_growth._peak(lambda: None, torch.device("cpu")) == 0
+    assert measured_growth.peak_bytes(pass_of_two_steps, torch.device("cpu")) == 2**23
+    assert measured_growth.peak_bytes(lambda: None, torch.device("cpu")) == 0
 
 
 def test_profiler_says_nothing_on_the_terminal():
-    code = "import torch; from regard.efficient.measured_growth import _peak; _peak(list, torch.device('cpu'))"
+    code = (
+        "import torch; from regard.efficient.measured_growth import peak_bytes; peak_bytes(list, torch.device('cpu'))"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "profiler" not in ran.stdout + ran.stderr
 

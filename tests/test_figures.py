@@ -628,7 +628,7 @@ def test_figures_are_drawn_in_several_threads_at_once(tmp_path):
 def fresh(code: str) -> str:
     """Run code in a new process; what it prints."""
     found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()

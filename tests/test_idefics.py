@@ -202,6 +202,7 @@ def test_texts_that_see_no_picture_are_read_as_if_there_were_none(model, tmp_pat
     """transformers wants pictures always, and shuts a gate."""
     twin = twin_of("ForVisionText2Text", USUAL_NAME, tmp_path)
     given = inputs("", USUAL_NAME, "left")
+    given["ids"] = given["ids"].masked_fill(given["ids"] == PLACEHOLDER, 6)
     blind = model(given["ids"], given["mask"])
     assert blind.memory is None
     given["sees"][:] = False
@@ -399,6 +400,7 @@ def test_rows_that_are_kept_keep_their_pictures(writers):
 def test_a_text_without_a_picture_is_continued_too(writers):
     config, model, theirs = writers
     ids, blank = texts(31)["ids"][:3, :6], inputs("", config, count=1)["pixels"][:3] * 0
+    ids = ids.masked_fill(ids == PLACEHOLDER, 6)
     blind = {"pixel_values": blank, "image_attention_mask": torch.zeros(3, 6, 1, dtype=torch.long)}
     wanted = theirs.generate(ids, **blind, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=PAD)
     made = generate(model.read_picture(None), ids, new_tokens=7, eos=None, pad=PAD)
@@ -435,6 +437,31 @@ def test_more_or_fewer_pictures_than_placeholders_are_refused_before_anything_ru
         model.read_picture(pixels).begin(ids, None, length=6)
     for hook in hooks:
         hook.remove()
+
+
+def test_placeholders_without_a_picture_are_refused_before_anything_runs(model):
+    ids, ran = torch.tensor([[7, 8, 9], [PLACEHOLDER, 7, PLACEHOLDER]]), []
+    hook = model.tower.embed.register_forward_hook(lambda *_: ran.append(1))
+    message = (
+        r"^text 1 of ids has placeholders of pictures \(id 5, 2 of them\), and no picture was given: give pixels=, "
+        r"or a text without them$"
+    )
+    with pytest.raises(ValueError, match=message):
+        model(ids)
+    with pytest.raises(ValueError, match=message):
+        model.read_picture(None).begin(ids, None, length=4)
+    assert not ran
+    model(ids[:1])
+    assert ran
+    hook.remove()
+
+
+def test_a_model_without_a_tokenizer_reads_texts_alone(tmp_path):
+    model = twin_of("ForVisionText2Text", USUAL_NAME, tmp_path).ours(torch.float32)
+    assert "placeholder" not in vars(model)
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        model.placeholder  # noqa: B018
+    assert model(torch.tensor([[7, PLACEHOLDER, 8]])).logits.shape == (1, 3, 50)
 
 
 IDS, PIXELS = torch.tensor([[7, PLACEHOLDER, 8]]), torch.ones(1, 1, 3, 12, 12)

@@ -275,7 +275,7 @@ def python(code: str, *arguments: str) -> str:
         env=ours | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -312,6 +312,22 @@ HELP = "import sys\nfrom regard.cli import main\nsys.exit(main())"
 def test_help_of_the_command_line_needs_no_torch():
     code = "sys.argv = ['regard', '--help']\nfrom regard.cli import main\ntry: main()\nexcept SystemExit: pass"
     assert loaded(code) & {"torch", "numpy", "matplotlib"} == set()
+
+
+def test_help_of_the_command_line_loads_the_commands_and_nothing_that_they_call():
+    used = loaded("sys.argv = ['regard', '--help']\nfrom regard.cli import main\nmain()")
+    ours = {name for name in used if name.startswith("regard.") and not name.startswith("regard.cli")}
+    assert ours <= {"regard.tables"}, "which imports the standard library alone"
+    assert {name.partition(".")[0] for name in used} & {"pydantic", "httpx", "PIL", "pygments", "asyncio"} == set()
+
+
+def test_attention_loads_little_beside_torch():
+    """What costs a tenth of torch's own second: its compilers, and libraries of others."""
+    added = loaded("import regard; regard.attention") - loaded("import torch")
+    others = {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names)
+    assert others <= {"regard", "array_api_compat", "torch"}
+    of_torch = {name for name in added if name.startswith("torch.")}
+    assert of_torch <= {"torch.nn.attention._utils", "torch.nn.attention.flex_attention"}
 
 
 @pytest.mark.alone

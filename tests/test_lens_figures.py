@@ -1075,7 +1075,7 @@ print("matplotlib.pyplot" in sys.modules)
 
 def test_html_needs_no_matplotlib_and_figures_no_pyplot():
     found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FRESH], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", FRESH], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert found.returncode == 0, found.stderr
     missing = "figures need matplotlib: pip install 'regard[figures]'"

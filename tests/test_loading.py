@@ -162,10 +162,12 @@ def test_pickled_weights_are_refused(folder):
 def test_a_config_asking_for_terabytes_is_refused_before_memory_is_taken(settings, message, folder):
     change(folder, **settings)
     tracemalloc.start()
-    with pytest.raises(ValueError, match=message):
-        load(folder)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        with pytest.raises(ValueError, match=message):
+            load(folder)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert peak < 50e6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from regard.models.loading import load
 KEYS = {
     "version", "name", "text", "picture", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",
     "strongest", "layers", "measure", "atlas", "patterns", "sentence", "warning", "html", "saved", "figure",
+    "photo",
 }  # fmt: skip
 
 
@@ -180,7 +182,12 @@ def test_nothing_that_is_strong_is_said(capsys):
 
 def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
     out = run(photo, "--model", model, "--html", "a/page.html", "--save", "b/run.regard", "--figure", "c/over.png")
-    assert out.splitlines()[-3:] == ["Page: a/page.html", "Capture: b/run.regard", "Figure: c/over.png"]
+    assert out.splitlines()[-4:] == [
+        "Page: a/page.html",
+        "Capture: b/run.regard",
+        "Figure: c/over.png",
+        "The photo is inside what was written; --no-photo leaves it out.",
+    ]
     page = (tmp_path / "a/page.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert str(tmp_path) not in page
@@ -189,8 +196,76 @@ def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
         assert figure.size[0] > 300
 
 
+def drawn(path: str) -> np.ndarray:
+    with Image.open(path) as figure:
+        return np.asarray(figure.convert("RGB")).astype(int)
+
+
+def test_capture_of_a_picture_draws_the_same_overlay_when_the_picture_is_gone(run, photo, model, tmp_path):
+    asks = ["--token", "cls", "--layer", "1", "--head", "3"]
+    fresh = json.loads(run(photo, "--model", model, *asks, "--save", "run.regard", "--figure", "fresh.png", "--json"))
+    assert (fresh["photo"], fresh["saved"]) == (True, "run.regard")
+    (tmp_path / photo).unlink()
+    again = json.loads(run("run.regard", *asks, "--figure", "again.png", "--json"))
+    assert again["picture"] == {"name": "photo.png", "height": 37, "width": 53}
+    assert np.abs(drawn("again.png") - drawn("fresh.png")).max() <= 2  # grey by Pillow's rounding, not by ours
+    run("run.regard", *asks, "--figure", "bare.png", "--no-photo")
+    assert np.abs(drawn("bare.png") - drawn("fresh.png")).max() > 40
+
+
+def test_photo_is_left_out_of_everything_if_asked(run, photo, model, tmp_path):
+    asks = [photo, "--model", model, "--no-photo"]
+    out = run(*asks, "--html", "page.html", "--save", "run.regard", "--figure", "over.png", "--lang", "ko")
+    assert "--no-photo" not in out
+    assert "photo.png" in out  # what was looked at is still said
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," not in page
+    assert "photo.png" not in page
+    assert open_file("run.regard").pictures == ()
+    assert b"photo.png" not in (tmp_path / "run.regard").read_bytes()
+    assert json.loads(run(*asks, "--save", "run.regard", "--json"))["photo"] is False
+    assert "저장한 파일 안에 이미지가 들어 있습니다" in run(*asks[:3], "--save", "run.regard", "--lang", "ko")
+    again = json.loads(run("run.regard", "--no-photo", "--save", "less.regard", "--json"))
+    assert (again["photo"], open_file("less.regard").pictures) == (False, ())
+
+
+def test_nothing_is_said_of_the_photo_where_nothing_is_written(run, photo, model):
+    assert "inside" not in run(photo, "--model", model)
+    assert json.loads(run(photo, "--model", model, "--json"))["photo"] is False
+
+
+def test_photo_of_a_capture_that_cannot_be_decoded_is_told_in_words(run, fail, session, tmp_path):
+    shown = session.pictures[0]
+    broken = replace(shown, name="cat.png", data=shown.data[:60] + bytes(len(shown.data) - 60))
+    capture = open_file(saved(session, tmp_path)).capture
+    capture.photos = (broken,)
+    capture.save(tmp_path / "run.regard")
+    words = fail("run.regard", "--token", "cls", "--figure", "over.png")
+    assert "the photo 'cat.png' in the capture cannot be decoded, it is broken or cut off" in words
+    assert words.endswith("--no-photo draws without it\n")
+    assert "cat.png: 37 × 53 pixels" in run("run.regard", "--token", "cls", "--figure", "over.png", "--no-photo")
+
+
+def saved(session: Session, folder: Path) -> Path:
+    session.capture.save(folder / "run.regard")
+    return folder / "run.regard"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["photo.png", "--no-photo"], "--no-photo is of what is written: give --save, --html or --figure as well"),
+        (["a text", "--no-photo", "--save", "a.regard"], "--no-photo are of pictures; this is none"),
+        (["qkv.npy", "--no-photo", "--figure", "a.png"], "--no-photo are of pictures; this is none"),
+    ],
+)
+def test_no_photo_is_refused_where_there_is_none(fail, photo, arguments, words):
+    np.save("qkv.npy", np.zeros((3, 4), np.float32))
+    assert words in fail(*arguments)
+
+
 def test_capture_of_a_picture_is_looked_at_without_the_picture(run, session, tmp_path):
-    session.capture.save(tmp_path / "run.regard")
+    session.capture.save(tmp_path / "run.regard", photos=False)
     said = json.loads(run("run.regard", "--at", "20,30.5", "--layer", "1", "--head", "2", "--json"))
     assert said["picture"] == {"name": None, "height": 37, "width": 53}
     overlay = session.capture[1].overlay(at=(20, 30.5), head=2)

@@ -4,11 +4,13 @@ Agreement of the backends with the definition is in test_conformance.py.
 """
 
 import re
-import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import masks, positions
+from regard.efficient.measured_growth import peak_bytes
 from regard.testing import assert_rule
 
 BACKENDS = ("reference", "tiled", "sdpa", "flex", "sparse")
@@ -827,40 +831,56 @@ def test_threads_do_not_disturb_each_other():
 
 # ------------------------------------------------------------------------------------------------------ memory and time
 
-MEASURE = """
-import torch, regard
-from regard import masks
 
-def memory(which):
-    # Not ru_maxrss, which starts at the size of the process that launched this one.
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(which))  # KiB
-
-def growth(q, k, v, mask, gradient):
-    with open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")  # the peak so far is forgotten
-    before = memory("VmRSS")
-    out = regard.attention(q, k, v, mask=mask, backend="tiled")
-    if gradient:
-        out.sum().backward()
-    return memory("VmHWM") - before
-
-torch.set_num_threads(1)
-q, k, v = (torch.randn(1, 1, 32768, 64, requires_grad=True) for _ in range(3))
-growth(*(x[:, :, :1024] for x in (q, k, v)), masks.window(256, 0), True)  # libraries load before the count begins
-mask = masks.window(256, 0)  # causal() grows no more and takes ten times as long
-print(growth(q.detach(), k.detach(), v.detach(), mask, False), growth(q, k, v, mask, True))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_tiled_takes_little_memory_at_32768_positions():
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    forward, with_gradient = map(int, done.stdout.split())
-    # In KiB; one N×N matrix would be 4 GiB. The three gradients, which stay, are 24 MiB: less than 8 would mean that
-    # nothing was measured. The output, 8 MiB, may find room that something else has left.
-    assert forward < 200_000
-    assert 8_192 < with_gradient < 200_000
+    q, k, v = (torch.randn(1, 1, 32768, 64, requires_grad=True) for _ in range(3))
+    mask = masks.window(256, 0)  # causal() grows no more, and takes ten times as long
+    bare = [x.detach() for x in (q, k, v)]
+    forward = peak_bytes(lambda: regard.attention(*bare, mask=mask, backend="tiled"), torch.device("cpu"))
+    with_gradient = peak_bytes(
+        lambda: regard.attention(q, k, v, mask=mask, backend="tiled").sum().backward(), torch.device("cpu")
+    )
+    # One N×N matrix would be 4 GiB. The output is 8 MiB, and so is each gradient: less would mean that nothing is seen.
+    assert 8 * 2**20 <= forward < 200 * 2**20
+    assert 32 * 2**20 <= with_gradient < 200 * 2**20
+
+
+def regard_calls(function: Callable[[], object]) -> int:
+    """How many functions of regard are called, in Python, while a function runs."""
+    count, inside = 0, str(Path(regard.__file__).parent)
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(inside)
+
+    was = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(was)
+    return count
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_calls_one_kernel_and_few_functions_around_it(causal):
+    q, mask = torch.randn(1, 1, 3, 8), masks.causal() if causal else None
+    names: list[str] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    regard.attention(q, q, q, mask=mask)  # what is looked up once is looked up
+    with Noted():
+        sdpa(q, q, q, is_causal=causal)
+    theirs = list(names)
+    names.clear()
+    with Noted():
+        regard.attention(q, q, q, mask=mask)
+    assert names == theirs, "nothing is computed that torch's own call does not compute"
+    assert regard_calls(lambda: regard.attention(q, q, q, mask=mask)) <= 40, "21 were counted"
 
 
 @pytest.mark.alone

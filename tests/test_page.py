@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import statistics
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, serving
+from browsing import PATIENCE, PLAYWRIGHT, browsing, opened, serving, until
 from torch import Tensor
 
 import regard
@@ -145,7 +146,7 @@ def last_digit(shown: str) -> float:
 
 def asked(address: str, *paths: str) -> Iterator[tuple[float, bytes]]:
     """Seconds and bytes of the answers to these questions, over one connection."""
-    connection = HTTPConnection(urlsplit(address).netloc, timeout=20)
+    connection = HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE)
     try:
         for path in paths:
             start = time.perf_counter()
@@ -203,6 +204,7 @@ def test_text_that_is_being_typed_stays_when_the_models_come(page, models):
         page.goto(address)
         page.locator("[data-role=text]").click()
         page.keyboard.type("half a ")
+        until(page, lambda: bool(held))
         held[0].fulfill(json={"models": [{"id": "demo", "name": "a model that came late", "default": True}]})
         expect(page.locator("[data-role=model]")).to_contain_text("a model that came late")
         page.keyboard.type("sentence")
@@ -222,7 +224,8 @@ def test_reading_can_be_cancelled(page, models):
         page.goto(address)
         page.route("**/api/job/*", never)
         page.locator("[data-role=example]").click()
-        page.locator("[data-role=cancel]").click()
+        with page.expect_response(lambda response: response.request.method == "DELETE"):
+            page.locator("[data-role=cancel]").click()
         expect(page.locator(".progress")).to_have_text("Cancelled.")
         expect(page.locator("[data-role=start]")).to_be_enabled()
     assert len(deleted) == 1
@@ -385,13 +388,17 @@ def test_address_that_names_a_token_shows_it_among_16384(page, long_site):
         expect(page.locator(".text-place")).to_have_text("words 12045–12644 of 16384")
 
 
+ROWS = [f"row?layer=0&head=1&token={(k * 7919) % LONG}&start=8000&stop=8600" for k in range(1, 21)]
+
+
+def test_token_of_16384_is_answered_with_a_few_kilobytes(long_site):
+    assert max(len(body) for _, body in asked(long_site, *ROWS)) < 64_000
+
+
 @pytest.mark.alone
 def test_token_of_16384_answers_within_a_tenth_of_a_second(long_site):
-    tokens = [(k * 7919) % LONG for k in range(1, 21)]
-    paths = [f"row?layer=0&head=1&token={token}&start=8000&stop=8600" for token in tokens]
-    took = [seconds for seconds, _ in asked(long_site, "overview", *paths)][1:]
+    took = [seconds for seconds, _ in asked(long_site, "overview", *ROWS)][1:]
     assert statistics.median(took) < 0.1, took
-    assert min(took) < 0.035, "Nagle's wait for the last packet takes 40 ms: TCP_NODELAY is not set"
 
 
 def large_session() -> Session:
@@ -428,24 +435,31 @@ def first_moment(browser: Any, address: str) -> tuple[int, float, float]:
         return received, painted, float(page.locator("html").get_attribute("data-drawn"))
 
 
+def test_131072_tokens_of_512_heads_are_painted_from_5_megabytes(browser):
+    with serving([large_session()]) as address:
+        received, painted, drawn = first_moment(browser, address)
+    assert received <= 5_000_000
+    assert 0 < painted <= drawn
+
+
 @pytest.mark.alone
-def test_131072_tokens_of_512_heads_are_painted_within_a_second_from_5_megabytes(browser):
+def test_131072_tokens_of_512_heads_are_painted_within_a_second(browser):
     tries = []
     with serving([large_session()]) as address:
         while len(tries) < 8 and not any(drawn < 1000 for _, _, drawn in tries):  # other work only ever adds
             tries.append(first_moment(browser, address))
-    assert max(received for received, _, _ in tries) <= 5_000_000, tries
     assert min(painted for _, painted, _ in tries) < 1000, tries
     assert min(drawn for _, _, drawn in tries) < 1000, tries
 
 
-def resident() -> int:
-    """Bytes of memory of this process, in which the server runs."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def held() -> int:
+    """Bytes that Python and torch hold in this process, in which the server runs."""
+    gc.collect()
+    tensors = {t.data_ptr(): t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor}
+    return tracemalloc.get_traced_memory()[0] + sum(tensors.values())
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to read how much memory is used")
-def test_memory_does_not_grow_over_500_requests(site):
+def test_memory_does_not_grow_with_requests(site):
     def round_of(n: int) -> list[str]:
         place, token = f"layer={n % 6}&head={n % 12}", n % 16
         return [
@@ -456,12 +470,18 @@ def test_memory_does_not_grow_over_500_requests(site):
             "overview",
         ]
 
-    list(asked(site, *(path for n in range(12) for path in round_of(n))))  # what is kept is there now
-    before = resident()
-    answers = [body for _, body in asked(site, *(path for n in range(100) for path in round_of(n)))]
-    assert len(answers) == 500
-    del answers
-    assert resident() - before < 8 << 20
+    def growth(rounds: int) -> int:
+        before = held()
+        assert sum(1 for _ in asked(site, *(path for n in range(rounds) for path in round_of(n)))) == 5 * rounds
+        return held() - before
+
+    tracemalloc.start()
+    try:
+        growth(12)  # what is kept is there now
+        grown = [growth(20) for _ in range(3)]  # what is made once more is in one of the three alone
+    finally:
+        tracemalloc.stop()
+    assert min(grown) < 100_000, "1 kB left behind by each request"
 
 
 # ------------------------------------------------------------------------------------------ comparing, words, addresses
@@ -640,14 +660,20 @@ def test_exported_page_shows_the_same_weights_from_a_file(page, session, theirs,
 
 
 @pytest.mark.parametrize(
-    "script", ["console.warn(1)", "console.error(1)", "nothing.x", "fetch('http://regard.invalid/')"]
+    ("script", "event"),
+    [
+        ("console.warn(1)", "console"),
+        ("console.error(1)", "console"),
+        ("nothing.x", "pageerror"),
+        ("fetch('http://regard.invalid/')", "request"),
+    ],
 )
-def test_troubles_of_a_page_are_seen(browser, script):
+def test_troubles_of_a_page_are_seen(browser, script, event):
     def troubled() -> None:
         with opened(browser) as page:
             page.goto("data:text/html,<p>")
-            page.add_script_tag(content=f"setTimeout(() => {{ {script} }})")
-            page.wait_for_timeout(200)
+            with page.expect_event(event):
+                page.add_script_tag(content=f"setTimeout(() => {{ {script} }})")
 
     with pytest.raises(AssertionError) as raised:
         troubled()

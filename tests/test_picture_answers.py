@@ -305,9 +305,12 @@ def test_number_of_a_picture_is_a_number(session, number):
 # ------------------------------------------------------------------------------------------------------- captures saved
 
 
-def test_capture_keeps_where_patches_lie_and_can_be_given_its_picture_again(session, tmp_path):
+def test_capture_has_its_picture_and_without_it_can_be_given_it_again(session, tmp_path):
     file = tmp_path / "run.regard"
     session.capture.save(file)
+    assert answers.overview(open_file(file))["pictures"] == answers.overview(session)["pictures"]
+    assert answers.picture(open_file(file), 0) == answers.picture(session, 0)
+    session.capture.save(file, photos=False)
     bare = answers.overview(open_file(file))
     assert bare["layouts"] == answers.overview(session)["layouts"]
     assert (bare["pictures"][0]["name"], bare["pictures"][0]["shown"]) == (None, False)

@@ -384,3 +384,12 @@ def test_settings_that_do_not_fit_are_refused(values, said, tmp_path):
 def test_settings_of_the_published_files_are_read(tmp_path):
     build("SwinModel", SwinConfig(**ODD), torch.float32).save_pretrained(tmp_path)
     assert load(change(tmp_path, path_norm=True, encoder_stride=32)).family.title == "Swin"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_model_compiles_as_one_graph(config, tmp_path):
+    model, pixels = twin_of("Model", config, tmp_path).ours(torch.float32), given(config)["pixels"].float()
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        found = torch.compile(model, backend="eager", fullgraph=True)(pixels)  # raises where a graph would break
+        torch.testing.assert_close(found.hidden, model(pixels).hidden, rtol=0, atol=0)

@@ -132,6 +132,15 @@ def test_cells_that_are_too_many_to_keep_are_evaluated_again(monkeypatch):
     assert torch.equal(drawn(mask, found, 101, 101), mask.dense(101))
 
 
+def test_lists_are_filled_up_only_where_there_would_be_many_groups():
+    window = visible_tiles(masks.window(5, 3) | masks.globals([50]), 101, 101, CPU).everyone
+    assert all((group.cols >= 0).all() for group in window.groups)
+    causal = visible_tiles(masks.causal(), 1024, 1024, CPU).everyone
+    seen = {int(n) for group in causal.groups for n in (group.cols >= 0).sum(1)}
+    assert len(seen) == len(causal.queries)
+    assert tiling.FEW_COUNTS < len(causal.groups) < len(seen) / 1.5
+
+
 def test_tiles_of_an_equal_mask_are_found_again_and_bounded():
     found = visible_tiles(masks.window(3, 0), 50, 70, CPU)
     assert visible_tiles(masks.window(3, 0), 50, 70, CPU) is found

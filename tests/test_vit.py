@@ -1,9 +1,12 @@
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DeiTConfig, Dinov2Config, Dinov2WithRegistersConfig, ViTConfig
 from twins import Twin, assert_same, assert_saved, build, change, pictures
 
@@ -130,9 +133,44 @@ def test_shapes_of_the_documents(tmp_path):
     seen = model.tower.embed(torch.zeros(2, 3, 224, 224))
     assert seen.shape == (2, 197, 768)
     attention = model.tower.blocks[0].attention
-    assert sum(w.weight.shape[0] for w in (attention.w_q, attention.w_k, attention.w_v)) == 2304
+    assert attention.w_qkv.weight.shape == (2304, 768)
     assert [tuple(part.shape) for part in attention.project(seen)] == [(2, 12, 197, 64)] * 3
     assert model(torch.zeros(1, 3, 224, 224)).hidden.shape == (1, 197, 768)
+
+
+class Kernels(TorchDispatchMode):
+    """The operations that were run and that touch memory: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not operation.is_view:
+            self.ran[operation.name().partition("::")[2].partition(".")[0]] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["ViT", "DeiT"])
+def test_a_block_copies_nothing_and_has_one_product_for_queries_keys_and_values(family, tmp_path):
+    model = twin_of(family, "Model", "not square", tmp_path).ours(torch.float32)
+    x = torch.randn(2, 17, 20)
+    with torch.no_grad(), Kernels() as kernels:
+        model.tower.blocks[1](x)
+    ran = {
+        name.removeprefix("_").partition("_flash")[0]: n for name, n in kernels.ran.items() if name != "_unsafe_view"
+    }
+    assert ran == {"native_layer_norm": 2, "addmm": 4, "scaled_dot_product": 1, "gelu_": 1, "add": 2}
+
+
+@pytest.mark.parametrize(("family", "config"), [(family, config) for family in FAMILIES for config in SIZES])
+def test_a_model_compiles_as_one_graph(family, config, tmp_path):
+    model, given = twin_of(family, "Model", config, tmp_path).ours(torch.float32), pictures(*SIZES[config])
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        pixels = given["pixels"].float()
+        found = torch.compile(model, backend="eager", fullgraph=True)(pixels)  # raises where a graph would break
+        assert torch.equal(found.hidden, model(pixels).hidden)
 
 
 def test_patches_lie_where_they_were_cut(tmp_path):

@@ -54,7 +54,7 @@ def test_memory_of_watching_grows_with_the_text_and_not_its_square():
     peaks = []
     for n in (127, *LENGTHS):  # the first run makes what is kept for all
         gc.collect()
-        peaks.append(measured_growth._peak(lambda: watched(n), torch.device("cpu")))  # noqa: B023
+        peaks.append(measured_growth.peak_bytes(lambda: watched(n), torch.device("cpu")))  # noqa: B023
     for half, whole in pairwise(peaks[1:]):
         assert whole <= 2.1 * half, peaks
     assert peaks[-1] < LENGTHS[-1] ** 2  # not a byte per cell, of any head

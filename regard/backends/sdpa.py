@@ -6,7 +6,7 @@ does not know softcap or sinks.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.backends.call import Call, cells_of_bias, cells_of_mask
 from regard.biases import DenseBias
 from regard.masks import Causal
+from regard.positions import Windowed
 
 __all__ = ["forward_with_lse", "how", "plain", "refuse", "run"]
 
@@ -36,10 +37,14 @@ def refuse(call: Call) -> str | None:
 
 
 def _keeps_bias(call: Call) -> bool:
-    """Only the CPU kernel takes a mask wider than q; elsewhere the bias must hold q's dtype already."""
+    """Only the CPU kernel takes a mask wider than q; elsewhere every term must be a number of q's dtype already."""
+    bias = call.bias
     if call.device.type == "cpu" or call.q.dtype.itemsize >= 4:
         return True
-    return isinstance(call.bias, DenseBias) and call.bias.cells.dtype == call.q.dtype
+    if isinstance(bias, Windowed):  # its terms are looked up in a table, not computed: they are numbers of its dtype
+        differentiated = torch.is_grad_enabled() and bias.table.requires_grad  # the sum over windows would be rounded
+        return bias.table.dtype == call.q.dtype and not differentiated
+    return isinstance(bias, DenseBias) and bias.cells.dtype == call.q.dtype
 
 
 def how(call: Call) -> str:
@@ -167,17 +172,17 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
         assert visible is not None
         seen = visible.any(-1, keepdim=True)
         return (visible, None) if ask and bool(seen.all()) else (visible | ~seen, seen)
-    if ask and bool(bias.detach().sum().isfinite()):  # then only the mask hides, and it need not be asked for each head
+    if ask and isfinite(bias.detach().sum().item()):  # then only the mask hides, and it need not be asked for each head
         hidden = None if call.mask is None else _added_by_mask(call)
         if call.mask is None or hidden is not None:
             return bias if hidden is None else bias + hidden, None
     visible = cells_of_mask(call)
+    bias = bias if on_cpu else bias.to(call.q.dtype)  # exact, or the call was refused; and half of what is to be moved
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
     if ask and bool(seen.all()):
         return cells, None
-    cells = torch.where(seen, cells, 0.0)
-    return cells if on_cpu else cells.to(call.q.dtype), seen
+    return torch.where(seen, cells, 0.0), seen
 
 
 def _added_by_mask(call: Call) -> Tensor | None:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from regard.explorer.sessions import Session
     from regard.lens.capture import Capture
 
-__all__ = ["read_capture"]
+__all__ = ["read_capture", "read_session"]
 
 
 def read_capture(path: Path) -> Capture:
@@ -31,3 +32,25 @@ def read_capture(path: Path) -> Capture:
         if error.strerror is None:  # ours, which names the path already
             raise
         raise OSError(f"cannot read {str(path)!r}: {error.strerror}") from None
+
+
+def read_session(path: Path) -> Session:
+    """The capture that a file of `regard look` holds, with its words and pictures.
+
+    >>> import tempfile
+    >>> from regard.lens.capture import Capture
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Capture("GPT2", [["a", "b"]]).save(f"{folder}/run.regard")
+    ...     read_session(Path(folder, "run.regard")).tokens
+    ('a', 'b')
+
+    Raises as `read_capture`, with how a text is read where the file may be one.
+    """
+    from regard.explorer.sessions import session_of
+    from regard.lens.files.capture_file import CaptureFileError
+
+    try:
+        return session_of(read_capture(path), path.name)
+    except CaptureFileError as error:
+        hint = f"; if it is a text: --file {path}" if "not a regard capture" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from None

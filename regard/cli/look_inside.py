@@ -15,6 +15,7 @@ import typer
 
 from regard.cli import look_picture, look_text, picture_files
 from regard.cli.array_files import SUFFIXES, read_arrays
+from regard.cli.capture_files import read_session
 from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, known, speaker
@@ -151,6 +152,13 @@ def add(app: typer.Typer, lang: Lang) -> None:
         save: Annotated[
             Path | None, typer.Option(metavar="FILE", help=say("Write a capture (.regard).", "캡처(.regard)로 저장."))
         ] = None,
+        no_photo: Annotated[
+            bool,
+            typer.Option(
+                "--no-photo",
+                help=say("Picture: not inside what is written.", "이미지: 저장하는 파일에 넣지 않습니다."),
+            ),
+        ] = False,
         causal: Annotated[
             bool, typer.Option("--causal", help=say("q, k, v: hide the future.", "q, k, v: 미래를 가립니다."))
         ] = False,
@@ -200,9 +208,11 @@ def add(app: typer.Typer, lang: Lang) -> None:
         _check_positive(("--top", top), ("--size", size))
         if size is not None and figure is None:
             raise ValueError("--size is of the map in the figure: give --figure as well")
+        if no_photo and html is None and save is None and figure is None:
+            raise ValueError("--no-photo is of what is written: give --save, --html or --figure as well")
         asked = Asked(
             layer=layer, head=head, token=token, measure=measure or "entropy", top=top or LINKS, every=every,
-            html=html, save=save, figure=figure,
+            html=html, save=save, figure=figure, photo=not no_photo,
         )  # fmt: skip
         of_arrays = (("--causal", causal or None), ("--mask", mask), ("--scale", scale))
         of_files = (("--call", call), ("--batch", batch), ("--row", row), ("--size", size))
@@ -218,8 +228,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             look_picture.show(session, asked, place, what, json_=json_, lang=spoken)
             return
         _refuse("are of pictures; this is none", ("--text", beside))
+        of_pictures = (("--at", at), ("--no-photo", no_photo or None))
         if text_file is not None or what is None or not _is_file(what):
-            _refuse("are of pictures; this is none", ("--at", at))
+            _refuse("are of pictures; this is none", *of_pictures)
             _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
             text = read_one(what, text_file)
             session, length = look_text.read_text(text, model, device=device or "cpu", truncate=truncate)
@@ -228,19 +239,19 @@ def add(app: typer.Typer, lang: Lang) -> None:
         file = Path(what)
         _refuse("are of a text; this is a file", *of_texts)
         if file.suffix.lower() in SUFFIXES:
-            _refuse("are of pictures; this is none", ("--at", at))
+            _refuse("are of pictures; this is none", *of_pictures)
             _refuse("are of captures; q, k and v are one call", ("--layer", layer), ("--call", call))
             _refuse("are of texts and captures; q, k and v have no words", *of_words)
             _show_call(_of_arrays(file, causal, mask, scale, chosen), chosen, figure, json_, spoken)
             return
         _refuse("are of q, k and v; a capture has its own", *of_arrays)
-        session = _session(file)
-        if session.frames and any(value is not None for value in (at, token, html, save)):
+        session = read_session(file)
+        if session.frames and any(value is not None for value in (at, token, html, save, no_photo or None)):
             _refuse("are of the tables of one call; leave out --at, --token and the like", *of_files)
             place = look_picture.read_place(at)
             look_picture.show(session, asked, place, None, json_=json_, lang=spoken)
             return
-        _refuse("are of captures of a picture; this one does not say where its tokens lie", ("--at", at))
+        _refuse("are of captures of a picture; this one does not say where its tokens lie", *of_pictures)
         if any(value is not None for _, value in of_words):
             _refuse("are of the tables of one call; leave out --token and the like", *of_files)
             look_text.show(session, asked, json_=json_, lang=spoken)
@@ -260,22 +271,6 @@ def _is_file(what: str) -> bool:
     if not any(letter.isspace() for letter in what) and what.lower().endswith(suffixes):
         raise ValueError(f"there is no file {what!r}; {TAKES}")
     return False
-
-
-def _session(file: Path) -> "Session":
-    """A capture and its words; where the file is none, the error says how a text is read from a file."""
-    from regard.explorer.sessions import open_file
-    from regard.lens.files.capture_file import CaptureFileError
-
-    try:
-        return open_file(file)
-    except CaptureFileError as error:
-        hint = f"; if it is a text: --file {file}" if "not a regard capture" in str(error) else ""
-        raise ValueError(f"{error}{hint}") from None
-    except OSError as error:
-        if error.strerror is None:  # ours, which names the path already
-            raise
-        raise OSError(f"cannot read {str(file)!r}: {error.strerror}") from None
 
 
 def _refuse(why: str, *options: tuple[str, object]) -> None:

@@ -7,7 +7,7 @@ know arrays, nor texts.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,22 @@ from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from regard.explorer.ranking import Layer
     from regard.explorer.seen_layers import SeenLayer
     from regard.explorer.sessions import Session
+    from regard.lens.files.file_photos import Photo
     from regard.lens.overlays import Overlay
 
 __all__ = ["SUFFIXES", "as_plain", "is_picture", "read_picture", "read_place", "show"]
 
 VERSION = 1
+INSIDE = (
+    "The photo is inside what was written; --no-photo leaves it out.",
+    "저장한 파일 안에 이미지가 들어 있습니다. --no-photo로 뺄 수 있습니다.",
+)
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif", ".heic"
 )  # fmt: skip
@@ -216,7 +224,7 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
 
 
 def _picture_name(session: Session) -> str | None:
-    """Of the picture's file; None for a capture, which does not keep it."""
+    """Of the picture's file; None for a capture that does not have it."""
     return session.pictures[0].name if session.pictures else None
 
 
@@ -245,19 +253,24 @@ def show(
 ) -> None:
     """Print what a model looks at in a picture, or what JSON holds of it, and write the files that were asked for.
 
-    path: of the picture, for the figure; None for a capture, whose patches are drawn on bare paper.
+    path: of the picture, for the figure; None for a capture, whose own copy is drawn, or else patches on bare paper.
+    Raises as `as_plain`, and ValueError for a capture's picture that cannot be decoded.
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
+    kept = session if asked.photo else replace(session, pictures=())
     if asked.figure is not None:
-        _draw(session, asked, focus, at, path)
-    written = write_session(session, asked.html, asked.save, lang) | _named(asked.figure)
+        _draw(kept, asked, focus, at, path if asked.photo else None)
+    written = write_session(kept, asked.html, asked.save, lang) | _named(asked.figure)
+    inside = bool(kept.pictures) and any(written.values())
     if json_:
-        print(json.dumps(finite({**said, **written}), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(finite({**said, **written, "photo": inside}), ensure_ascii=False, allow_nan=False))
         return
     out = Terminal()
     _print(session, said, asked, lang, out)
     print_written(written, lang, out)
+    if inside:
+        out.print((speaker(lang)(*INSIDE), "dim"))
 
 
 def _named(figure: Path | None) -> dict[str, str | None]:
@@ -265,16 +278,35 @@ def _named(figure: Path | None) -> dict[str, str | None]:
 
 
 def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, path: str | None) -> None:
-    """The overlay on the photograph, which is opened again: a session keeps a smaller copy."""
+    """The overlay on the photograph, which is opened again where its file is there: a session keeps a smaller copy."""
     from regard.models.images.pictures import open_picture
 
     assert asked.figure is not None
     seen = focus.layer
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
     token = None if at is not None else _token(seen, asked.token)
-    image = None if path is None else open_picture(path).image
+    image: object = None
+    if path is not None:
+        image = open_picture(path).image
+    elif session.pictures:
+        image = _enlarged(session.pictures[0])
     drawn = view.overlay(image, token=token, at=at, head=asked.head)
     picture_files.write(drawn.figure(), asked.figure)
+
+
+def _enlarged(photo: Photo) -> NDArray[np.uint8]:
+    """The copy of a photograph in grey, as large as the photograph was: (height, width)."""
+    import numpy as np
+
+    from regard.models.images.pictures import open_picture
+
+    try:
+        image = open_picture(photo.data).image
+    except ValueError as error:
+        said = str(error).replace("the data", f"the photo {photo.name!r} in the capture", 1)
+        raise ValueError(f"{said}; --no-photo draws without it") from None
+    high, wide = photo.size
+    return np.asarray(image.convert("L").resize((wide, high)))
 
 
 def _print(session: Session, said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) -> None:

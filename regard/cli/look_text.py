@@ -43,6 +43,7 @@ class Asked:
     """What of a session is wanted, and where it goes; None where nothing was said.
 
     layer: a number or a module's path.  token: a position or a word.  every: rank all tokens, by weight alone.
+    photo: of a picture, whether it may be inside what is written.
     """
 
     layer: str | None = None
@@ -54,6 +55,7 @@ class Asked:
     html: Path | None = None
     save: Path | None = None
     figure: Path | None = None
+    photo: bool = True
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ __all__ = ["print_written", "write_session"]
 def write_session(session: Session, html: Path | None, save: Path | None, lang: Lang) -> dict[str, str | None]:
     """Write the page and the capture where they were asked for; folders that are missing on the way are made.
 
+    The pictures of the session are inside both.
+
     >>> from regard.explorer.sessions import Session
     >>> from regard.lens.capture import Capture
     >>> write_session(Session("toy", Capture(), ()), None, None, "en")
@@ -30,7 +32,7 @@ def write_session(session: Session, html: Path | None, save: Path | None, lang: 
     if save is not None:
         _make_folder(save)
         try:
-            session.capture.save(save)
+            session.capture.save(save, photos=bool(session.pictures))
         except OSError as error:
             raise OSError(f"cannot write {str(save)!r}: {error.strerror or error}") from None
     if html is not None:

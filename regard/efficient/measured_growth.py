@@ -28,7 +28,7 @@ from regard.efficient.performer import kernel_attention
 from regard.layers import ContextKeys
 from regard.op import attention
 
-__all__ = ["Measured", "as_dicts", "measure", "measured_text"]
+__all__ = ["Measured", "as_dicts", "measure", "measured_text", "peak_bytes"]
 
 PROBE = 256  # a length before the first, by which the first is judged
 RUNS = 5  # of which the median counts; fewer where they would take longer than a second
@@ -105,6 +105,29 @@ def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
     return [{"way": m.way, "n": m.n, "seconds": m.seconds, "bytes": m.bytes, "reason": m.reason} for m in results]
 
 
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """The most memory that a call holds at one time, as torch's allocator counts it: to the byte, on every system.
+
+    >>> peak_bytes(lambda: torch.ones(1000).exp(), torch.device("cpu"))      # what exp reads and what it makes
+    8000
+
+    call: runs once.  device: where its tensors are.
+    What libraries take for themselves is not in it; what else this process does with tensors meanwhile is.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler says on stderr that it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    changes = [(e.start_ns(), int(e.nbytes())) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate((size for _, size in sorted(changes)), initial=0))
+
+
 def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[], object]:
     """One forward pass of a way, its inputs made."""
     random, dtype = torch.Generator().manual_seed(0), getattr(torch, z.dtype)
@@ -151,7 +174,7 @@ def _tried(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
 @torch.no_grad()
 def _measured(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
     call = _calls(way, n, z, device)
-    peak = _peak(call, device)  # the first run: kernels are chosen and compiled in it
+    peak = peak_bytes(call, device)  # the first run: kernels are chosen and compiled in it
     times = [_seconds(call, device)]
     while len(times) < RUNS and sum(times) + times[-1] < 1.0:
         times.append(_seconds(call, device))
@@ -164,22 +187,6 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter() - start
-
-
-def _peak(call: Callable[[], object], device: torch.device) -> int:
-    """The most memory that a call took, as torch's allocator counts it: what other threads do is not in it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler says on stderr that it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        call()
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
-    changes = [(e.start_ns(), int(e.nbytes())) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return max(accumulate((size for _, size in sorted(changes)), initial=0))
 
 
 def _free(device: torch.device) -> float:

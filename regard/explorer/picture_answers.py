@@ -17,9 +17,9 @@ import numpy as np
 
 from regard.explorer.answer_types import Grid, PictureAnswer, PictureLine, Run, TokenLayout
 from regard.explorer.sessions import Session
-from regard.explorer.shown_pictures import ShownPicture
 from regard.frames import Frame
 from regard.layouts import Layout
+from regard.lens.files.file_photos import Photo
 from regard.lens.placed_patches import Patches
 
 __all__ = ["find_picture", "layouts_of", "picture", "pictures_of"]
@@ -37,7 +37,7 @@ def pictures_of(session: Session) -> list[PictureLine]:
     return [_line(frame, n, session.pictures) for n, frame in enumerate(session.frames)]
 
 
-def _line(frame: Frame, number: int, pictures: Sequence[ShownPicture]) -> PictureLine:
+def _line(frame: Frame, number: int, pictures: Sequence[Photo]) -> PictureLine:
     shown = pictures[number] if number < len(pictures) else None
     seen = frame.boxes([0, 0, *frame.pixels]) / (frame.picture * 2)
     return {
@@ -62,7 +62,7 @@ def picture(session: Session, number: int) -> PictureAnswer:
     return {"kind": found.kind, "base64": b64encode(found.data).decode("ascii")}
 
 
-def find_picture(session: Session, number: int) -> ShownPicture:
+def find_picture(session: Session, number: int) -> Photo:
     """A picture by its number. Raises TypeError for what is no number, LookupError where it is not there."""
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"number must be an integer, got {type(number).__name__}: {number!r}")

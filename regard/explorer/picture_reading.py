@@ -38,6 +38,9 @@ def look_at_picture(
         those that write about a picture write without one, too.
     progress: told what is being done, in a word.
 
+    The session's capture has a copy of the picture, of at most 1,600 pixels, which goes into the file that it is saved
+    to: session.capture.save(path, photos=False) leaves it out.
+
     Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that
     it needs; else as `open_picture`, the model's preprocessor and `regard.load` do.
     """
@@ -52,5 +55,5 @@ def look_at_picture(
         given.read()
     longest = max((sides.keys.kind.size for sides in given.layouts.values()), default=0)
     words = tuple(given.words[0]) if given.words else ("",) * longest
-    shown = (show_picture(opened),)
+    seen.photos = shown = (show_picture(opened),)
     return Session(name_of_model(model), seen, words, text=given.text, model=model, again=given.read, pictures=shown)

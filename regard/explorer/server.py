@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,17 @@ from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, 
 from regard.explorer.jobs import BusyError, Jobs
 from regard.explorer.page_files import INDEX, PAGE, page_file
 from regard.explorer.picture_answers import find_picture
-from regard.explorer.server_types import Asked, JobLine, ModelList, Opened, Refused, SessionLine, SessionList, Started
+from regard.explorer.server_types import (
+    Asked,
+    JobLine,
+    ModelLine,
+    ModelList,
+    Opened,
+    Refused,
+    SessionLine,
+    SessionList,
+    Started,
+)
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf, SessionShelf
 from regard.models.images.pictures import Picture, open_picture
@@ -283,6 +293,11 @@ def _line(name: str, session: Session) -> SessionLine:
     }
 
 
+def _model_line(models: ModelShelf, number: int) -> ModelLine:
+    found = models.offered[number]
+    return {"id": found.id, "name": found.name, "default": number == 0, "pictures": models.sees(found)}
+
+
 def _span(text: str) -> tuple[int, int]:
     first, _, end = text.partition(",")
     return int(first), int(end)
@@ -295,9 +310,8 @@ def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
 
     @server.get("/api/models")
     def list_models() -> ModelList:
-        """Who may read texts."""
-        offered = kept.models.offered
-        return {"models": [{"id": m.id, "name": m.name, "default": m is offered[0]} for m in offered]}
+        """Who may read texts, and look at pictures."""
+        return {"models": [_model_line(kept.models, number) for number in range(len(kept.models.offered))]}
 
     @server.post("/api/look")
     def look(asked: Asked) -> Started:
@@ -356,7 +370,7 @@ def _open_bytes(body: bytes, name: str) -> Session:
             raise ValueError(str(error).replace(str(path), name)) from None
     if not session.layers:
         raise ValueError(f"{name!r} holds no attention: nothing was seen when it was recorded")
-    return Session(name, session.capture, session.tokens)
+    return replace(session, name=name)
 
 
 def _add_page(server: "FastAPI", folder: Path) -> None:

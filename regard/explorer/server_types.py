@@ -23,11 +23,12 @@ class SessionLine(TypedDict):
 
 
 class ModelLine(TypedDict):
-    """One model that may read texts."""
+    """One model that may read. pictures: does it look at them; null while nobody can tell, as before a download."""
 
     id: str
     name: str
     default: bool
+    pictures: bool | None
 
 
 class SessionList(TypedDict):

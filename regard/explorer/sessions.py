@@ -20,9 +20,10 @@ from pathlib import Path
 from regard.explorer.head_numbers import HeadNumbers, head_numbers
 from regard.explorer.reading import Values, read
 from regard.explorer.seen_layers import SeenLayer, seen_layers
-from regard.explorer.shown_pictures import ShownPicture, show_picture
+from regard.explorer.shown_pictures import show_picture
 from regard.frames import Frame
 from regard.lens.capture import Capture
+from regard.lens.files.file_photos import Photo
 from regard.lens.files.saving import open as open_capture
 from regard.lens.watching import watch
 from regard.models.images.pictures import Source
@@ -45,7 +46,7 @@ class Session:
 
     name: for people.  capture: what `watch` saw, with queries and keys where exact rows can be asked for.
     tokens: the words of the keys, "" where nobody knows them.  text, model: where something was read just now.
-    again: lets the model read it once more.  pictures: to be shown; none of a capture that was saved without them.
+    again: lets the model read it once more.  pictures: to be shown; none of a capture that has none.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Session:
     text: str | None = None
     model: Model | None = None
     again: Callable[[], object] | None = None
-    pictures: tuple[ShownPicture, ...] = ()
+    pictures: tuple[Photo, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[SeenLayer, ...]:
@@ -151,13 +152,13 @@ def session_of(capture: Capture, name: str = "", *, pictures: Sequence[Source] =
     ('a', 'b')
 
     name: for people; default the model's class.
-    pictures: those that the model saw, as `open_picture` opens them; a capture holds none, only where its patches lie.
+    pictures: those that the model saw, as `open_picture` opens them; by default the copies that the capture has.
     Raises ValueError for pictures of other sizes than the capture's, or another number of them.
     """
     session = Session(name or capture.model or "capture", capture, _words(capture))
-    if not pictures:
+    shown = tuple(show_picture(picture) for picture in pictures) or capture.photos
+    if not shown:
         return session
-    shown = tuple(show_picture(picture) for picture in pictures)
     sizes, wanted = [picture.size for picture in shown], [frame.picture for frame in session.frames]
     if sizes != wanted:
         raise ValueError(f"the capture is of pictures of {_sizes(wanted)}, high and wide, got {_sizes(sizes)}")

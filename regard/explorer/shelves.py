@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from regard.explorer.seeing_models import takes_pictures
 from regard.explorer.sessions import Session, default_model, name_of
 from regard.models.checkpoint.finding import find
 from regard.models.loading import load
@@ -90,6 +91,7 @@ class ModelShelf:
         self.offered = [Offered(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))]
         if demo:
             self.offered += [Offered("demo", name_of(place), str(place)) for place in _demo()]
+        self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
 
@@ -104,6 +106,20 @@ class ModelShelf:
         raise LookupError(
             f"there is no model {str(name)[:40]!r}: there are {there}; `regard serve --model DIR` adds one"
         )
+
+    def sees(self, offered: Offered) -> bool | None:
+        """Does a model look at pictures? None while that cannot be told: it is still to be downloaded, or is refused.
+
+        >>> shelf = ModelShelf(["nowhere/at/all"], demo=False)
+        >>> shelf.sees(shelf.offered[0]) is None
+        True
+        """
+        if offered.id not in self._seeing:
+            found = takes_pictures(offered.where)
+            if found is None:  # not kept: it may be downloaded meanwhile
+                return None
+            self._seeing[offered.id] = found
+        return self._seeing[offered.id]
 
     @contextmanager
     def using(self, offered: Offered, progress: Callable[[int, int], None]) -> Iterator[Model]:

@@ -10,35 +10,18 @@ It knows no model, and nothing of where the picture came from but a name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from io import BytesIO
 
+from regard.lens.files.file_photos import Photo
 from regard.models.images.pictures import Source, open_picture
 
-__all__ = ["LONGEST", "ShownPicture", "show_picture"]
+__all__ = ["LONGEST", "show_picture"]
 
 LONGEST = 1600  # pixels of the longer side
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ShownPicture:
-    """A picture to be shown.
-
-    name: for people, never a path.  size: height and width of the picture itself, which boxes are measured in.
-    kind: the media type of `data`, the bytes of a copy that may be smaller.
-    """
-
-    name: str
-    size: tuple[int, int]
-    kind: str
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"ShownPicture({self.name}, {self.size[0]} high, {self.size[1]} wide, {len(self.data):,} bytes)"
-
-
-def show_picture(source: Source) -> ShownPicture:
+def show_picture(source: Source) -> Photo:
     """A bounded copy of a picture, whatever `open_picture` opens. Raises as that does.
 
     >>> import numpy as np
@@ -54,4 +37,4 @@ def show_picture(source: Source) -> ShownPicture:
         image.save(out, "PNG")
     else:
         image.save(out, "JPEG", quality=88)
-    return ShownPicture(picture.name, picture.size, "image/png" if small else "image/jpeg", out.getvalue())
+    return Photo(picture.name, picture.size, "image/png" if small else "image/jpeg", out.getvalue())

@@ -30,6 +30,8 @@ from regard.stages import Lang
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from regard.lens.files.file_photos import Photo
+
 __all__ = ["Capture", "Record", "per_head"]
 
 
@@ -66,6 +68,7 @@ class Capture:
     unseen: path → reason, for what looks like attention and was not seen.
     tokens: labels per batch row, as given to `watch`; None without.  model: the model's class.
     layouts: path → what its tokens are and where they lie in a picture, one `Sides` for all batch entries or one each.
+    photos: bounded copies of the pictures that the first batch entry's patches lie in, where somebody put them here.
     origin: for a capture from a file, its path, the versions that wrote it and when; empty otherwise.
     """
 
@@ -74,6 +77,7 @@ class Capture:
         self.tokens = None if tokens is None else [list(row) for row in tokens]
         self.records: list[Record] = []
         self.unseen: dict[str, str] = {}
+        self.photos: tuple[Photo, ...] = ()
         self.origin: dict[str, str] = {}
         self._layouts: dict[str, tuple[Sides, ...]] = {}
 
@@ -187,11 +191,11 @@ class Capture:
             )
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
 
-    def save(self, path: str | os.PathLike[str], overview: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
         """Write it to a file that `regard.open` reads, see `regard.lens.files.saving.save`."""
         from regard.lens.files.saving import save  # which makes captures, and so imports this file
 
-        save(self, path, overview)
+        save(self, path, overview, photos=photos)
 
     # ------------------------------------------------------------------------------------------------------- overview
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-__all__ = ["ACTIVATIONS", "activation", "quick_gelu"]
+__all__ = ["ACTIVATIONS", "OVERWRITING", "activation", "quick_gelu"]
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -39,6 +39,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 """By the names that checkpoints use."""
+
+gelu_ = torch.ops.aten.gelu_.default
+OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu_,
+    "gelu_fast": partial(gelu_, approximate="tanh"),
+    "gelu_new": partial(gelu_, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(gelu_, approximate="tanh"),
+    "relu": torch.relu_,
+    "silu": partial(silu, inplace=True),
+    "swish": partial(silu, inplace=True),
+    "tanh": torch.tanh_,
+}
+"""The same numbers, bit by bit, written over what came in; those that torch has."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:

@@ -123,7 +123,7 @@ class FlamingoModel(Model):
         """ids (B, N) and the pictures (B, P, C, H, W) of each text → Result of the language model.
 
         mask: (B, N), True = token; None if all are.
-        pixels: None for texts without pictures. Texts with fewer pictures than others are filled up with any.
+        pixels: None for texts that speak of none. Texts with fewer pictures than others are filled up with any.
         sees: (B, N, P) booleans, which pictures each token sees. By default each sees the picture of the last
           placeholder, itself or before it, and none after the end of a text (`last_picture`).
         positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
@@ -270,6 +270,7 @@ class FlamingoModel(Model):
         if pictures is None:
             if sees is not None:
                 raise ValueError("sees says which pictures each token sees, and there are none: give pixels, too")
+            self._refuse_placeholders(ids)
             return None
         batch, most = pictures
         if batch != len(ids):
@@ -282,6 +283,22 @@ class FlamingoModel(Model):
             got = f"{sees.dtype} {tuple(sees.shape)}" if isinstance(sees, Tensor) else type(sees).__name__
             raise ValueError(f"sees must be booleans {wanted}, True where a token sees a picture, got {got}")
         return sees
+
+    def _refuse_placeholders(self, ids: Tensor) -> None:
+        """Raise ValueError where a text speaks of pictures, and there are none."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            placeholder = self.placeholder
+        except (ImportError, OSError, ValueError):
+            return  # without a tokenizer nobody can tell which id it is, and texts alone need none
+        held = (ids == placeholder).sum(1)
+        text = int(held.argmax())  # a wait for the device
+        if int(held[text]) > 0:
+            raise ValueError(
+                f"text {text} of ids has placeholders of pictures (id {placeholder}, {int(held[text])} of them), and "
+                "no picture was given: give pixels=, or a text without them"
+            )
 
     def _check_placeholders(self, ids: Tensor, pictures: int) -> None:
         if torch.compiler.is_compiling():

@@ -17,12 +17,13 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 
 from regard import masks
 from regard.cache import Cache
 from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 from regard.masks import Mask
-from regard.models.activations import activation
+from regard.models.activations import OVERWRITING, activation
 from regard.models.attention_layer import AttentionLayer
 from regard.rotary import Angles, Rotary
 
@@ -67,8 +68,19 @@ class FeedForward(nn.Module):
             gate, up = y.chunk(2, -1)
             y = self.function(gate) * up
         else:
-            y = self.function(y)
+            y = (self._overwriting or self.function)(y)
         return cast(Tensor, self.w_out(self.dropout(y)))
+
+    @property
+    def _overwriting(self) -> Callable[[Tensor], Tensor] | None:
+        """The function that needs no second buffer, where nobody else can hold what w_in made; else None.
+
+        A new buffer of this size costs the CPU as much in page faults as the function itself.
+        """
+        held = self.w_in._forward_hooks or _global_forward_hooks
+        if torch.is_grad_enabled() or type(self.w_in) is not Linear or held:
+            return None
+        return OVERWRITING.get(self.activation)
 
 
 class Waves(nn.Module):

@@ -13,6 +13,7 @@ const MEGA = 1 << 20;
 const MOST_TEXT = 1 * MEGA; // as the server takes
 const MOST_FILE = 64 * MEGA;
 const MOST_PICTURE = 32 * MEGA;
+const FILES = ".regard,.txt,.md,text/plain"; // and pictures, where the chosen model looks at them
 const PICTURE = /\.(jpe?g|png|gif|bmp|webp|tiff?|ppm|pgm|jp2|avif|heic)$/i;
 
 /**
@@ -61,14 +62,17 @@ class Choosing {
       "data-role": "text",
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
     });
-    this.model = make("select", { "data-role": "model" });
+    this.model = make("select", { "data-role": "model", onchange: () => this.#drawFiles() });
     this.cut = make("input", { type: "checkbox", "data-role": "cut" });
     this.file = make("input", {
       type: "file",
-      accept: ".regard,.txt,.md,text/plain,image/*",
+      accept: FILES,
       class: "unseen",
+      tabindex: "-1",
       onchange: () => void this.#chosenFile(),
     });
+    this.open = make("button", { type: "button", "data-role": "file", onclick: () => this.file.click() });
+    this.hint = make("span", { class: "hint" });
     /** @type {File | null} */
     this.picture = null;
     this.chosen = make("div", { class: "line chosen-picture" });
@@ -90,9 +94,30 @@ class Choosing {
     fill(
       this.model,
       ...(this.models.length ? this.models : [{ id: "", name: say(lang, "choose_model_default") }]).map(
-        ({ id, name, ...more }) => make("option", { value: id, selected: chosen ? id === chosen : more.default }, name),
+        ({ id, name, ...more }) =>
+          make(
+            "option",
+            { value: id, selected: chosen ? id === chosen : more.default },
+            more.pictures ? say(lang, "choose_model_pictures", { name }) : name,
+          ),
       ),
     );
+    this.#drawFiles();
+  }
+
+  /** Whether the chosen model may look at pictures: only one that is known not to does not. */
+  get #seeing() {
+    return this.models.find(({ id }) => id === this.model.value)?.pictures !== false;
+  }
+
+  /** The button that opens files, of pictures only where the chosen model looks at them. */
+  #drawFiles() {
+    const { lang } = this;
+    const words = say(lang, this.#seeing ? "choose_file" : "choose_capture");
+    this.file.accept = this.#seeing ? `${FILES},image/*` : FILES;
+    this.file.setAttribute("aria-label", words);
+    fill(this.open, words);
+    fill(this.hint, say(lang, this.#seeing ? "choose_drop" : "choose_drop_text"));
   }
 
   draw() {
@@ -124,21 +149,9 @@ class Choosing {
         ),
         make("span", { class: "example" }, EXAMPLE),
       ),
-      make(
-        "div",
-        { class: "line" },
-        make(
-          "button",
-          { type: "button", "data-role": "file", onclick: () => this.file.click() },
-          say(lang, "choose_file"),
-        ),
-        this.file,
-        make("span", { class: "hint" }, say(lang, "choose_drop")),
-      ),
+      make("div", { class: "line" }, this.open, this.file, this.hint),
       this.said,
     );
-    this.file.setAttribute("aria-label", say(lang, "choose_file"));
-    this.file.setAttribute("tabindex", "-1");
     this.#drawPicture();
   }
 

@@ -49,7 +49,10 @@ import { Remembered } from "./remembered.js";
  *   v_sum: Numbers | number[] | null}} Steps
  */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, picture?: string | null}} SessionLine */
-/** @typedef {{id: string, name: string, default?: boolean}} ModelLine */
+/**
+ * pictures: does it look at them; null while nobody can tell.
+ * @typedef {{id: string, name: string, default?: boolean, pictures?: boolean | null}} ModelLine
+ */
 /**
  * @typedef {{state: "loading" | "reading" | "done" | "failed" | "cancelled", session?: string | null,
  *   error?: string | null}} Job

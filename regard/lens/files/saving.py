@@ -23,6 +23,7 @@ from regard.lens.capture import Capture, Record
 from regard.lens.files.capture_file import FORGED, CaptureFileError, read, write
 from regard.lens.files.file_layouts import pack_layouts, unpack_layouts
 from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of
+from regard.lens.files.file_photos import pack_photos, unpack_photos
 from regard.lens.files.file_records import pack_record, unpack_record
 from regard.lens.files.packing import pool
 from regard.lens.view import PER_QUERY, Tokens, Told, View
@@ -41,10 +42,10 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-LAYOUTS = {"layouts": dict}  # only where there are some: what has none is read by every regard
+OPTIONAL = {"layouts": dict, "photos": list}  # only where there are some: what has none is read by every regard
 
 
-def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False) -> None:
+def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
     """Write a capture to a file: whole, or not at all.
 
     >>> import tempfile, regard
@@ -59,6 +60,7 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False)
     path: used as it is; a file that is there is replaced.
     overview: keep what a first look needs. Measures by position are pooled into at most 64 means, maps are rounded to
         fp16, and q, k, outputs and links are left out; beyond 4,096 positions so are tokens, padding and counts.
+    photos: write `capture.photos` too, so that whoever opens the file sees them; False leaves them out.
 
     Raises ValueError for a mask or bias whose cells are too many to write, and for more calls than a file holds;
     OSError where no file can be written. Either way what was there before is untouched.
@@ -82,6 +84,8 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False)
     laid_out = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
     if laid_out:
         header["layouts"] = pack_layouts(laid_out, out)
+    if photos and capture.photos:
+        header["photos"] = pack_photos(capture.photos, out)
     _check(header, out)
     write(path, header, out.tensors)
 
@@ -116,7 +120,7 @@ def open(path: str | os.PathLike[str]) -> Capture:
     cannot be opened.
     """
     header, tensors = read(
-        path, HEADER.keys() | LAYOUTS.keys(), lazy=False
+        path, HEADER.keys() | OPTIONAL.keys(), lazy=False
     )  # in memory: aligned, and nobody can cut it short
     try:
         return _unpack_capture(header, os.fspath(path), Incoming(tensors))
@@ -125,8 +129,8 @@ def open(path: str | os.PathLike[str]) -> Capture:
 
 
 def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> Capture:
-    known = HEADER | LAYOUTS if "layouts" in header else HEADER
-    model, tokens, unseen, records, regard, torch_, written, *layouts = fields(header, "the header", known)
+    known = HEADER | {key: kind for key, kind in OPTIONAL.items() if key in header}
+    model, tokens, unseen, records, regard, torch_, written, *_ = fields(header, "the header", known)
     if not all(is_list_of(row, str) for row in tokens or []):
         raise CaptureFileError(f"tokens must be lists of words: {FORGED}")
     if not all(is_list_of(item, str) and len(item) == 2 for item in unseen):
@@ -135,8 +139,11 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
-    if layouts:
-        _lay_out(capture, unpack_layouts(layouts[0], tensors))
+    if "layouts" in header:
+        _lay_out(capture, unpack_layouts(header["layouts"], tensors))
+    if "photos" in header:
+        capture.photos = unpack_photos(header["photos"], tensors)
+        _check_photos(capture)
     tensors.finish()
     return capture
 
@@ -148,6 +155,14 @@ def _lay_out(capture: Capture, layouts: Mapping[str, Any]) -> None:
         raise CaptureFileError(f"{error}: {FORGED}") from None
     if other := sorted(layouts.keys() - capture.layouts.keys()):
         raise CaptureFileError(f"it has layouts of {other[0]!r} and no call of it: {FORGED}")
+
+
+def _check_photos(capture: Capture) -> None:
+    """Refuse photographs that are not those that the tokens of the first batch entry are patches of."""
+    frames = max((several[0].frames for several in capture.layouts.values()), key=len, default=())
+    sizes, wanted = [photo.size for photo in capture.photos], [frame.picture for frame in frames]
+    if sizes != wanted:
+        raise CaptureFileError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}: {FORGED}")
 
 
 # ------------------------------------------------------------------------------------------------------------- overview

@@ -16,7 +16,7 @@ from regard.models.heads import EndPooler
 from regard.models.model import Model
 from regard.models.parts import Block, Embedding, FeedForward, Tower
 from regard.models.settings import Settings
-from regard.models.sources import Names, nested
+from regard.models.sources import Names, Rows, nested
 from regard.models.vision_model import VisionModel
 from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
 
@@ -25,7 +25,7 @@ __all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_
 LAYER = "encoder.layers.{i}."
 BLOCKS: Names = {
     "blocks.{i}.attention_norm": f"{LAYER}layer_norm1",
-    **{f"blocks.{{i}}.attention.w_{x}": f"{LAYER}self_attn.{x}_proj" for x in "qkv"},
+    "blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}self_attn.{x}_proj" for x in "qkv")),
     "blocks.{i}.attention.w_o": f"{LAYER}self_attn.out_proj",
     "blocks.{i}.feed_forward_norm": f"{LAYER}layer_norm2",
     "blocks.{i}.feed_forward.w_in": f"{LAYER}mlp.fc1",
@@ -56,7 +56,7 @@ def block(settings: Settings, d: int, heads: int, inner: int) -> Block:
     eps, function = settings.number("layer_norm_eps", 1e-5), settings.text("hidden_act", "quick_gelu")
     heads, dropout = settings.whole("num_attention_heads", heads), settings.number("attention_dropout", 0.0)
     return Block(
-        MultiHeadAttention(d, heads, dropout=dropout),
+        MultiHeadAttention(d, heads, fused=True, dropout=dropout),
         FeedForward(d, settings.whole("intermediate_size", inner), function),
         [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
         norm_first=True,

@@ -67,6 +67,7 @@ def tower(settings: Settings, *, registers: int, patch: int) -> VisionTower:
         attention = MultiHeadAttention(
             d,
             settings.whole("num_attention_heads"),
+            fused=True,
             bias=settings.flag("qkv_bias", True),
             out_bias=True,
             dropout=settings.number("attention_probs_dropout_prob", 0.0),

@@ -79,8 +79,10 @@ def vision_tower(settings: Settings) -> VisionTower:
     dropout, function = settings.number("attention_dropout", 0.0), settings.text("hidden_act", "gelu")
 
     def block() -> Block:
-        attention, feed_forward = MultiHeadAttention(d, heads, dropout=dropout), FeedForward(d, inner, function)
-        return Block(attention, feed_forward, [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True)
+        attention = MultiHeadAttention(d, heads, fused=True, dropout=dropout)
+        return Block(
+            attention, FeedForward(d, inner, function), [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True
+        )
 
     return VisionTower(embed, [block() for _ in range(settings.layers("num_hidden_layers", 32))])
 

@@ -15,7 +15,7 @@ from regard.models.family import Family, Task
 from regard.models.heads import Pooler
 from regard.models.parts import Block, FeedForward
 from regard.models.settings import Settings
-from regard.models.sources import Led, Names
+from regard.models.sources import Led, Names, Rows
 from regard.models.vision_model import VisionModel
 from regard.models.vision_parts import PatchEmbedding, Patches, PictureLabels, Rebuilding, VisionTower
 
@@ -28,9 +28,7 @@ NAMES: Names = {
     "tower.embed.positions": Led("embeddings.position_embeddings"),
     "tower.embed.patches": "embeddings.patch_embeddings.projection",
     "tower.blocks.{i}.attention_norm": f"{LAYER}layernorm_before",
-    "tower.blocks.{i}.attention.w_q": f"{LAYER}attention.attention.query",
-    "tower.blocks.{i}.attention.w_k": f"{LAYER}attention.attention.key",
-    "tower.blocks.{i}.attention.w_v": f"{LAYER}attention.attention.value",
+    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.attention.{x}" for x in ("query", "key", "value"))),
     "tower.blocks.{i}.attention.w_o": f"{LAYER}attention.output.dense",
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}layernorm_after",
     "tower.blocks.{i}.feed_forward.w_in": f"{LAYER}intermediate.dense",
@@ -58,6 +56,7 @@ def tower(settings: Settings, *, masked: bool, distilled: bool = False) -> Visio
         attention = MultiHeadAttention(
             d,
             settings.whole("num_attention_heads"),
+            fused=True,
             bias=settings.flag("qkv_bias", True),
             out_bias=True,
             dropout=settings.number("attention_probs_dropout_prob", 0.0),

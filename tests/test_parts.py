@@ -1,0 +1,60 @@
+"""The feed-forward part: the same bits with and without a second buffer, and nobody's values overwritten.
+
+The other parts are judged in the models that are made of them.
+"""
+
+import pytest
+import torch
+
+from regard.models.activations import ACTIVATIONS, OVERWRITING
+from regard.models.parts import FeedForward
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bits_are_the_same_with_gradients_and_without(name):
+    layer, x = FeedForward(6, 10, name), 3 * torch.randn(2, 5, 6)
+    given = x.clone()
+    with torch.no_grad():
+        assert layer._overwriting is OVERWRITING.get(name)
+        bare = layer(x)
+    assert torch.equal(bare, layer(x))
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_overwriting_writes_where_it_reads(name):
+    x = torch.tensor([-1.5, 0.0, 2.0])
+    expected = ACTIVATIONS[name](x)
+    assert OVERWRITING[name](x) is x
+    assert torch.equal(x, expected)
+
+
+def hooked(layer: FeedForward, where: str, seen: list[torch.Tensor]) -> torch.utils.hooks.RemovableHandle:
+    def keep(module: object, given: object, made: torch.Tensor) -> None:
+        if module is layer.w_in:
+            seen.append(made)
+
+    if where == "all modules":
+        return torch.nn.modules.module.register_module_forward_hook(keep)
+    return layer.w_in.register_forward_hook(keep)
+
+
+@pytest.mark.parametrize("where", ["w_in", "all modules"])
+def test_what_a_hook_holds_is_not_overwritten(where):
+    layer, x, seen = FeedForward(6, 10, "gelu"), torch.randn(2, 5, 6), []
+    hook = hooked(layer, where, seen)
+    try:
+        with torch.no_grad():
+            layer(x)
+    finally:
+        hook.remove()
+    with torch.no_grad():
+        assert torch.equal(seen[0], layer.w_in(x))
+
+
+def test_what_another_module_hands_out_is_not_overwritten():
+    layer, x = FeedForward(6, 6, "gelu"), torch.randn(2, 5, 6)
+    layer.w_in, given = torch.nn.Identity(), x.clone()
+    with torch.no_grad():
+        layer(x)
+    assert torch.equal(x, given)
