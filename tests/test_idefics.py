@@ -618,6 +618,16 @@ def test_layouts_say_what_every_attention_sees(config, count, tmp_path):
         assert sides.keys.shape[0] == sequences
 
 
+def test_words_that_see_no_picture_are_no_error_to_the_doctor(model):
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**inputs("", USUAL_NAME, count=2))
+    diagnosis = seen.doctor()
+    (looks,) = (use.facts for use in diagnosis.masks if use.paths[0].startswith("looks"))
+    assert diagnosis.ok
+    assert looks.empty_rows.count > 0
+    assert looks.empty_rows.tokens == 0
+
+
 def test_words_look_at_latents_of_each_picture_and_latents_at_its_patches(model):
     frames = [Frame.whole(12, 12), Frame.whole(24, 24).resized(12, 12)]
     layouts = model.layouts(frames, tokens=7)

@@ -27,10 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from regard import masks
 from regard.cache import Cache
 from regard.frames import Frame
 from regard.layers import ContextKeys
 from regard.layouts import Layout, Sides
+from regard.masks import Mask
 from regard.models.flamingo_parts import GatedLook, Resampler, Sight
 from regard.models.heads import LanguageHead, Seen
 from regard.models.model import Model, Result
@@ -230,11 +232,11 @@ class FlamingoModel(Model):
         return Passed(x, (*layers[:-1], x) if every_layer else ())
 
     @staticmethod
-    def _sight(memory: Tensor | Sequence[ContextKeys] | None, sees: Tensor | None) -> Sight | None:
+    def _sight(memory: Tensor | Sequence[ContextKeys] | None, sees: Tensor | None) -> Mask | None:
         if memory is None or sees is None:
             return None
         vectors = memory.shape[1] if isinstance(memory, Tensor) else memory[0].k.shape[2]
-        return Sight(sees, vectors // sees.shape[2])
+        return Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))  # words before a picture see none
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """(B, N, d) → (B, N, V)."""
