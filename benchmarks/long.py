@@ -1,6 +1,7 @@
 """Times sparse masks against torch's SDPA with a dense mask and against `tiled`, as the text doubles. Keeps a table.
 
     python benchmarks/long.py                 # CPU, about five minutes
+    python benchmarks/long.py --part models   # Longformer and BigBird against transformers, CPU, about half an hour
     python benchmarks/long.py --part watched  # a Longformer of up to 65,536 tokens with the lens on it, CPU
 
 Base shape: 12 heads of 64, fp32, one text. Calls of all lengths run in one process, in turn, on one thread; what counts
@@ -11,22 +12,27 @@ Memory is the peak above the inputs, each in a process of its own; of the watche
 from __future__ import annotations
 
 import argparse
+import ctypes
+import os
 import re
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+import transformers
 from timing import heading, section, write
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
-from regard.efficient.measured_growth import _peak as allocated
+from regard.efficient.measured_growth import peak_bytes
 from regard.lens.capture import Capture
 from regard.masks.tiling import visible_tiles
 from regard.models.families import longformer
@@ -43,12 +49,16 @@ NAMES = ("window 512", "window 512 and a global token", "random blocks, a window
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["masks", "watched"], default="masks", help="which table")
+    parser.add_argument("--part", choices=["masks", "models", "watched"], default="masks", help="which table")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each call; more where the machine is busy")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1], help="of the models' part")
     parser.add_argument("--out", type=Path, help="where to write the table (default: benchmarks/results/)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if arguments.part == "models":
+        write(arguments.out or RESULTS / "long-models-cpu.md", list(models(arguments.rounds, arguments.threads)))
+        return
     if arguments.part == "watched":
         note = "Peak: the most bytes that torch's allocator had handed out at one time, above the model and its ids. "
         note += "Growth = watched peak ÷ twice that at half the length: 1 is linear. CPU time of one run."
@@ -187,9 +197,9 @@ def watched() -> str:
                 model(ids)
             kept.append(seen)
 
-        plain = allocated(lambda: model(ids), torch.device("cpu"))  # noqa: B023
+        plain = peak_bytes(lambda: model(ids), torch.device("cpu"))  # noqa: B023
         start = time.process_time()
-        peak = allocated(look, torch.device("cpu"))
+        peak = peak_bytes(look, torch.device("cpu"))
         found.append((n, time.process_time() - start, plain, peak, held(kept[0]), len(kept[0])))
     rows = []
     for before, (n, seconds, plain, peak, bytes_, calls) in pairwise([None, *found]):
@@ -225,6 +235,96 @@ def held(seen: Capture) -> int:
     """Bytes of all tensors of a capture's views."""
     views = [record.view for record in seen.records if record.view is not None]
     return sum(x.nbytes for view in views for x in view.held.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+TOKENS, LAYERS = 4096, 12
+ABOUT = f"""fp32, one text of {TOKENS} tokens, {LAYERS} layers of 12 heads of 64, feed-forward of 3072, forward in \
+inference mode, in turn in one process; medians of {{}} rounds after one to warm up. One thread: CPU time; more: wall \
+time. "Linear layers alone" is what both have to compute: the projections, and the feed-forward without its function. \
+glibc gives blocks of more than 32 MiB back to the system at once, and to have them anew takes a page fault for each \
+4 KiB; "freed memory kept" is the same with that switched off (mallopt), the best setting for transformers."""
+
+
+def models(rounds: int, threads_wanted: list[int]) -> Iterator[str]:
+    """Both models against transformers, as the allocator is and as it is best for transformers."""
+    pairs = {name: pair(name) for name in ("Longformer", "Longformer, one global token", "BigBird")}
+    yield heading("Longformer and BigBird", "cpu", ABOUT.format(rounds))
+    for memory_kept in (False, True):
+        if memory_kept and not keep_memory():
+            return
+        for threads in threads_wanted:
+            torch.set_num_threads(threads)
+            clock = time.process_time if threads == 1 else time.perf_counter
+            rows = [against(name, *both, clock, rounds) for name, both in pairs.items()]
+            title = (
+                f"{threads} thread{'s' if threads > 1 else ''}, freed memory {'kept' if memory_kept else 'given back'}"
+            )
+            title += f"; linear layers alone {linear_alone(clock, rounds):.0f} ms"
+            yield section(title, ["", "transformers ms", "ours ms", "ratio", "lowest", "highest"], rows)
+
+
+def pair(name: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Calls of transformers' model and of ours with its weights, whose numbers agree."""
+    if name == "BigBird":
+        config = transformers.BigBirdConfig(num_hidden_layers=LAYERS, vocab_size=1000)
+        theirs, tells = transformers.BigBirdModel(config), ({}, {})
+    else:
+        config = transformers.LongformerConfig(
+            num_hidden_layers=LAYERS,
+            attention_window=[512] * LAYERS,
+            vocab_size=1000,
+            max_position_embeddings=TOKENS + 2,
+        )
+        theirs, tells = transformers.LongformerModel(config), ({}, {})
+        if "global" in name:
+            chosen = torch.arange(TOKENS)[None] == 0
+            tells = {"global_attention_mask": chosen.long()}, {"global_tokens": chosen}
+    theirs = theirs.eval().requires_grad_(False)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = regard.load(folder).requires_grad_(False)
+    ids = torch.randint(5, 1000, (1, TOKENS))
+    calls = lambda: theirs(ids, **tells[0]), lambda: ours(ids, **tells[1])
+    torch.testing.assert_close(calls[1]().hidden, calls[0]().last_hidden_state, rtol=0, atol=1e-4)
+    return calls
+
+
+def against(
+    name: str, theirs: Callable[[], object], ours: Callable[[], object], clock: Callable[[], float], rounds: int
+) -> list[str]:
+    """A row: medians in ms, their ratio, and the lowest and highest ratio of a round."""
+    times: dict[Callable[[], object], list[float]] = {theirs: [], ours: []}
+    for turn in range(rounds + 1):
+        for call in (theirs, ours) if turn % 2 else (ours, theirs):
+            start = clock()
+            with torch.inference_mode():
+                call()
+            times[call] += [clock() - start] if turn else []
+    ratios = [a / b for a, b in zip(times[theirs], times[ours], strict=True)]
+    a, b = (statistics.median(times[call]) for call in (theirs, ours))
+    return [name, f"{a * 1e3:.0f}", f"{b * 1e3:.0f}", *(f"{x:.2f}" for x in (a / b, min(ratios), max(ratios)))]
+
+
+def linear_alone(clock: Callable[[], float], rounds: int) -> float:
+    """Milliseconds that the linear layers of a model take, one layer's times as many as there are; the median."""
+    sizes = [(768, 768)] * 4 + [(768, 3072), (3072, 768)]
+    maps = [(torch.randn(TOKENS, i), torch.nn.Linear(i, o).requires_grad_(False)) for i, o in sizes]
+    taken = []
+    for turn in range(rounds + 1):
+        start = clock()
+        for x, linear in maps:
+            linear(x)
+        taken += [clock() - start] if turn else []
+    return statistics.median(taken) * LAYERS * 1e3
+
+
+def keep_memory() -> bool:
+    """Have glibc keep what is freed instead of giving it back to the system. False where there is no glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    trim_threshold, mmap_max = -1, -4  # malloc.h
+    return mallopt is not None and all(mallopt(which, n) for which, n in ((trim_threshold, 2**31 - 1), (mmap_max, 0)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 """The sparse backend: what it computes and what it does not. That it agrees with the definition on every mask is in
 test_conformance.py; which tiles there are, in test_tiling.py."""
 
-import re
-import subprocess
-import sys
 from math import inf
 
 import numpy as np
@@ -15,7 +12,8 @@ import regard
 from regard import masks, positions
 from regard.backends import reference, sparse
 from regard.backends.call import prepare
-from regard.masks import tiling
+from regard.efficient.measured_growth import peak_bytes
+from regard.masks import strips, tiling
 from regard.testing import assert_rule
 
 B, H, KV, N, D, DV = 2, 6, 2, 211, 5, 3
@@ -73,6 +71,15 @@ def sparsely(*qkv, **extra):
 @pytest.mark.parametrize("name", MASKS)
 def test_sparse_masks_of_published_models_agree_with_the_definition(name, extra):
     judge(sparsely, {"mask": MASKS[name], **extra}, tensors())
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+def test_large_scores_under_a_scale_that_is_not_positive(scale):
+    q, k, v = tensors()
+    blocks = masks.blocks(torch.eye(-(-N // 16), dtype=torch.bool), 16)  # whose tiles hide nothing
+    extra = {"mask": blocks, "scale": scale}
+    ours, base = (run(q * 100, k, v, **extra) for run in (sparsely, by_definition))
+    assert_rule(ours, base, by_definition(q.double() * 100, k.double(), v.double(), **extra))
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -136,7 +143,7 @@ def test_hidden_keys_get_no_gradient():
 def test_plain_operations_and_the_fused_kernel_agree(monkeypatch):
     fused = sparsely(*tensors(), mask=BIGBIRD)
     called = []
-    monkeypatch.setattr(sparse, "_attend_fused", lambda *given: called.append(1) or sparse._attend(*given))
+    monkeypatch.setattr(sparse, "_walk_runs", lambda *given: called.append(1) or sparse._walk(*given))
     plain = sparsely(*tensors(), mask=BIGBIRD)
     truth = by_definition(*tensors(torch.float64), mask=BIGBIRD)
     assert called
@@ -164,34 +171,61 @@ def test_second_derivative_is_refused_instead_of_left_out():
 # ------------------------------------------------------------------------------------------------------- what it skips
 
 
-def test_no_more_is_computed_than_is_listed(monkeypatch):
-    cells = []
-
-    def spy(plan, q, k, v, batch, term):
-        cells.append(q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
-        return attend(plan, q, k, v, batch, term)
-
-    attend = sparse._attend_fused
-    monkeypatch.setattr(sparse, "_attend_fused", spy)
-    sparsely(*tensors(), mask=LONGFORMER)
-    found = tiling.visible_tiles(LONGFORMER, N, N, torch.device("cpu"))
-    listed = sum(g.cols.numel() * g.size * p.queries.shape[1] for p in found.panels for g in p.groups)
-    assert sum(cells) == B * H * listed
-    assert listed < 0.3 * N * N
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """What the fused kernel is called with: q, k and v of each call."""
+    called = []
+    kernel = sparse._kernel
+    monkeypatch.setattr(sparse, "_kernel", lambda *given: called.append(given[:3]) or kernel(*given))
+    return called
 
 
-def test_batch_of_tiles_stays_small(monkeypatch):
+@pytest.mark.parametrize("name", MASKS)
+def test_no_more_is_computed_than_is_listed(name, kernel_calls):
+    sparsely(*tensors(), mask=MASKS[name])
+    found = tiling.visible_tiles(MASKS[name], N, N, torch.device("cpu"))
+    listed = 0
+    for panel in found.panels:
+        rows = panel.queries.shape[1]
+        for group in panel.groups:
+            listed += group.width * int((panel.count - group.row * rows).clamp(max=rows).sum())
+    each = B * H // (MASKS[name].leading[0] * MASKS[name].leading[1])
+    assert sum(q.shape[:3].numel() * k.shape[2] for q, k, _ in kernel_calls) == each * listed
+    assert each * listed < 0.5 * B * H * N * N
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_keys_of_a_window_are_not_copied(tokens_first, kernel_calls):
+    q, k, _ = tensors()
+    if tokens_first:  # as projections leave them
+        q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    sparsely(q, k, k, mask=masks.window(3, 3))
+    apart = [i for i, call in enumerate(kernel_calls) if call[1].data_ptr() - k.data_ptr() not in range(k.nbytes)]
+    assert len(kernel_calls) > len(apart)
+    assert all(kernel_calls[i][0].shape[0] == 1 for i in apart)  # the end of the text, whose last tile is not full
+    assert max(call[1].shape[0] for call in kernel_calls) > 8
+
+
+@pytest.mark.parametrize("name", ["longformer", "bigbird"])
+def test_what_is_copied_at_once_stays_small(name, monkeypatch):
     sizes = []
+    gathered = strips.gathered
+    monkeypatch.setattr(
+        strips, "gathered", lambda *given: sizes.append((len(given[1]), gathered(*given))) or sizes[-1][1]
+    )
+    sparsely(*tensors(), mask=MASKS[name])
+    assert all(stretches == 1 or 2 * made.numel() <= sparse.CELLS_AT_ONCE for stretches, made in sizes)
+    assert any(stretches > 1 for stretches, _ in sizes)
 
-    def spy(plan, q, k, v, batch, term):
-        sizes.append((q.shape[0] * q.shape[1], q.shape[2] * k.shape[2]))
-        return attend(plan, q, k, v, batch, term)
 
-    attend = sparse._attend_fused
-    monkeypatch.setattr(sparse, "_attend_fused", spy)
-    sparsely(*tensors(), mask=masks.window(3, 3))
-    assert all(entries == 1 or entries * cells <= sparse.CELLS_AT_ONCE for entries, cells in sizes)
-    assert any(entries > 1 for entries, _ in sizes)
+@pytest.mark.parametrize("name", ["longformer", "bigbird"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_terms_that_are_not_kept_are_computed_again(name, count, monkeypatch):
+    expected = sparsely(*tensors(), mask=MASKS[name], bias=count * torch.eye(N))
+    monkeypatch.setattr(strips, "MOST_ADDED_CELLS", 1)
+    monkeypatch.setattr(tiling, "_KEPT", {})
+    other = {"longformer": LONGFORMER & masks.padding([N]), "bigbird": BIGBIRD & masks.padding([N])}[name]
+    assert torch.equal(sparsely(*tensors(), mask=other, bias=count * torch.eye(N)), expected)
 
 
 def test_how_says_what_is_computed():
@@ -202,26 +236,17 @@ def test_how_says_what_is_computed():
     assert sparse.how(prepare(*tensors())) == "visible tiles gathered, and nothing is hidden; O(N) memory"
 
 
-PEAK = """
-import re, torch, regard
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-mask = regard.masks.window(24, 24) | regard.masks.globals([0])
-def step(n):
-    q, k, v = (torch.randn(1, 1, n, 16, requires_grad=True) for _ in range(3))
-    out = regard.attention(q, k, v, mask=mask, backend="sparse")
-    out.backward(out.detach())
-step(2048)
-before = peak()
-step(65536)
-print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_65536_positions_are_trained_in_memory_linear_in_their_number():
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
-    above = float(re.fullmatch(r"([\d.]+)\n", done.stdout)[1])
-    assert above < 200, "MiB; q, k, v and their gradients alone are 24, N×N booleans would be 4096"
+    mask = masks.window(24, 24) | masks.globals([0])
+    q, k, v = (torch.randn(1, 1, 65536, 16, requires_grad=True) for _ in range(3))
+
+    def step() -> None:
+        out = regard.attention(q, k, v, mask=mask, backend="sparse")
+        out.backward(out.detach())
+
+    taken = peak_bytes(step, torch.device("cpu"))
+    # Its gradients and its output alone are 16 MiB, N×N booleans would be 4096: less or more is not what it is.
+    assert 16 * 2**20 <= taken < 200 * 2**20
 
 
 # ------------------------------------------------------------------------------------------------------------- the lens

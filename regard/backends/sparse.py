@@ -1,9 +1,10 @@
 """Attention at a cost proportional to what the mask shows, forward and backward: visible tiles, many at a time.
 
-The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). Stretches that see
-equally many are gathered together with their keys and values and attended to in one batched call: on the CPU torch's
-fused kernel, elsewhere, and for a softcap, plain operations. Global tokens run beside them, against all keys. Backward
-recomputes from lse, a batch of tiles at a time, and adds up what each key receives.
+The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). On the CPU runs of
+stretches go to torch's fused kernel, as views where their keys lie together (`regard.masks.strips`). On other devices,
+and with a softcap, stretches that see equally many are gathered together with their keys and values and attended to in
+one batched call of plain operations. Global tokens run beside them, against all keys. Backward recomputes from lse, a
+batch of tiles at a time, and adds up what each key receives.
 
 It does not know dropout, nor N×N.
 """
@@ -21,6 +22,7 @@ from torch.nn.functional import pad
 
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
+from regard.masks.strips import Terms, pieces
 from regard.masks.tiling import Group, Panel, VisibleTiles, visible_tiles
 from regard.rules import IndexRule
 
@@ -85,6 +87,11 @@ class _Plan:
         self.stacked = self.heads // self.slots  # G: query heads in a slot
         self.tiles_across = -(-self.nk // self.found.cols)
         self.fused = self.device.type == "cpu" and self.softcap is None
+        self.lead_b, self.lead_h = lead_b, lead_h
+        with torch.no_grad():  # what goes to the bias is summed up by hand
+            self.rule = self.term(self.bias)
+        fixed = self.bias is None or (not self.bias.tensors and self.bias.leading == (1, 1))
+        self.terms = Terms(self.bias, self.rule, fixed, self.wide)
         b, slot = torch.meshgrid(
             torch.arange(self.batch, device=self.device), torch.arange(self.slots, device=self.device), indexing="ij"
         )
@@ -186,6 +193,15 @@ class _Plan:
             return torch.zeros(hidden.shape, dtype=self.wide, device=self.device).masked_fill_(hidden, -inf)
         return bias.masked_fill(hidden, -inf)
 
+    def stands_for(self, lead: int) -> Iterator[tuple[int, slice, slice]]:
+        """The batch rows that a run is of, each with query heads and the key heads that they read, one for one."""
+        for b in (lead // self.lead_h,) if self.lead_b > 1 else range(self.batch):
+            if self.lead_h > 1:
+                h, kv = lead % self.lead_h, lead % self.lead_h // (self.heads // self.kv_heads)
+                yield b, slice(h, h + 1), slice(kv, kv + 1)
+            else:  # of the heads that read one key head, one at a time
+                yield from ((b, slice(g, None, self.stacked), slice(None)) for g in range(self.stacked))
+
     def as_mask(self, added: Tensor, batch: _Batch, rows: int) -> Tensor:
         """The same as a kernel wants it: (U, S or 1, G · R, n)."""
         whole = added.expand(len(batch.q_at), -1, self.stacked, rows // self.stacked, -1)
@@ -204,7 +220,7 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
-        out, lse = _walk(plan, q, k, v)
+        out, lse = (_walk_runs if plan.fused else _walk)(plan, q, k, v)
         if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
             sink = sinks.to(plan.wide)[:, None, None]
             out = out * torch.where(lse == -inf, 0.0, torch.sigmoid(lse - sink))
@@ -235,19 +251,45 @@ class _Sparse(torch.autograd.Function):
         return (None, back.d_q.to(q.dtype), d_k, d_v, d_sinks, *d_tensors)
 
 
+def _walk_runs(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_walk`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Where keys adjoin nothing is copied."""
+    width, dv, h = max(q.shape[-1], v.shape[-1]), v.shape[-1], torch.arange(plan.heads)
+    q, k, v = (_rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
+    q = q * plan.scale  # before the product, as backward does: lse and the scores are of one rounding
+    per_key = 1 if plan.lead_h > 1 else plan.kv_heads  # heads of one call of the kernel
+    out = q.new_zeros(plan.batch, plan.nq, plan.heads, dv)  # as the layer after it reads it: (B, N, H · Dv)
+    lse = q.new_full((plan.batch, plan.nq, plan.heads, 1), -inf)
+    for panel in plan.found.panels:  # the wide ones last: they replace what stands in their places
+        for run in pieces(panel, plan.terms, CELLS_AT_ONCE // per_key, width):
+            for b, heads, kv in plan.stands_for(run.lead):
+                cells, blank = plan.terms.of(run, b, h[heads])
+                found = _kernel(run.queries(q[b, heads]), run.keys(k[b, kv]), run.keys(v[b, kv]), cells)
+                if cells is not None and blank:
+                    seen = cells.amax(-1, keepdim=True) != -inf
+                    found = torch.where(seen, found[0], 0.0), torch.where(seen, found[1], -inf)
+                run.put(out[b, :, heads], found[0][..., :dv])
+                run.put(lse[b, :, heads], found[1])
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output (U, H, R, D) and lse (U, H, R, 1)."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=cells, scale=1.0)
+    return out, lse.unsqueeze(-1)
+
+
 def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
     lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
-    k_tiles, v_tiles, term = plan.keys(k), plan.keys(v), plan.term(plan.bias)
-    attend = _attend_fused if plan.fused else _attend
+    k_tiles, v_tiles, term = plan.keys(k), plan.keys(v), plan.rule
     for panel in plan.found.panels:  # the wide ones last: they replace what stands in their places
         stretches = plan.queries(q, panel)
         part = stretches.new_zeros(*stretches.shape[:2], v.shape[-1], dtype=plan.wide)
         sums = stretches.new_full((*stretches.shape[:2], 1), -inf, dtype=plan.wide)
         for batch in plan.batches(panel, k.shape[-1] + v.shape[-1]):
             scaled_q = plan.take(stretches, batch) * plan.scale
-            found = attend(plan, scaled_q, plan.gather(k_tiles, batch), plan.gather(v_tiles, batch), batch, term)
+            found = _attend(plan, scaled_q, plan.gather(k_tiles, batch), plan.gather(v_tiles, batch), batch, term)
             for total, each in zip((part, sums), found, strict=True):
                 total.index_copy_(0, batch.q_at.flatten(), each.flatten(0, 1))
         out[:, :, plan.places(panel)] = plan.from_queries(part, panel)
@@ -255,26 +297,10 @@ def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return out, lse
 
 
-def _attend_fused(
-    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, batch: _Batch, term: IndexRule | None
-) -> tuple[Tensor, Tensor]:
-    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) by torch's CPU kernel, which needs Dv = D: zeros fill up."""
-    added = plan.added(batch, term)
-    cells = None if added is None else plan.as_mask(added, batch, q.shape[2])
-    width, dv = max(q.shape[-1], v.shape[-1]), v.shape[-1]
-    q, k, v = (_widen(x, width) for x in (q, k, v))
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=cells, scale=1.0)
-    out, lse = out[..., :dv], lse.unsqueeze(-1)
-    if cells is None:
-        return out, lse
-    seen = cells.amax(-1, keepdim=True) != -inf
-    return torch.where(seen, out, 0.0), torch.where(seen, lse, -inf)
-
-
 def _attend(
     plan: _Plan, q: Tensor, k: Tensor, v: Tensor, batch: _Batch, term: IndexRule | None
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, with a softcap where there is one."""
+    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations, with a softcap where there is one."""
     s, _ = _scores(plan, q, k, batch, term)
     peak = s.amax(-1, keepdim=True)
     floor = torch.where(peak == -inf, 0.0, peak)  # nothing seen: every exponential is 0
@@ -301,6 +327,10 @@ def _scores(
 
 def _lengthen(x: Tensor, n: int, filler: float = 0.0) -> Tensor:
     return x if x.shape[2] == n else pad(x, (0, 0, 0, n - x.shape[2]), value=filler)  # pad would copy it for nothing
+
+
+def _rows_together(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()  # the kernel reads a token's numbers side by side
 
 
 def _widen(x: Tensor, width: int) -> Tensor:
@@ -330,7 +360,7 @@ class _Backward:
             torch.zeros_like(t, dtype=plan.wide) if w else None for t, w in zip(tensors, wanted, strict=True)
         ]
         self.bias = None if plan.bias is None else plan.bias.with_tensors(self.leaves)
-        self.term = plan.term(plan.bias)
+        self.term = plan.rule
         self.fused = plan.fused and not any(wanted)
 
     def walk(self, panel: Panel) -> None:

@@ -36,6 +36,7 @@ MOST_LOOKED_AT = 1 << 25  # of single queries against tiles of keys, in search o
 OVERHEAD = 20  # a tile of r queries costs as if it had so many more: measured, windows of 512, tiles of 64 to 256
 MOST_PATTERN_CELLS = 1 << 23  # bytes that a mask keeps for the cells of one group
 CELLS_AT_ONCE = 1 << 20  # of a mask, evaluated together
+FEW_COUNTS = 8  # of tiles that stretches see: up to so many groups nothing is filled up
 MOST_KEPT = 32  # masks that hold no tensors, and so are kept by value
 
 
@@ -84,6 +85,11 @@ class Group:
             b, h = (x.view(-1, 1, 1) for x in (lead // self.heads, lead % self.heads))
             shown = self.see(b, h, i.unsqueeze(-1), j.unsqueeze(1)) & shown
         return shown.expand(len(lead), i.shape[1], j.shape[1])
+
+    @cached_property
+    def kept(self) -> dict[object, Any]:
+        """What others found out about the group once and for all."""
+        return {}
 
     @cached_property
     def patterns(self) -> tuple[Tensor, Tensor] | None:
@@ -284,7 +290,9 @@ class _Table:
     def groups(self, kinds: Tensor, queries: Tensor) -> tuple[Group, ...]:
         """Stretches of one count, and with cells to look at or without, together."""
         shown = kinds != EMPTY
-        counts = _rounded(shown.sum(-1)).clamp(max=shown.shape[2])  # (L, T)
+        counts = shown.sum(-1)  # (L, T)
+        if len(set(counts.flatten().tolist())) > FEW_COUNTS:
+            counts = _rounded(counts).clamp(max=shown.shape[2])
         partial = (kinds == PARTIAL).any(-1) | (counts != shown.sum(-1))
         made = []
         for count, masked in sorted(set(zip(counts.flatten().tolist(), partial.flatten().tolist(), strict=True))):
