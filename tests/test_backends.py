@@ -69,7 +69,7 @@ def test_explain_prints_what_each_backend_says():
         "backend    can  how, or why not\n"
         "─────────  ───  ───────────────────────────────────────────────────────────────────\n"
         "tiled      yes  plain torch, tiles of 5×11; O(N) memory, skips hidden tiles  ← auto\n"
-        "sparse     yes  visible tiles of 5×11 gathered: 100% of the cells; O(N) memory\n"
+        "sparse     yes  visible tiles of 5×11: 100% of the cells; O(N) memory\n"
         "flex       yes  FlexAttention, unfused on the CPU: builds N×N\n"
         "reference  yes  the definition, in torch; builds N×N\n"
         "sdpa       no   torch's SDPA has no sinks"
@@ -240,6 +240,14 @@ def order(*qkv, **extra):
 def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first, monkeypatch):
     monkeypatch.setattr(backends, "SMALL", NQ * NK - 1)
     assert order(*tensors(), **extra)[0] == first
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(("most", "first"), [(B * NQ * NK, "sdpa"), (B * NQ * NK - 1, "tiled")])
+def test_on_a_gpu_dropout_makes_no_mask_that_memory_cannot_hold(most, first, monkeypatch):
+    monkeypatch.setattr(backends, "MOST_DENSE", most)
+    assert order(*tensors(), mask=masks.window(2, 1) & masks.padding([3] * B), dropout=0.5)[0] == first
+    assert order(*tensors(), mask=masks.causal(offset=0), dropout=0.5)[0] == "sdpa"  # its kernel needs none
 
 
 @pytest.mark.usefixtures("on_cuda")

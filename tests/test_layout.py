@@ -39,7 +39,7 @@ LEVELS = [
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ALSO = {("positions", "biases"), ("positions", "rotary")}  # positions.py is where users find them
 ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
-SHARED_BY_BACKENDS = {"call"}
+SHARED_BY_BACKENDS = ("call", "tile_batches")  # each imports only those before it
 
 PUBLIC = [
     "FixedCache",
@@ -111,7 +111,10 @@ def complaint(own: str, other: str) -> str | None:
         return f"{part if part not in LEVEL else imported} has no place in LEVELS yet: give it one"
     if part == imported == "backends":
         ours, theirs = own.partition(".")[2], other.partition(".")[2]
-        if ours == "" or ours == theirs or (theirs in SHARED_BY_BACKENDS and ours not in SHARED_BY_BACKENDS):
+        below = (
+            SHARED_BY_BACKENDS[: SHARED_BY_BACKENDS.index(ours)] if ours in SHARED_BY_BACKENDS else SHARED_BY_BACKENDS
+        )
+        if ours == "" or ours == theirs or theirs in below:
             return None
         return "a backend imports neither another backend nor the choice between them"
     if part == imported or (part, imported) in ALSO:

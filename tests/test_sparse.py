@@ -10,7 +10,7 @@ from dense_measures import dense_measures
 
 import regard
 from regard import masks, positions
-from regard.backends import reference, sparse
+from regard.backends import reference, sparse, tile_batches
 from regard.backends.call import prepare
 from regard.efficient.measured_growth import peak_bytes
 from regard.masks import strips, tiling
@@ -30,7 +30,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiling, "ROWS", (8, 16))
     monkeypatch.setattr(tiling, "COLS", 4)
     monkeypatch.setattr(tiling, "_KEPT", {})
-    monkeypatch.setattr(sparse, "CELLS_AT_ONCE", 3000)
+    for module in (sparse, tile_batches):
+        monkeypatch.setattr(module, "CELLS_AT_ONCE", 3000)
 
 
 def tensors(dtype=torch.float32, n=N):
@@ -231,9 +232,9 @@ def test_terms_that_are_not_kept_are_computed_again(name, count, monkeypatch):
 def test_how_says_what_is_computed():
     call = prepare(*tensors(), mask=LONGFORMER)
     found = tiling.visible_tiles(LONGFORMER, N, N, torch.device("cpu"))
-    said = f"visible tiles of {found.rows}×4 gathered: {found.share:.0%} of the cells; O(N) memory"
+    said = f"visible tiles of {found.rows}×4: {found.share:.0%} of the cells; O(N) memory"
     assert sparse.how(call) == said
-    assert sparse.how(prepare(*tensors())) == "visible tiles gathered, and nothing is hidden; O(N) memory"
+    assert sparse.how(prepare(*tensors())) == "visible tiles, and nothing is hidden; O(N) memory"
 
 
 def test_65536_positions_are_trained_in_memory_linear_in_their_number():

@@ -7,9 +7,9 @@ A backend chooses how, never what: all agree with `reference` under the numeric 
     >>> q = k = v = torch.zeros(1, 2, 5, 4)
     >>> print(regard.backends.explain(q, k, v, softcap=30.0))
     backend    can  how, or why not
-    ─────────  ───  ──────────────────────────────────────────────────────────
+    ─────────  ───  ─────────────────────────────────────────────────
     tiled      yes  plain torch, tiles of 5×5; O(N) memory  ← auto
-    sparse     yes  visible tiles gathered, and nothing is hidden; O(N) memory
+    sparse     yes  visible tiles, and nothing is hidden; O(N) memory
     flex       yes  FlexAttention, unfused on the CPU: builds N×N
     reference  yes  the definition, in torch; builds N×N
     sdpa       no   torch's SDPA has no softcap
@@ -77,8 +77,11 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
 def ranked(call: Call) -> tuple[str, ...]:
     """The backends by expected speed for this call, fastest first, whether or not they can do it."""
     if call.device.type == "cuda":
-        if sdpa.plain(call) is not None or call.dropout:
+        if sdpa.plain(call) is not None:
             return ("sdpa", "flex", "tiled", "sparse", "reference")
+        if call.dropout:  # which flex and sparse do not have; a dense mask, as long as there is memory for it
+            dense = call.mask is None or _cells(call) <= MOST_DENSE
+            return (*(("sdpa", "tiled") if dense else ("tiled", "sdpa")), "flex", "sparse", "reference")
         # A flex kernel takes half a minute to compile: for what a dense mask does at once, nobody would wait.
         small = call.sizes[2] * call.sizes[3] <= SMALL
         if small:
@@ -100,9 +103,15 @@ def _dense_pays(call: Call) -> bool:
         return True
     if call.mask is None:
         return isinstance(call.bias, DenseBias)  # it is N×N already
-    if call.dropout or nq * nk * prod(call.mask.leading) > MOST_DENSE:
+    if call.dropout or _cells(call) > MOST_DENSE:
         return False
     return _share(call) > DENSE_FROM
+
+
+def _cells(call: Call) -> int:
+    """Cells of the call's mask, if it were dense."""
+    _, _, nq, nk = call.sizes
+    return nq * nk * prod((1, 1) if call.mask is None else call.mask.leading)
 
 
 def _share(call: Call) -> float:

@@ -11,9 +11,7 @@ It does not know dropout, nor N×N.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
@@ -21,14 +19,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
-from regard.biases import Bias, DenseBias
-from regard.masks.strips import Terms, pieces
-from regard.masks.tiling import Group, Panel, VisibleTiles, visible_tiles
+from regard.backends.tile_batches import CELLS_AT_ONCE, Batch, Plan, flat
+from regard.biases import DenseBias
+from regard.masks.strips import pieces
+from regard.masks.tiling import Panel, visible_tiles
 from regard.rules import IndexRule
 
 __all__ = ["forward_with_lse", "how", "refuse", "run"]
-
-CELLS_AT_ONCE = 1 << 21  # scores of one batch of tiles: 8 MiB in fp32; half or twice as many are as fast
 
 
 def refuse(call: Call) -> str | None:
@@ -43,9 +40,9 @@ def refuse(call: Call) -> str | None:
 def how(call: Call) -> str:
     """How it does the call, in a few words."""
     if call.mask is None or 0 in call.sizes:
-        return "visible tiles gathered, and nothing is hidden; O(N) memory"
+        return "visible tiles, and nothing is hidden; O(N) memory"
     found = visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu"))
-    return f"visible tiles of {found.rows}×{found.cols} gathered: {found.share:.0%} of the cells; O(N) memory"
+    return f"visible tiles of {found.rows}×{found.cols}: {found.share:.0%} of the cells; O(N) memory"
 
 
 def run(call: Call) -> Tensor:
@@ -57,169 +54,15 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    out, lse = _Sparse.apply(_Plan(call), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
+    out, lse = _Sparse.apply(Plan(call), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
     return out, lse
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Tiles that are computed together: U stretches of queries, each for S pairs of batch row and head."""
-
-    group: Group
-    units: slice
-    q_at: Tensor  # (U, S) rows of the gathered queries
-    k_at: Tensor  # (U · S · C,) rows of the gathered keys
-    b: Tensor  # (U, S, 1, 1, 1)
-    h: Tensor  # (U, S, G, 1, 1)
-
-
-class _Plan:
-    """What is the same for all tiles of one call. Heads that read one key head are stacked if they see the same."""
-
-    def __init__(self, call: Call) -> None:
-        self.batch, self.heads, self.nq, self.nk = call.sizes
-        self.wide, self.device = call.wide, call.device
-        self.scale, self.softcap, self.bias = call.scale, call.softcap, call.bias
-        self.found: VisibleTiles = visible_tiles(call.mask, self.nq, self.nk, self.device)
-        lead_b, lead_h = (1, 1) if call.mask is None else call.mask.leading
-        self.kv_heads = call.k.shape[1]
-        self.slots = self.heads if lead_h > 1 else self.kv_heads  # of a batch row, each with its own list of keys
-        self.stacked = self.heads // self.slots  # G: query heads in a slot
-        self.tiles_across = -(-self.nk // self.found.cols)
-        self.fused = self.device.type == "cpu" and self.softcap is None
-        self.lead_b, self.lead_h = lead_b, lead_h
-        with torch.no_grad():  # what goes to the bias is summed up by hand
-            self.rule = self.term(self.bias)
-        fixed = self.bias is None or (not self.bias.tensors and self.bias.leading == (1, 1))
-        self.terms = Terms(self.bias, self.rule, fixed, self.wide)
-        b, slot = torch.meshgrid(
-            torch.arange(self.batch, device=self.device), torch.arange(self.slots, device=self.device), indexing="ij"
-        )
-        lead = (b if lead_b > 1 else b * 0) * lead_h + (slot if lead_h > 1 else slot * 0)
-        order = lead.flatten().argsort(stable=True).view(lead_b * lead_h, -1)  # (L, S): those that a unit stands for
-        self.b, self.slot = b.flatten()[order], slot.flatten()[order]
-
-    def keys(self, x: Tensor) -> Tensor:
-        """(B, Hkv, Nk, D) → (B · Hkv · Tk, cols · D): a row for each tile, zeros after the last key."""
-        x = x if self.found.order is None else x[:, :, self.found.order]
-        x = _lengthen(x, self.tiles_across * self.found.cols)
-        return x.reshape(-1, self.found.cols * x.shape[-1])
-
-    def from_keys(self, x: Tensor) -> Tensor:
-        """Back again."""
-        whole = x.view(self.batch, self.kv_heads, self.tiles_across * self.found.cols, -1)
-        if self.found.order is None:
-            return whole[:, :, : self.nk]
-        back = torch.empty_like(whole[:, :, : self.nk])
-        back[:, :, self.found.order] = whole[:, :, : self.nk]
-        return back
-
-    def queries(self, x: Tensor, panel: Panel, filler: float = 0.0) -> Tensor:
-        """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
-        down, rows = panel.queries.shape
-        x = x[:, :, self.places(panel)]
-        x = _lengthen(x, down * rows, filler)
-        x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
-        return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
-
-    def places(self, panel: Panel) -> slice | Tensor:
-        """Which queries the panel holds; as a slice, which copies nothing, where it is all of them in order."""
-        return slice(None) if panel is self.found.everyone and self.found.order is None else panel.chosen
-
-    def from_queries(self, x: Tensor, panel: Panel) -> Tensor:
-        """Back again: (B, H, the panel's queries, D)."""
-        down, rows = panel.queries.shape
-        x = x.view(self.batch, self.slots, down, self.stacked, rows, -1).transpose(2, 3)
-        return x.reshape(self.batch, self.heads, down * rows, -1)[:, :, : panel.count]
-
-    def batches(self, panel: Panel, width: int) -> Iterator[_Batch]:
-        """The panel's visible tiles, as many together as CELLS_AT_ONCE allows; width: numbers per key and value."""
-        down, rows = panel.queries.shape
-        for group in panel.groups:
-            each = group.width * max(self.stacked * rows, width)  # what one entry holds: scores, or keys and values
-            together = max(1, CELLS_AT_ONCE // each)
-            shared = min(self.b.shape[1], together)
-            for units in group.cut(together // shared):
-                lead = group.lead[units]
-                for s in range(0, self.b.shape[1], shared):
-                    yield self._batch(group, units, self.b[lead, s : s + shared], self.slot[lead, s : s + shared], down)
-
-    def _batch(self, group: Group, units: slice, b: Tensor, slot: Tensor, down: int) -> _Batch:
-        q_at = (b * self.slots + slot) * down + group.row[units].unsqueeze(-1)  # (U, S)
-        kv = b * self.kv_heads + slot // (self.slots // self.kv_heads)
-        cols = group.cols[units].clamp(min=0).unsqueeze(1)  # (U, 1, C)
-        k_at = kv.unsqueeze(-1) * self.tiles_across + cols
-        h = slot.unsqueeze(-1) * self.stacked + torch.arange(self.stacked, device=self.device)
-        return _Batch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
-
-    def gather(self, tiles: Tensor, batch: _Batch) -> Tensor:
-        """The keys of a batch: (U, S, n, D), in the scores' dtype."""
-        found = tiles.index_select(0, batch.k_at).to(self.wide)
-        return found.view(*batch.q_at.shape, batch.group.width, -1)
-
-    def take(self, stretches: Tensor, batch: _Batch) -> Tensor:
-        """The queries of a batch, or what belongs to them: (U, S, G · R, ·), in the scores' dtype."""
-        found = stretches.index_select(0, batch.q_at.flatten()).to(self.wide)
-        return found.view(*batch.q_at.shape, *found.shape[1:])
-
-    def indices(self, batch: _Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """b, h, i, j, shaped to broadcast to (U, S, G, R, n)."""
-        i = batch.group.queries[batch.group.row[batch.units]]  # (U, R)
-        j, _ = batch.group.keys(batch.units)  # (U, n)
-        return batch.b, batch.h, i[:, None, None, :, None], j[:, None, None, None, :]
-
-    def term(self, bias: Bias | None) -> IndexRule | None:
-        """The bias as a function of indices."""
-        if isinstance(bias, DenseBias):
-            cells, wide = bias.cells.to(self.device), self.wide
-            return lambda *at: cells.reshape(-1)[_flat(cells, at)].to(wide)
-        return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
-
-    def hidden(self, batch: _Batch) -> Tensor:
-        """What the mask hides: (U or 1, 1, 1, R, n)."""
-        return ~batch.group.cells(batch.units)[:, None, None]
-
-    def by_head(self, s: Tensor) -> Tensor:
-        """(U, S, G · R, n) → (U, S, G, R, n), a view."""
-        return s.view(*s.shape[:2], self.stacked, -1, s.shape[-1])
-
-    def added(self, batch: _Batch, term: IndexRule | None) -> Tensor | None:
-        """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
-        bias: Tensor | None = None if term is None else term(*self.indices(batch))
-        if not batch.group.masked:
-            return bias
-        hidden = self.hidden(batch)
-        if bias is None:
-            return torch.zeros(hidden.shape, dtype=self.wide, device=self.device).masked_fill_(hidden, -inf)
-        return bias.masked_fill(hidden, -inf)
-
-    def stands_for(self, lead: int) -> Iterator[tuple[int, slice, slice]]:
-        """The batch rows that a run is of, each with query heads and the key heads that they read, one for one."""
-        for b in (lead // self.lead_h,) if self.lead_b > 1 else range(self.batch):
-            if self.lead_h > 1:
-                h, kv = lead % self.lead_h, lead % self.lead_h // (self.heads // self.kv_heads)
-                yield b, slice(h, h + 1), slice(kv, kv + 1)
-            else:  # of the heads that read one key head, one at a time
-                yield from ((b, slice(g, None, self.stacked), slice(None)) for g in range(self.stacked))
-
-    def as_mask(self, added: Tensor, batch: _Batch, rows: int) -> Tensor:
-        """The same as a kernel wants it: (U, S or 1, G · R, n)."""
-        whole = added.expand(len(batch.q_at), -1, self.stacked, rows // self.stacked, -1)
-        return whole.reshape(*whole.shape[:2], rows, -1)
-
-
-def _flat(table: Tensor, at: tuple[Tensor, ...]) -> Tensor:
-    """Where (b, h, i, j) stand in a table (B or 1, H or 1, Nq or 1, Nk or 1) that lies in one row."""
-    steps = [0 if n == 1 else prod(table.shape[axis + 1 :]) for axis, n in enumerate(table.shape)]
-    b, h, i, j = (x * step for x, step in zip(at, steps, strict=True))
-    return b + h + i + j
 
 
 class _Sparse(torch.autograd.Function):
     """Forward and backward over batches of tiles."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
         out, lse = (_walk_runs if plan.fused else _walk)(plan, q, k, v)
         if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
             sink = sinks.to(plan.wide)[:, None, None]
@@ -236,7 +79,7 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
             raise RuntimeError("the sparse backend has no second derivative; use backend='reference' for it")
-        plan: _Plan = ctx.plan
+        plan: Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
         back = _Backward(plan, (q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
         for panel in plan.found.panels:
@@ -251,7 +94,7 @@ class _Sparse(torch.autograd.Function):
         return (None, back.d_q.to(q.dtype), d_k, d_v, d_sinks, *d_tensors)
 
 
-def _walk_runs(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _walk_runs(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """As `_walk`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Where keys adjoin nothing is copied."""
     width, dv, h = max(q.shape[-1], v.shape[-1]), v.shape[-1], torch.arange(plan.heads)
     q, k, v = (_rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
@@ -278,7 +121,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None) -> tuple[Tens
     return out, lse.unsqueeze(-1)
 
 
-def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
     lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
@@ -297,9 +140,7 @@ def _walk(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return out, lse
 
 
-def _attend(
-    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, batch: _Batch, term: IndexRule | None
-) -> tuple[Tensor, Tensor]:
+def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, batch: Batch, term: IndexRule | None) -> tuple[Tensor, Tensor]:
     """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations, with a softcap where there is one."""
     s, _ = _scores(plan, q, k, batch, term)
     peak = s.amax(-1, keepdim=True)
@@ -311,7 +152,7 @@ def _attend(
 
 
 def _scores(
-    plan: _Plan, scaled_q: Tensor, k: Tensor, batch: _Batch, term: IndexRule | None
+    plan: Plan, scaled_q: Tensor, k: Tensor, batch: Batch, term: IndexRule | None
 ) -> tuple[Tensor, Tensor | None]:
     """The logits (U, S, G · R, n), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
     s, bent = scaled_q @ k.mT, None
@@ -323,10 +164,6 @@ def _scores(
     if batch.group.masked:
         plan.by_head(s).masked_fill_(plan.hidden(batch), -inf)
     return s, bent
-
-
-def _lengthen(x: Tensor, n: int, filler: float = 0.0) -> Tensor:
-    return x if x.shape[2] == n else pad(x, (0, 0, 0, n - x.shape[2]), value=filler)  # pad would copy it for nothing
 
 
 def _rows_together(x: Tensor) -> Tensor:
@@ -342,7 +179,7 @@ class _Backward:
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: Plan,
         given: tuple[Tensor, Tensor, Tensor, Tensor],
         lse: Tensor,
         grad: Tensor,
@@ -383,7 +220,7 @@ class _Backward:
         self.d_q[:, :, plan.places(panel)] += plan.from_queries(total, panel) * plan.scale
 
     def fused_batch(
-        self, batch: _Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+        self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the scaled queries, keys and values by torch's CPU kernel."""
         added = self.plan.added(batch, self.term)
@@ -396,7 +233,7 @@ class _Backward:
         return d_q[..., :d], d_k[..., :d], d_v[..., :dv]
 
     def batch(
-        self, batch: _Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+        self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same in plain operations; what goes to the bias is added up here."""
         s, bent = _scores(self.plan, q, k, batch, self.term)
@@ -410,13 +247,13 @@ class _Backward:
             d_s = d_s * (1 - bent * bent)
         return d_s @ k, d_s.mT @ q, d_v
 
-    def add_to_bias(self, batch: _Batch, d_s: Tensor) -> None:
+    def add_to_bias(self, batch: Batch, d_s: Tensor) -> None:
         """Send a batch's gradient (U, S, G, R, n) to the tensors that the bias was computed from."""
         at = self.plan.indices(batch)
         if isinstance(self.bias, DenseBias):
             total = self.d_tensors[0]
             assert total is not None
-            total.view(-1).index_add_(0, _flat(total, at).expand(d_s.shape).flatten(), d_s.flatten())
+            total.view(-1).index_add_(0, flat(total, at).expand(d_s.shape).flatten(), d_s.flatten())
             return
         term = self.plan.term(self.bias)
         assert term is not None

@@ -202,7 +202,9 @@ def prefix(length: object, *, offset: object = None) -> Mask:
 
 def spread(value: Number, device: torch.device) -> Tensor:
     """A number shaped to broadcast against tiles (B, H, Tq, Tk)."""
-    return torch.as_tensor(value, device=device) if isinstance(value, int) else value.to(device)[..., None, None]
+    if isinstance(value, int):
+        return torch.full((), value, device=device)  # as_tensor would copy it there, and wait
+    return value.to(device)[..., None, None]
 
 
 def distances(grid: Grid, offset: Number | None) -> Bounds:

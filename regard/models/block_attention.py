@@ -140,8 +140,17 @@ class Repeated(Bias):
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j): the logarithm of how often key j counts for query i."""
-        logarithm, size = cell_of(self.counts.to(device, dtype).clamp(min=1).log()), self.size
-        return lambda b, h, i, j: logarithm(b, h, i // size, j // size)
+        count, size, logs = cell_of(self.counts.to(device)), self.size, self._logs(device, dtype)
+        return lambda b, h, i, j: logs[count(b, h, i // size, j // size).int()]
+
+    def _logs(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """ln n by n, made once: so the table by block and head is one of counts, two bytes each."""
+        key = ("logs", device, dtype)
+        if key not in self.kept:
+            most = int(self.counts.max())  # a wait for the device
+            with torch.inference_mode(False):  # a later call may differentiate with it
+                self.kept[key] = torch.arange(most + 1, device=device, dtype=dtype).clamp(min=1).log()
+        return cast(Tensor, self.kept[key])
 
     def __repr__(self) -> str:
         shape = "×".join(str(n) for n in self.counts.shape if n != 1)
@@ -167,7 +176,7 @@ def _rules(plan: Plan | None, across: int, size: int, random: int, device: torch
         tokens, longest = across * size, plan.longest
         drawn = drawn_blocks(tokens, size, heads=plan.heads, random=random, seed=plan.seed, longest=longest)
     counts = block_counts(across, torch.from_numpy(drawn))[None]  # (1, H or 1, R, R)
-    repeated = Repeated(counts.to(device), size) if bool((counts > 1).any()) else None
+    repeated = Repeated(counts.to(device, torch.int16), size) if bool((counts > 1).any()) else None
     return masks.blocks((counts > 0).to(device), size), repeated
 
 
