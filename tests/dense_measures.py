@@ -34,6 +34,17 @@ def dense_measures(weights: Tensor, masked: Tensor, lse: Tensor, sinks: Tensor |
     }
 
 
+def _summed(weights: Tensor) -> Tensor:
+    """Σ over the rows of (B, H, Nq, Nk), rounded once: what each addition loses is kept and added at the end."""
+    total = lost = torch.zeros_like(weights.sum(-2))
+    for row in weights.unbind(-2):
+        longer = total + row
+        kept = longer - total
+        lost = lost + ((total - (longer - kept)) + (row - kept))
+        total = longer
+    return total + lost
+
+
 def _pooled(weights: Tensor, size: int) -> Tensor:
     rows, cols = (cell_edges(n, size) for n in weights.shape[-2:])
     bands = [weights[..., a:b, :].sum(-2) / (b - a) for a, b in pairwise(rows)]
@@ -46,6 +57,8 @@ def truth_and_baseline(case: Case, dtype: torch.dtype, size: int) -> tuple[Call,
     call = prepare(q, k, v, **extra)
     wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
     truth = _measures_of(prepare(q.double(), k.double(), v.double(), **wide), size)
+    if dtype == torch.float64:  # no wider than what is judged, so that the longest sum is made as if it were
+        truth["received"] = _summed(truth["weights"])
     return call, truth, _from_lse(call, size, backwards=dtype == torch.float64)
 
 
