@@ -1,5 +1,5 @@
-"""What every test gets: a seed, one thread, a Hypothesis profile, a turn, and a skip where a GPU is missing or seconds
-would be measured that nobody asked for; and what tests ask for: the shared data, a terminal, a compiler.
+"""What every test gets: a seed, one thread, no terminal, a Hypothesis profile, a turn, and a skip where a GPU is missing
+or seconds would be measured that nobody asked for; and what tests ask for: the shared data, a terminal, a compiler.
 
 It does not know any test or any part of regard.
 """
@@ -28,6 +28,13 @@ settings.load_profile("ci")
 def seed() -> None:
     """pytest-randomly seeds random and NumPy before each test, but not torch."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The width and colours of whoever runs the tests are not the tests'."""
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
