@@ -1,5 +1,5 @@
-"""What every test gets: a seed, one thread, no terminal, a Hypothesis profile, a turn, and a skip where a GPU is missing
-or seconds would be measured that nobody asked for; and what tests ask for: the shared data, a terminal, a compiler.
+"""What every test gets: a seed, one thread, no terminal, a Hypothesis profile, a turn, and a skip where a GPU is
+missing or seconds would be measured that nobody asked for; and what tests ask for: shared data, a terminal, a compiler.
 
 It does not know any test or any part of regard.
 """
