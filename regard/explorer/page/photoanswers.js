@@ -3,7 +3,7 @@
 
 import { Naming } from "./naming.js";
 import { placedTokens } from "./patches.js";
-import { isAbort, latest } from "./source.js";
+import { isAbort, latest, outcome } from "./source.js";
 
 /** @typedef {import("./patches.js").PlacedTokens} PlacedTokens */
 /** @typedef {import("./source.js").Row} Row */
@@ -138,14 +138,9 @@ export class PhotoAnswers {
    */
   async #askRow(session, layer, head, token, [start, stop]) {
     const signal = this.nextRow();
-    try {
-      const row = await this.source.row(session, layer, head, token, start, stop, signal);
-      if (signal.aborted) return;
-      [this.row, this.error] = [row, ""];
-    } catch (error) {
-      if (isAbort(error)) return;
-      [this.row, this.error] = [null, error instanceof Error ? error.message : String(error)];
-    }
+    const found = await outcome(this.source.row(session, layer, head, token, start, stop, signal), signal);
+    if (!found) return;
+    [this.row, this.error] = found;
     this.told.arrived();
   }
 }

@@ -106,6 +106,22 @@ export function isAbort(error) {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
+/**
+ * What came of a question: its answer, or null and what went wrong; nothing where a newer question has overtaken it.
+ * @template T
+ * @param {Promise<T>} asked
+ * @param {AbortSignal} signal of `latest`
+ * @returns {Promise<[T, ""] | [null, string] | undefined>}
+ */
+export async function outcome(asked, signal) {
+  try {
+    const found = await asked;
+    return signal.aborted ? undefined : [found, ""];
+  } catch (error) {
+    return isAbort(error) ? undefined : [null, error instanceof Error ? error.message : String(error)];
+  }
+}
+
 /** @param {Response} response */
 async function answer(response) {
   const body = await response.json().catch(() => null);

@@ -9,7 +9,7 @@ import { LinkList, sayLink } from "./linklist.js";
 import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { Ribbon } from "./ribbon.js";
-import { isAbort, latest } from "./source.js";
+import { isAbort, latest, outcome } from "./source.js";
 import { watchSurroundings } from "./surroundings.js";
 import { WordView } from "./wordview.js";
 
@@ -147,14 +147,9 @@ class TextPane {
    */
   async #askRow(session, layer, head, token, [start, stop]) {
     const signal = this.nextRow();
-    try {
-      const row = await this.source.row(session, layer, head, token, start, stop, signal);
-      if (signal.aborted) return;
-      [this.row, this.error] = [row, ""];
-    } catch (error) {
-      if (isAbort(error)) return;
-      [this.row, this.error] = [null, error instanceof Error ? error.message : String(error)];
-    }
+    const found = await outcome(this.source.row(session, layer, head, token, start, stop, signal), signal);
+    if (!found) return;
+    [this.row, this.error] = found;
     this.update();
   }
 
