@@ -285,7 +285,7 @@ def test_flex_refuses_other_devices(monkeypatch):
 @pytest.mark.usefixtures("on_cuda")
 def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
     half, bias = tensors(dtype=torch.bfloat16), torch.zeros(NQ, NK)
-    assert reason("sdpa", *half, bias=bias) == "torch's SDPA on cuda would round the bias to torch.bfloat16"
+    assert reason("sdpa", *half, bias=bias) == "torch's SDPA on cuda would round the bias, or its gradient, to torch.bfloat16"
     assert reason("sdpa", *half, bias=positions.alibi(H)) is not None
     assert reason("sdpa", *half, bias=bias.bfloat16()) is None
     assert reason("sdpa", *tensors(), bias=bias) is None
@@ -293,7 +293,7 @@ def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
 
 @pytest.mark.usefixtures("on_cuda")
 def test_sdpa_on_a_gpu_takes_a_table_of_the_queries_dtype_that_nobody_differentiates():
-    half, rounds = tensors(nq=6, nk=6, dtype=torch.bfloat16), "torch's SDPA on cuda would round the bias to "
+    half, rounds = tensors(nq=6, nk=6, dtype=torch.bfloat16), "torch's SDPA on cuda would round the bias, or its gradient, to "
     table = torch.zeros(15, H, dtype=torch.bfloat16)
     assert backends.explain(*half, bias=positions.Windowed(table, (2, 3))).chosen == "sdpa"
     assert reason("sdpa", *half, bias=positions.Windowed(table.float(), (2, 3))) == rounds + "torch.bfloat16"

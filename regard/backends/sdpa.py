@@ -30,7 +30,7 @@ def refuse(call: Call) -> str | None:
     if call.sinks is not None:
         return "torch's SDPA has no sinks"
     if call.bias is not None and not _keeps_bias(call):
-        return f"torch's SDPA on {call.device.type} would round the bias to {call.q.dtype}"
+        return f"torch's SDPA on {call.device.type} would round the bias, or its gradient, to {call.q.dtype}"
     if call.numpy and call.q.dtype.itemsize > 8:
         return f"{call.q.dtype} exists in NumPy only"
     return None
