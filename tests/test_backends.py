@@ -282,10 +282,13 @@ def test_flex_refuses_other_devices(monkeypatch):
     assert reason("flex", *tensors(d=16, dv=16)) == "FlexAttention is compiled for CUDA here, not for mps"
 
 
+ROUNDS = "torch's SDPA on cuda would round the bias, or its gradient, to "
+
+
 @pytest.mark.usefixtures("on_cuda")
 def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
     half, bias = tensors(dtype=torch.bfloat16), torch.zeros(NQ, NK)
-    assert reason("sdpa", *half, bias=bias) == "torch's SDPA on cuda would round the bias, or its gradient, to torch.bfloat16"
+    assert reason("sdpa", *half, bias=bias) == ROUNDS + "torch.bfloat16"
     assert reason("sdpa", *half, bias=positions.alibi(H)) is not None
     assert reason("sdpa", *half, bias=bias.bfloat16()) is None
     assert reason("sdpa", *tensors(), bias=bias) is None
@@ -293,13 +296,13 @@ def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
 
 @pytest.mark.usefixtures("on_cuda")
 def test_sdpa_on_a_gpu_takes_a_table_of_the_queries_dtype_that_nobody_differentiates():
-    half, rounds = tensors(nq=6, nk=6, dtype=torch.bfloat16), "torch's SDPA on cuda would round the bias, or its gradient, to "
+    half = tensors(nq=6, nk=6, dtype=torch.bfloat16)
     table = torch.zeros(15, H, dtype=torch.bfloat16)
     assert backends.explain(*half, bias=positions.Windowed(table, (2, 3))).chosen == "sdpa"
-    assert reason("sdpa", *half, bias=positions.Windowed(table.float(), (2, 3))) == rounds + "torch.bfloat16"
-    assert reason("sdpa", *half, bias=positions.Windowed(table.half(), (2, 3))) == rounds + "torch.bfloat16"
+    assert reason("sdpa", *half, bias=positions.Windowed(table.float(), (2, 3))) == ROUNDS + "torch.bfloat16"
+    assert reason("sdpa", *half, bias=positions.Windowed(table.half(), (2, 3))) == ROUNDS + "torch.bfloat16"
     learnt = positions.Windowed(table.requires_grad_(), (2, 3))
-    assert reason("sdpa", *half, bias=learnt) == rounds + "torch.bfloat16"
+    assert reason("sdpa", *half, bias=learnt) == ROUNDS + "torch.bfloat16"
     with torch.no_grad():
         assert reason("sdpa", *half, bias=learnt) is None
 
