@@ -39,6 +39,10 @@ class Bias(Rule):
         """Does the term depend on j − i alone, so that one number per distance says it all?"""
         return False
 
+    def one_per_tile(self, size: tuple[int, int]) -> bool:
+        """Is the term one number for each tile of so many queries and keys, wherever the mask shows any of it?"""
+        return False
+
     def bias(self, q: Tensor, scale: float) -> Bias:
         """Itself: so that a layer can hold a bias where it could hold T5, Shaw or Swin. Only Shaw reads q and scale."""
         return self

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "fit_cells",
     "four_axes",
     "indices",
+    "keep",
     "leading_of",
     "number",
     "numbers",
@@ -44,6 +45,7 @@ __all__ = [
 IndexRule = Callable[[Any, Any, Any, Any], Any]
 """A bound rule: f(b, h, i, j) on broadcasting integer index tensors."""
 
+Kept = TypeVar("Kept")
 Number = int | Tensor
 """One integer for everybody, or a (B or 1, H or 1) tensor of them."""
 
@@ -118,6 +120,29 @@ class Rule(ABC):
     def _hash(self) -> int:
         # A tensor enters by its shape only: equal rules hash alike, and hashing never reads a device.
         return hash((type(self).__name__, *(tuple(v.shape) if isinstance(v, Tensor) else v for v in _values(self))))
+
+
+def keep(rule: Rule, key: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
+    """What `make()` gives, made once for a rule and a key.
+
+    >>> from regard.masks import causal
+    >>> keep(causal(), ("rows", 3), lambda: [1, 2, 3]) is keep(causal(), ("rows", 3), lambda: [1, 2, 3])
+    True
+
+    It is kept with the rule where that holds tensors, and dies with it; else with its equals, the oldest going first.
+    key: of hashable values; whose it is, then what it depends on.
+    """
+    kept, place = (rule.kept, key) if rule.holds_tensors else (_KEPT, (rule, *key))
+    if place not in kept:
+        while len(kept) >= MOST_KEPT:
+            kept.pop(next(iter(kept)), None)
+        with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+            kept[place] = make()
+    return cast(Kept, kept[place])
+
+
+MOST_KEPT = 64
+_KEPT: dict[object, Any] = {}
 
 
 def _values(rule: object) -> list[Any]:

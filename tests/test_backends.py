@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import regard
-from regard import backends, masks, positions
-from regard.backends import flex, reference, tiled
+from regard import backends, masks, positions, rules
+from regard.backends import flex, reference, sparse_gpu, tiled
 from regard.backends.call import Call, cells_of_bias, prepare
 from regard.testing import assert_rule
 
@@ -224,22 +224,42 @@ def order(*qkv, **extra):
     return backends.ranked(prepare(*qkv, **extra))
 
 
-@pytest.mark.usefixtures("on_cuda")
+@pytest.fixture
+def nothing_is_small(monkeypatch):
+    monkeypatch.setattr(backends, "SMALL", NQ * NK - 1)
+    monkeypatch.setattr(backends, "FEW_QUERIES", NQ)
+
+
+@pytest.mark.usefixtures("on_cuda", "nothing_is_small")
 @pytest.mark.parametrize(
     ("extra", "first"),
     [
         ({}, "sdpa"),
         ({"mask": masks.causal(offset=0)}, "sdpa"),
-        ({"mask": masks.causal()}, "flex"),
-        ({"mask": masks.window(2, 1)}, "flex"),
+        ({"mask": masks.causal()}, "sparse"),
+        ({"mask": masks.window(2, 1)}, "sparse"),
+        ({"mask": masks.window(2, 1), "sinks": torch.zeros(H)}, "sparse"),
+        ({"mask": masks.window(2, 1), "softcap": 2.0}, "flex"),
+        ({"mask": masks.window(2, 1), "bias": positions.alibi(H)}, "flex"),
         ({"bias": torch.zeros(NQ, NK)}, "flex"),
         ({"mask": masks.window(2, 1), "dropout": 0.5}, "sdpa"),
     ],
     ids=str,
 )
-def test_on_a_gpu_plain_calls_go_to_sdpa_and_the_rest_to_flex(extra, first, monkeypatch):
-    monkeypatch.setattr(backends, "SMALL", NQ * NK - 1)
+def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_flex(extra, first, monkeypatch):
+    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
     assert order(*tensors(), **extra)[0] == first
+    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: False)
+    assert order(*tensors(), **extra)[0] == first.replace("sparse", "flex")
+
+
+@pytest.mark.usefixtures("on_cuda", "nothing_is_small")
+def test_on_a_gpu_a_traced_call_goes_to_flex_and_few_queries_to_sdpa(monkeypatch):
+    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert order(*tensors(), mask=masks.window(2, 1))[0] == "flex"
+    monkeypatch.setattr(backends, "FEW_QUERIES", NQ + 1)
+    assert order(*tensors(), mask=masks.window(2, 1))[0] == "sdpa"
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -454,9 +474,9 @@ def test_block_masks_kept_are_found_again_and_bounded():
     first = masks.window(3, 0)
     kept = flex._kept_block_mask(first, 5, 7, torch.device("cpu"))
     assert flex._kept_block_mask(masks.window(3, 0), 5, 7, torch.device("cpu")) is kept
-    for n in range(2 * flex.MOST_BLOCK_MASKS):
+    for n in range(2 * rules.MOST_KEPT):
         flex._kept_block_mask(masks.window(n, 1), 5, 7, torch.device("cpu"))
-    assert len(flex._BLOCKS) == flex.MOST_BLOCK_MASKS
+    assert len(rules._KEPT) == rules.MOST_KEPT
 
 
 def test_fresh_mask_of_tensors_is_not_compared_with_those_kept(monkeypatch):

@@ -266,7 +266,7 @@ def counts_of(layer: BlockAttention) -> Tensor:
 
 def dense_weights(layer: BlockAttention, x: Tensor, tokens: Tensor) -> Tensor:
     """(2, 3, 29, 29): each exponential as often as its key counts."""
-    q, k = (w(x).reshape(2, 29, 3, 7).transpose(1, 2) for w in (layer.w_q, layer.w_k))
+    q, k, _ = layer.project(x)
     s = torch.exp(q @ k.mT / 7**0.5) * counts_of(layer) * tokens[:, None, None]
     return s / s.sum(-1, keepdim=True)
 
@@ -274,7 +274,7 @@ def dense_weights(layer: BlockAttention, x: Tensor, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("train", [False, True])
 def test_a_key_counts_as_often_as_it_is_gathered(train):
     layer, x, tokens = layer_and_input(train=train)
-    v = layer.w_v(x).reshape(2, 29, 3, 7).transpose(1, 2)
+    v = layer.project(x)[2]
     expected = layer.w_o((dense_weights(layer, x, tokens) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, mask=masks.padding(tokens)), expected, rtol=0, atol=1e-13)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 
 import regard
-from regard import masks
+from regard import masks, rules
 from regard.masks import tiling
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, assert_rule, cases, conform, largest_error
 
@@ -24,7 +24,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(regard.backends.tiled, "tile_size", lambda batch, heads, nq, nk: (32, 48))
     monkeypatch.setattr(tiling, "ROWS", (4, 16))
     monkeypatch.setattr(tiling, "COLS", 16)
-    monkeypatch.setattr(tiling, "_KEPT", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
 
 
 @contextmanager

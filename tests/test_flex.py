@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask
 
 import regard
-from regard import backends, masks
+from regard import backends, masks, rules
 from regard.backends import flex
 from regard.backends.call import Call
 from regard.masks import EMPTY, FULL, PARTIAL
@@ -32,7 +32,7 @@ MASKS = {
 def small_blocks(monkeypatch):
     """Blocks of 8 positions, so that a short text has several."""
     monkeypatch.setattr(flex, "BLOCK", 8)
-    monkeypatch.setattr(flex, "_BLOCKS", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
 
 
 @pytest.fixture(autouse=True)

@@ -273,18 +273,22 @@ def layer_and_input(*, reach: int = 2, dilation: int = 1) -> tuple[SlidingAttent
     return layer, torch.randn(2, 13, 21, dtype=torch.float64), tokens, chosen
 
 
+def by_head(x: Tensor) -> Tensor:
+    return x.reshape(2, 13, 3, 7).transpose(1, 2)
+
+
 def dense_weights(layer: SlidingAttention, x: Tensor, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The (2, 3, 13, 13) weights written out: of the local call, and of all rows as the global tokens would look."""
 
-    def softmax(w_q: Any, w_k: Any, seen: Tensor) -> Tensor:
-        q, k = (w(x).reshape(2, 13, 3, 7).transpose(1, 2) for w in (w_q, w_k))
+    def softmax(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         return (q @ k.mT / 7**0.5).masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
 
     far = torch.arange(13)[:, None] - torch.arange(13)
     near = (far.abs() <= layer.reach * layer.dilation) & (far % layer.dilation == 0)
     looking = (tokens & ~chosen)[:, :, None]
-    local = softmax(layer.w_q, layer.w_k, (near | chosen[:, None]) & tokens[:, None] & looking)
-    whole = softmax(layer.whole.w_q, layer.whole.w_k, (tokens[:, None] & chosen[:, :, None]))
+    (q, k, _), whole_k = layer.project(x), layer.whole.w_kv(x)[..., :21]
+    local = softmax(q, k, (near | chosen[:, None]) & tokens[:, None] & looking)
+    whole = softmax(by_head(layer.whole.w_q(x)), by_head(whole_k), (tokens[:, None] & chosen[:, :, None]))
     return local, whole
 
 
@@ -292,7 +296,7 @@ def dense_weights(layer: SlidingAttention, x: Tensor, tokens: Tensor, chosen: Te
 def test_the_layer_is_what_dense_weights_make(reach, dilation):
     layer, x, tokens, chosen = layer_and_input(reach=reach, dilation=dilation)
     local, whole = dense_weights(layer, x, tokens, chosen)
-    v, v_whole = (w(x).reshape(2, 13, 3, 7).transpose(1, 2) for w in (layer.w_v, layer.whole.w_v))
+    v, v_whole = layer.project(x)[2], by_head(layer.whole.w_kv(x)[..., 21:])
     expected = layer.w_o((local @ v + whole @ v_whole).transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x, mask=Roles.of(tokens, chosen)), expected, rtol=0, atol=1e-13)
 
@@ -318,7 +322,7 @@ def test_without_roles_all_tokens_are_local():
     assert torch.equal(made, layer(x, mask=Roles.of(None, nothing)))
     torch.testing.assert_close(layer(x[0]), made[0], rtol=0, atol=1e-13)
     local, _ = dense_weights(layer, x, ~nothing, nothing)
-    v = layer.w_v(x).reshape(2, 13, 3, 7).transpose(1, 2)
+    v = layer.project(x)[2]
     torch.testing.assert_close(made, layer.w_o((local @ v).transpose(1, 2).flatten(2)), rtol=0, atol=1e-13)
 
 

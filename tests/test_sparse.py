@@ -9,7 +9,7 @@ import torch
 from dense_measures import dense_measures
 
 import regard
-from regard import masks, positions
+from regard import masks, positions, rules
 from regard.backends import reference, sparse, tile_batches
 from regard.backends.call import prepare
 from regard.efficient.measured_growth import peak_bytes
@@ -29,7 +29,7 @@ def small_tiles(monkeypatch):
     """Many tiles, several to a batch, and batches that do not hold all heads."""
     monkeypatch.setattr(tiling, "ROWS", (8, 16))
     monkeypatch.setattr(tiling, "COLS", 4)
-    monkeypatch.setattr(tiling, "_KEPT", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
     for module in (sparse, tile_batches):
         monkeypatch.setattr(module, "CELLS_AT_ONCE", 3000)
 
@@ -224,7 +224,7 @@ def test_what_is_copied_at_once_stays_small(name, monkeypatch):
 def test_terms_that_are_not_kept_are_computed_again(name, count, monkeypatch):
     expected = sparsely(*tensors(), mask=MASKS[name], bias=count * torch.eye(N))
     monkeypatch.setattr(strips, "MOST_ADDED_CELLS", 1)
-    monkeypatch.setattr(tiling, "_KEPT", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
     other = {"longformer": LONGFORMER & masks.padding([N]), "bigbird": BIGBIRD & masks.padding([N])}[name]
     assert torch.equal(sparsely(*tensors(), mask=other, bias=count * torch.eye(N)), expected)
 

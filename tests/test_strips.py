@@ -5,7 +5,7 @@ from math import inf
 import pytest
 import torch
 
-from regard import masks
+from regard import masks, rules
 from regard.biases import Bias
 from regard.masks import strips, tiling
 from regard.masks.strips import Run, Terms, gathered, pieces, runs
@@ -32,7 +32,7 @@ MASKS = {
 def small_tiles(monkeypatch):
     monkeypatch.setattr(tiling, "ROWS", (8, 16))
     monkeypatch.setattr(tiling, "COLS", 4)
-    monkeypatch.setattr(tiling, "_KEPT", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
 
 
 def listed(mask, n=N):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import masks
+from regard import masks, rules
 from regard.masks import tiling
 from regard.masks.tiling import visible_tiles
 
@@ -16,7 +16,7 @@ LAST_QUERY = masks.window(1, 1) | masks.globals([100])
 def small_tiles(monkeypatch):
     monkeypatch.setattr(tiling, "ROWS", (8, 16))
     monkeypatch.setattr(tiling, "COLS", 4)
-    monkeypatch.setattr(tiling, "_KEPT", {})
+    monkeypatch.setattr(rules, "_KEPT", {})
 
 
 MASKS = {
@@ -145,16 +145,16 @@ def test_tiles_of_an_equal_mask_are_found_again_and_bounded():
     found = visible_tiles(masks.window(3, 0), 50, 70, CPU)
     assert visible_tiles(masks.window(3, 0), 50, 70, CPU) is found
     assert visible_tiles(masks.window(3, 0), 51, 70, CPU) is not found
-    for n in range(2 * tiling.MOST_KEPT):
+    for n in range(2 * rules.MOST_KEPT):
         visible_tiles(masks.window(n, 1), 5, 7, CPU)
-    assert len(tiling._KEPT) == tiling.MOST_KEPT
+    assert len(rules._KEPT) == rules.MOST_KEPT
 
 
 def test_tiles_of_a_mask_of_tensors_are_kept_with_the_mask_and_die_with_it():
     mask = masks.documents([0, 0, 1, 1, 1])
     found = visible_tiles(mask, 5, 5, CPU)
     assert visible_tiles(mask, 5, 5, CPU) is found
-    assert not tiling._KEPT
+    assert not rules._KEPT
     assert found in mask.kept.values()
 
 

@@ -23,13 +23,12 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.backends.call import Call
 from regard.masks import FULL, PARTIAL, Mask
-from regard.rules import IndexRule
+from regard.rules import IndexRule, keep
 
 __all__ = ["forward_with_lse", "how", "refuse", "run"]
 
 BLOCK = 128
 OWN_KERNELS = 4  # of one form, before further sizes share one
-MOST_BLOCK_MASKS = 32
 LEAST_HEAD_SIZE = 16  # what the Triton product of two tiles needs
 
 
@@ -81,7 +80,10 @@ def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     else:
         blocks = _block_mask(mask, nq, nk, device) if traced else _kept_block_mask(mask, nq, nk, device)
     grouped = call.k.shape[1] != call.sizes[1]
-    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse)
+    # A bias that is looked up is loaded ahead like keys and values: three loads in flight would not fit into a core.
+    tables = call.bias is not None and call.bias.holds_tensors and device.type == "cuda"
+    options = {"num_stages": 2} if tables else None
+    arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse, options)
     out, lse = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
     assert isinstance(out, Tensor)
     return out, lse
@@ -108,11 +110,20 @@ def _kernel(
     grouped: bool,
     sinks: Tensor | None,
     with_lse: bool,
+    options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """One FlexAttention call; the function that is compiled."""
     aux = AuxRequest(lse=True) if with_lse or sinks is not None else None
     result = flex_attention(
-        q, k, v, score_mod=score_mod, block_mask=blocks, scale=scale, enable_gqa=grouped, return_aux=aux
+        q,
+        k,
+        v,
+        score_mod=score_mod,
+        block_mask=blocks,
+        scale=scale,
+        enable_gqa=grouped,
+        return_aux=aux,
+        kernel_options=options,
     )
     if aux is None:
         assert isinstance(result, Tensor)
@@ -207,21 +218,8 @@ def _bend_and_add(cap: float, term: IndexRule) -> Callable[..., Any]:
 
 
 def _kept_block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:
-    """The block mask of an earlier call with this mask, or a new one.
-
-    It is kept with the mask where that holds tensors, and dies with it; else with its equals, the oldest going first.
-    """
-    kept, key = (mask.kept, (nq, nk, device)) if mask.holds_tensors else (_BLOCKS, (mask, nq, nk, device))
-    found = kept.get(key)
-    if found is None:
-        while len(kept) >= MOST_BLOCK_MASKS:
-            kept.pop(next(iter(kept)), None)
-        found = kept[key] = _block_mask(mask, nq, nk, device)
-    assert isinstance(found, BlockMask)
-    return found
-
-
-_BLOCKS: dict[object, Any] = {}
+    """The block mask of an earlier call with this mask, or a new one."""
+    return keep(mask, ("flex", nq, nk, device), lambda: _block_mask(mask, nq, nk, device))
 
 
 def _block_mask(mask: Mask, nq: int, nk: int, device: torch.device) -> BlockMask:

@@ -1,10 +1,11 @@
 """Attention at a cost proportional to what the mask shows, forward and backward: visible tiles, many at a time.
 
 The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). On the CPU runs of
-stretches go to torch's fused kernel, as views where their keys lie together (`regard.masks.strips`). On other devices,
-and with a softcap, stretches that see equally many are gathered together with their keys and values and attended to in
-one batched call of plain operations. Global tokens run beside them, against all keys. Backward recomputes from lse, a
-batch of tiles at a time, and adds up what each key receives.
+stretches go to torch's fused kernel, as views where their keys lie together (`regard.masks.strips`). On CUDA Triton's
+kernels walk the lists, forward and backward (`sparse_gpu.py`). Where neither can, as with a softcap, stretches that see
+equally many are gathered together with their keys and values and attended to in one batched call of plain operations.
+Global tokens run beside them, against all keys. Backward recomputes from lse, a batch of tiles at a time, and adds up
+what each key receives.
 
 It does not know dropout, nor N×N.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends import sparse_gpu
 from regard.backends.call import Call
 from regard.backends.tile_batches import CELLS_AT_ONCE, Batch, Plan, flat
 from regard.biases import DenseBias
@@ -41,6 +43,9 @@ def how(call: Call) -> str:
     """How it does the call, in a few words."""
     if call.mask is None or 0 in call.sizes:
         return "visible tiles, and nothing is hidden; O(N) memory"
+    if sparse_gpu.refuse(call) is None:
+        rows, cols = sparse_gpu.tile_size(call)
+        return f"a Triton kernel over visible tiles of {rows}×{cols}, compiled at the first call (seconds); O(N) memory"
     found = visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu"))
     return f"visible tiles of {found.rows}×{found.cols}: {found.share:.0%} of the cells; O(N) memory"
 
@@ -54,24 +59,41 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    out, lse = _Sparse.apply(Plan(call), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
+    engine = sparse_gpu.Launcher(call) if sparse_gpu.refuse(call) is None else _ByTorch(Plan(call))
+    if not call.wants_gradient:  # one call of autograd takes as long as a short sequence
+        return _forward(engine, call.q, call.k, call.v, call.sinks)
+    out, lse = _Sparse.apply(engine, call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
     return out, lse
 
 
+def _forward(
+    engine: _ByTorch | sparse_gpu.Launcher, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output in q's dtype and lse (B, H, Nq), with sinks."""
+    out, lse = engine.forward(q, k, v)
+    if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
+        sink = sinks.to(lse.dtype)[:, None, None]
+        out = out * torch.where(lse == -inf, 0.0, torch.sigmoid(lse - sink))
+        lse = torch.logaddexp(lse, sink)
+    return out.to(q.dtype), lse.squeeze(-1)
+
+
 class _Sparse(torch.autograd.Function):
-    """Forward and backward over batches of tiles."""
+    """Forward and backward by an engine: Triton's kernels, or plain torch."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor) -> Any:
-        out, lse = (_walk_runs if plan.fused else _walk)(plan, q, k, v)
-        if sinks is not None:  # it adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink)
-            sink = sinks.to(plan.wide)[:, None, None]
-            out = out * torch.where(lse == -inf, 0.0, torch.sigmoid(lse - sink))
-            lse = torch.logaddexp(lse, sink)
-        out = out.to(q.dtype)
-        ctx.plan = plan
+    def forward(
+        ctx: Any,
+        engine: _ByTorch | sparse_gpu.Launcher,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        *tensors: Tensor,
+    ) -> Any:
+        out, lse = _forward(engine, q, k, v, sinks)
+        ctx.engine = engine
         ctx.save_for_backward(q, k, v, sinks, out, lse, *tensors)
-        lse = lse.squeeze(-1)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -79,19 +101,44 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
             raise RuntimeError("the sparse backend has no second derivative; use backend='reference' for it")
-        plan: Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-        back = _Backward(plan, (q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
-        for panel in plan.found.panels:
-            back.walk(panel)
         d_sinks = None
         if sinks is not None:  # a sum over all queries, in which terms of either sign cancel: in fp64
-            share = torch.exp(sinks.double()[:, None] - back.lse.squeeze(-1).double())  # (B, H, Nq): what the sink took
+            share = torch.exp(sinks.double()[:, None] - torch.where(lse == -inf, inf, lse).double())  # (B, H, Nq)
             given = torch.einsum("bhnd,bhnd->bhn", grad.double(), out.double())
-            d_sinks = -(share * given).sum((0, 2)).to(sinks.dtype)
+            d_sinks = -(share * given).sum((0, 2)).to(sinks.dtype)  # share: what the sink took
+        if isinstance(ctx.engine, sparse_gpu.Launcher):
+            return (None, *ctx.engine.backward(q, k, v, out, lse, grad), d_sinks, *(None for _ in tensors))
+        *d_qkv, d_tensors = ctx.engine.backward((q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
+        return (None, *d_qkv, d_sinks, *d_tensors)
+
+
+class _ByTorch:
+    """Forward and backward over batches of tiles in plain torch, and on the CPU by its fused kernel."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
+        return (_walk_runs if self.plan.fused else _walk)(self.plan, q, k, v)
+
+    def backward(
+        self,
+        given: tuple[Tensor, Tensor, Tensor, Tensor],
+        lse: Tensor,
+        grad: Tensor,
+        tensors: list[Tensor],
+        wanted: tuple[bool, ...],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+        """The gradients of q, k, v and the bias's tensors; given: q, k, v and the output, with sinks as lse is."""
+        plan, (q, k, v, _) = self.plan, given
+        back = _Backward(plan, given, lse.unsqueeze(-1), grad, tensors, wanted)
+        for panel in plan.found.panels:
+            back.walk(panel)
         d_k, d_v = (plan.from_keys(g).to(x.dtype) for g, x in ((back.d_k, k), (back.d_v, v)))
-        d_tensors = (None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True))
-        return (None, back.d_q.to(q.dtype), d_k, d_v, d_sinks, *d_tensors)
+        d_tensors = [None if g is None else g.to(t.dtype) for g, t in zip(back.d_tensors, tensors, strict=True)]
+        return back.d_q.to(q.dtype), d_k, d_v, d_tensors
 
 
 def _walk_runs(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from regard.masks.mask import EMPTY, FULL, PARTIAL, Grid, Mask
-from regard.rules import IndexRule
+from regard.rules import IndexRule, keep
 
 __all__ = ["Group", "Panel", "VisibleTiles", "visible_tiles"]
 
@@ -37,7 +37,6 @@ OVERHEAD = 20  # a tile of r queries costs as if it had so many more: measured, 
 MOST_PATTERN_CELLS = 1 << 23  # bytes that a mask keeps for the cells of one group
 CELLS_AT_ONCE = 1 << 20  # of a mask, evaluated together
 FEW_COUNTS = 8  # of tiles that stretches see: up to so many groups nothing is filled up
-MOST_KEPT = 32  # masks that hold no tensors, and so are kept by value
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,18 +168,7 @@ def visible_tiles(mask: Mask | None, nq: int, nk: int, device: torch.device) -> 
     """
     if mask is None:
         return _list(None, nq, nk, device)
-    kept, key = (mask.kept, ("tiles", nq, nk, device)) if mask.holds_tensors else (_KEPT, (mask, nq, nk, device))
-    found = kept.get(key)
-    if found is None:
-        while len(kept) >= MOST_KEPT:
-            kept.pop(next(iter(kept)), None)
-        with torch.inference_mode(False):  # a later call may differentiate with what is kept here
-            found = kept[key] = _list(mask, nq, nk, device)
-    assert isinstance(found, VisibleTiles)
-    return found
-
-
-_KEPT: dict[object, Any] = {}
+    return keep(mask, ("tiles", nq, nk, device), lambda: _list(mask, nq, nk, device))
 
 
 def _list(mask: Mask | None, nq: int, nk: int, device: torch.device) -> VisibleTiles:

@@ -138,6 +138,10 @@ class Repeated(Bias):
         """(1, H or 1)."""
         return 1, self.counts.shape[1]
 
+    def one_per_tile(self, size: tuple[int, int]) -> bool:
+        """Where tiles lie within blocks."""
+        return self.size % size[0] == 0 and self.size % size[1] == 0
+
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j): the logarithm of how often key j counts for query i."""
         count, size, logs = cell_of(self.counts.to(device)), self.size, self._logs(device, dtype)
@@ -210,7 +214,7 @@ class BlockAttention(MultiHeadAttention):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, out_bias=True, dropout=dropout, backend=backend)
+        super().__init__(d_model, heads, bias=bias, out_bias=True, fused=True, dropout=dropout, backend=backend)
         for name, value, least in (("size", size, 1), ("random", random, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} of blocks must be a whole number of at least {least}, got {value!r}")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Linear, MultiHeadAttention
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
 from regard.masks import Mask
 from regard.masks.marked import booleans, fit_length
 from regard.masks.mask import Bounds, Grid
@@ -150,16 +150,17 @@ class GlobalRows(nn.Module):
 
     def __init__(self, d_model: int, heads: int, *, dropout: float = 0.0, backend: str = "auto") -> None:
         super().__init__()
-        self.w_q, self.w_k, self.w_v = (Linear(d_model, d_model) for _ in range(3))
+        self.w_q, self.w_kv = Linear(d_model, d_model), Joined(d_model, (d_model, d_model))
         self.heads, self.dropout, self.backend = heads, dropout, backend
 
     def forward(self, x: Tensor, roles: Roles) -> Tensor:
         """x (B, N, d) → (B, G, d), in the order of `roles.places`; zeros where a text has fewer global tokens."""
         places = roles.places.expand(len(x), -1)  # (B, G)
         asking = x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # (B, G, d)
+        k, v = torch.split(self.w_kv(x), list(self.w_kv.rows), -1)
         q, k, v = (
-            w(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, G or N, D)
-            for w, y in ((self.w_q, asking), (self.w_k, x), (self.w_v, x))
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.w_q(asking), k, v)  # (B, H, G or N, D)
         )
         dropout = self.dropout if self.training else 0.0
         out = attention(q, k, v, mask=roles.whole, dropout=dropout, backend=self.backend)
@@ -174,7 +175,7 @@ class SlidingAttention(MultiHeadAttention):
     >>> layer(torch.zeros(1, 5, 6), mask=roles).shape
     torch.Size([1, 5, 6])
 
-    A local token scores its window and the global tokens together, in one softmax, with w_q, w_k and w_v. A global
+    A local token scores its window and the global tokens together, in one softmax, with w_qkv. A global
     token's row comes from `whole`, whose projections are its own.
 
     d_model, heads, dropout, backend: as in `MultiHeadAttention`.  reach: tokens of the window on each side.
@@ -192,7 +193,7 @@ class SlidingAttention(MultiHeadAttention):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, heads, dropout=dropout, backend=backend)
+        super().__init__(d_model, heads, fused=True, dropout=dropout, backend=backend)
         for name, value in (("reach", reach), ("dilation", dilation)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} of a sliding window must be a whole number of at least 1, got {value!r}")

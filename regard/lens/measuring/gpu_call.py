@@ -18,14 +18,14 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
-from regard.masks import FULL, PARTIAL, DenseMask, Mask
+from regard.masks import FULL, PARTIAL, DenseMask
+from regard.masks.tile_lists import mixed_cells
 
 __all__ = ["LOG2E", "Blocks", "KernelCall", "Part", "blocks_for", "power_of_two"]
 
 LOG2E = log2(e)
 BAND, TABLE = 1, 2  # MASK of the kernels; 0 is none
 DISTANCE, DENSE = 1, 2  # BIAS, likewise
-TILES_AT_ONCE = 1024  # mixed tiles whose cells are computed together: 8 Mi cells
 
 
 @dataclass(frozen=True)
@@ -110,21 +110,7 @@ class KernelCall:
             return _mask_arguments(TABLE, (0, 0, 0), numbered + 2 * (kinds == PARTIAL).to(torch.int32), cells)
         mixed = (kinds == PARTIAL).nonzero()  # (n, 4)
         numbered[tuple(mixed.T)] = 2 + torch.arange(len(mixed), dtype=torch.int32, device=mixed.device)
-        return _mask_arguments(TABLE, (0, 0, 0), numbered, self._mixed_cells(mask, mixed, size), packed=True)
-
-    def _mixed_cells(self, mask: Mask, mixed: Tensor, size: tuple[int, int]) -> Tensor:
-        """The cells of the mixed tiles, (n, rows, columns) of 0 and 1; beyond the last query or key they are 0."""
-        nq, nk = self.call.sizes[2:]
-        device = self.call.device
-        see = mask.bind(nq, nk, device, torch.float32)
-        cells = torch.zeros(max(1, len(mixed)), *size, dtype=torch.uint8, device=device)
-        rows, cols = torch.arange(size[0], device=device).view(-1, 1), torch.arange(size[1], device=device)
-        for part in range(0, len(mixed), TILES_AT_ONCE):
-            b, h, r, c = (x.view(-1, 1, 1) for x in mixed[part : part + TILES_AT_ONCE].T)
-            i, j = r * size[0] + rows, c * size[1] + cols
-            inside = (i < nq) & (j < nk)
-            cells[part : part + TILES_AT_ONCE] = see(b, h, i.clamp(max=nq - 1), j.clamp(max=nk - 1)) & inside
-        return cells
+        return _mask_arguments(TABLE, (0, 0, 0), numbered, mixed_cells(mask, mixed, size, nq, nk), packed=True)
 
     def _bias(self) -> dict[str, Any]:
         """The kind of bias, and its numbers (B or 1, H or 1, distances) or (B or 1, H or 1, Nq or 1, Nk or 1)."""

@@ -14,7 +14,7 @@ from regard.models.family import Family, Task
 from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
 from regard.models.parts import Block, Embedding, Tower, encoder_block
 from regard.models.settings import Settings
-from regard.models.sources import Names
+from regard.models.sources import Names, Rows
 from regard.models.text_model import TextModel
 
 __all__ = ["FAMILY", "labels", "names", "tower"]
@@ -35,6 +35,12 @@ NAMES: Names = {
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}output.LayerNorm",
     "pooler.dense": "pooler.dense",
 }
+SEPARATE = {f"tower.blocks.{{i}}.attention.{w}" for w in ("w_q", "w_k", "w_v")}
+JOINED: Names = {
+    **{ours: theirs for ours, theirs in NAMES.items() if ours not in SEPARATE},
+    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.self.{x}" for x in ("query", "key", "value"))),
+}
+"""The same where one matrix makes queries, keys and values."""
 WORDS: Names = {
     "head.transform.dense": "cls.predictions.transform.dense",
     "head.transform.norm": "cls.predictions.transform.LayerNorm",

@@ -27,7 +27,7 @@ from regard.models.text_model import TextModel
 
 __all__ = ["FAMILY"]
 
-NAMES: Names = {**bert.NAMES, "pooler.dense": "pooler"}
+NAMES: Names = {**bert.JOINED, "pooler.dense": "pooler"}
 ANSWER = "qa_classifier."
 
 
@@ -63,7 +63,7 @@ def attention(settings: Settings, layer: int) -> MultiHeadAttention:
     bias, dropout = settings.flag("use_bias", True), settings.number("attention_probs_dropout_prob", 0.1)
     size, random = settings.whole("block_size", 64), settings.whole("num_random_blocks", 3, least=0)
     if settings.get("attention_type") == "original_full":
-        return MultiHeadAttention(d, heads, bias=bias, out_bias=True, dropout=dropout)
+        return MultiHeadAttention(d, heads, bias=bias, out_bias=True, fused=True, dropout=dropout)
     longest = settings.whole("max_position_embeddings", 4096)
     return BlockAttention(d, heads, size=size, random=random, seed=layer, longest=longest, bias=bias, dropout=dropout)
 

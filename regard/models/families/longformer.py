@@ -20,15 +20,16 @@ from regard.models.long_attention import SlidingAttention
 from regard.models.long_text_model import Choice, LongTextModel, first_tokens, tokens_before
 from regard.models.parts import Tower
 from regard.models.settings import Settings
-from regard.models.sources import Names
+from regard.models.sources import Names, Rows
 
 __all__ = ["FAMILY"]
 
 NAMES: Names = {
-    **bert.NAMES,
+    **bert.JOINED,
     "tower.blocks.{i}.attention.whole.w_q": f"{bert.LAYER}attention.self.query_global",
-    "tower.blocks.{i}.attention.whole.w_k": f"{bert.LAYER}attention.self.key_global",
-    "tower.blocks.{i}.attention.whole.w_v": f"{bert.LAYER}attention.self.value_global",
+    "tower.blocks.{i}.attention.whole.w_kv": Rows(
+        *(f"{bert.LAYER}attention.self.{x}_global" for x in ("key", "value"))
+    ),
 }
 
 

@@ -1,0 +1,179 @@
+"""The sparse backend on CUDA: lists of visible tiles, and the launches of the Triton kernels that walk them.
+
+A kernel is compiled once per kind of call, in a second or two, whatever the lengths. The lists are made once for a mask
+and size of call, and kept with it.
+
+It does not know the arithmetic (`sparse_kernels.py`), nor how tiles are found (`regard.masks.tile_lists`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from math import e, log2
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.call import Call
+from regard.masks.tile_lists import TileLists, Tiles
+from regard.rules import keep
+
+__all__ = ["Launcher", "refuse"]
+
+LOG2E = log2(e)
+MOST_HEADS = 65535  # CUDA's limit for the second axis of a grid
+MOST_TILES = 1 << 27  # in the table that is made while they are listed
+SIDES = (64, 32, 16)  # of a tile; 16 is what the product of two tiles needs
+WIDEST = 128  # head size whose tiles fit into a core
+
+
+def refuse(call: Call) -> str | None:
+    """Why the kernels cannot do a call that the sparse backend can, or None.
+
+    >>> from regard.backends.call import prepare
+    >>> x = torch.zeros(1, 1, 3, 2)
+    >>> refuse(prepare(x, x, x))
+    'nothing is hidden'
+    """
+    if call.mask is None:
+        return "nothing is hidden"
+    if call.device.type != "cuda":
+        return f"q is on {call.device.type}"
+    if not _has_triton():
+        return "triton is not installed: pip install 'regard[gpu]'"
+    if torch.compiler.is_compiling():
+        return "torch.compile traces the call, and the lists of tiles depend on the mask's numbers"
+    return refuse_anywhere(call)
+
+
+def refuse_anywhere(call: Call) -> str | None:
+    """The reasons that have nothing to do with the machine: triton's interpreter has them too."""
+    batch, heads, nq, nk = call.sizes
+    if call.q.dtype == torch.float64:
+        return "the Triton kernel has no float64"
+    if max(call.q.shape[-1], call.v.shape[-1]) > WIDEST:
+        return f"the Triton kernel holds head sizes up to {WIDEST}"
+    if call.softcap is not None:
+        return "the Triton kernel has no softcap"
+    if batch * heads > MOST_HEADS:
+        return f"the Triton kernel takes up to {MOST_HEADS} heads of all batch rows"
+    size = tile_size(call)
+    if -(-nq // size[0]) * -(-nk // size[1]) * batch * heads > MOST_TILES:
+        return "too many tiles to list"
+    if call.bias is not None and (call.bias.tensors or not call.bias.one_per_tile(size)):
+        return f"the Triton kernel knows biases that are one number for each tile, not {call.bias!r}"
+    return None
+
+
+def tile_size(call: Call) -> tuple[int, int]:
+    """Queries and keys of a tile: what was fastest on an H200, or less where a bias is one number for smaller tiles."""
+    fit = (n for n in SIDES if call.bias is None or call.bias.one_per_tile((n, n)))
+    side = next(fit, SIDES[0])
+    return side, side
+
+
+class Launcher:
+    """One call's lists and launches: `forward`, then `backward` with what it gave."""
+
+    def __init__(self, call: Call, size: tuple[int, int] | None = None) -> None:
+        """call: on torch tensors, as `refuse` lets pass, no size 0.  size: of a tile; default what was fastest."""
+        assert call.mask is not None
+        self.call, self.size = call, size or tile_size(call)
+        self.heads, (_, _, nq, nk) = call.sizes[1], call.sizes
+        bias, device = call.bias, call.device
+        leading = (1, 1) if bias is None else bias.leading
+        key = ("lists", nq, nk, self.size, leading, device)
+        self.lists: TileLists = keep(
+            call.mask,
+            key,
+            lambda: TileLists(call.mask, nq, nk, self.size, device, leading),  # type: ignore[arg-type]
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1) in fp32, without sinks."""
+        from regard.backends.sparse_kernels import attend
+
+        q, k, v = (_rows_together(x) for x in (q, k, v))
+        batch, heads, nq, _ = self.call.sizes
+        out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
+        lse = q.new_empty(batch, heads, nq, 1, dtype=torch.float32)
+        lists, launch = self.lists, self._launch(q.dtype)
+        attend[(lists.order.shape[1], batch * heads)](
+            q, k, v, out, lse, lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
+            *_steps(q), *_steps(k), *_steps(v), *_steps(out), *lists.steps, **self._sizes(q, v), **launch,
+        )  # fmt: skip
+        return out, lse
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v, from what `forward` gave, with sinks by now, and the gradient of the output."""
+        from regard.backends.sparse_kernels import differentiate_keys, differentiate_queries
+
+        q, k, v, out, grad = (_rows_together(x) for x in (q, k, v, out, grad))
+        batch, heads, nq, _ = self.call.sizes
+        lists, launch, sizes = self.lists, self._launch(q.dtype), self._sizes(q, v)
+        sizes["plain_scale"] = self.call.scale
+        d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        delta = lse.new_empty(batch, heads, nq)
+        differentiate_queries[(lists.order.shape[1], batch * heads)](
+            q, k, v, out, grad, lse, delta, d_q,
+            lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
+            *_steps(q), *_steps(k), *_steps(v), *_steps(out), *_steps(grad), *lists.steps, **sizes, **launch,
+        )  # fmt: skip
+        differentiate_keys[(lists.order_by_columns.shape[1], batch * k.shape[1])](
+            q, k, v, grad, lse, delta, d_k, d_v,
+            lists.order_by_columns, *self._tiles("full_by_columns"), *self._tiles("mixed_by_columns"),
+            lists.numbers_by_columns, lists.cells,
+            *_steps(q), *_steps(k), *_steps(v), *_steps(grad), *lists.steps, **sizes, **launch,
+        )  # fmt: skip
+        return d_q, d_k, d_v
+
+    def _tiles(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Where lists begin, their tiles, and what is added to the scores of each in units of log₂."""
+        tiles: Tiles = getattr(self.lists, name)
+        bias = self.call.bias
+        if bias is None:
+            return tiles.begin, tiles.index, tiles.begin  # which nobody reads
+        lists, added = bias.kept.get("tiles", (None, {}))
+        if lists is not self.lists:  # kept for the mask that came last: all layers of a model have one
+            lists, added = bias.kept["tiles"] = self.lists, {}
+        if name not in added:
+            b, h, row, col = self.lists.where(tiles, bias)
+            term = bias.bind(self.call.sizes[2], self.call.sizes[3], self.call.device, torch.float32)
+            added[name] = term(b, h, row * self.size[0], col * self.size[1]) * LOG2E
+        return tiles.begin, tiles.index, added[name]
+
+    def _sizes(self, q: Tensor, v: Tensor) -> dict[str, Any]:
+        (_, heads, nq, nk), band = self.call.sizes, self.lists.band or (0, 0, 0)
+        return {
+            "heads": heads, "group": heads // self.call.k.shape[1], "nq": nq, "nk": nk,
+            "scale": self.call.scale * LOG2E, "offset": band[0], "before": band[1], "after": band[2],
+            "D": q.shape[-1], "DV": v.shape[-1], "WIDTH": _width(q), "WIDTH_V": _width(v),
+            "BLOCK_Q": self.size[0], "BLOCK_K": self.size[1],
+            "EVEN_Q": nq % self.size[0] == 0, "EVEN_K": nk % self.size[1] == 0,
+            "IEEE": q.dtype == torch.float32, "BAND": self.lists.band is not None, "ADDED": self.call.bias is not None,
+        }  # fmt: skip
+
+    def _launch(self, dtype: torch.dtype) -> dict[str, int]:
+        """Loads in flight, and warps."""
+        return {"STAGES": 1 if dtype == torch.float32 else 2, "num_warps": 4}
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _rows_together(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _steps(x: Tensor) -> tuple[int, ...]:
+    return x.stride()[:3]
+
+
+def _width(x: Tensor) -> int:
+    return max(16, 1 << (x.shape[-1] - 1).bit_length())
