@@ -4,6 +4,8 @@ On a GPU test_conformance.py holds them to it over the whole grid."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from math import inf
@@ -199,3 +201,17 @@ def test_what_the_kernels_do_not_do_is_computed_otherwise(launched: list[Call]) 
 def test_the_reasons(wide: int, extra: dict[str, Any], why: str) -> None:
     q, k, v = (torch.zeros(1, 4, 5, wide) for _ in range(3))
     assert why in sparse_gpu.refuse_anywhere(prepare(q, k, v, mask=masks.causal(offset=1), **extra))
+
+
+def test_the_lists_die_with_their_mask(launched: list[Call]) -> None:
+    mask = masks.window(5, 5) & masks.padding([71, 30])
+    regard.attention(*tensors(), mask=mask, backend="sparse")
+    launched.clear()
+    (lists,) = [kept for kept in mask.kept.values() if isinstance(kept, sparse_gpu.TileLists)]
+    alive = weakref.ref(lists)
+    gc.disable()  # or it might come by
+    try:
+        del lists, mask
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -45,6 +45,9 @@ class TileLists:
     ([0, 1, 3, 5, 6], [1, 0, 2, 1, 3, 2], [0, 1, 2, 3])
 
     leading: (B, H) over which there are lists of their own; at least the mask's.
+
+    `cells` is what the mixed tiles show, (n, rows, columns) of 0 and 1, at least one; one 0 where the mask is a `band`.
+    The mask itself is not held: it holds the lists, and a circle would outlive the call until somebody collects it.
     """
 
     def __init__(
@@ -56,20 +59,16 @@ class TileLists:
         device: torch.device,
         leading: tuple[int, int] = (1, 1),
     ) -> None:
-        self.mask, self.nq, self.nk, self.size, self.device = mask, nq, nk, size, device
         self.leading = max(mask.leading[0], leading[0]), max(mask.leading[1], leading[1])
         self.band = mask.band(nq, nk)
         kinds = mask.tiles(nq, nk, size, device)
         self._kinds = kinds.expand(*self.leading, *kinds.shape[2:])  # (B', H', Tq, Tk)
         self.full, self.mixed = self._listed(FULL, by_columns=False), self._listed(PARTIAL, by_columns=False)
         self.order = self._order(by_columns=False)
-
-    @cached_property
-    def cells(self) -> Tensor:
-        """What the mixed tiles show, (n, rows, columns) of 0 and 1, at least one; one 0 where the mask is a band."""
-        if self.band is not None:
-            return torch.zeros(1, dtype=torch.uint8, device=self.device)
-        return mixed_cells(self.mask, torch.stack(self.where(self.mixed, self.mask), 1), self.size, self.nq, self.nk)
+        if self.band is None:
+            self.cells = mixed_cells(mask, torch.stack(self.where(self.mixed, mask), 1), size, nq, nk)
+        else:
+            self.cells = torch.zeros(1, dtype=torch.uint8, device=device)
 
     def where(self, tiles: Tiles, rule: Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The batch row, head, row and column of each of these tiles, (n,) each; 0 for a batch row or head that `rule`
