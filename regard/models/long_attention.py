@@ -129,7 +129,7 @@ class Roles(Mask):
         return f"Roles(tokens={booleans(self.tokens)}, chosen={booleans(self.chosen)})"
 
 
-@lru_cache(maxsize=64)  # every layer asks for one in every call, and what is kept with a mask is found fastest by itself
+@lru_cache(maxsize=64)  # every layer asks in every call, and what is kept with a mask is found fastest by itself
 def sliding(reach: int, dilation: int = 1) -> Mask:
     """A window of `reach` tokens to each side, every `dilation`-th of them.
 
