@@ -13,6 +13,7 @@ from transformers import GPT2Config, LlamaConfig
 from twins import Twin
 
 from regard.models.decoding import one_row
+from regard.models.generation.generating import generate
 from regard.models.text_model import TextModel
 from regard.testing import assert_rule
 
@@ -127,3 +128,31 @@ def test_norms_of_each_head_are_refused(name, tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
     setattr(model.tower.blocks[1].attention, name, nn.RMSNorm(10))
     assert one_row.refuse(model.tower, model.head, torch.float32) == "its attention norms each head"
+
+
+@torch.no_grad()
+def test_steps_have_one_form_where_their_kernels_do(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+
+    def form(batch, room):
+        ids, mask = prompt(batch, 5, padded=False)
+        return one_row.Steady.of(model.begin(ids, mask, length=room)[1]).form
+
+    assert form(1, 9) == form(1, one_row.CHUNK - 1)
+    assert form(1, 9) != form(1, 16)  # a room that 16 divides has loads of its own
+    assert form(1, 9) != form(2, 9)
+    assert form(1, 9) != form(1, one_row.CHUNK + 1)  # several chunks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_step_captured_again_is_not_run_aside_and_gives_the_same(batch, tmp_path, monkeypatch):
+    model = model_of("LLaMA", tmp_path, torch.float16)
+    ids, mask = prompt(batch, 5, padded=batch > 1)
+    made, ran = [], []
+    step = one_row.step
+    monkeypatch.setattr(one_row, "step", lambda *given: ran.append(1) or step(*given))
+    for _ in range(3):
+        made.append(generate(model, ids, mask, new_tokens=6, eos=None, pad=0).ids)
+    assert len(ran) == 4  # once aside, and once for each capture
+    assert all(torch.equal(other, made[0]) for other in made)

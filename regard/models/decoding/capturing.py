@@ -8,6 +8,7 @@ padding that is not on the left alone, or while somebody watches, since a replay
 from __future__ import annotations
 
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,17 +31,23 @@ def capturable(tower: Tower, head: object, state: State, dtype: torch.dtype) -> 
     return isinstance(head, LanguageHead) and one_row.refuse(tower, head, dtype) is None and state.padded_left
 
 
+_RAN: WeakKeyDictionary[Tower, set[object]] = WeakKeyDictionary()
+"""The forms of step that each tower has made: their kernels are compiled and loaded, which a capture must not do."""
+
+
 class Captured:
     """The step of one state, captured."""
 
     def __init__(self, tower: Tower, head: LanguageHead, state: State) -> None:
         self.steady = one_row.Steady.of(state)
-        at = self.steady.at.clone()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiles the kernels; what it writes is written again by the first replay
-            one_row.step(tower, head, self.steady)
-        torch.cuda.current_stream().wait_stream(aside)
+        at, ran, form = self.steady.at.clone(), _RAN.setdefault(tower, set()), (self.steady.form, id(head))
+        if form not in ran:
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):  # what it writes is written again by the first replay
+                one_row.step(tower, head, self.steady)
+            torch.cuda.current_stream().wait_stream(aside)
+            ran.add(form)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
             self.logits = one_row.step(tower, head, self.steady)

@@ -55,6 +55,18 @@ class Steady:
         start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
         return cls(tokens, at, start, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Steps of one form run through the same compiled kernels: what these are made for, beside the model.
+
+        >>> room = torch.zeros(1, 2, 288, 4)
+        >>> Steady(room[0, 0, :1, 0], room[0, 0, 0, :1], room[0, 0, 0, :1], (room,), (room,)).form
+        (1, torch.float32, device(type='cpu'), (False, True), (False, False))
+        """
+        k = self.keys[0]
+        room, pieces = k.shape[2], _pieces(k.shape[2])
+        return len(k), k.dtype, k.device, *((n == 1, n % 16 == 0) for n in (room, pieces))
+
 
 def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
     """Why these kernels cannot do a model's step, or None."""
@@ -192,7 +204,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, steady: Steady, scale: float) -> Ten
     from regard.models.decoding import kernels
 
     (batch, heads, head_dim), kv_heads, room = q.shape, k.shape[1], k.shape[2]
-    pieces, group = (room + CHUNK - 1) // CHUNK, heads // kv_heads
+    pieces, group = _pieces(room), heads // kv_heads
     sums = q.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
     block = max(16, power_of_two(head_dim))
@@ -206,6 +218,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, steady: Steady, scale: float) -> Ten
         CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4,
     )  # fmt: skip
     return out
+
+
+def _pieces(room: int) -> int:
+    return (room + CHUNK - 1) // CHUNK
 
 
 @dataclass(frozen=True)
