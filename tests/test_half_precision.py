@@ -77,6 +77,7 @@ def test_every_family_holds_in_bf16(family, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")  # in a thread of its own, the first time
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("family", HEADS)
 def test_every_family_holds_in_bf16_on_a_gpu(family, which, tmp_path):

@@ -120,7 +120,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         call()
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler says on stderr that it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         call()
     assert seen.profiler is not None
     assert seen.profiler.kineto_results is not None

@@ -41,16 +41,14 @@ class Captured:
     def __init__(self, tower: Tower, head: LanguageHead, state: State) -> None:
         self.steady = one_row.Steady.of(state)
         at, ran, form = self.steady.at.clone(), _RAN.setdefault(tower, set()), (self.steady.form, id(head))
-        if form not in ran:
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # what it writes is written again by the first replay
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            if form not in ran:  # what it writes is written again by the first replay
                 one_row.step(tower, head, self.steady)
-            torch.cuda.current_stream().wait_stream(aside)
-            ran.add(form)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
-            self.logits = one_row.step(tower, head, self.steady)
+                ran.add(form)
+            self.graph, self.logits = _capture(tower, head, self.steady)
+        torch.cuda.current_stream().wait_stream(aside)
         self.steady.at.copy_(at)
 
     def fits(self, state: State) -> bool:
@@ -68,3 +66,18 @@ class Captured:
         self.steady.tokens.copy_(tokens)
         self.graph.replay()
         return self.logits
+
+
+def _capture(tower: Tower, head: LanguageHead, steady: one_row.Steady) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """The graph of a step, and the logits that it fills. The stream is not the default one, where none can be captured.
+
+    torch's own context, `torch.cuda.graph`, first waits for the device and gives back all memory that is kept. Here the
+    prompt may still be on its way, and the next prompt wants that memory again.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the GPU
+    try:
+        logits = one_row.step(tower, head, steady)
+    finally:
+        graph.capture_end()
+    return graph, logits
