@@ -124,8 +124,10 @@ class FixedCache:
         ):
             if n < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
-        self._k = torch.zeros(batch, heads, length, head_dim, dtype=dtype, device=device)
-        self._v = torch.zeros(batch, heads, length, wide, dtype=dtype, device=device)
+        self._k = torch.empty(
+            batch, heads, length, head_dim, dtype=dtype, device=device
+        )  # nobody reads what is not used
+        self._v = torch.empty(batch, heads, length, wide, dtype=dtype, device=device)
         self._used = 0
 
     def __len__(self) -> int:

@@ -213,15 +213,14 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         self._check(x, context, cache, positions, context_positions)
         before = 0 if cache is None else len(cache)
+        turns = isinstance(self.position, Rotary)
+        here = _count(x, before) if turns and positions is None else positions
         if context is None:
-            q, k, v = self.project(x)
+            q, k, v = self.project(x) if here is None else self._project_and_turn(x, here)
         else:
             q = self._query(x)
-            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context
-        if isinstance(self.position, Rotary):
-            here = _count(x, before) if positions is None else positions
-            q = self.position.turn(q, here)
-            k = self.position.turn(k, here) if context is None else k  # a context's keys are turned already
+            q = q if here is None else self._turn(q, here)
+            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
         term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
             k, v = cache.append(k, v)
@@ -251,6 +250,21 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
         k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)
         return self._split(q, self.heads, self.q_norm), k, v
+
+    def _project_and_turn(self, x: Tensor, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """As `project`, queries and keys turned to their positions; together, where they come from one product."""
+        if not self.fused or self.q_norm is not None or self.k_norm is not None:
+            q, k, v = self.project(x)
+            return self._turn(q, positions), self._turn(k, positions), v
+        wide, narrow, _ = self.w_qkv.rows
+        both, v = torch.split(self.w_qkv(x), [wide + narrow, narrow], -1)
+        both = self._turn(self._split(both, self.heads + self.kv_heads), positions)  # (B, H + Hkv, N, D)
+        q, k = torch.split(both, [self.heads, self.kv_heads], 1)
+        return q, k, self._split(v, self.kv_heads)
+
+    def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
+        assert isinstance(self.position, Rotary)
+        return self.position.turn(y, positions)
 
     def _query(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x alone."""
