@@ -26,7 +26,7 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"frames", "json_header", "rules", "tables"},
+    {"devices", "frames", "json_header", "rules", "tables"},
     {"biases", "layouts", "masks", "positions", "rotary", "stages"},
     {"backends"},
     {"op", "cache", "costs"},
@@ -39,7 +39,7 @@ LEVELS = [
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ALSO = {("positions", "biases"), ("positions", "rotary")}  # positions.py is where users find them
 ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
-SHARED_BY_BACKENDS = ("call", "tile_batches")  # each imports only those before it
+SHARED_BY_BACKENDS = ("call", "tile_batches", "sparse_kernels", "sparse_gpu")  # each imports only those before it
 
 PUBLIC = [
     "FixedCache",

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from math import e, log2
+from math import e, log2, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call
+from regard.devices import current
 from regard.masks.tile_lists import TileLists, Tiles
 from regard.rules import keep
 
@@ -60,8 +61,8 @@ def refuse_anywhere(call: Call) -> str | None:
     if batch * heads > MOST_HEADS:
         return f"the Triton kernel takes up to {MOST_HEADS} heads of all batch rows"
     size = tile_size(call)
-    if -(-nq // size[0]) * -(-nk // size[1]) * batch * heads > MOST_TILES:
-        return "too many tiles to list"
+    if -(-nq // size[0]) * -(-nk // size[1]) * prod(_leading(call)) > MOST_TILES:
+        return f"more than {MOST_TILES:,} tiles to list"
     if call.bias is not None and (call.bias.tensors or not call.bias.one_per_tile(size)):
         return f"the Triton kernel knows biases that are one number for each tile, not {call.bias!r}"
     return None
@@ -80,30 +81,28 @@ class Launcher:
     def __init__(self, call: Call, size: tuple[int, int] | None = None) -> None:
         """call: on torch tensors, as `refuse` lets pass, no size 0.  size: of a tile; default what was fastest."""
         assert call.mask is not None
-        self.call, self.size = call, size or tile_size(call)
-        self.heads, (_, _, nq, nk) = call.sizes[1], call.sizes
-        bias, device = call.bias, call.device
-        leading = (1, 1) if bias is None else bias.leading
-        key = ("lists", nq, nk, self.size, leading, device)
-        self.lists: TileLists = keep(
-            call.mask,
-            key,
-            lambda: TileLists(call.mask, nq, nk, self.size, device, leading),  # type: ignore[arg-type]
-        )
+        mask, size, leading = call.mask, size or tile_size(call), _leading(call)
+        # Not the call itself: what autograd lets go after backward would live as long as the graph.
+        self.sizes, self.kv_heads, self.device = call.sizes, call.k.shape[1], call.device
+        self.scale, self.bias, self.size = call.scale, call.bias, size
+        _, _, nq, nk = call.sizes
+        key = ("lists", nq, nk, size, leading, call.device)
+        self.lists = keep(mask, key, lambda: TileLists(mask, nq, nk, size, call.device, leading))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1) in fp32, without sinks."""
         from regard.backends.sparse_kernels import attend
 
         q, k, v = (_rows_together(x) for x in (q, k, v))
-        batch, heads, nq, _ = self.call.sizes
+        batch, heads, nq, _ = self.sizes
         out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
         lse = q.new_empty(batch, heads, nq, 1, dtype=torch.float32)
         lists, launch = self.lists, self._launch(q.dtype)
-        attend[(lists.order.shape[1], batch * heads)](
-            q, k, v, out, lse, lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
-            *_steps(q), *_steps(k), *_steps(v), *_steps(out), *lists.steps, **self._sizes(q, v), **launch,
-        )  # fmt: skip
+        with current(self.device):
+            attend[(lists.order.shape[1], batch * heads)](
+                q, k, v, out, lse, lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
+                *_steps(q), *_steps(k), *_steps(v), *_steps(out), *lists.steps, **self._sizes(q, v), **launch,
+            )  # fmt: skip
         return out, lse
 
     def backward(
@@ -113,28 +112,29 @@ class Launcher:
         from regard.backends.sparse_kernels import differentiate_keys, differentiate_queries
 
         q, k, v, out, grad = (_rows_together(x) for x in (q, k, v, out, grad))
-        batch, heads, nq, _ = self.call.sizes
+        batch, heads, nq, _ = self.sizes
         lists, launch, sizes = self.lists, self._launch(q.dtype), self._sizes(q, v)
-        sizes["plain_scale"] = self.call.scale
+        sizes["plain_scale"] = self.scale
         d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         delta = lse.new_empty(batch, heads, nq)
-        differentiate_queries[(lists.order.shape[1], batch * heads)](
-            q, k, v, out, grad, lse, delta, d_q,
-            lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
-            *_steps(q), *_steps(k), *_steps(v), *_steps(out), *_steps(grad), *lists.steps, **sizes, **launch,
-        )  # fmt: skip
-        differentiate_keys[(lists.order_by_columns.shape[1], batch * k.shape[1])](
-            q, k, v, grad, lse, delta, d_k, d_v,
-            lists.order_by_columns, *self._tiles("full_by_columns"), *self._tiles("mixed_by_columns"),
-            lists.numbers_by_columns, lists.cells,
-            *_steps(q), *_steps(k), *_steps(v), *_steps(grad), *lists.steps, **sizes, **launch,
-        )  # fmt: skip
+        with current(self.device):
+            differentiate_queries[(lists.order.shape[1], batch * heads)](
+                q, k, v, out, grad, lse, delta, d_q,
+                lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
+                *_steps(q), *_steps(k), *_steps(v), *_steps(out), *_steps(grad), *lists.steps, **sizes, **launch,
+            )  # fmt: skip
+            differentiate_keys[(lists.order_by_columns.shape[1], batch * k.shape[1])](
+                q, k, v, grad, lse, delta, d_k, d_v,
+                lists.order_by_columns, *self._tiles("full_by_columns"), *self._tiles("mixed_by_columns"),
+                lists.numbers_by_columns, lists.cells,
+                *_steps(q), *_steps(k), *_steps(v), *_steps(grad), *lists.steps, **sizes, **launch,
+            )  # fmt: skip
         return d_q, d_k, d_v
 
     def _tiles(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Where lists begin, their tiles, and what is added to the scores of each in units of log₂."""
         tiles: Tiles = getattr(self.lists, name)
-        bias = self.call.bias
+        bias = self.bias
         if bias is None:
             return tiles.begin, tiles.index, tiles.begin  # which nobody reads
         lists, added = bias.kept.get("tiles", (None, {}))
@@ -142,24 +142,30 @@ class Launcher:
             lists, added = bias.kept["tiles"] = self.lists, {}
         if name not in added:
             b, h, row, col = self.lists.where(tiles, bias)
-            term = bias.bind(self.call.sizes[2], self.call.sizes[3], self.call.device, torch.float32)
+            term = bias.bind(self.sizes[2], self.sizes[3], self.device, torch.float32)
             added[name] = term(b, h, row * self.size[0], col * self.size[1]) * LOG2E
         return tiles.begin, tiles.index, added[name]
 
     def _sizes(self, q: Tensor, v: Tensor) -> dict[str, Any]:
-        (_, heads, nq, nk), band = self.call.sizes, self.lists.band or (0, 0, 0)
+        (_, heads, nq, nk), band = self.sizes, self.lists.band or (0, 0, 0)
         return {
-            "heads": heads, "group": heads // self.call.k.shape[1], "nq": nq, "nk": nk,
-            "scale": self.call.scale * LOG2E, "offset": band[0], "before": band[1], "after": band[2],
+            "heads": heads, "group": heads // self.kv_heads, "nq": nq, "nk": nk,
+            "scale": self.scale * LOG2E, "offset": band[0], "before": band[1], "after": band[2],
             "D": q.shape[-1], "DV": v.shape[-1], "WIDTH": _width(q), "WIDTH_V": _width(v),
             "BLOCK_Q": self.size[0], "BLOCK_K": self.size[1],
             "EVEN_Q": nq % self.size[0] == 0, "EVEN_K": nk % self.size[1] == 0,
-            "IEEE": q.dtype == torch.float32, "BAND": self.lists.band is not None, "ADDED": self.call.bias is not None,
+            "IEEE": q.dtype == torch.float32, "BAND": self.lists.band is not None, "ADDED": self.bias is not None,
         }  # fmt: skip
 
     def _launch(self, dtype: torch.dtype) -> dict[str, int]:
         """Loads in flight, and warps."""
         return {"STAGES": 1 if dtype == torch.float32 else 2, "num_warps": 4}
+
+
+def _leading(call: Call) -> tuple[int, int]:
+    """(B, H) over which mask and bias vary, and so the lists and what is added to their tiles."""
+    given = [rule.leading for rule in (call.mask, call.bias) if rule is not None]
+    return max((b for b, _ in given), default=1), max((h for _, h in given), default=1)
 
 
 @cache

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
+from regard.devices import current
 from regard.lens.measuring.gpu_call import LOG2E, Blocks, KernelCall, Part, blocks_for
 from regard.lens.measuring.gpu_top import MOST_LINKS, Links
 from regard.lens.measuring.measures import Wanted, cell_of_positions, finish_effective, finish_entropy, finish_map
@@ -54,7 +55,7 @@ def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = Non
 
     lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
     """
-    with torch.no_grad():
+    with torch.no_grad(), current(call.device):
         blocks = blocks or blocks_for(call)
         launch = _Launch(call, lse, wanted, blocks)
         if 0 not in call.sizes:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.cache import FixedCache
+from regard.devices import current
 from regard.models.decoding import one_row
 from regard.models.heads import LanguageHead
 from regard.models.parts import Tower
@@ -40,6 +41,11 @@ class Captured:
 
     def __init__(self, tower: Tower, head: LanguageHead, state: State) -> None:
         self.steady = one_row.Steady.of(state)
+        self.device = self.steady.at.device
+        with current(self.device):
+            self.graph, self.logits = self._captured(tower, head)
+
+    def _captured(self, tower: Tower, head: LanguageHead) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         at, ran, form = self.steady.at.clone(), _RAN.setdefault(tower, set()), (self.steady.form, id(head))
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
@@ -47,9 +53,10 @@ class Captured:
             if form not in ran:  # what it writes is written again by the first replay
                 one_row.step(tower, head, self.steady)
                 ran.add(form)
-            self.graph, self.logits = _capture(tower, head, self.steady)
+            made = _capture(tower, head, self.steady)
         torch.cuda.current_stream().wait_stream(aside)
         self.steady.at.copy_(at)
+        return made
 
     def fits(self, state: State) -> bool:
         """Is this still the step of the state: are its caches where they were?"""
@@ -64,7 +71,8 @@ class Captured:
     def step(self, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V), which the next step overwrites."""
         self.steady.tokens.copy_(tokens)
-        self.graph.replay()
+        with current(self.device):
+            self.graph.replay()
         return self.logits
 
 
