@@ -33,6 +33,7 @@ __all__ = [
     "indices",
     "keep",
     "leading_of",
+    "leaves",
     "number",
     "numbers",
     "part_of",
@@ -89,7 +90,7 @@ class Rule(ABC):
     @cached_property
     def holds_tensors(self) -> bool:
         """Does comparing it with another rule read tensors? On a GPU that waits for everything before."""
-        return any(isinstance(v, Tensor) for v in _leaves(self))
+        return any(isinstance(v, Tensor) for v in leaves(self))
 
     @cached_property
     def kept(self) -> dict[object, Any]:
@@ -99,7 +100,7 @@ class Rule(ABC):
     @cached_property
     def constants(self) -> tuple[int | float, ...]:
         """The numbers that are not in tensors: a compiled kernel may hold them fixed."""
-        return tuple(v for v in _leaves(self) if isinstance(v, (int, float)))
+        return tuple(v for v in leaves(self) if isinstance(v, (int, float)))
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -149,9 +150,9 @@ def _values(rule: object) -> list[Any]:
     return [getattr(rule, f.name) for f in fields(rule)]  # type: ignore[arg-type]
 
 
-def _leaves(rule: Rule) -> list[Any]:
+def leaves(rule: Rule) -> list[Any]:
     """The fields of a rule and of the rules inside it."""
-    return [leaf for v in _values(rule) for leaf in (_leaves(v) if isinstance(v, Rule) else [v])]
+    return [leaf for v in _values(rule) for leaf in (leaves(v) if isinstance(v, Rule) else [v])]
 
 
 def _same(a: object, b: object) -> bool:

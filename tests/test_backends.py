@@ -254,6 +254,26 @@ def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_fl
 
 
 @pytest.mark.usefixtures("on_cuda", "nothing_is_small")
+@pytest.mark.parametrize(
+    ("mask", "d", "first"),
+    [
+        (masks.window(9, 0), 64, "sparse"),
+        (masks.causal() & masks.padding([300]), 64, "flex"),  # half of the square, and more cells than were measured
+        (masks.window(9, 0), 65, "flex"),  # a wider head than was measured
+        (masks.window(9, 0) | masks.globals([0]), 65, "sparse"),  # booleans, of which FlexAttention reads a byte each
+        (masks.window(9, 0) & masks.queries(torch.ones(1, 320, dtype=torch.bool)), 65, "sparse"),
+        (masks.documents(torch.arange(320) // 20), 65, "flex"),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_our_kernels_are_taken_where_they_are_faster(mask, d, first, monkeypatch):
+    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(sparse_gpu, "MEASURED_CELLS", 320 * 40)
+    monkeypatch.setattr(sparse_gpu, "SIDES", (16,))
+    assert order(*tensors(1, 1, 320, 320, d, d), mask=mask)[0] == first
+
+
+@pytest.mark.usefixtures("on_cuda", "nothing_is_small")
 def test_on_a_gpu_a_traced_call_goes_to_flex_and_few_queries_to_sdpa(monkeypatch):
     monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)

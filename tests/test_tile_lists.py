@@ -102,5 +102,9 @@ def test_cells_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(whole) > 3
 
 
+def test_the_share_is_that_of_visible_tiles() -> None:
+    assert TileLists(masks.causal(), 32, 32, (8, 8), CPU).share == 10 / 16
+
+
 def test_a_band_stores_no_cells() -> None:
     assert TileLists(masks.window(200, 200), 4096, 4096, (64, 64), CPU).cells.numel() == 1

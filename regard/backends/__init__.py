@@ -87,7 +87,7 @@ def ranked(call: Call) -> tuple[str, ...]:
         # tile of queries each: a few queries would leave most of the device idle.
         if call.sizes[2] * call.sizes[3] <= SMALL or call.sizes[2] < FEW_QUERIES:
             return ("sdpa", "tiled", "sparse", "flex", "reference")
-        if sparse_gpu.refuse(call) is None:
+        if sparse_gpu.refuse(call) is None and sparse_gpu.pays(call):
             return ("sparse", "flex", "sdpa", "tiled", "reference")
         return ("flex", "sdpa", "tiled", "sparse", "reference")
     if _dense_pays(call):

@@ -100,6 +100,11 @@ class TileLists:
         return self._order(by_columns=True)
 
     @property
+    def share(self) -> float:
+        """How many of all tiles are visible."""
+        return (len(self.full.index) + len(self.mixed.index)) / self._kinds.numel()
+
+    @property
     def steps(self) -> tuple[int, int]:
         """From the lists of one batch row to those of the next, and of one head, in rows of L."""
         batch, heads = self.leading
