@@ -370,25 +370,12 @@ class Rotary:
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Turn every pair (a, b) of x (…, N, R) into (a·cos − b·sin, b·cos + a·sin), in the dtype of the angles."""
-        if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._turn_in_place(x, cos, sin)
-        half, x = self.layout == "half", x.to(cos.dtype)
-        a, b = self._pairs(x)
+        half = self.layout == "half"
+        if torch.is_grad_enabled():  # or the gradients of both products with a would be rounded before they are added
+            x = x.to(cos.dtype)
+        a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])  # (…, N, R/2) each
         pair = (a * cos - b * sin, b * cos + a * sin)
         return torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)
-
-    def _turn_in_place(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The same where nobody differentiates or compiles, in four kernels instead of eight."""
-        out = x.new_empty(x.shape, dtype=cos.dtype)
-        (a, b), (c, d) = self._pairs(x), self._pairs(out)
-        torch.mul(a, cos, out=c).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=d).addcmul_(a, sin)
-        return out
-
-    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of x (…, N, R) that are turned together, (…, N, R/2) each, as views."""
-        half = self.width // 2
-        return (x[..., :half], x[..., half:]) if self.layout == "half" else (x[..., 0::2], x[..., 1::2])
 
     def _check(self, x: Tensor, positions: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:

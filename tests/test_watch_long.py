@@ -103,8 +103,11 @@ def dense_weights(layer: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     local = (((i - j).abs() <= layer.reach) | (j == 0)) & (i > 0)
     whole = torch.ones(1, n, dtype=torch.bool)
     made = []
-    for part, asking, seen in ((layer, x, local), (layer.whole, x[:, :1], whole)):
-        q, k = (w(y).unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for w, y in ((part.w_q, asking), (part.w_k, x)))
+    width = HEADS * SIZE
+    q, k, _ = layer.w_qkv(x).split(width, -1)
+    whole_q, whole_k = layer.whole.w_q(x[:, :1]), layer.whole.w_kv(x)[..., :width]
+    for asking, asked, seen in ((q, k, local), (whole_q, whole_k, whole)):
+        q, k = (y.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for y in (asking, asked))
         scores = (q @ k.mT / SIZE**0.5).masked_fill(~seen, -torch.inf)
         made.append(scores.softmax(-1).nan_to_num(0.0))  # the global token's local row
     return made[0], made[1]

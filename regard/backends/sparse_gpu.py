@@ -129,7 +129,7 @@ class Launcher:
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v, from what `forward` gave, with sinks by now, and the gradient of the output."""
+        """The gradients of q, k and v, from the output and lse (B, H, Nq), with sinks by now, and the output's own."""
         from regard.backends.sparse_kernels import differentiate_keys, differentiate_queries
 
         q, k, v, out, grad = (_rows_together(x) for x in (q, k, v, out, grad))
