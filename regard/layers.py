@@ -23,6 +23,8 @@ from regard.rotary import Angles
 
 __all__ = ["ContextKeys", "Joined", "JoinedTable", "Linear", "MultiHeadAttention"]
 
+WIDE = 192  # inputs from which on several products are faster than one, on a CPU
+
 
 @runtime_checkable
 class ScorePosition(Protocol):
@@ -57,6 +59,22 @@ class Joined(Linear):
     def __init__(self, inputs: int, rows: tuple[int, ...], *, bias: bool = True) -> None:
         super().__init__(inputs, sum(rows), bias)
         self.rows = rows
+
+    def apart(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each map makes of x (…, inputs), in order.
+
+        >>> [y.shape[-1] for y in Joined(4, (8, 2, 2)).apart(torch.zeros(3, 4))]
+        [8, 2, 2]
+
+        On a CPU several products are 2 to 10 % faster than one, from 192 inputs on, if nobody differentiates: then each
+        has its own rows of the matrix. Who watches this layer sees one product, as everywhere else.
+        """
+        watched = self._forward_hooks or self._forward_pre_hooks or torch.is_grad_enabled()
+        if not x.is_cpu or self.in_features < WIDE or watched or torch.compiler.is_compiling():
+            return torch.split(self(x), list(self.rows), -1)
+        rows = list(self.rows)
+        biases = [None] * len(rows) if self.bias is None else torch.split(self.bias, rows)
+        return tuple(linear(x, w, b) for w, b in zip(torch.split(self.weight, rows), biases, strict=True))
 
 
 class JoinedTable(nn.Embedding):
@@ -245,7 +263,7 @@ class MultiHeadAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
         if self.fused:
-            q, k, v = torch.split(self.w_qkv(x), list(self.w_qkv.rows), -1)
+            q, k, v = self.w_qkv.apart(x)
         else:
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
         k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from regard import masks
+from regard import layers, masks
 from regard.cache import FixedCache, GrowingCache
 from regard.layers import Joined, MultiHeadAttention
 from regard.positions import T5, Rotary, Shaw, Swin, alibi
@@ -771,3 +771,29 @@ def test_layer_refuses_a_position_for_other_heads_and_a_float_mask():
         MultiHeadAttention(D_MODEL, HEADS, position=alibi(4))(x)
     with pytest.raises(TypeError, match=r"^mask must be boolean"):
         MultiHeadAttention(D_MODEL, HEADS)(x, mask=torch.zeros(N, N))
+
+
+# ----------------------------------------------------------------------------------------------------------- joined maps
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("inputs", [layers.WIDE, layers.WIDE - 1])
+def test_joined_maps_give_the_same_however_many_products_they_take(inputs, bias, monkeypatch):
+    joined, x = layers.Joined(inputs, (7, 3, 3), bias=bias).double(), torch.randn(2, 5, inputs, dtype=torch.float64)
+    products = []
+    monkeypatch.setattr(layers, "linear", lambda *given: products.append(1) or torch.nn.functional.linear(*given))
+    expected = joined(x).split([7, 3, 3], -1)
+    with torch.no_grad():
+        made = joined.apart(x)
+    assert len(products) == (3 if inputs == layers.WIDE else 0)
+    for ours, theirs in zip(made, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(joined.apart(x), expected, strict=True))  # as one, with gradients
+
+
+@torch.no_grad()
+def test_who_watches_joined_maps_sees_one_product():
+    joined, seen = layers.Joined(layers.WIDE, (7, 3, 3)), []
+    joined.register_forward_hook(lambda module, given, out: seen.append(out.shape))
+    joined.apart(torch.zeros(5, layers.WIDE))
+    assert seen == [(5, 13)]
