@@ -773,7 +773,7 @@ def test_layer_refuses_a_position_for_other_heads_and_a_float_mask():
         MultiHeadAttention(D_MODEL, HEADS)(x, mask=torch.zeros(N, N))
 
 
-# ----------------------------------------------------------------------------------------------------------- joined maps
+# ---------------------------------------------------------------------------------------------------------- joined maps
 
 
 @pytest.mark.parametrize("bias", [True, False])
