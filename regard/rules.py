@@ -131,15 +131,17 @@ def keep(rule: Rule, key: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
     True
 
     It is kept with the rule where that holds tensors, and dies with it; else with its equals, the oldest going first.
-    key: of hashable values; whose it is, then what it depends on.
+    key: of hashable values; whose it is, then what it depends on.  make: gives anything but None.
     """
     kept, place = (rule.kept, key) if rule.holds_tensors else (_KEPT, (rule, *key))
-    if place not in kept:
+    found = kept.get(place)  # looked up once: another thread may throw it out at any time
+    if found is None:
+        with torch.inference_mode(False):  # a later call may differentiate with what is kept here
+            found = make()
         while len(kept) >= MOST_KEPT:
             kept.pop(next(iter(kept)), None)
-        with torch.inference_mode(False):  # a later call may differentiate with what is kept here
-            kept[place] = make()
-    return cast(Kept, kept[place])
+        kept[place] = found
+    return cast(Kept, found)
 
 
 MOST_KEPT = 64

@@ -42,7 +42,7 @@ MODULES: dict[str, ModuleType] = {
 NAMES = tuple(MODULES)
 
 SMALL = 512 * 512  # cells per head up to which nobody waits for a kernel to be compiled
-FEW_QUERIES = 64
+FEW_QUERIES = 64  # whose dense mask is small; our kernels have a program for so many, and would leave a GPU idle
 # On the CPU, fp32, 1 and 12 heads of 64, windows, documents and prefixes of 520 to 2048 positions: `sparse` against a
 # dense mask is 0.4 to 2.4× as fast at 520, 0.9 to 3× at 768, 1.2 to 5× at 1024 and more beyond, if no more than 0.6 of
 # the cells are computed; against `tiled` it is 1.1 to 8× as fast.
@@ -83,10 +83,11 @@ def ranked(call: Call) -> tuple[str, ...]:
         if call.dropout:  # which flex and sparse do not have; a dense mask, as long as there is memory for it
             dense = call.mask is None or _cells(call) <= MOST_DENSE
             return (*(("sdpa", "tiled") if dense else ("tiled", "sdpa")), "flex", "sparse", "reference")
-        # A kernel takes seconds to compile: for what a dense mask does at once, nobody would wait. And ours walk a
-        # tile of queries each: a few queries would leave most of the device idle.
-        if call.sizes[2] * call.sizes[3] <= SMALL or call.sizes[2] < FEW_QUERIES:
+        # A kernel takes seconds to compile: for what a dense mask does at once, nobody would wait.
+        if call.sizes[2] * call.sizes[3] <= SMALL:
             return ("sdpa", "tiled", "sparse", "flex", "reference")
+        if call.sizes[2] < FEW_QUERIES:
+            return ("sdpa", "flex", "tiled", "sparse", "reference")
         if sparse_gpu.refuse(call) is None and sparse_gpu.pays(call):
             return ("sparse", "flex", "sdpa", "tiled", "reference")
         return ("flex", "sdpa", "tiled", "sparse", "reference")
