@@ -269,7 +269,12 @@ def test_capture_that_is_dropped_brings_its_photograph(page, session, tmp_path):
 def test_photograph_that_does_not_come_is_said(page, site):
     page.route("**/picture/0", lambda route: route.fulfill(status=200, content_type="image/png", body=b"no picture"))
     page.goto(site)
-    expect(page.locator(".text-readout")).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
+    note = page.locator(".photo-note")
+    expect(note).to_contain_text("the picture did not come: ")
+    expect(note).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
+    page.locator(".photo-canvas").hover()
+    expect(page.locator(".text-readout")).to_contain_text("exact")  # rows come without it
+    expect(note).to_contain_text("the picture did not come: ")  # and do not wipe that away
 
 
 # -------------------------------------------------------------------------------------------------------------- windows

@@ -214,7 +214,7 @@ class PhotoPane {
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
     const windows = this.answers.layer?.windows ?? 1;
     const cut = windows > 1 && windows !== this.answers.overview?.pictures?.length; // several pictures are windows, too
-    const text = noteOf(line, grid, cut ? windows : 1, state.lang);
+    const text = noteOf(line, grid, cut ? windows : 1, this.answers.lost.get(this.picture) ?? "", state.lang);
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 

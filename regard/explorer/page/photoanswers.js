@@ -8,6 +8,9 @@ import { isAbort, latest, outcome } from "./source.js";
 /** @typedef {import("./patches.js").PlacedTokens} PlacedTokens */
 /** @typedef {import("./source.js").Row} Row */
 
+/** @param {unknown} error */
+const saidBy = (error) => (error instanceof Error ? error.message : String(error));
+
 export class PhotoAnswers {
   /**
    * @param {import("./state.js").Store} store
@@ -28,6 +31,8 @@ export class PhotoAnswers {
     this.naming = null;
     /** @type {Map<number, HTMLImageElement>} */
     this.images = new Map();
+    /** @type {Map<number, string>} */
+    this.lost = new Map(); // why a picture did not come; rows come without it
     /** @type {Row | null} */
     this.row = null;
     this.error = "";
@@ -79,6 +84,7 @@ export class PhotoAnswers {
     const signal = this.nextSession();
     [this.overview, this.naming, this.row, this.error] = [null, null, null, ""];
     this.images.clear();
+    this.lost.clear();
     this.told.fresh();
     if (session === null) return;
     try {
@@ -91,7 +97,7 @@ export class PhotoAnswers {
       await Promise.all(shown.map((n) => this.#fetch(session, n, signal)));
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
-      this.error = error instanceof Error ? error.message : String(error);
+      this.error = saidBy(error);
     }
     this.told.arrived();
   }
@@ -103,8 +109,13 @@ export class PhotoAnswers {
    */
   async #fetch(session, number, signal) {
     const image = new Image();
-    image.src = await this.source.picture(session, number);
-    await image.decode();
+    try {
+      image.src = await this.source.picture(session, number);
+      await image.decode();
+    } catch (error) {
+      if (!isAbort(error) && !signal.aborted) this.lost.set(number, saidBy(error));
+      return;
+    }
     if (!signal.aborted) this.images.set(number, image);
   }
 

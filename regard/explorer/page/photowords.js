@@ -106,9 +106,10 @@ export function piecesOf(tokens, naming) {
  * @param {import("./source.js").PictureLine | undefined} line
  * @param {import("./patches.js").Grid | undefined} grid
  * @param {number} windows
+ * @param {string} lost  why the picture did not come, "" where it did
  * @param {string} lang
  */
-export function noteOf(line, grid, windows, lang) {
+export function noteOf(line, grid, windows, lost, lang) {
   const words = wordsFor(lang);
   const [top, left, bottom, right] = line?.seen ?? [0, 0, 1, 1];
   const cropped = Math.max(top, left, 1 - bottom, 1 - right) > HAIR;
@@ -117,6 +118,7 @@ export function noteOf(line, grid, windows, lang) {
     windows > 1 && words.inWindows({ windows }),
     cropped && words.hatched,
     line && !line.shown && words.noPicture,
+    lost && words.pictureLost({ why: lost }),
   ];
   return notes.filter(Boolean).join(" · ");
 }
