@@ -1,15 +1,17 @@
-"""Kernels that are launched by hand go to the current CUDA device, whichever that is: here it becomes the data's.
+"""What launching our own Triton kernels needs: triton itself, the device of the data, sizes that are powers of two.
 
-torch's own operations look where their tensors are; Triton's launches, streams and graphs do not.
+torch's own operations run where their tensors are; Triton's launches, streams and graphs on the current CUDA device.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
-__all__ = ["current"]
+__all__ = ["current", "no_triton", "power_of_two"]
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -20,3 +22,18 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     device(type='cpu')
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache  # looking for a package takes as long as a small kernel
+def no_triton() -> str | None:
+    """What to say where triton is not installed; None where it is."""
+    return "triton is not installed: pip install 'regard[gpu]'" if find_spec("triton") is None else None
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n.
+
+    >>> power_of_two(1), power_of_two(24)
+    (1, 32)
+    """
+    return 1 << (n - 1).bit_length()

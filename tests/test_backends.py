@@ -247,9 +247,9 @@ def nothing_is_small(monkeypatch):
     ids=str,
 )
 def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_flex(extra, first, monkeypatch):
-    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(sparse_gpu, "no_triton", lambda: None)
     assert order(*tensors(), **extra)[0] == first
-    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: False)
+    monkeypatch.setattr(sparse_gpu, "no_triton", lambda: "triton is not installed")
     assert order(*tensors(), **extra)[0] == first.replace("sparse", "flex")
 
 
@@ -267,7 +267,7 @@ def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_fl
     ids=str,
 )
 def test_on_a_gpu_our_kernels_are_taken_where_they_are_faster(mask, d, first, monkeypatch):
-    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(sparse_gpu, "no_triton", lambda: None)
     monkeypatch.setattr(sparse_gpu, "MEASURED_CELLS", 320 * 40)
     monkeypatch.setattr(sparse_gpu, "SIDES", (16,))
     assert order(*tensors(1, 1, 320, 320, d, d), mask=mask)[0] == first
@@ -275,7 +275,7 @@ def test_on_a_gpu_our_kernels_are_taken_where_they_are_faster(mask, d, first, mo
 
 @pytest.mark.usefixtures("on_cuda", "nothing_is_small")
 def test_on_a_gpu_a_traced_call_goes_to_flex_and_few_queries_to_sdpa(monkeypatch):
-    monkeypatch.setattr(sparse_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(sparse_gpu, "no_triton", lambda: None)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert order(*tensors(), mask=masks.window(2, 1))[0] == "flex"
     monkeypatch.setattr(backends, "FEW_QUERIES", NQ + 1)

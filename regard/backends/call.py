@@ -18,7 +18,7 @@ from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
 from regard.rules import four_axes
 
-__all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare"]
+__all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare", "rows_together"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -134,6 +134,11 @@ def keep_mask(call: Call) -> Tensor:
     """Dropout's factor of each weight: 0, or 1/(1 − p); drawn from torch's generator. (B, H, Nq, Nk)."""
     kept = torch.rand(call.sizes, device=call.device, dtype=call.wide) >= call.dropout
     return kept.to(call.wide) / (1 - call.dropout)
+
+
+def rows_together(x: Tensor) -> Tensor:
+    """x, copied only where the numbers of a token do not lie side by side, as kernels read them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends import sparse_gpu
-from regard.backends.call import Call
+from regard.backends.call import Call, rows_together
 from regard.backends.tile_batches import CELLS_AT_ONCE, Batch, Plan, flat
 from regard.biases import DenseBias
 from regard.masks.strips import pieces
@@ -144,7 +144,7 @@ class _ByTorch:
 def _walk_runs(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """As `_walk`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Where keys adjoin nothing is copied."""
     width, dv, h = max(q.shape[-1], v.shape[-1]), v.shape[-1], torch.arange(plan.heads)
-    q, k, v = (_rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
+    q, k, v = (rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
     q = q * plan.scale  # before the product, as backward does: lse and the scores are of one rounding
     per_key = 1 if plan.lead_h > 1 else plan.kv_heads  # heads of one call of the kernel
     out = q.new_zeros(plan.batch, plan.nq, plan.heads, dv)  # as the layer after it reads it: (B, N, H · Dv)
@@ -211,10 +211,6 @@ def _scores(
     if batch.group.masked:
         plan.by_head(s).masked_fill_(plan.hidden(batch), -inf)
     return s, bent
-
-
-def _rows_together(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()  # the kernel reads a token's numbers side by side
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

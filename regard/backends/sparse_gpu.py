@@ -1,23 +1,21 @@
 """The sparse backend on CUDA: lists of visible tiles, and the launches of the Triton kernels that walk them.
 
-A kernel is compiled once per kind of call, in a second or two, whatever the lengths. The lists are made once for a mask
-and size of call, and kept with it.
+A kernel is compiled once per kind of call, in a few seconds; of the lengths only whether they fill their tiles matters.
+The lists are made once for a mask and size of call, and kept with it.
 
 It does not know the arithmetic (`sparse_kernels.py`), nor how tiles are found (`regard.masks.tile_lists`).
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from math import e, log2, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call
-from regard.devices import current
+from regard.backends.call import Call, rows_together
+from regard.devices import current, no_triton, power_of_two
 from regard.masks import Mask
 from regard.masks.tile_lists import TileLists, Tiles
 from regard.rules import keep, leaves
@@ -45,8 +43,8 @@ def refuse(call: Call) -> str | None:
         return "nothing is hidden"
     if call.device.type != "cuda":
         return f"q is on {call.device.type}"
-    if not _has_triton():
-        return "triton is not installed: pip install 'regard[gpu]'"
+    if (missing := no_triton()) is not None:
+        return missing
     if torch.compiler.is_compiling():
         return "torch.compile traces the call, and the lists of tiles depend on the mask's numbers"
     return refuse_anywhere(call)
@@ -99,10 +97,10 @@ def _looks_up_booleans(mask: Mask) -> bool:
 class Launcher:
     """One call's lists and launches: `forward`, then `backward` with what it gave."""
 
-    def __init__(self, call: Call, size: tuple[int, int] | None = None) -> None:
-        """call: on torch tensors, as `refuse` lets pass, no size 0.  size: of a tile; default what was fastest."""
+    def __init__(self, call: Call) -> None:
+        """call: on torch tensors, as `refuse` lets pass, no size 0."""
         assert call.mask is not None
-        mask, size, leading = call.mask, size or tile_size(call), _leading(call)
+        mask, size, leading = call.mask, tile_size(call), _leading(call)
         # Not the call itself: what autograd lets go after backward would live as long as the graph.
         self.sizes, self.kv_heads, self.device = call.sizes, call.k.shape[1], call.q.device
         self.scale, self.bias, self.size = call.scale, call.bias, size
@@ -114,7 +112,7 @@ class Launcher:
         """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1) in fp32, without sinks."""
         from regard.backends.sparse_kernels import attend
 
-        q, k, v = (_rows_together(x) for x in (q, k, v))
+        q, k, v = (rows_together(x) for x in (q, k, v))
         batch, heads, nq, _ = self.sizes
         out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
         lse = q.new_empty(batch, heads, nq, 1, dtype=torch.float32)
@@ -132,7 +130,7 @@ class Launcher:
         """The gradients of q, k and v, from the output and lse (B, H, Nq), with sinks by now, and the output's own."""
         from regard.backends.sparse_kernels import differentiate_keys, differentiate_queries
 
-        q, k, v, out, grad = (_rows_together(x) for x in (q, k, v, out, grad))
+        q, k, v, out, grad = (rows_together(x) for x in (q, k, v, out, grad))
         batch, heads, nq, _ = self.sizes
         lists, launch, sizes = self.lists, self._launch(q.dtype), self._sizes(q, v)
         sizes["plain_scale"] = self.scale
@@ -189,18 +187,9 @@ def _leading(call: Call) -> tuple[int, int]:
     return max((b for b, _ in given), default=1), max((h for _, h in given), default=1)
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def _rows_together(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _steps(x: Tensor) -> tuple[int, ...]:
     return x.stride()[:3]
 
 
 def _width(x: Tensor) -> int:
-    return max(16, 1 << (x.shape[-1] - 1).bit_length())
+    return max(SIDES[-1], power_of_two(x.shape[-1]))

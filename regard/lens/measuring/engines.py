@@ -5,11 +5,10 @@ Both give the same measures of the same weights; a view says which one it came f
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from torch import Tensor
 
 from regard.backends.call import Call
+from regard.devices import no_triton
 from regard.lens.measuring import streaming
 from regard.lens.measuring.measures import Wanted
 from regard.lens.measuring.weights import Given, Remembered, Weights
@@ -28,8 +27,8 @@ def why_not_triton(call: Call, wanted: Wanted) -> str | None:
     """
     if call.device.type != "cuda":
         return f"q is on {call.device.type}"
-    if find_spec("triton") is None:
-        return "triton is not installed: pip install 'regard[gpu]'"
+    if (missing := no_triton()) is not None:
+        return missing
     from regard.lens.measuring import gpu
 
     return gpu.refuse(call, wanted)

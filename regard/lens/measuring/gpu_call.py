@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call
+from regard.backends.call import Call, rows_together
 from regard.biases import DenseBias
+from regard.devices import power_of_two
 from regard.masks import FULL, PARTIAL, DenseMask
 from regard.masks.tile_lists import mixed_cells
 
-__all__ = ["LOG2E", "Blocks", "KernelCall", "Part", "blocks_for", "power_of_two"]
+__all__ = ["LOG2E", "Blocks", "KernelCall", "Part", "blocks_for"]
 
 LOG2E = log2(e)
 BAND, TABLE = 1, 2  # MASK of the kernels; 0 is none
@@ -75,7 +76,7 @@ class KernelCall:
         _, heads, nq, nk = call.sizes
         self.call, self.blocks = call, blocks
         self.tiles = -(-nk // blocks.keys)
-        q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q.detach(), call.k.detach()))
+        q, k = rows_together(call.q.detach()), rows_together(call.k.detach())
         plain = call.softcap is None and call.bias is None
         self.arguments: dict[str, Any] = {
             "Q": q, "K": k, "heads": heads, "group": heads // k.shape[1], "nq": nq, "nk": nk,
@@ -149,12 +150,3 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     """The strides of up to four axes, 0 along axes of 1, which are shared, and along those that are not there."""
     steps = [0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True)]
     return (*steps, *[0] * (4 - len(steps)))
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n.
-
-    >>> power_of_two(1), power_of_two(24)
-    (1, 32)
-    """
-    return 1 << (n - 1).bit_length()

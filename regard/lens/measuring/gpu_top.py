@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.measuring.gpu_call import Blocks, KernelCall, Part, power_of_two
+from regard.devices import power_of_two
+from regard.lens.measuring.gpu_call import Blocks, KernelCall, Part
 from regard.lens.measuring.measures import finish_top
 
 __all__ = ["MOST_LINKS", "Buffers", "Links"]

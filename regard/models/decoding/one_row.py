@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.cache import FixedCache
+from regard.devices import power_of_two
 from regard.layers import MultiHeadAttention
 from regard.models.heads import LanguageHead
 from regard.models.parts import Block, Tower
@@ -236,15 +237,6 @@ class Cut:
 def cut(rows: int) -> Cut:
     """What was fastest on an H200: of few rows many programs, of many rows more bytes in flight in each."""
     return Cut(2, 1024, 4) if rows < FEW else Cut(8, 512, 4)
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not below n.
-
-    >>> power_of_two(20)
-    32
-    """
-    return 1 << (n - 1).bit_length()
 
 
 def _has_kernel(norm: nn.Module) -> bool:
