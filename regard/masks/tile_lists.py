@@ -44,7 +44,7 @@ class TileLists:
     >>> lists.mixed.begin.tolist(), lists.mixed.index.tolist(), lists.full.index.tolist()
     ([0, 1, 3, 5, 6], [1, 0, 2, 1, 3, 2], [0, 1, 2, 3])
 
-    leading: (B, H) over which there are lists of their own; at least the mask's.
+    leading: (B, H) over which there are lists of their own, to which the mask's broadcasts; default the mask's.
 
     `cells` is what the mixed tiles show, (n, rows, columns) of 0 and 1, at least one; one 0 where the mask is a `band`.
     The mask itself is not held: it holds the lists, and a circle would outlive the call until somebody collects it.
@@ -57,9 +57,9 @@ class TileLists:
         nk: int,
         size: tuple[int, int],
         device: torch.device,
-        leading: tuple[int, int] = (1, 1),
+        leading: tuple[int, int] | None = None,
     ) -> None:
-        self.leading = max(mask.leading[0], leading[0]), max(mask.leading[1], leading[1])
+        self.leading = mask.leading if leading is None else leading
         self.band = mask.band(nq, nk)
         kinds = mask.tiles(nq, nk, size, device)
         self._kinds = kinds.expand(*self.leading, *kinds.shape[2:])  # (B', H', Tq, Tk)
