@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from regard.models.tokenizers.sentencepiece_file import Piece, SentencePieceFile, normalise
@@ -883,6 +883,9 @@ def test_tokenizers_library_that_is_missing_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("given", [{}, {"normalization_rule_name": "nfkc_cf"}, {"remove_extra_whitespaces": False}])
 @settings(max_examples=150)
+@example("▁")  # spaces at the end are cut after they are written ▁, so a typed one goes with them
+@example("a ▁ ▁")
+@example("▁ a")
 @given(
     st.text(
         st.characters(exclude_categories=["Cs"], exclude_characters="\0")

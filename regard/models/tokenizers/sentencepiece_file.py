@@ -200,9 +200,10 @@ def normalise(file: SentencePieceFile, text: str) -> str:
     out = "".join(_mapped(file, text))
     if file.extra_spaces_removed:
         out = " ".join(part for part in out.split(" ") if part)
-    if file.space_in_front and (out if file.extra_spaces_removed else text):
+    if file.space_in_front and text:
         out = " " + out
-    return out.replace(" ", SPACE)
+    out = out.replace(" ", SPACE)
+    return out.rstrip(SPACE) if file.extra_spaces_removed else out  # a ▁ typed by the writer at the end goes, too
 
 
 def _mapped(file: SentencePieceFile, text: str) -> Iterator[str]:
