@@ -4,8 +4,9 @@
     python benchmarks/vision.py --device cuda --part vit      # needs a GPU; parts: vit, swin, llava
 
 Both have the same shapes and run in one process, in turn (answers on a GPU: one after the other); on the CPU they have
-the same weights too. A ratio is the peer's time ÷ ours: more is better for us. It is given as the median of the rounds,
-and the middle half of them. timm is compared where it is installed.
+the same weights too. A ratio is the peer's time ÷ ours: more is better for us. On the CPU it is the median of the
+rounds' ratios, with the middle half of them; on a GPU it is that of the median times. timm is compared where it is
+installed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def main() -> None:
     torch.manual_seed(0)
     rounds = {} if arguments.rounds is None else {"rounds": arguments.rounds}
     sections = [MAKERS[device, name](**rounds) for name in PARTS[device] if part in ("all", name)]
-    note = f"transformers {transformers.__version__}{timm_version()}. Ratio = peer time ÷ our time, in one process."
+    how = "; the median of the rounds' ratios, not the quotient of the median times" if device == "cpu" else ""
+    peers = f"transformers {transformers.__version__}{timm_version()}"
+    note = f"{peers}. Ratio = peer time ÷ our time, in one process{how}."
     suffix = "" if part == "all" else f"-{part}"
     write(
         arguments.out or RESULTS / f"vision-{device}{suffix}.md",

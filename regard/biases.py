@@ -56,6 +56,7 @@ class Bias(Rule):
         >>> alibi(1, slopes=[1.0]).dense(2, 3).tolist()      # the 2 queries are the last 2 of 3 positions
         [[-1.0, -0.0, -1.0], [-2.0, -1.0, -0.0]]
 
+        nq, nk: how many queries and keys; nk is nq unless given.  device, dtype: of the matrix.
         Raises ValueError if the bias does not fit these lengths.
         """
         nk = nq if nk is None else nk
@@ -115,6 +116,9 @@ def dense(cells: object) -> Bias:
 
     >>> dense(torch.zeros(3, 5))
     dense(<3×5 torch.float32>)
+
+    cells: floating point; an axis of 1 stands for all. Raises TypeError for other numbers, ValueError for another
+        number of axes.
     """
     values = cells if isinstance(cells, Tensor) else numbers("bias", cells)
     if not values.dtype.is_floating_point:
@@ -125,7 +129,13 @@ def dense(cells: object) -> Bias:
 
 
 def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
-    """Read the `bias=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Bias, or numbers."""
+    """Read the `bias=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Bias, or numbers.
+
+    >>> as_bias(torch.zeros(3, 5), (2, 4, 3, 5))
+    dense(<3×5 torch.float32>)
+
+    Raises TypeError for anything else, ValueError for numbers that do not broadcast to the shape.
+    """
     if bias is None or isinstance(bias, Bias):
         return bias
     if not isinstance(bias, (np.ndarray, Tensor)):

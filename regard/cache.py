@@ -41,7 +41,14 @@ class Cache(Protocol):
 
 
 class GrowingCache:
-    """Grows by concatenation: any length, differentiable, one copy of everything per step."""
+    """Grows by concatenation: any length, differentiable, one copy of everything per step.
+
+    >>> cache = GrowingCache()
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> cache.crop(2)
+    >>> cache, cache.nbytes
+    (GrowingCache(2 positions), 128)
+    """
 
     holds_padding = True
 
@@ -78,7 +85,11 @@ class GrowingCache:
             self._k, self._v = (self._k[:, :, :length], self._v[:, :, :length]) if length else (None, None)
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave."""
+        """Row i becomes the old row rows[i]: beams that branch, finished texts that leave.
+
+        Raises TypeError unless rows are whole numbers.
+        """
+        _check_rows(rows)
         if self._k is not None and self._v is not None:
             self._k, self._v = self._k[rows], self._v[rows]
 
@@ -182,7 +193,9 @@ class FixedCache:
         """Row i becomes the old row rows[i]: beams that branch, finished texts that leave. Their number may change.
 
         With as many rows as before the addresses stay, and only what is used is copied.
+        Raises TypeError unless rows are whole numbers.
         """
+        _check_rows(rows)
         if len(rows) != len(self._k):
             self._k, self._v = self._k[rows], self._v[rows]
             return
@@ -209,6 +222,15 @@ def _check_pair(k: Tensor, v: Tensor) -> None:
         )
 
 
+def _check_rows(rows: Tensor) -> None:
+    """Refuse a mask of rows: where one is as long as the batch, its number of rows is not its length."""
+    if rows.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"rows must be whole numbers, int64 or int32, which say what each row becomes; got {rows.dtype}"
+            + ("; of a mask, mask.nonzero()[:, 0] gives them" if rows.dtype == torch.bool else "")
+        )
+
+
 def _check_crop(length: int, used: int) -> None:
     if not 0 <= length <= used:
         raise ValueError(f"cannot keep the first {length} positions: the cache holds {used}")
@@ -219,4 +241,16 @@ def _check_continues(name: str, old: Tensor, new: Tensor) -> None:
         if old.shape[axis] != new.shape[axis]:
             raise ValueError(f"{name} have {what} {new.shape[axis]}, but the cache has {old.shape[axis]}")
     if old.dtype != new.dtype or old.device != new.device:
-        raise ValueError(f"{name} are {new.dtype} on {new.device}, but the cache is {old.dtype} on {old.device}")
+        raise ValueError(
+            f"{name} are {new.dtype} on {new.device}, but the cache is {old.dtype} on {old.device}{_remedy(new)}"
+        )
+
+
+def _remedy(new: Tensor) -> str:
+    """What to do where autocast chose the dtype of what came; else nothing."""
+    kind = new.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return ""
+    if torch.get_autocast_dtype(kind) != new.dtype:
+        return ""
+    return f": autocast is on, so make the cache in {new.dtype}, and fill it under autocast from the beginning"

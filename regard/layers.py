@@ -9,11 +9,14 @@ It does not know which backend runs, nor any model family.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.modules import module as everywhere
 
 from regard.backends import load
 from regard.cache import FixedCache, GrowingCache, KeyValueCache
@@ -21,7 +24,17 @@ from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
-__all__ = ["ContextKeys", "Joined", "JoinedTable", "Linear", "MultiHeadAttention"]
+__all__ = [
+    "ContextKeys",
+    "Joined",
+    "JoinedTable",
+    "Linear",
+    "MultiHeadAttention",
+    "apart",
+    "part",
+    "split",
+    "untouched",
+]
 
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
@@ -60,21 +73,61 @@ class Joined(Linear):
         super().__init__(inputs, sum(rows), bias)
         self.rows = rows
 
-    def apart(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What each map makes of x (…, inputs), in order.
 
-        >>> [y.shape[-1] for y in Joined(4, (8, 2, 2)).apart(torch.zeros(3, 4))]
-        [8, 2, 2]
+def untouched(layer: nn.Module) -> bool:
+    """Is a layer as it was made, so that its weights may be used without calling it?
 
-        On a CPU several products are as fast as one or up to 10 % faster, from 192 inputs on, if nobody differentiates:
-        then each has its own rows of the matrix. Who watches this layer sees one product, as everywhere else.
-        """
-        watched = self._forward_hooks or self._forward_pre_hooks or torch.is_grad_enabled()
-        if not x.is_cpu or self.in_features < WIDE or watched or torch.compiler.is_compiling():
-            return torch.split(self(x), list(self.rows), -1)
-        rows = list(self.rows)
-        biases = [None] * len(rows) if self.bias is None else torch.split(self.bias, rows)
-        return tuple(linear(x, w, b) for w, b in zip(torch.split(self.weight, rows), biases, strict=True))
+    >>> layer = Linear(2, 3)
+    >>> untouched(layer), untouched(nn.utils.parametrizations.weight_norm(layer))
+    (True, False)
+
+    Adapters wrap a layer or patch its forward, pruning and weight norms hook into it, tools hook into all layers.
+    """
+    if type(layer) not in (Linear, Joined, nn.Linear) or "forward" in vars(layer):
+        return False
+    own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return not (own or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
+
+
+def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...]:
+    """What each of the maps joined in a layer makes of x (…, inputs); rows: how many each has, in order.
+
+    >>> [y.shape[-1] for y in apart(Joined(4, (8, 2, 2)), (8, 2, 2), torch.zeros(3, 4))]
+    [8, 2, 2]
+
+    On a CPU several products are as fast as one or up to 10 % faster, from 192 inputs on, if nobody differentiates:
+    then each has its own rows of the matrix.
+    """
+    plain = x.is_cpu and x.shape[-1] >= WIDE and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if not plain or not untouched(layer):
+        return torch.split(layer(x), list(rows), -1)
+    ends = list(accumulate(rows))
+    return tuple(part(layer, x, end - n, end) for n, end in zip(rows, ends, strict=True))
+
+
+def split(y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+    """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm.
+
+    >>> split(torch.zeros(1, 5, 6), 2).shape
+    torch.Size([1, 2, 5, 3])
+    """
+    y = y.reshape(*y.shape[:-1], heads, y.shape[-1] // heads)
+    if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
+        y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
+    return y.transpose(1, 2)
+
+
+def part(layer: nn.Module, x: Tensor, start: int, stop: int) -> Tensor:
+    """The columns start to stop of layer(x), without the others where they need not be computed.
+
+    >>> part(Linear(2, 7), torch.zeros(5, 2), 3, 6).shape
+    torch.Size([5, 3])
+    """
+    if not untouched(layer):
+        return cast(Tensor, layer(x))[..., start:stop]
+    linear_layer = cast(nn.Linear, layer)
+    bias = None if linear_layer.bias is None else linear_layer.bias[start:stop]
+    return linear(x, linear_layer.weight[start:stop], bias)
 
 
 class JoinedTable(nn.Embedding):
@@ -200,12 +253,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
         narrow = self.kv_heads * self.head_dim
         if self.fused:
-            weight, bias = self.w_qkv.weight[-2 * narrow :], self.w_qkv.bias
-            kv = linear(context, weight, None if bias is None else bias[-2 * narrow :])
-            k, v = torch.split(kv, [narrow, narrow], -1)
+            wide = self.heads * self.head_dim
+            k, v = torch.split(part(self.w_qkv, context, wide, wide + 2 * narrow), [narrow, narrow], -1)
         else:
             k, v = self.w_k(context), self.w_v(context)
-        k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)
+        k, v = split(k, self.kv_heads, self.k_norm), split(v, self.kv_heads)
         if isinstance(self.position, Rotary):
             k = self.position.turn(k, _count(context, 0) if positions is None else positions)
         return ContextKeys(k, v)
@@ -254,8 +306,8 @@ class MultiHeadAttention(nn.Module):
                 dropout=self.dropout if self.training else 0.0,
                 backend=self.backend,
             )  # (B, H, N, D)
-        except (TypeError, ValueError):
-            if cache is not None:  # a call that is refused leaves the cache as it was
+        except BaseException:
+            if cache is not None:  # a call that is refused, or interrupted, leaves the cache as it was
                 cache.crop(before)
             raise
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
@@ -263,22 +315,22 @@ class MultiHeadAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
         if self.fused:
-            q, k, v = self.w_qkv.apart(x)
+            q, k, v = apart(self.w_qkv, self._rows, x)
         else:
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
-        k, v = self._split(k, self.kv_heads, self.k_norm), self._split(v, self.kv_heads)
-        return self._split(q, self.heads, self.q_norm), k, v
+        k, v = split(k, self.kv_heads, self.k_norm), split(v, self.kv_heads)
+        return split(q, self.heads, self.q_norm), k, v
 
     def _project_and_turn(self, x: Tensor, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
         """As `project`, queries and keys turned to their positions; together, where they come from one product."""
         if not self.fused or self.q_norm is not None or self.k_norm is not None:
             q, k, v = self.project(x)
             return self._turn(q, positions), self._turn(k, positions), v
-        wide, narrow, _ = self.w_qkv.rows
+        wide, narrow, _ = self._rows
         both, v = torch.split(self.w_qkv(x), [wide + narrow, narrow], -1)
-        both = self._turn(self._split(both, self.heads + self.kv_heads), positions)  # (B, H + Hkv, N, D)
+        both = self._turn(split(both, self.heads + self.kv_heads), positions)  # (B, H + Hkv, N, D)
         q, k = torch.split(both, [self.heads, self.kv_heads], 1)
-        return q, k, self._split(v, self.kv_heads)
+        return q, k, split(v, self.kv_heads)
 
     def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
         assert isinstance(self.position, Rotary)
@@ -286,17 +338,14 @@ class MultiHeadAttention(nn.Module):
 
     def _query(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x alone."""
-        if self.fused:
-            wide, bias = self.heads * self.head_dim, self.w_qkv.bias
-            q = linear(x, self.w_qkv.weight[:wide], None if bias is None else bias[:wide])
-        else:
-            q = self.w_q(x)
-        return self._split(q, self.heads, self.q_norm)
+        q = part(self.w_qkv, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return split(q, self.heads, self.q_norm)
 
-    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm."""
-        y = y.reshape(*y.shape[:-1], heads, self.head_dim)
-        return (y if norm is None else norm(y)).transpose(1, 2)
+    @property
+    def _rows(self) -> tuple[int, int, int]:
+        """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
+        narrow = self.kv_heads * self.head_dim
+        return self.heads * self.head_dim, narrow, narrow
 
     def _check(
         self,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.backends import choose, reference
-from regard.backends.call import Call, prepare
+from regard.backends.call import Call, as_given, prepare
 from regard.stages import Steps, project
 
 __all__ = ["Observer", "attention", "observe", "observed", "steps", "unobserve"]
@@ -57,7 +57,8 @@ def attention(
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(call, backend)
-    out = _nothing(call) if 0 in call.sizes or 0 in v.shape else _as_given(chosen.run, call)
+    with as_given(call.device):
+        out = _nothing(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
     if call.numpy and isinstance(out, Tensor):
         out = out.detach().numpy()
     # In this order: a traced call must not depend on who observes, or torch.compile would compile it anew for them.
@@ -65,15 +66,6 @@ def attention(
         for observer in _observers:
             observer(call, chosen.__name__.rpartition(".")[2], out)
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
-
-
-def _as_given(run: Callable[[Call], Any], call: Call) -> Any:
-    """Run in the dtype that came in: autocast would take the scores down to half precision inside."""
-    kind = call.device.type
-    if call.numpy or not torch.is_autocast_enabled(kind):
-        return run(call)
-    with torch.autocast(kind, enabled=False):
-        return run(call)
 
 
 def _nothing(call: Call) -> Any:

@@ -83,7 +83,7 @@ def sinusoidal_2d(
     >>> torch.equal(table[4, :4], sinusoidal(2, 4)[1]), torch.equal(table[5, 4:], sinusoidal(3, 4)[2])
     (True, True)
 
-    The first d/2 columns are `sinusoidal` of the patch's row, the last d/2 of its column.
+    The first d/2 columns are `sinusoidal` of the patch's row, the last d/2 of its column, with the same base and dtype.
     Raises ValueError if d is no multiple of 4, or a size is below 1.
     """
     if whole("d", d, 1) % 4:

@@ -340,17 +340,15 @@ class Rotary:
 
         positions: integers (N,), or (B, N) for x (B, N, D) or (B, H, N, D); or what `angles` made of them, so that the
         layers of a model share one set. Angles and turning are in fp32, for fp64 in fp64. Raises TypeError if x is not
-        floating or positions not integer, ValueError if the shapes do not fit.
+        floating or positions not integer, ValueError if the shapes do not fit, or angles are another Rotary's by width.
         """
         if isinstance(positions, Tensor):
             self._check(x, positions)
             positions = self.angles(positions.to(x.device), torch.promote_types(x.dtype, torch.float32))
         elif not isinstance(positions, Angles):
             raise TypeError(f"positions must be {_WANTED}, got {type(positions).__name__}; {_TRY.format(x.shape[-2])}")
-        elif torch.promote_types(x.dtype, positions.cos.dtype) != positions.cos.dtype:
-            raise ValueError(
-                f"x is {x.dtype} and the angles {positions.cos.dtype}: make them with angles(…, {x.dtype})"
-            )
+        else:
+            self._check_angles(x, positions)
         cos, sin = positions.cos, positions.sin  # (…, N, R/2)
         if cos.ndim == 3 and x.ndim == 4:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (B, 1, N, R/2)
@@ -363,7 +361,8 @@ class Rotary:
         >>> Rotary(4).angles(torch.arange(3)).cos.shape
         torch.Size([3, 2])
         """
-        length = positions.max() + 1 if self.scaling is not None and positions.numel() else 0
+        scaled = self.scaling is not None and positions.numel() > 0
+        length = positions.long().max() + 1 if scaled else 0  # widened: 255 + 1 is 0 in uint8
         frequencies = self.frequencies(length, dtype=dtype, device=positions.device)
         angles = positions.to(dtype).unsqueeze(-1) * frequencies  # (…, N, R/2)
         return Angles(angles.cos() * self.magnitude, angles.sin() * self.magnitude)
@@ -378,24 +377,38 @@ class Rotary:
         return torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)
 
     def _check(self, x: Tensor, positions: Tensor) -> None:
+        self._check_vectors(x)
+        if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
+            raise TypeError(f"positions must be {_WANTED}, got {positions.dtype}; {_TRY.format(x.shape[-2])}")
+        _check_places(x, positions.shape)
+
+    def _check_angles(self, x: Tensor, angles: Angles) -> None:
+        self._check_vectors(x)
+        cos = angles.cos
+        if torch.promote_types(x.dtype, cos.dtype) != cos.dtype:
+            raise ValueError(f"x is {x.dtype} and the angles {cos.dtype}: make them with angles(…, {x.dtype})")
+        if cos.shape[-1] != self.width // 2:
+            raise ValueError(
+                f"angles must be (…, N, {self.width // 2}), for this Rotary turns {self.width} columns in pairs; "
+                f"got {tuple(cos.shape)}"
+            )
+        _check_places(x, cos.shape[:-1])
+
+    def _check_vectors(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
             raise TypeError(f"x must be a floating-point torch tensor, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (…, N, {self.dim}), for this Rotary has dim={self.dim}; got {tuple(x.shape)}")
-        integer = isinstance(positions, Tensor) and not (
-            positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool
+
+
+def _check_places(x: Tensor, places: torch.Size) -> None:
+    """Refuse positions of such a shape, or their angles, for x (…, N, D)."""
+    fits = len(places) == 1 or (len(places) == 2 and x.ndim in (3, 4) and places[0] in (1, x.shape[0]))
+    if not fits or places[-1] != x.shape[-2]:
+        raise ValueError(
+            f"positions of shape {tuple(places)} do not fit x of shape {tuple(x.shape)}: "
+            "give (N,), or (B, N) with x (B, N, D) or (B, H, N, D)"
         )
-        if not integer:
-            got = getattr(positions, "dtype", type(positions).__name__)
-            raise TypeError(f"positions must be {_WANTED}, got {got}; {_TRY.format(x.shape[-2])}")
-        fits = tuple(positions.shape) == (x.shape[-2],) or (
-            x.ndim in (3, 4) and tuple(positions.shape) in ((1, x.shape[-2]), (x.shape[0], x.shape[-2]))
-        )
-        if not fits:
-            raise ValueError(
-                f"positions of shape {tuple(positions.shape)} do not fit x of shape {tuple(x.shape)}: "
-                "give (N,), or (B, N) with x (B, N, D) or (B, H, N, D)"
-            )
 
 
 def whole(name: str, value: object, least: int) -> int:

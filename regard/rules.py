@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.untraced import followed
+
 __all__ = [
     "IndexRule",
     "Number",
@@ -133,6 +135,8 @@ def keep(rule: Rule, key: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
     It is kept with the rule where that holds tensors, and dies with it; else with its equals, the oldest going first.
     key: of hashable values; whose it is, then what it depends on.  make: gives anything but None.
     """
+    if followed():
+        return make()
     kept, place = (rule.kept, key) if rule.holds_tensors else (_KEPT, (rule, *key))
     found = kept.get(place)  # looked up once: another thread may throw it out at any time
     if found is None:
@@ -292,10 +296,12 @@ def size_or_one(name: str, sizes: Sequence[int]) -> int:
     >>> size_or_one("batch", [1, 3, 1])
     3
     """
-    large = {n for n in sizes if n != 1}
-    if len(large) > 1:
-        raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted(large)}")
-    return large.pop() if large else 1
+    found = 1
+    for n in sizes:  # compared, not put into a set: a size that torch.compile leaves open would be fixed by its hash
+        if n != 1 and found not in (1, n):
+            raise ValueError(f"parts of one mask or bias disagree on {name}: {sorted((found, n))}")
+        found = found if n == 1 else n
+    return found
 
 
 def four_axes(x: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from importlib.util import find_spec
@@ -670,3 +671,24 @@ def test_rows_of_minilm_are_those_of_transformers_eager():
     assert largest_error(ours, wanted)[0] <= 2 * (largest_error(near, wanted)[0] + step)
     assert (session.tokens[10], session.tokens[2]) == ("it", "animal")
     assert answers.row(session, 3, 1, 10)["top"][0] == {"key": 2, "weight": pytest.approx(0.6768, abs=1e-4)}
+
+
+# ------------------------------------------------------------------------------------------------- NaN, other sequences
+
+
+@pytest.mark.parametrize(("lang", "said"), [("en", "has weights that are NaN"), ("ko", "가중치에 NaN이 있어")])
+def test_head_whose_weights_are_nan_says_so_and_points_to_the_doctor(lang, said):
+    q = torch.randn(1, HEADS, NQ, D)
+    q[0, 1, 3] = float("nan")
+    session = session_with(regard.look(q, q, q, measures=MEASURES))
+    card = answers.head(session, 0, 1, lang)
+    assert said in card["sentence"]
+    assert "doctor" in card["sentence"]
+    assert (card["numbers"]["received_max"], card["numbers"]["received_key"], card["label"]) == (None, None, None)
+    assert "NaN" not in answers.head(session, 0, 2, lang)["sentence"]
+
+
+def test_words_of_another_sequence_are_not_put_on_the_keys_of_a_layer():
+    session = session_with(seen(nq=7, nk=7), seen(nq=5, nk=5), tokens=tuple("abcdefg"))
+    assert re.search("Token [0-6] “[a-g]” receives most", answers.head(session, 0, 0)["sentence"])
+    assert re.search("Token [0-4] receives most", answers.head(session, 1, 0)["sentence"])

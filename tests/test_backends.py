@@ -4,12 +4,15 @@ That the backends compute the same is in test_conformance.py.
 """
 
 import re
+import warnings
 from inspect import signature
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import regard
 from regard import backends, masks, positions, rules
@@ -91,7 +94,7 @@ CALLS = {
     "one query": (lambda: tensors(nq=1), {"mask": masks.causal()}, "sdpa"),
     "small window": (tensors, {"mask": masks.window(2, 1)}, "sdpa"),
     "long window": (long, {"mask": masks.window(64, 0)}, "sparse"),
-    "long window with dropout": (long, {"mask": masks.window(64, 0), "dropout": 0.5}, "tiled"),
+    "long window with dropout": (long, {"mask": masks.window(64, 0), "dropout": 0.5}, "sparse"),
     "long window and globals": (long, {"mask": masks.window(64, 64) | masks.globals([0])}, "sparse"),
     "long window with softcap and sinks": (
         long,
@@ -170,8 +173,76 @@ REFUSED = {
     "sdpa softcap": ("sdpa", {"softcap": 2.0}, "torch's SDPA has no softcap"),
     "sdpa sinks": ("sdpa", {"sinks": torch.zeros(H)}, "torch's SDPA has no sinks"),
     "flex dropout": ("flex", {"dropout": 0.1}, "FlexAttention has no dropout"),
-    "sparse dropout": ("sparse", {"dropout": 0.1}, "the sparse backend has no dropout"),
 }
+
+
+@pytest.mark.parametrize("extra", [{}, {"softcap": 2.0}, {"mask": masks.window(2, 1)}], ids=str)
+def test_transforms_of_torch_func_get_a_backend_that_has_them(extra):
+    q, k, v = (x.double() for x in tensors())
+    truth = [x.requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(regard.attention(*truth, **extra, backend="reference").sum(), q)[0]
+
+    def total(q):
+        return regard.attention(q, k.detach(), v.detach(), **extra).sum()
+
+    given = q.detach()
+    torch.testing.assert_close(torch.func.grad(total)(given), expected)
+    slope = torch.func.jvp(total, (given,), (torch.ones_like(given),))[1]
+    torch.testing.assert_close(slope, expected.sum())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # torch's own kernel has no batched form
+        torch.testing.assert_close(torch.vmap(torch.func.grad(total))(torch.stack([given, given]))[1], expected)
+
+
+@pytest.mark.parametrize("name", ["tiled", "sparse", "flex"])
+def test_named_backend_without_transforms_says_so(name):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=r"it has no rules for the transforms of torch.func \(vmap, grad, jvp\)"):
+        torch.func.grad(lambda q: regard.attention(q, k, v, backend=name).sum())(q)
+
+
+@pytest.mark.parametrize("name", ["tiled", "sparse", "flex", "sdpa"])
+def test_named_backend_without_forward_mode_says_so(name):
+    q, k, v = tensors()
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="it has no forward-mode derivative"):
+        regard.attention(forward_ad.make_dual(q, q), k, v, backend=name)
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"mask": masks.causal()}, {"mask": masks.window(9, 9), "softcap": 2.0}, {"dropout": 0.1}], ids=str
+)
+@pytest.mark.parametrize("n", [5, 1024])
+def test_tensors_without_numbers_have_a_shape(n, extra):
+    x = torch.empty(1, 2, n, 8, device="meta")
+    assert regard.attention(x, x, x, **extra).shape == (1, 2, n, 8)
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.zeros(1, 2, n, 8))
+        assert regard.attention(x, x, x, **extra).shape == (1, 2, n, 8)
+    x = torch.zeros(1, 2, n, 8)
+    assert type(regard.attention(x, x, x, **extra)) is torch.Tensor  # nothing fake was kept
+    with pytest.raises(ValueError, match="q is a Tensor on meta without numbers, and tiles are found by numbers"):
+        regard.attention(*(x.to("meta"),) * 3, backend="sparse")
+
+
+@pytest.mark.parametrize("name", ["tiled", "sparse"])
+def test_autocast_around_a_backward_does_not_reach_inside(name):
+    leaves = [x.requires_grad_() for x in tensors()]
+
+    def gradients():
+        out = regard.attention(*leaves, mask=masks.window(2, 1), softcap=5.0, backend=name)
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    expected = gradients()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_autocast_does_not_reach_arrays():
+    q, k, v = (x.numpy() for x in tensors())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = regard.attention(q, k, v)
+    assert np.array_equal(found, regard.attention(q, k, v))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -283,7 +354,7 @@ def test_on_a_gpu_a_traced_call_goes_to_flex_and_few_queries_to_sdpa(monkeypatch
 
 
 @pytest.mark.usefixtures("on_cuda")
-@pytest.mark.parametrize(("most", "first"), [(B * NQ * NK, "sdpa"), (B * NQ * NK - 1, "tiled")])
+@pytest.mark.parametrize(("most", "first"), [(B * NQ * NK, "sdpa"), (B * NQ * NK - 1, "sparse")])
 def test_on_a_gpu_dropout_makes_no_mask_that_memory_cannot_hold(most, first, monkeypatch):
     monkeypatch.setattr(backends, "MOST_DENSE", most)
     assert order(*tensors(), mask=masks.window(2, 1) & masks.padding([3] * B), dropout=0.5)[0] == first

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,6 +130,13 @@ def test_in_training_the_papers_lengths_are_drawn_as_in_the_paper(longest, tmp_p
     assert_same(twin, torch.float64, {"ids": ids})
     counts = block_counts(16, torch.from_numpy(drawn_blocks(1024, 64, heads=2, random=3, seed=0, longest=longest)))
     assert counts.max() == 2
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_model_can_be_pickled_and_copied(head, tmp_path):
+    model, given = twin_of(head, "blocks of 3", tmp_path).ours(torch.float64), inputs("right", separator=6)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(other(**given).hidden, model(**given).hidden)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -18,6 +18,7 @@ from regard.models.loading import empty, load
 from regard.models.model import Model, Result
 from regard.models.settings import Settings
 from regard.models.tokenizers.tokenizing import Tokenizer
+from regard.testing import assert_rule
 
 # 3 × 3 patches; 7 × 7 with pixels left over at the edges. Towers of unlike width, but where an answer forbids it.
 SMALL = {"hidden_size": 28, "num_hidden_layers": 3, "num_attention_heads": 7, "intermediate_size": 29}
@@ -244,6 +245,18 @@ def test_a_step_gives_what_the_whole_text_gives(head, tmp_path):
         logits = reading.step(state, written[:, n])
     with pytest.raises(ValueError, match="no room"):
         reading.step(state, written[:, 0])
+
+
+@torch.no_grad()
+def test_steps_under_autocast_are_one_pass(tmp_path):
+    model = twin_of("ForConditionalGeneration", "small", tmp_path).ours(torch.float32)
+    given = inputs("ForConditionalGeneration", "small")
+    ids, pixels = given["ids"], given["pixels"].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        baseline, reading = model(ids, pixels=pixels).logits[:, 2:], model.read_picture(pixels)
+        logits, state = reading.begin(ids[:, :3], None, length=ids.shape[1])
+        made = [logits] + [reading.step(state, column) for column in ids[:, 3:].T]
+    assert_rule(torch.stack(made, 1), baseline, model.double()(ids, pixels=pixels.double()).logits[:, 2:])
 
 
 def test_beams_that_change_places_keep_their_picture(tmp_path):

@@ -267,6 +267,40 @@ def test_another_dtype_is_refused(make):
 
 
 @CACHES
+def test_under_autocast_another_dtype_is_refused_with_the_one_to_make_the_cache_in(make):
+    cache, (k, v) = make(), keys_and_values(1)
+    cache.append(*keys_and_values(2))
+    remedy = r": autocast is on, so make the cache in torch\.bfloat16, and fill it under autocast from the beginning$"
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(
+            ValueError, match=r"^keys are torch\.bfloat16 .* the cache is torch\.float32 on cpu" + remedy
+        ):
+            cache.append(k.bfloat16(), v.bfloat16())
+        with pytest.raises(ValueError, match=r"the cache is torch\.float32 on cpu$"):  # which autocast did not do
+            cache.append(k.double(), v)
+    assert len(cache) == 2
+
+
+@CACHES
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([True, False]), r"got torch\.bool; of a mask, mask\.nonzero\(\)\[:, 0\] gives them$"),
+        (torch.tensor([1, 0], dtype=torch.uint8), r"got torch\.uint8$"),  # which torch takes for a mask
+        (torch.tensor([1.0, 0.0]), r"got torch\.float32$"),
+    ],
+    ids=["mask", "bytes", "floats"],
+)
+def test_rows_to_keep_are_whole_numbers(make, rows, message):
+    cache = make()
+    k, v = keys_and_values(3)
+    cache.append(k, v)
+    with pytest.raises(TypeError, match=r"^rows must be whole numbers, int64 or int32, .*" + message):
+        cache.keep(rows)
+    assert torch.equal(cache.append(*keys_and_values(1))[0][:, :, :3], k)
+
+
+@CACHES
 def test_another_device_is_refused(make):
     cache = make()
     cache.append(*keys_and_values(2))

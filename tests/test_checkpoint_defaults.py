@@ -122,11 +122,40 @@ def test_every_key_that_is_read_can_be_ignored() -> None:
         ({"early_stopping": "soon"}, "early_stopping is True, False or 'never', got 'soon'"),
         ({"eos_token_id": "2"}, "an eos token must be a whole number"),
         ({"stop_strings": [""]}, "a stop string must not be empty"),
+        ({"do_sample": "false"}, "do_sample must be true or false, got 'false'"),
+        ({"do_sample": 0}, "do_sample must be true or false, got 0"),
+        ({"eos_token_id": [[0]]}, r"an eos token must be a whole number, got list: \[0\]"),
+        ({"suppress_tokens": [[3]]}, r"bad_words_ids and suppress_tokens hold tokens, got \[3\] among them"),
+        ({"bad_words_ids": [[True]]}, "bad_words_ids and suppress_tokens hold tokens, got True among them"),
+        ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
+        ({"min_new_tokens": 1.5}, "min_new_tokens must be a whole number, got float: 1.5"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0, got -1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be positive"),
+        ({"do_sample": True, "temperature": -1.0}, "temperature must be 0"),
+        ({"do_sample": True, "top_p": "0.9"}, "top_p must be a number, got str: '0.9'"),
     ],
 )
 def test_value_that_cannot_be_used_is_refused_with_its_file(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^generation_config\.json: .*{message}"):
         Defaults.read(values, {})
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"])
+def test_token_beyond_the_vocabulary_is_refused_with_its_key(key: str) -> None:
+    said = Defaults.read({key: [31] if key == "suppress_tokens" else 31}, {})
+    said.check_tokens(32)
+    message = rf'^generation_config\.json: {key} names token 31, and the model\'s are 0 to 30\. .* ignore=\["{key}"\]$'
+    with pytest.raises(ValueError, match=message):
+        said.check_tokens(31)
+
+
+def test_file_that_a_token_was_read_from_is_named() -> None:
+    for generation in (None, {}, {"eos_token_id": None}):
+        with pytest.raises(ValueError, match=r"^config\.json: eos_token_id names token 31"):
+            Defaults.read(generation, {"eos_token_id": 31}).check_tokens(31)
+    both = Defaults.read({"num_beams": 2}, {"eos_token_id": 31})
+    assert both.asks_for(["num_beams"]) == "generation_config.json asks for it (num_beams)"
+    assert both.asks_for(["eos_token_id"]) == "config.json asks for it (eos_token_id)"
 
 
 def test_keys_to_ignore_are_a_list():

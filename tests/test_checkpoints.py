@@ -257,6 +257,23 @@ def test_a_directory_without_a_model_says_what_was_looked_for_and_what_is_there(
         Checkpoint.open(tmp_path)
 
 
+def test_a_link_to_nothing_is_called_that(sharded, tmp_path):
+    """As a hub cache holds them whose files were deleted."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / SINGLE).symlink_to("../blobs/a1")
+    words = r"no model in '.*': model.safetensors is a link to nothing, for there is no '../blobs/a1'; download or copy"
+    with pytest.raises(FileNotFoundError, match=words):
+        Checkpoint.open(alone)
+    for number in (1, 3):
+        (sharded / shard(number, 3)).unlink()
+        (sharded / shard(number, 3)).symlink_to("gone")
+    with pytest.raises(
+        FileNotFoundError, match=rf"{shard(1, 3)}, {shard(3, 3)} are links to nothing, for there is no 'g"
+    ):
+        weight_files(sharded)
+
+
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "x.pth", "x.ckpt"]
 )

@@ -72,6 +72,15 @@ def test_help_lists_the_commands(run):
     assert re.findall(r"^  (\w+)  ", run("--help").split("Commands:")[1], re.MULTILINE) == COMMANDS
 
 
+def test_list_of_commands_speaks_korean(run, monkeypatch):
+    monkeypatch.setenv("LANG", "ko_KR.UTF-8")
+    korean = run("--help")
+    assert korean == run()
+    assert korean.startswith("사용법: regard [OPTIONS] COMMAND [ARGS]...\n")
+    assert re.findall(r"^  (\w+)  ", korean.split("명령:")[1], re.MULTILINE) == COMMANDS
+    assert "이 도움말을 보여 줍니다." in korean.split("옵션:")[1]
+
+
 def test_no_arguments_print_the_help(run):
     assert run() == run("--help")
 
@@ -86,10 +95,34 @@ def test_help_speaks_korean_where_the_locale_does(run, monkeypatch, command):
     monkeypatch.setenv("LANG", "ko_KR.UTF-8")
     korean = run(command, "--help")
     assert not re.search("[가-힣]", english)
-    options = [re.findall(r"^  (-.*?)  +(.+)", text.split("Options:")[1], re.MULTILINE) for text in (english, korean)]
+    after = (english.split("Options:")[1], korean.split("옵션:")[1])
+    options = [re.findall(r"^  (-.*?)  +(.+)", text, re.MULTILINE) for text in after]
     assert [name for name, _ in options[0]] == [name for name, _ in options[1]] != []
     untranslated = [name for name, said in options[1] if not re.search("[가-힣]", said)]
-    assert set(untranslated) <= {"-h, --help", "--dtype DTYPE"}  # typer's own sentence, and a list of names
+    assert set(untranslated) <= {"--dtype DTYPE"}  # a list of names
+    assert not re.search("Usage|Options|Arguments|required|default:|Show this", korean)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "cost"])
+def test_one_korean_term_stands_for_one_thing(run, command):
+    """텍스트, 이미지 (a figure that is drawn is a 그림), 맵, 레이어, 윈도, 글로벌, 셀프, 크로스, 그리디, 폴더."""
+    said = run(command, "--help", "--lang", "ko")
+    assert re.findall("글(?!로벌)|사진|지도|층|창|전역|교차|greedy|디렉터리", said) == []
+
+
+@pytest.mark.parametrize("command", ["steps", "doctor", "diff", "verify"])
+def test_help_says_when_the_answer_is_exit_code_1(run, command):
+    assert re.search(r"Exit code: 0.* 1 if", run(command, "--help", "--lang", "en"))
+    assert re.search(r"종료 코드: .*0.* 1\b|종료 코드: .*1", run(command, "--help", "--lang", "ko"))
+
+
+@pytest.mark.parametrize(
+    ("command", "english", "korean"),
+    [("match", "the best first", "잘 맞는 것부터"), ("serve", "the first reads", "첫째가 읽음")],
+)
+def test_korean_help_says_what_the_english_says(run, command, english, korean):
+    assert english in " ".join(run(command, "--help").split())
+    assert korean in " ".join(run(command, "--help", "--lang", "ko").split())
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
@@ -223,6 +256,18 @@ def test_exit_code_reaches_the_shell():
     result = process("cost", "--n", "0", "--d-model", "8")
     assert (result.returncode, result.stdout) == (2, b"")
     assert result.stderr == b"regard: n must be at least 1, got 0\n"
+
+
+def test_python_runs_the_package_as_the_command_line():
+    def run(*arguments):
+        command, env = [sys.executable, "-m", "regard", *arguments], os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    said = run("--version")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"regard {regard.__version__}\n", "")
+    refused = run("mask", "no_such_mask()")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("regard: ")
 
 
 def test_narrow_encoding_prints_question_marks_instead_of_failing():
@@ -1001,7 +1046,7 @@ def test_look_doctor_and_diff_speak_korean(run):
     capture_file()
     np.savez("a.npz", **qkv())
     arrays = run("look", "a.npz", "--lang", "ko", "--row", "1")
-    assert "2 × 헤드 4개, 쿼리 3개 × 키 7개, 마스크: none\n배치 0행\n" in arrays
+    assert "2 × 헤드 4개, 쿼리 3개 × 키 7개, 마스크: 없음\n배치 0행\n" in arrays
     assert "가장 강한 연결\n헤드  쿼리  키  가중치\n" in arrays
     assert "쿼리 1의 정확한 가중치" in arrays
     assert "Heads: 어텐션 모듈 2개, 호출 2번   저장: 20" in run("look", "run.regard", "--lang", "ko")
@@ -1038,7 +1083,7 @@ def test_look_doctor_and_diff_speak_korean(run):
         (["look", "a.npz", "--size", "3"], "--size is of the map in the figure: give --figure as well"),
         (["look", "a.npz", "--figure", "a.gif"], "--figure 'a.gif' must end in .png, .svg, .pdf"),
         (["look", "a.npz", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
-        (["look", "run.regard", "--causal"], "--causal are of q, k and v; a capture has its own"),
+        (["look", "run.regard", "--causal"], "--causal is of q, k and v; a capture has its own"),
         (["look", "run.regard", "--mask", "causal", "--scale", "1"], "--mask, --scale are of q, k and v"),
         (["look", "run.regard", "--head", "1", "--row", "2"], "--head, --row need --layer: which module of "),
         (["look", "run.regard", "--layer", "2"], "--layer 2 is out of range: the capture has 2 modules"),

@@ -110,9 +110,41 @@ def test_encoder_decoder_does_not_repeat_the_prompt(run: Any, tmp_path: Path, mo
 def test_unknown_settings_of_a_checkpoint_are_named_and_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path / "gpt2", generation={"typical_p": 0.5}, also={"swing": 3}))
     command = ["generate", "a", "--model", folder, "--new-tokens", "3"]
-    assert "swing = 3" in fail(*command)
-    assert "typical_p = 0.5" in fail(*command, "--ignore", "swing")
+    assert "swing = 3. If they do not, name them: --ignore swing\n" in fail(*command)
+    assert "typical_p = 0.5" in (said := fail(*command, "--ignore", "swing"))
+    assert said.endswith("To go on without, name it: --ignore typical_p\n")
     assert run(*command, "--ignore", "swing", "--ignore", "typical_p").endswith("\n")
+
+
+@pytest.mark.parametrize("words", [["fill", "a [MASK]"], ["embed", "a"], ["classify", "a"], ["look", "the cat"]])
+def test_every_command_ignores_keys_as_its_error_says(run: Any, fail: Any, tmp_path: Path, words: list[str]) -> None:
+    head = "ForSequenceClassification" if words[0] == "classify" else "ForMaskedLM"
+    folder = bert(tmp_path / "odd", head)
+    values = json.loads((folder / "config.json").read_text()) | {"odd_key": True, "한 값": 3}
+    (folder / "config.json").write_text(json.dumps(values))
+    said = fail(*words, "--model", str(folder))
+    assert said.endswith("name them: --ignore odd_key --ignore '한 값'\n")
+    assert run(*words, "--model", str(folder), "--ignore", "odd_key", "--ignore", "한 값")
+
+
+def test_tokens_are_drawn_by_min_p_and_repeated_less(run: Any, writer: str) -> None:
+    model = regard.load(writer)
+    command = ["generate", "The cat", "--model", writer, "--new-tokens", "20"]
+    drawn = model.generate("The cat", min_p=0.6, seed=3, new_tokens=20).text
+    assert run(*command, "--min-p", "0.6", "--seed", "3") == drawn + "\n"
+    penalised = model.generate("The cat", repetition_penalty=3.0, new_tokens=20).text
+    assert run(*command, "--repetition-penalty", "3") == penalised + "\n"
+    assert drawn != penalised != model.generate("The cat", new_tokens=20).text
+
+
+def test_seed_is_refused_where_nothing_is_drawn(run: Any, fail: Any, writer: str, tmp_path: Path) -> None:
+    command = ["generate", "The cat", "--new-tokens", "3", "--seed", "7", "--model"]
+    wanted = "--seed 7 is of draws, and here the likeliest token is taken: leave it out, or draw with --temperature, "
+    assert wanted in fail(*command, writer)
+    assert wanted in fail(*command, writer, "--temperature", "0")
+    assert wanted in fail(*command, writer, "--beams", "3")
+    assert run(*command, writer, "--temperature", "2")
+    assert run(*command, str(gpt2(tmp_path / "draws", generation={"do_sample": True})))  # the checkpoint's own wish
 
 
 def test_interrupt_while_streaming_ends_the_line_and_says_130(writer: str, monkeypatch: Any, capsys: Any) -> None:
@@ -172,7 +204,7 @@ def test_embed_writes_and_prints_vectors(run: Any, filler: str) -> None:
     assert out.splitlines()[0] == "texts: 2, numbers in each vector: 20"
     assert f"a cat   {wanted[0, 0]:.4f}" in out
     assert out.splitlines()[-1] == "Vectors: new/x.npy"
-    assert "글 2개" in run("embed", *texts, "--model", filler, "--lang", "ko")
+    assert "텍스트 2개" in run("embed", *texts, "--model", filler, "--lang", "ko")
 
 
 def test_embed_as_json_has_every_number_and_the_similarities(run: Any, filler: str) -> None:
@@ -222,7 +254,7 @@ def test_classify_prints_every_label_of_one_text_and_the_best_of_several(run: An
     assert lines[2].split() == [one.best[0], f"{float(one.probabilities.max()):.4f}"]
     assert len(lines) == 5
     several = run("classify", "a cat", "it was", "--model", judge, "--lang", "ko").splitlines()
-    assert several[0].split() == ["글", "레이블", "확률"]
+    assert several[0].split() == ["텍스트", "레이블", "확률"]
     assert several[2].split() == ["a", "cat", one.best[0], f"{float(one.probabilities.max()):.4f}"]
 
 
@@ -246,7 +278,7 @@ def test_classify_as_json(run: Any, judge: str) -> None:
         (["generate", "a", "--model", "GPT2", "--new-tokens", "0"], "new_tokens must be at least 1, got 0"),
         (
             ["generate", "a", "--model", "GPT2", "--new-tokens", "999"],
-            "1000 positions are asked for, and the model has 241",
+            "999 positions are asked for, and the model has 241",
         ),
         (["generate", "a", "--model", "GPT2", "--beams", "2", "--top-k", "3"], "beams with sampling are not offered"),
         (["generate", "a", "--model", "GPT2", "--dtype", "int8"], "--dtype must be one of float64, float32"),

@@ -57,7 +57,7 @@ def test_classify_prints_every_label_of_one_picture_and_the_best_of_several(run:
     assert len(lines) == 5
     Path("list.txt").write_text("other.png\n\n")
     several = run("classify", "photo.png", "--file", "list.txt", "--model", folder(vit), "--lang", "ko").splitlines()
-    assert several[0].split() == ["사진", "레이블", "확률"]
+    assert several[0].split() == ["이미지", "레이블", "확률"]
     assert [line.split() for line in several[2:]] == [
         [name, found.best[0], f"{float(found.probabilities.max()):.4f}"]
         for name, found in (("photo.png", one), ("other.png", two))
@@ -81,9 +81,10 @@ def test_classify_reads_a_picture_from_standard_input(run: Any, folder: Any, mon
     assert found["pictures"][0]["label"] == said.best[0]
 
 
-def test_classify_compares_with_labels_that_are_given(run: Any, folder: Any) -> None:
-    command = ["classify", "photo.png", "--model", folder(clip), "--labels", "a cat, 고양이"]
-    model = regard.load(folder(clip))
+@pytest.mark.parametrize("make", [(clip,), (blip, "Model")], ids=["clip", "blip"])
+def test_classify_compares_with_labels_that_are_given(run: Any, folder: Any, make: Any) -> None:
+    command = ["classify", "photo.png", "--model", folder(*make), "--labels", "a cat, 고양이"]
+    model = regard.load(folder(*make))
     said = model.classify("photo.png", labels=["a cat", "고양이"])
     assert json.loads(run(*command, "--json"))["pictures"][0]["probability"] == dict(
         zip(said.labels, said.probabilities[0].tolist(), strict=True)
@@ -186,7 +187,7 @@ def test_match_prints_texts_the_best_first(
     assert [line.split() for line in lines[2:]] == [
         [*texts[n].split(), f"{float(values[n]):.4f}"] for n in values.argsort(descending=True).tolist()
     ]
-    assert run("match", "photo.png", *texts, "--model", where, "--lang", "ko").split()[:2] == ["글", korean]
+    assert run("match", "photo.png", *texts, "--model", where, "--lang", "ko").split()[:2] == ["텍스트", korean]
     found = json.loads(run("match", "photo.png", *texts, "--model", where, "--json"))
     assert (found["measure"], found["best"]) == (measure, texts[int(values.argmax())])
     assert found["texts"] == [{"text": text, measure: v} for text, v in zip(texts, values.tolist(), strict=True)]
@@ -212,7 +213,7 @@ def test_features_are_described_and_written(run: Any, folder: Any) -> None:
         "Map: new/map.npy",
     ]
     assert np.array_equal(np.load("new/map.npy"), found.map.numpy())
-    assert "지도: 5행 7열" in run("features", "photo.png", "--model", where, "--lang", "ko")
+    assert "맵: 5행 7열" in run("features", "photo.png", "--model", where, "--lang", "ko")
 
 
 def test_features_as_json_have_every_number(run: Any, folder: Any) -> None:
@@ -275,7 +276,22 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
             "prompt must hold {} where the",
         ),
         (["classify", "photo.png", "--model", "VIT", "--truncate"], "classify of ViT takes pictures, and not truncate"),
-        (["classify", "photo.png", "--model", "VIT", "--labels", "a"], "labels= is for models that compare vectors of"),
+        (
+            ["classify", "photo.png", "--model", "VIT", "--labels", "a,b"],
+            "--labels needs CLIP, or BLIP without a head, and this is ViT with a head for the task 'classify'",
+        ),
+        (
+            ["classify", "photo.png", "--model", "VITBODY", "--labels", "a,b"],
+            "--labels needs CLIP, or BLIP without a head, and this is ViT, which does not compare pictures with texts",
+        ),
+        (
+            ["classify", "photo.png", "--model", "MATCH", "--labels", "a,b"],
+            "--labels needs CLIP, or BLIP without a head, and this is BLIP with a head for the task 'match'",
+        ),
+        (
+            ["classify", "a", "--model", "BERT", "--labels", "a,b"],
+            "--labels needs CLIP, or BLIP without a head, and this is BERT with a head for the task 'classify'",
+        ),
         (
             ["classify", "a", "--model", "BERT", "--prompt", "a"],
             "classify of BERT takes texts (and may take truncate), and",
@@ -290,7 +306,12 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         (["caption", "photo.png", "--model", "CAPTION", "--new-tokens", "0"], "new_tokens must be at least 1, got 0"),
         (["caption", "photo.png", "--model", "CAPTION", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
         (["caption", "photo.png", "--model", "CAPTION", "--dtype", "int8"], "--dtype must be one of float64, float32"),
+        (["caption", "photo.png", "--model", "CAPTION", "--seed", "3"], "--seed 3 is of draws, and here the likeliest"),
         (["answer", "photo.png", "--model", "CAPTION"], "Missing argument 'QUESTION'"),
+        (
+            ["answer", "photo.png", "a?", "--model", "ANSWER", "--seed", "3"],
+            "--seed 3 is of draws, and here the likeliest token is taken",
+        ),
         (["answer", "photo.png", "a?", "--model", "BERT"], "answer is about pictures, and BERT reads texts alone"),
         (
             ["answer", "photo.png", "a?", "--model", "VIT"],
@@ -330,6 +351,8 @@ def test_wrong_input_is_told_in_one_line(
         "VITBODY": (vit, "Model"),
         "CLIP": (clip,),
         "CAPTION": (blip, "ForConditionalGeneration"),
+        "ANSWER": (blip, "ForQuestionAnswering"),
+        "MATCH": (blip, "ForImageTextRetrieval"),
         "GPT2": (gpt2,),
         "BERT": (bert, "ForQuestionAnswering" if arguments[0] == "answer" else "ForSequenceClassification"),
     }
@@ -341,6 +364,15 @@ def test_a_model_that_does_not_say_how_it_wants_pictures_is_told_in_one_line(fai
     where = vit(tmp_path / "vit")
     (where / "preprocessor_config.json").unlink()
     assert "Then set model.preprocessor = Preprocessor.of(" in fail("classify", "photo.png", "--model", str(where))
+
+
+@pytest.mark.parametrize("words", [["match", "photo.png", "a cat"], ["features", "photo.png"], ["look", "photo.png"]])
+def test_keys_are_ignored_as_the_error_says(run: Any, fail: Any, tmp_path: Path, words: list[str]) -> None:
+    where = clip(tmp_path / "odd") if words[0] == "match" else vit(tmp_path / "odd")
+    values = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps(values | {"odd_key": True}))
+    assert fail(*words, "--model", str(where)).endswith("name them: --ignore odd_key\n")
+    assert run(*words, "--model", str(where), "--ignore", "odd_key")
 
 
 def test_missing_pillow_is_named_with_the_command_that_installs_it(fail: Any, folder: Any, monkeypatch: Any) -> None:

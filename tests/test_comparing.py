@@ -250,7 +250,7 @@ def test_text_shows_the_strongest_and_counts_the_rest():
 def test_text_speaks_korean():
     found = compare(capture(record()), capture(record(seed=1, mask=masks.causal())), tolerance=0.01)
     text = found.text("ko")
-    assert re.match(r"양쪽에 있는 모듈 1개, 서로 다른 측정값 12개 중 \d+개 \(허용 오차 0.01\)", text)
+    assert re.match(r"양쪽에 있는 모듈 1개, 측정값 12개 중 \d+개가 다름 \(허용 오차 0.01\)", text)
     assert re.search("^마스크 +layers", text, re.MULTILINE)
     assert "차이: 가장 크게 다른 헤드의 값" in text
     assert compare(capture(record()), capture(record())).text("ko") == "같음: 비교한 모듈 1개, 측정값 12개"

@@ -125,6 +125,12 @@ def test_sizes_that_make_no_sense_are_refused(lengths, options, message):
         growth(lengths, **(SIZES | options))
 
 
+@pytest.mark.parametrize(("lengths", "options"), [([5.0], {}), ([5], {"slots": 4.5}), ([5], {"features": "7"})])
+def test_sizes_that_are_no_whole_numbers_are_refused(lengths, options):
+    with pytest.raises(TypeError, match=r"(n|slots|features) must be a whole number, got (float|str): "):
+        growth(lengths, **(SIZES | options))
+
+
 def test_lengths_and_languages_that_are_not_there_are_refused():
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         lengths_up_to(0)
@@ -221,6 +227,11 @@ def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypat
 def test_device_that_is_not_there_is_refused(device):
     with pytest.raises(ValueError, match=f"cannot measure on '{device}': "):
         next(measure(growth([5], **SMALL), device=device))
+
+
+def test_device_that_computes_nothing_is_refused():
+    with pytest.raises(ValueError, match="cannot measure on 'meta': only a CPU or a CUDA device is measured"):
+        next(measure(growth([5], **SMALL), device="meta"))
 
 
 def test_first_length_is_judged_too(monkeypatch):
@@ -322,9 +333,14 @@ def test_command_measures_and_draws(capsys, tmp_path):
     ("options", "message"),
     [
         (["--figure", "plot.gif"], "--figure 'plot.gif' must end in .png"),
-        (["--seconds", "3"], "--device and --seconds go with --measure"),
+        (["--seconds", "3"], "--seconds goes with --measure"),
+        (["--seconds", "3", "--device", "cpu"], "--device and --seconds go with --measure"),
         (["--slots", "0"], "slots must be at least 1, got 0"),
         (["--measure", "--seconds", "0"], "seconds must be above 0"),
+        (["--measure", "--device", "meta"], "cannot measure on 'meta': only a CPU or a CUDA device is measured"),
+        (["--kernel", "7"], "--compare counts neither a CNN nor a cache: leave out --kernel\n"),
+        (["--layers", "1"], "--compare counts neither a CNN nor a cache: leave out --layers\n"),
+        (["--layers", "9", "--kernel", "3"], "neither a CNN nor a cache: leave out --kernel and --layers\n"),
     ],
 )
 def test_wrong_option_is_told_in_one_line(capsys, options, message):

@@ -13,8 +13,10 @@ from transformers import GPT2Config, LlamaConfig
 from twins import Twin
 
 from regard.models.decoding import one_row
+from regard.models.decoding.capturing import capturable, unseen_by_a_replay
 from regard.models.generation.generating import generate
 from regard.models.text_model import TextModel
+from regard.op import observe, unobserve
 from regard.testing import assert_rule
 
 pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")
@@ -123,11 +125,70 @@ def test_norms_that_the_kernels_do_not_have_are_refused(norm, place, tmp_path):
     assert why.endswith("no RMS norm and no LayerNorm with a bias")
 
 
+class Beside(nn.Module):
+    """An adapter that hands out the weights of the layer inside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.weight, self.bias = inner, inner.weight, inner.bias
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+ADDED = {
+    "an adapter": lambda block: setattr(block.attention, "w_o", Beside(block.attention.w_o)),
+    "a patch": lambda block: setattr(block.feed_forward.w_out, "forward", lambda x: x),
+    "a hook of a layer": lambda block: block.feed_forward.w_in.register_forward_hook(lambda *given: None),
+    "a hook of a block": lambda block: block.register_forward_hook(lambda *given: None),
+    "a hook before it": lambda block: block.attention.register_forward_pre_hook(lambda *given: None),
+}
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_was_added_to_a_model_is_not_passed_over_by_its_kernels(what, tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    ADDED[what](model.tower.blocks[1])
+    why = "somebody hooks into its layers, or has put others in their place, and the kernels call no layer"
+    assert one_row.refuse(model.tower, model.head, torch.float32) == why
+
+
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
 def test_norms_of_each_head_are_refused(name, tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
     setattr(model.tower.blocks[1].attention, name, nn.RMSNorm(10))
     assert one_row.refuse(model.tower, model.head, torch.float32) == "its attention norms each head"
+
+
+def test_a_replay_sees_neither_who_watches_nor_autocast():
+    def watcher(call, backend, output):
+        pass
+
+    assert not unseen_by_a_replay()
+    observe(watcher)
+    try:
+        assert unseen_by_a_replay()
+    finally:
+        unobserve(watcher)
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast would refuse it where there is no GPU
+    try:
+        assert unseen_by_a_replay()
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GPT-2", "LLaMA"])
+def test_steps_under_autocast_are_not_captured_and_are_one_pass(name, tmp_path):
+    model, (ids, _) = model_of(name, tmp_path, torch.float32), prompt(5, 11, padded=False)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        baseline = model(ids).logits[:, 6:]
+        logits, state = model.begin(ids[:, :7], None, length=12)
+        made = [logits.clone()] + [model.step(state, column).clone() for column in ids[:, 7:].T]
+        assert state.captured is None
+    with torch.no_grad():
+        assert not capturable(model.tower, model.head, state, model.dtype)  # its keys are halves
+        assert_rule(torch.stack(made, 1), baseline, model.double()(ids).logits[:, 6:])
 
 
 @torch.no_grad()

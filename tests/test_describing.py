@@ -114,3 +114,10 @@ def test_batch_row_that_is_not_there_is_refused(batch):
 def test_head_that_is_not_there_is_refused():
     with pytest.raises(IndexError, match=f"head {H} is out of range: there are {H}, counted from 0"):
         strongest_links(view(), head=H)
+
+
+def test_key_that_receives_most_is_not_told_where_one_receives_nan():
+    x = torch.randn(1, H, NQ, D)
+    x[0, 1, 2] = float("nan")
+    heads = describe_heads(regard.look(x, x, x))
+    assert [(head.keys is None, head.share is None) for head in heads] == [(h == 1, h == 1) for h in range(H)]

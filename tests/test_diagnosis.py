@@ -57,7 +57,7 @@ def test_text_in_korean_says_the_same():
 
 위치             종류  마스크             미래 가림  bias  쿼리 × 키  호출
 ───────────────  ────  ─────────────────  ─────────  ────  ─────────  ────
-layers.0–1.attn  자기  causal, offset -1  마스크로   –     3 × 3         2
+layers.0–1.attn  셀프  causal, offset -1  마스크로   –     3 × 3         2
 
 layers.0–1.attn: causal, offset -1 (쿼리 3개 × 키 3개)
 · · ·
@@ -66,6 +66,12 @@ layers.0–1.attn: causal, offset -1 (쿼리 3개 × 키 3개)
 
 ■ 보임  ▒ 일부  · 가려짐"""
     )
+
+
+def test_masks_that_are_words_are_korean_words():
+    cross = seen("attn")
+    cross.kind = "cross"
+    assert examine([cross]).text("ko").splitlines()[-1].split()[:3] == ["attn", "크로스", "없음"]
 
 
 def test_nothing_found_is_said():

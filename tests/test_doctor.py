@@ -238,6 +238,14 @@ def test_masks_that_differ_between_layers_are_a_note():
     )
 
 
+def test_masks_that_differ_by_a_bias_alone_say_so():
+    run = layers(2, facts())
+    run[1].facts = facts(bias=torch.linspace(-3, 0, N * N).reshape(N, N))
+    assert only(examine(run), "masks differ").text() == (
+        "layers of one stack have 2 different masks: none: layers.0.attn; none with a bias (additive): layers.1.attn"
+    )
+
+
 def test_masks_of_different_calls_are_not_compared():
     run = [
         Seen("layers.0.attn", facts(mask=masks.causal())),

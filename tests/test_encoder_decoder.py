@@ -7,6 +7,7 @@ from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.loading import family_of
 from regard.models.model import Model
 from regard.models.settings import Settings
+from regard.testing import assert_rule
 
 TWO = {"vocab_size": 31, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2}
 TWO |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 17, "decoder_ffn_dim": 13, "decoder_start_token_id": 1}
@@ -39,7 +40,7 @@ def model(request) -> Model:
 
 def texts(count: int, length: int, side: str) -> tuple[Tensor, Tensor]:
     ids, place = torch.randint(2, 31, (count, length)), torch.arange(length)
-    lengths = length - torch.arange(count)[:, None]
+    lengths = length - torch.arange(count)[:, None] % length
     mask = place < lengths if side == "right" else place >= length - lengths
     return ids.where(mask, 0), mask
 
@@ -57,6 +58,20 @@ def test_token_by_token_equals_one_pass(model, side):
     steps = [logits] + [reading.step(state, target[:, i]) for i in range(2, 7)]
     torch.testing.assert_close(torch.stack(steps, 1), whole[:, 1:], rtol=0, atol=1e-12)
     assert len(state) == 7
+
+
+@torch.no_grad()
+def test_token_by_token_is_one_pass_under_autocast(model):
+    ids, mask = texts(13, 11, "left")
+    target = shift_right(torch.randint(2, 31, (13, 7)), model.start)
+    truth = model(ids, mask, target=target).logits
+    model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = model(ids, mask, target=target).logits
+        reading = model.read(ids, mask)
+        logits, state = reading.begin(target[:, :2], None, length=7)
+        steps = [logits] + [reading.step(state, target[:, i]) for i in range(2, 7)]
+    assert_rule(torch.stack(steps, 1), whole[:, 1:], truth[:, 1:])
 
 
 def test_start_tokens_padded_on_the_left_count_for_nothing(model):

@@ -337,8 +337,9 @@ def test_a_missing_glyph_would_have_been_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("label", "drawn"),
     [
-        ("\n", "∖n"),
-        ("a\tb", "a∖tb"),
+        ("\n", "↵"),
+        ("a\tb", "a⇥b"),
+        ("", "␣"),
         ("a\\b", "a∖b"),
         ("ไ", "∖u0e44"),
         ("\u200d", "∖u200d"),
@@ -348,7 +349,7 @@ def test_a_missing_glyph_would_have_been_noticed(tmp_path):
         ("$x$", "$x$"),
     ],
 )
-def test_what_has_no_glyph_is_written_as_its_code(label, drawn, tmp_path):
+def test_what_has_no_glyph_is_written_as_its_code_and_space_by_a_sign(label, drawn, tmp_path):
     figure = heatmap(np.eye(2), [label, "b"])
     assert words(figure).count(drawn) == 2
     save(figure, tmp_path / "label.png")

@@ -1,5 +1,6 @@
 """The doctor's sentences: the same in both languages, and all of them can be said."""
 
+import re
 from string import Formatter
 
 import pytest
@@ -23,6 +24,11 @@ def test_both_languages_tell_the_same_values(code):
     for english, korean in zip(WORDS["en"][code], WORDS["ko"][code], strict=True):
         assert asked_for(english) == asked_for(korean)
         assert english != korean or english == "{why}"  # which has sentences of its own
+
+
+@pytest.mark.parametrize("code", WORDS["ko"])
+def test_one_korean_term_stands_for_one_thing(code):
+    assert not re.search("층|창|교차|전역|같은 말", " ".join(WORDS["ko"][code]))  # 레이어, 윈도, 크로스, 글로벌, 가중치
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])

@@ -185,17 +185,17 @@ def test_the_smallest_and_largest_draws_are_possible_tokens(u, token):
 
 
 def test_draws_depend_on_seed_row_and_step_alone():
-    few, many = Draws(5), Draws(5)
+    few, many = Draws(5, (4, 1)), Draws(5, range(7))
     for step in range(2 * BLOCK + 3):
-        assert torch.equal(few(step, torch.zeros(2, 1)), many(step, torch.zeros(7, 1))[:2])
-    numbers = torch.stack([Draws(seed)(0, torch.zeros(7, 1)) for seed in range(5)])
+        assert torch.equal(few(step, torch.zeros(2, 1)), many(step, torch.zeros(7, 1))[[4, 1]])
+    numbers = torch.stack([Draws(seed, range(7))(0, torch.zeros(7, 1)) for seed in range(5)])
     assert numbers.unique().numel() == 35  # no row of one seed is another row of the next
 
 
 def test_without_a_seed_torchs_own_decides_and_is_not_reset():
     def numbers():
         torch.manual_seed(7)
-        return Draws(None)(0, torch.zeros(2, 1)), Draws(None)(0, torch.zeros(2, 1))
+        return Draws(None, range(2))(0, torch.zeros(2, 1)), Draws(None, range(2))(0, torch.zeros(2, 1))
 
     (first, second), (again, _) = numbers(), numbers()
     assert torch.equal(first, again)
@@ -204,7 +204,7 @@ def test_without_a_seed_torchs_own_decides_and_is_not_reset():
 
 def test_a_seed_leaves_torchs_own_generator_alone():
     before = torch.get_rng_state()
-    Draws(3)(0, torch.zeros(2, 1))
+    Draws(3, range(2))(0, torch.zeros(2, 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -224,6 +224,16 @@ def test_a_seed_leaves_torchs_own_generator_alone():
 )
 def test_when_a_choice_samples(choice, samples):
     assert choice.samples is samples
+
+
+def test_a_seed_is_drawn_for_several_runs_only_where_something_is_drawn():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    assert (Choice().seeded().seed, Choice(temperature=1.0, seed=5).seeded().seed) == (None, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+    first = Choice(temperature=1.0).seeded()
+    torch.manual_seed(7)
+    assert first == Choice(temperature=1.0, seed=first.seed) == Choice(temperature=1.0).seeded()
 
 
 def test_temperature_zero_is_the_most_likely_token():
@@ -248,6 +258,15 @@ def test_nan_in_a_row_that_has_not_ended_is_an_error():
         chooser.check([2, 1, 2])
         with pytest.raises(ValueError, match="no token can be chosen in row 1: the model's logits hold NaN"):
             chooser.check([2, 2, 1])
+        chooser.numbers = (11, 13, 17)  # some of many rows have their own numbers
+        with pytest.raises(ValueError, match="no token can be chosen in row 13: the model's logits hold NaN"):
+            chooser.check([2, 2, 1])
+
+
+def test_each_row_has_one_number():
+    for choice in (Choice(rows=(2, 5)), Choice(temperature=1.0, rows=(2, 5))):
+        with pytest.raises(ValueError, match=rf"^rows has 2 numbers, and there are {B} rows: one for each$"):
+            Chooser(prepared(choice))
 
 
 def test_sampling_where_every_token_is_ruled_out_is_an_error():
@@ -278,6 +297,7 @@ def test_sampling_where_every_token_is_ruled_out_is_an_error():
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"forced_first": -1}, ValueError, "forced_first must be at least 0, got -1"),
         ({"banned": [3, -2]}, ValueError, "a token in banned must be at least 0, got -2"),
+        ({"rows": [0, -1]}, ValueError, "a number in rows must be at least 0, got -1"),
     ],
 )
 def test_a_number_out_of_its_range_is_named(given, error, message):

@@ -83,6 +83,8 @@ def test_end_tokens_are_none_one_or_several(eos, want):
         (-1, ValueError, "an eos token must be at least 0, got -1"),
         ([2, "3"], TypeError, "an eos token must be a whole number, got str: '3'"),
         ([None], TypeError, "an eos token must be a whole number, got None"),
+        ([[0]], TypeError, r"an eos token must be a whole number, got list: \[0\]"),
+        (2.0, TypeError, "an eos token must be a whole number, several are a list of them; got 2.0"),
     ],
 )
 def test_an_end_token_that_is_none_is_refused(eos, error, message):

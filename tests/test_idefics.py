@@ -25,6 +25,7 @@ from regard.models.generation.generating import generate
 from regard.models.loading import empty, load
 from regard.models.parts import FeedForward
 from regard.models.settings import Settings
+from regard.testing import assert_rule
 
 PLACEHOLDER, END, PAD = 5, 2, 0
 
@@ -383,6 +384,24 @@ def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
     assert len(state) == n + 5
     with pytest.raises(ValueError, match=r"no room: all 11 positions are used"):
         reading.step(state, more[:, 0])
+
+
+@torch.no_grad()
+def test_steps_under_autocast_are_one_pass(tmp_path):
+    config = "gathered, added words shared"
+    model, given = twin_of("ForVisionText2Text", config, tmp_path).ours(torch.float32), prompts(config)
+    model.placeholder = PLACEHOLDER
+    given["pixels"] = given["pixels"].float()
+    more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
+    sees = last_picture(given["ids"], 2, placeholder=PLACEHOLDER, ends=[END])
+    whole = {"ids": torch.cat([given["ids"], more], 1), "pixels": given["pixels"]}
+    whole["mask"] = torch.cat([given["mask"], torch.ones(4, 5, dtype=torch.bool)], 1)
+    whole["sees"] = torch.cat([sees, sees[:, -1:].expand(-1, 5, -1)], 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        baseline, reading = model(**whole).logits[:, -5:], model.read_picture(given["pixels"])
+        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        made = torch.stack([reading.step(state, column) for column in more.T], 1)
+    assert_rule(made, baseline, model.double()(**whole).logits[:, -5:])
 
 
 def test_rows_that_are_kept_keep_their_pictures(writers):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from speaking_twins import bart, bert, gpt2
 
+from regard.models.heads import Labels
 from regard.models.loading import load
 from regard.models.verbs.labelling import Span, Tagged
 
@@ -67,6 +68,16 @@ def test_labels_that_do_not_exclude_each_other_are_each_by_itself(tmp_path: Path
     torch.testing.assert_close(found.probabilities[0], logits(model, TEXTS[0]).sigmoid(), rtol=0, atol=1e-14)
 
 
+def test_new_head_with_another_number_of_labels_numbers_them(tmp_path: Path) -> None:
+    model = classifier(tmp_path)
+    model.head = Labels(model.head.score.in_features, 5, pooled=True).double()
+    found = model.classify(TEXTS)
+    assert found.labels == tuple(f"LABEL_{n}" for n in range(5))
+    assert "LABEL_" in repr(found)
+    model.settings.values["id2label"] = dict(enumerate("abcde"))
+    assert model.classify(TEXTS[0]).labels == ("a", "b", "c", "d", "e")
+
+
 def test_number_that_was_learnt_is_the_value_itself(tmp_path: Path) -> None:
     model = load(bert(tmp_path, "ForSequenceClassification", num_labels=1), dtype=torch.float64)
     found = model.classify(TEXTS[0])
@@ -123,6 +134,12 @@ def test_each_token_has_its_likeliest_label_and_its_place(tagger: Any) -> None:
     assert [token.text for token in found.tokens][:3] == ["The", "cat", "sat"]
     assert len(repr(found).splitlines()) == 2 + len(found.tokens)
     assert found._repr_html_().count("<tr>") == 1 + len(found.tokens)
+
+
+def test_new_head_of_a_tagger_numbers_its_labels(tmp_path: Path) -> None:
+    model = load(bert(tmp_path, "ForTokenClassification", id2label=PEOPLE), dtype=torch.float64)
+    model.head = Labels(model.head.score.in_features, 7, pooled=False).double()
+    assert {token.label for token in model.tag(TEXTS[2]).tokens} <= {f"LABEL_{n}" for n in range(7)}
 
 
 def test_neighbours_of_one_label_are_one_span() -> None:

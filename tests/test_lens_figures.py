@@ -127,6 +127,19 @@ def test_absent_head_has_no_number():
     assert written(atlas(np.array([[1.0, np.nan, 12.5]]))) == ["1.00", "12.5"]
 
 
+def test_nan_of_a_head_that_is_there_is_red_and_said():
+    values = np.array([[1.0, np.nan, np.nan], [np.nan, np.nan, np.nan]])
+    figure = atlas(values, heads=[2, 1])
+    assert tuple(colours(figure, 2, 3)[0, 1]) == tuple(colours(figure, 2, 3)[1, 0]) == close(LIGHT.alarm)
+    assert tuple(colours(figure, 2, 3)[0, 2]) == tuple(colours(figure, 2, 3)[1, 1]) == close(LIGHT.paper)
+    assert words(figure)[-2:] == ["no such head", "NaN"]
+    assert written(figure) == ["1.00", "NaN", "NaN"]
+    page = atlas_html(values, heads=[2, 1])
+    assert ("layer 0, head 1: NaN" in page, "head 2" in page, page.count(": NaN")) == (True, False, 2)
+    assert "NaN or infinite" in words(atlas(np.array([[np.nan, np.inf]]), heads=[2]))
+    assert "no such head, or not known" in words(atlas(values, heads=[2, 0]))
+
+
 def test_infinite_value_is_red_and_does_not_stretch_the_colours():
     figure = atlas(np.array([[1.0, np.inf, 2.0]]))
     assert tuple(colours(figure, 1, 3)[0, 1]) == close(LIGHT.alarm)
@@ -246,6 +259,9 @@ def test_torch_values_of_any_precision_are_drawn_as_numpy_ones():
         (random(2, 3, 5), {}, ValueError, r"values must be \(layers, heads\), not empty; got \(2, 3, 5\)"),
         (np.zeros((0, 3)), {}, ValueError, r"values must be \(layers, heads\), not empty; got \(0, 3\)"),
         (np.full((2, 3), np.nan), {}, ValueError, "values are all NaN, which means that no head is there"),
+        (random(2, 3), {"heads": [3]}, ValueError, r"heads must be 2 integers from 0 to 3, one for .*; got \[3\]"),
+        (random(2, 3), {"heads": [3, 4]}, ValueError, r"heads must be 2 integers from 0 to 3, .*; got \[3, 4\]"),
+        (random(2, 3), {"heads": "33"}, ValueError, "heads must be 2 integers from 0 to 3, .*; got '33'"),
         (np.zeros((2, 3), complex), {}, TypeError, "values must be real numbers, got torch.complex128"),
         ("12", {}, TypeError, "values must be a list, a NumPy array or a tensor, got str"),
         (random(257, 3), {}, ValueError, r"at most 256 layers and 256 heads, got \(257, 3\)"),

@@ -1,5 +1,7 @@
 """Linformer: against the public package given the same weights, against its formula, and in our blocks and towers."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -223,6 +225,10 @@ def test_cache_and_positions_are_refused():
     [
         (lambda: SlotProjection(0, 5), ValueError, "positions must be at least 1, got 0"),
         (lambda: SlotProjection(5, 0), ValueError, "slots must be at least 1, got 0"),
+        (lambda: SlotProjection(16, 4.5), TypeError, "slots must be a whole number, got float: 4.5"),
+        (lambda: SlotProjection(16.0, 4), TypeError, "positions must be a whole number, got float: 16.0"),
+        (lambda: layer(scale=math.inf), ValueError, "scale must be a finite number, got inf"),
+        (lambda: layer(scale=math.nan), ValueError, "scale must be a finite number, got nan"),
         (lambda: SlotProjection(5, 3, heads=0), ValueError, "heads must be at least 1, got 0"),
         (lambda: layer(kv_heads=2), ValueError, "heads must be a multiple of kv_heads: 3 heads, 2 kv_heads"),
         (lambda: layer(head_dim=0), ValueError, "head_dim must be at least 1, got 0"),
@@ -266,6 +272,13 @@ def test_causal_mask_with_another_offset_is_refused():
     with pytest.raises(ValueError, match=r"causal\(offset=1\) is not for linear attention.* last 3 of 5 positions"):
         read_seen(masks.causal(offset=1), 1, 1, 3, 5, torch.device("cpu"))
     assert read_seen(masks.causal(offset=2), 1, 1, 3, 5, torch.device("cpu")).causal
+
+
+def test_causal_mask_with_an_offset_for_each_row_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="Linformer cannot be causal: a slot mixes all positions"):
+        layer()(numbers(2, 5, 6), mask=masks.causal(offset=[0, 0]))
+    with pytest.raises(ValueError, match=r"causal\(offset=\[0, 3\]\) is not for linear attention"):
+        layer()(numbers(2, 5, 6), mask=masks.causal(offset=[0, 3]))
 
 
 # ------------------------------------------------------------------------------------------------- in blocks, and seen

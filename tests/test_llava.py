@@ -265,6 +265,18 @@ def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
 
 
 @torch.no_grad()
+def test_steps_under_autocast_are_one_pass(tmp_path):
+    model = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path).ours(torch.float32)
+    given = chosen(USUAL_NAME, "a batch")
+    more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
+    with torch.autocast("cpu", torch.bfloat16):
+        baseline, reading = continued(model, given, more), model.read_picture(given["pixels"])
+        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        made = torch.stack([reading.step(state, column) for column in more.T])
+    assert_rule(made, baseline, continued(model.double(), given, more))
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # the interpreter's NumPy reports −∞ − −∞
 def test_steps_after_pictures_are_those_of_the_kernels_for_one_row(tmp_path):
     """Which a GPU captures and replays; interpreted where there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BartConfig, BertConfig, GPT2Config, T5Config
+from torch.nn.utils import prune
+from transformers import BartConfig, BertConfig, CLIPConfig, DeiTConfig, GPT2Config, T5Config, ViTConfig
 from twins import Twin, change, texts
 
 import regard
 from regard.models.loading import FAMILIES, load
 from regard.models.tokenizers.tokenizing import Tokenizer
+from regard.models.vision_parts import PictureLabels
 
 CONFIG = {
     "vocab_size": 31,
@@ -175,6 +179,24 @@ def test_a_directory_without_a_model_says_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json, so no model: it holds notes\.txt$"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"num_attention_heads": 5},
+            r"d_model 12 does not divide by 5 heads.*hidden_size = 12, num_attention_heads = 5",
+        ),
+        ({"hidden_act": "mish"}, r"unknown activation 'mish'; there are .* \(hidden_act = 'mish'\)$"),
+        ({"layer_norm_eps": float("nan")}, r"layer_norm_eps must be a number, got nan$"),
+        ({"layer_norm_eps": -1.0}, r"layer_norm_eps must be 0 or more, since a norm takes its root; got -1\.0$"),
+    ],
+)
+def test_a_config_that_builds_no_model_is_named_with_its_keys(settings, message, folder):
+    change(folder, **settings)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder / 'config.json'))}: {message}"):
+        load(folder)
 
 
 def test_progress_ends_with_all_bytes(folder):
@@ -345,3 +367,136 @@ def test_a_tokenizer_set_by_hand_is_saved_where_the_checkpoint_has_none(folder, 
     model.tokenizer = Tokenizer.open(words)
     model.save(tmp_path / "out")
     assert load(tmp_path / "out").tokenizer.encode("a cat").ids == [2, 5, 6, 3]
+
+
+# ---------------------------------------------------------------------------------------------- what load would refuse
+
+
+SEEN = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 10, "intermediate_size": 17}
+SIGHT = SEEN | {"image_size": 12, "patch_size": 6}
+THREE = {"id2label": {0: "cat", 1: "dog", 2: "mat"}}
+LABELLED = [
+    ("BertForSequenceClassification", BertConfig(**CONFIG, **THREE)),
+    ("BertForTokenClassification", BertConfig(**CONFIG)),  # names none
+    ("GPT2ForSequenceClassification", GPT2Config(vocab_size=31, n_embd=12, n_layer=1, n_head=3, n_positions=13)),
+    ("BartForSequenceClassification", BartConfig(**SMALL, **BART_SIZES, **THREE)),
+    ("ViTForImageClassification", ViTConfig(**SIGHT, **THREE)),
+    ("DeiTForImageClassificationWithTeacher", DeiTConfig(**SIGHT, **THREE)),  # two layers score
+    ("CLIPForImageClassification", CLIPConfig(text_config=SEEN, vision_config=SIGHT, **THREE)),
+]
+
+
+@pytest.mark.parametrize(("architecture", "config"), LABELLED)
+def test_new_head_is_saved_with_its_number_of_labels(architecture, config, tmp_path):
+    Twin(architecture, config, tmp_path)
+    model = load(tmp_path)
+    for name, layer in model.head.named_children():
+        if name in ("score", "taught"):
+            setattr(model.head, name, torch.nn.Linear(layer.in_features, 7, layer.bias is not None))
+    model.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert torch.equal(again.head.score.weight, model.head.score.weight)
+    assert again.settings.labels() == tuple(f"LABEL_{n}" for n in range(7))
+    theirs = getattr(transformers, architecture).from_pretrained(tmp_path / "out")
+    assert (theirs.config.num_labels, theirs.config.label2id["LABEL_6"]) == (7, 6)
+    model.settings.values["id2label"] = dict(enumerate("abcdefg"))
+    model.save(tmp_path / "named")
+    assert load(tmp_path / "named").settings.labels() == tuple("abcdefg")
+
+
+def test_labels_that_fit_are_saved_as_they_are_named(tmp_path):
+    Twin("ViTForImageClassification", ViTConfig(**SIGHT, **THREE), tmp_path)
+    model = load(tmp_path)
+    model.head = PictureLabels(10, 3)
+    model.save(tmp_path / "out")
+    assert load(tmp_path / "out").settings.labels() == ("cat", "dog", "mat")
+
+
+def test_numbers_of_labels_follow_their_new_names(tmp_path):
+    Twin("ViTForImageClassification", ViTConfig(**SIGHT, **THREE), tmp_path)
+    change(tmp_path, label2id={"cat": 0, "dog": 1, "mat": 2})
+    model = load(tmp_path)
+    model.settings.values["id2label"] = {0: "hen", 1: "owl", 2: "emu"}
+    model.save(tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "hen", "1": "owl", "2": "emu"}
+    assert config["label2id"] == {"hen": 0, "owl": 1, "emu": 2}
+
+
+def test_number_of_labels_in_the_config_follows_the_head(tmp_path):
+    Twin("ViTForImageClassification", ViTConfig(**SIGHT), tmp_path)
+    change(tmp_path, id2label=None, label2id=None, num_labels=2)
+    model = load(tmp_path)
+    model.head = PictureLabels(10, 7)
+    model.save(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_labels"] == 7
+    assert load(tmp_path / "out").head.score.weight.shape == (7, 10)
+
+
+class Adapted(torch.nn.Module):
+    """A layer beside which another one was put, as LoRA does."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.base, self.added = layer, torch.nn.Linear(12, 12)
+
+
+def prune_it(model: Any) -> None:
+    prune.random_unstructured(model.tower.blocks[1].attention.w_q, "weight", 0.5)
+
+
+def adapt_it(model: Any) -> None:
+    model.tower.blocks[0].attention.w_o = Adapted(model.tower.blocks[0].attention.w_o)
+
+
+def enlarge_it(model: Any) -> None:
+    model.tower.embed.tokens = torch.nn.Embedding(37, 12)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            prune_it,
+            "1 weights have no place: tower.blocks.1.attention.w_q.weight_orig; "
+            "1 weights are missing: tower.blocks.1.attention.w_q.weight. ",
+        ),
+        (
+            adapt_it,
+            "4 weights have no place: tower.blocks.0.attention.w_o.base.weight, ",
+        ),
+        (enlarge_it, "1 weights have another shape: tower.embed.tokens.weight (37, 12) instead of (31, 12). "),
+    ],
+)
+def test_a_model_that_could_not_be_loaded_again_is_not_saved(spoil, said, folder):
+    model = load(folder)
+    spoil(model)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=re.escape(said)) as refused:
+        model.save(folder / "new" / "place")
+    text = str(refused.value)
+    assert text.startswith("nothing is written, for load would refuse it: this model is no longer the BERT with task ")
+    assert "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations, an adapter's own " in text
+    with pytest.raises(ValueError, match=re.escape(said)):
+        model.save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_the_refusal_advises_can_be_saved(folder, tmp_path):
+    model = load(folder)
+    prune_it(model)
+    prune.remove(model.tower.blocks[1].attention.w_q, "weight")
+    enlarge_it(model)
+    model.head.bias = torch.nn.Parameter(torch.zeros(37))
+    model.settings.values["vocab_size"] = 37
+    model.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert torch.equal(again.tower.blocks[1].attention.w_q.weight, model.tower.blocks[1].attention.w_q.weight)
+    assert again.tower.embed.tokens.weight.shape == (37, 12)
+
+
+def test_a_body_without_its_pooler_is_saved_without_it(folder, tmp_path):
+    model = load(folder, task="none")  # a masked LM has none
+    assert model.pooler is None
+    model.save(tmp_path / "out")
+    assert load(tmp_path / "out").pooler is None

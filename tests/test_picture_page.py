@@ -22,6 +22,7 @@ from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf
 from regard.explorer.widget import answer, module
+from regard.models.loading import load
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 ROWS, COLUMNS, BEFORE = 5, 7, 3  # patches; cls and two registers before them
@@ -122,7 +123,7 @@ def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, sessio
     assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
     assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 1", "register 2"]
     expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
-    expect(page.locator(".facts")).to_contain_text("53 × 37 pixels")
+    expect(page.locator(".facts")).to_contain_text("37 × 53 pixels, high and wide")
     overlay = session.capture[2].overlay(token="cls", head=0)
     assert shares(page) == pytest.approx(overlay.shares, abs=1e-6)
 
@@ -151,6 +152,46 @@ def test_patch_that_is_pointed_at_shows_its_exact_row(page, site, session, layer
     for index in (0, 1, 2):
         weight = float(page.locator(f'.text-piece[data-index="{index}"]').get_attribute("data-weight"))
         assert abs(weight - float(row[index])) < 1e-6
+
+
+@pytest.mark.parametrize(("height", "width"), [(3000, 15), (20, 2000)])
+def test_patches_of_a_picture_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
+    seen = look_at_picture(picture(1, height, width), windows(tmp_path / "windows"))
+    write_html(seen, tmp_path / "line.html")
+    ready(page, (tmp_path / "line.html").as_uri() + "#session=1&layer=0&head=1&token=0")
+    sides = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
+    assert min(sides) >= 29  # as in the figures: 0.3 inches
+    for row, column in ((0, 0), (3, 5), (5, 9)):  # of 4 × 4 pixels of 27 × 41
+        page.mouse.move(*over(page, (4 * row + 2) / 27, (4 * column + 2) / 41))
+        expect(page.locator(".said-query")).to_have_text(f"({row}, {column})")
+    expect(page.locator(".facts")).to_contain_text(f"{height} × {width} pixels, high and wide")
+    expect(page.locator(".photo-note")).to_contain_text("drawn broader than it is")
+    page.locator("[data-choice=lang] [data-value=ko]").click()
+    expect(page.locator(".facts")).to_contain_text(f"{height} × {width} 픽셀 (세로 × 가로)")
+    expect(page.locator(".photo-note")).to_contain_text("실제보다 넓게 그렸습니다")
+
+
+def test_patches_of_nan_are_crossed_and_their_shares_are_nan(page, seeing):
+    model = load(seeing)
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if "1.attention" in name and "bias" in name)[0] = float("nan")
+    with serving([look_at_picture(picture(), model)]) as address:
+        ready(page, f"{address}#session=1&layer=1&head=0&token=0")
+        expect(page.locator(".said-weight")).to_have_text("NaN")
+        assert page.locator(".photo-share b").all_inner_texts() == ["NaN"] * 3
+        expect(page.locator(".photo-legend")).to_have_count(0)
+        shot = Image.open(io.BytesIO(page.locator(".photo-canvas").screenshot())).convert("RGB")
+        red = np.asarray(shot).astype(int)
+        assert ((red[..., 0] - red[..., 1] > 25) & (red[..., 0] - red[..., 2] > 25)).mean() > 0.05
+        ready(page, f"{address}#session=1&layer=0&head=0&token=0")
+        expect(page.locator(".photo-legend")).to_be_visible()
+
+
+def test_picture_of_an_ordinary_shape_keeps_it(page, site):
+    ready(page, site)
+    wide, high = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
+    assert abs(wide / high - 53 / 37) < 0.01
+    assert "drawn" not in page.locator(".photo-note").inner_text()
 
 
 def test_held_patch_reads_single_weights_until_it_is_let_go(page, site, session):
@@ -261,7 +302,7 @@ def test_capture_that_is_dropped_brings_its_photograph(page, session, tmp_path):
         with page.expect_response("**/picture/0") as came:
             dropped(page, "run.regard", "application/octet-stream", (tmp_path / "run.regard").read_bytes())
         assert came.value.body() == session.pictures[0].data
-        expect(page.locator(".facts")).to_contain_text("53 × 37 pixels")
+        expect(page.locator(".facts")).to_contain_text("37 × 53 pixels, high and wide")
         expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
         expect(page.locator(".photo-note")).not_to_contain_text("the picture itself is not in this capture")
 
@@ -381,7 +422,7 @@ def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
     with serving([session], ModelShelf([str(seeing)], demo=False)) as address:
         ready(page, address)
         dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
-        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
         assert "고양이.png" in page.locator("[data-role=session] option:checked").inner_text()
         ready_row = look_at_picture(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
         assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
@@ -393,7 +434,7 @@ def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
         expect(page.locator("[data-role=start]")).to_be_visible()
         (tmp_path / "photo.png").write_bytes(as_png(4, tmp_path))
         page.locator("input[type=file]").set_input_files(tmp_path / "photo.png")
-        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
 
 
 def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
@@ -419,7 +460,7 @@ def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_
         expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
         page.locator("[data-role=model]").select_option("1")
         page.locator("[data-role=start]").click()
-        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
 
 
 def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(page, seeing, tmp_path):
@@ -435,7 +476,7 @@ def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(pa
         expect(file).to_have_attribute("accept", re.compile("image"))
         expect(file).to_have_attribute("aria-label", "Open a picture or a .regard file")
         file.set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": as_png(5, tmp_path)})
-        expect(page.locator(".facts")).to_contain_text("59 × 41 pixels")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
 
 
 def test_model_that_nobody_knows_yet_may_be_given_a_picture(page):

@@ -119,6 +119,23 @@ def test_a_picture_may_come_as_a_path_bytes_an_image_an_array_or_opened(twin, tm
     close(model.classify(tuple(given)).probabilities, found[0].probabilities.expand(6, -1))
 
 
+def test_pictures_may_come_one_after_another(twin, tmp_path) -> None:
+    for name, image in zip("ab", IMAGES, strict=False):
+        image.save(tmp_path / f"{name}.png")
+    every = sorted(tmp_path.glob("*.png"))
+    seeing, captioning = twin(vit)[1], twin(blip, "ForConditionalGeneration")[1]
+    assert seeing.classify(path for path in every).texts == ("a.png", "b.png")
+    assert [one.name for one in seeing.features(iter(every))] == ["a.png", "b.png"]
+    assert len(captioning.caption(iter(every[:1]), new_tokens=2)) == 1
+    assert seeing.preprocessor(iter(every)).pixels.shape == (2, 3, 30, 30)
+    written = twin(llava)[1].generate(["<image>"] * 2, pictures=(path for path in every), new_tokens=2)
+    assert len(written) == 2
+    with every[0].open("rb") as file:  # which gives lines one after another, and is one picture
+        assert seeing.classify(file).texts == ("a.png",)
+    with pytest.raises(ValueError, match="there must be at least one picture, got none: nothing was found"):
+        seeing.classify(tmp_path.glob("*.jpg"))
+
+
 def test_one_picture_prints_its_labels_and_several_their_best(twin) -> None:
     _, model = twin(vit)
     one, several = model.classify(PICTURES[0]), model.classify(PICTURES)
@@ -187,7 +204,12 @@ def test_labels_prompts_and_texts_where_they_mean_nothing_are_refused(twin, tmp_
         (
             lambda: comparing.classify(photo, labels=["a", 5]),
             TypeError,
-            "text 1 must be a str, or a tuple of two, got in",
+            "^label 1 must be a str, got int: 5$",
+        ),
+        (
+            lambda: comparing.classify(photo, labels=[("a", "b")]),
+            TypeError,
+            r"^label 0 must be a str, got tuple: \('a', 'b'\)$",
         ),
         (
             lambda: comparing.classify(photo, labels=["a"], prompt="a photo"),
@@ -268,9 +290,19 @@ def test_a_picture_is_looked_at_once_for_all_texts_that_are_judged(twin) -> None
     _, model = twin(blip, "ForImageTextRetrieval")
     seen = []
     hook = model.vision.register_forward_hook(lambda *_: seen.append(1))
-    model.match(PICTURES[:2], TEXTS)
+    model.match(PICTURES[0], TEXTS * 4, batch=5)
+    model.match(PICTURES[:4], TEXTS[0])
     hook.remove()
-    assert len(seen) == 2
+    assert len(seen) == 2  # once for 12 texts in three batches, once for four pictures
+
+
+def test_texts_are_judged_beside_one_picture(twin) -> None:
+    _, model = twin(blip, "ForImageTextRetrieval")
+    seen = model.look(model.preprocessor(PICTURES[:2]).pixels)
+    ids = model.tokenizer.batch(TEXTS).ids
+    assert model.judge(seen[1:], ids).shape == (3, 2)
+    with pytest.raises(ValueError, match=r"^seen must be of one picture, \(1, patches, d\), got \(2, 26, 20\): look\("):
+        model.judge(seen, ids)
 
 
 def test_matches_print_as_a_table(twin) -> None:
@@ -294,6 +326,11 @@ def test_match_refuses_models_that_do_not_compare_and_texts_that_are_none(twin) 
         ValueError, match=r"text 1 has .* tokens, and the model takes 31: shorten it, or pass truncate=True"
     ):
         model.match(PICTURES[0], ["a", "cat " * 40])
+    for compares in (model, twin(blip, "ForImageTextRetrieval")[1]):
+        with pytest.raises(TypeError, match=r"^text 1 must be a str, got tuple: \('a', 'b'\)$"):
+            compares.match(PICTURES[0], ["a", ("a", "b")])
+    with pytest.raises(TypeError, match="texts must be a list of texts, got int: 5"):
+        model.match(PICTURES[0], 5)
     assert model.match(PICTURES[0], "cat " * 40, truncate=True).values.shape == (1, 1)
 
 
@@ -452,6 +489,32 @@ def test_one_picture_gives_one_caption_and_a_batch_changes_none(twin) -> None:
     assert counted == list(range(1, sum(longest) + 1))
 
 
+@pytest.mark.parametrize(
+    ("make", "arguments", "asked"),
+    [
+        (blip, ("ForConditionalGeneration",), ()),
+        (blip, ("ForQuestionAnswering",), ("was it tired?",)),
+        (llava, (), ()),
+        (idefics, (), ("what is it?",)),
+    ],
+)
+def test_drawn_texts_go_by_place_in_the_list_and_not_by_batch(twin, make, arguments, asked) -> None:
+    _, model = twin(make, *arguments)
+
+    def drawn(batch: int, seed: int | None = 1) -> list[list[int]]:
+        verb = model.answer if asked else model.caption
+        how = {"new_tokens": 5, "temperature": 9.0, "seed": seed}
+        return [one.ids.tolist() for one in verb([IMAGES[0]] * 5, *asked, **how, batch=batch)]
+
+    whole = drawn(5)
+    assert drawn(2) == whole
+    assert len({*map(tuple, whole)}) == 5  # the same picture, another draw
+    torch.manual_seed(7)
+    unsaid = drawn(5, None)
+    torch.manual_seed(7)
+    assert drawn(2, None) == unsaid != whole
+
+
 def test_what_a_checkpoint_says_of_captions_counts(tmp_path) -> None:
     folder = blip(tmp_path, "ForConditionalGeneration")
     config = json.loads((folder / "config.json").read_text())
@@ -477,7 +540,7 @@ def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
     with pytest.raises(ValueError, match="the text has 41 tokens, and the model has 37 positions: shorten it"):
         model.caption(PICTURES[0], "cat " * 40)
     with pytest.raises(
-        ValueError, match="40 positions are asked for, and the decoder has 37: ask for fewer new tokens"
+        ValueError, match="39 positions are asked for, and the model has 37: ask for fewer new tokens, at most 37 after"
     ):
         model.caption(PICTURES[0], new_tokens=39)
     with pytest.raises(TypeError, match=r"prompt must be a str, how every caption begins, got list: \['a'"):
@@ -713,8 +776,16 @@ def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
 
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
-    with pytest.raises(ValueError, match=r"CLIP joins or compares them with pictures: model\.match\(pictures, texts\)"):
-        twin(clip)[1].embed(["a"])
+    found = (
+        r"pictures: words = model\.tokenizer\.batch\(texts\); model\.encode_text\(words\.ids, words\.mask\) gives .*"
+    )
+    both = found + r"model\.encode_picture\(.*\.pixels\) gives .*, and model\.match\(pictures, texts\) compares both$"
+    for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
+        with pytest.raises(ValueError, match=both):
+            twin(make, *arguments)[1].embed(["a"])
+    for head in ("ForConditionalGeneration", "ForQuestionAnswering"):
+        with pytest.raises(ValueError, match=r"with pictures: it makes no vector of a text alone$"):
+            twin(blip, head)[1].embed(["a"])
     with pytest.raises(ValueError, match="ViT reads no texts: it looks at pictures"):
         twin(vit)[1].embed(["a"])
 

@@ -216,6 +216,21 @@ def test_array_is_a_picture(shape):
     assert np.array_equal(pixels(picture), np.broadcast_to(expected, (*shape[:2], 3)))
 
 
+def test_bytearray_and_open_file_are_pictures(tmp_path):
+    path = tmp_path / "photo.png"
+    Image.fromarray(noise(5, 7, 3)).save(path)
+    assert open_picture(bytearray(path.read_bytes())).name == "bytes"
+    with path.open("rb") as file:
+        found = open_picture(file)
+        assert (found.name, np.array_equal(np.asarray(found.image), noise(5, 7, 3))) == ("photo.png", True)
+        assert not file.closed
+    assert repr(open_picture(io.BytesIO(path.read_bytes()))) == "Picture(file, 5 high, 7 wide)"
+    with pytest.raises(ValueError, match=r"^the file is empty: it has 0 bytes\."):
+        open_picture(io.BytesIO())
+    with pytest.raises(TypeError, match=r"^a picture's file is read as bytes, got str of it: open it in mode 'rb'$"):
+        open_picture(io.StringIO("a"))
+
+
 def test_strided_array_is_a_picture_of_what_it_shows():
     array = noise(11, 7, 3)[::2, ::-1]
     assert np.array_equal(pixels(open_picture(array)), array)
@@ -412,7 +427,7 @@ def test_address_is_refused(address):
         open_picture(address)
 
 
-@pytest.mark.parametrize("source", [None, 3, [noise(2, 3)], torch.zeros(2, 3)])
+@pytest.mark.parametrize("source", [None, 3, [noise(2, 3)], {"a.jpg"}])
 def test_what_is_no_source_is_refused(source):
     said = "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array"
     with pytest.raises(TypeError, match=f"{said}.*, got {type(source).__name__}$"):
@@ -420,13 +435,53 @@ def test_what_is_no_source_is_refused(source):
 
 
 @pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.zeros(3, 5, 7, dtype=torch.uint8), "colours come last, tensor.permute(1, 2, 0).numpy()"),
+        (
+            torch.zeros(1, 5, 7),
+            "colours come last, from 0 to 1, (tensor * 255).round().byte().permute(1, 2, 0).numpy()",
+        ),
+        (torch.zeros(5, 7, 3, dtype=torch.uint8), "tensor.numpy()"),
+        (torch.zeros(2, 3, 5, 7), "give pictures as a list; pixels that are prepared already go to the model itself"),
+    ],
+)
+def test_tensor_is_refused_with_what_makes_a_picture_of_it(tensor, said):
+    with pytest.raises(TypeError, match=re.escape(f"(height, width, 3), got Tensor: {said}")) as refused:
+        open_picture(tensor)
+    remedy = re.search(r"(\(tensor|tensor).*numpy\(\)", str(refused.value))
+    if remedy is not None:
+        assert open_picture(eval(remedy[0], {"tensor": tensor})).size == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "remedy"),
+    [
+        ([0, 128, 255], "array.astype(np.uint8)"),
+        ([0.0, 0.25, 1.0], "(array * 255).round().astype(np.uint8)"),
+        ([0.0, 127.6, 255.0], "array.round().astype(np.uint8)"),
+        ([False, True, True], "array.astype(np.uint8) * 255"),
+    ],
+)
+def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbers, remedy):
+    array = np.array([numbers])
+    said = f"an array of pixels must be uint8, 0 to 255, got {array.dtype}: {remedy}"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        open_picture(array)
+    assert eval(remedy, {"array": array, "np": np})[0, 2] == 255
+
+
+@pytest.mark.parametrize(
     ("array", "said"),
     [
-        (np.zeros((2, 3)), "an array of pixels must be uint8, 0 to 255, got float64. From 0 to 1: "),
         (
-            np.zeros((2, 3), np.uint16),
-            "got uint16. From 0 to 1: (array * 255).round().astype('uint8'); 16 bits: (array >> 8)",
+            np.array([[0, 65535]], np.uint16),
+            "an array of pixels must be uint8, 0 to 255, got uint16 up to 65535: 16 bits are (array >> 8).astype(",
         ),
+        (np.array([[-1, 5]]), "got int64 from -1 to 5, which does not say what is black and what is white"),
+        (np.array([[-1.0, 2.5]]), "got float64 from -1.0 to 2.5, which does not say what is black and what is white"),
+        (np.array([["a"]]), "an array of pixels must be uint8, 0 to 255, got <U1"),
+        (np.zeros((0, 3)), "an array of pixels must be uint8, 0 to 255, got float64"),
         (noise(2, 5, 7, 3), "one array is one picture, got shape (2, 5, 7, 3): give a list of them, list(array)"),
         (noise(5), "must be (height, width) or (height, width, 1, 3 or 4), got shape (5,)"),
         (noise(5, 7, 2), "must be (height, width) or (height, width, 1, 3 or 4), got shape (5, 7, 2)"),

@@ -313,6 +313,48 @@ def test_angles_narrower_than_what_they_turn_are_refused():
     assert rotary.turn(x, rotary.angles(torch.arange(5), torch.float64)).dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    ("shape", "angles", "error", "message"),
+    [
+        ((2, 3, 5, 10), lambda r: r.angles(torch.arange(5)), ValueError, r"x must be \(…, N, 8\), .* \(2, 3, 5, 10\)$"),
+        (
+            (2, 3, 5, 8),
+            lambda r: Rotary(10).angles(torch.arange(5)),
+            ValueError,
+            r"angles must be \(…, N, 4\), for this Rotary turns 8 columns in pairs; got \(5, 5\)$",
+        ),
+        ((2, 3, 5, 8), lambda r: r.angles(torch.tensor([0])), ValueError, r"positions of shape \(1,\) do not fit x of"),
+        ((2, 3, 5, 8), lambda r: r.angles(torch.zeros(3, 5, dtype=torch.long)), ValueError, r"shape \(3, 5\) do not"),
+        ((5, 8), lambda r: r.angles(torch.zeros(5, 5, dtype=torch.long)), ValueError, r"shape \(5, 5\) do not fit"),
+    ],
+    ids=["wider vectors", "another Rotary's", "one for all", "another batch", "a batch for none"],
+)
+def test_angles_that_do_not_fit_what_they_turn_are_refused(shape, angles, error, message):
+    rotary = Rotary(8)
+    with pytest.raises(error, match=message):
+        rotary.turn(torch.randn(shape), angles(rotary))
+
+
+def test_angles_turn_floats_alone():
+    rotary = Rotary(8)
+    with pytest.raises(TypeError, match=r"x must be a floating-point torch tensor, got torch\.int64"):
+        rotary.turn(torch.ones(5, 8, dtype=torch.long), rotary.angles(torch.arange(5)))
+
+
+def test_angles_of_one_text_turn_a_batch():
+    rotary, x = Rotary(8), torch.randn(2, 3, 5, 8)
+    assert torch.equal(rotary.turn(x, rotary.angles(torch.arange(5)[None])), rotary.turn(x, torch.arange(5)))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32], ids=str)
+def test_length_of_a_text_is_counted_beyond_a_narrow_integer(dtype):
+    last = min(torch.iinfo(dtype).max, 70_000)
+    positions = torch.arange(last - 4, last + 1)
+    rotary = Rotary(8, scaling=DynamicNTK(2.0, 16))
+    for ours, wide in zip(rotary.angles(positions.to(dtype)), rotary.angles(positions), strict=True):
+        assert torch.equal(ours, wide)
+
+
 @pytest.mark.parametrize("positions", [[0, 1, 2, 3, 4], (torch.ones(5, 3), torch.zeros(5, 3)), None])
 def test_neither_positions_nor_angles_is_refused(positions):
     message = rf"positions must be a torch tensor of integers, got {type(positions).__name__}; try torch\.arange\(5\)"

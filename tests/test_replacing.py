@@ -1,5 +1,8 @@
 """Linformer and Performer in whole models: generating is recomputing, in a state that does not grow; training works."""
 
+import copy
+import math
+import pickle
 import re
 
 import pytest
@@ -164,7 +167,35 @@ def test_state_takes_as_many_bytes_after_every_token_and_for_any_length(name, pa
     assert model.begin(ids, mask, length=8)[1].nbytes == sizes[0]
     block = model.tower.blocks[0].attention
     sums = 3 * block.kv_heads * 23 * (block.head_dim + 2) * 8  # rows, heads, features, top, mass and values, bytes
-    assert sizes[0] == 3 * sums + (3 * 8 if padded else 0)  # layers; how much padding each row has
+    directions = 23 * block.head_dim * 8
+    assert sizes[0] == 3 * (sums + directions) + (3 * 8 if padded else 0)  # layers; how much padding each row has
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@DECODERS
+def test_copies_of_a_state_go_on_by_themselves(name, padded, open_model):
+    model, (ids, mask) = performed(open_model(name)), prompts()
+    _, state = model.begin(ids, mask if padded else None, length=MOST)
+    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state))]
+    expected = model.step(state, ids[:, 0])
+    for other in copies:
+        assert torch.equal(model.step(other, ids[:, 0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (Performer(features=2.5), "features must be a whole number, got float: 2.5"),
+        (Performer(seed=1.5), "seed must be a whole number, got float: 1.5"),
+        (Linformer(positions=MOST, slots=4.5), "slots must be a whole number, got float: 4.5"),
+    ],
+    ids=repr,
+)
+def test_sizes_that_are_no_whole_numbers_are_refused_and_nothing_changes(way, message, open_model):
+    model = open_model("BERT")
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        replace_attention(model, way)
+    assert not [layer for layer in model.modules() if isinstance(layer, (PerformerAttention, LinformerAttention))]
 
 
 def test_state_of_softmax_attention_grows_with_the_room(open_model):
@@ -396,7 +427,7 @@ def test_replaced_layer_is_not_replaced_again(open_model):
     [
         ({"position": alibi(2)}, "are added to scores, and features make none"),
         ({"softcap": 3.0}, "its scores have a softcap (3.0), and features make no scores"),
-        ({"scale": -0.5}, "its scale is -0.5, and features estimate e^(scale·q·k) for a scale above 0"),
+        ({"scale": -0.5}, "its scale is -0.5, and features estimate e^(scale·q·k) for a finite scale above 0"),
         ({"d_context": 5}, "it looks at a context of width 5, and a Performer at one as wide as x"),
     ],
 )
@@ -410,6 +441,7 @@ def test_layer_that_features_cannot_estimate_is_refused(options, message):
     [
         ({"position": regard.positions.Rotary(2)}, "it has positions (Rotary), and a slot mixes all of them"),
         ({"softcap": 3.0}, "its scores have a softcap (3.0), which Linformer does not offer"),
+        ({"scale": math.inf}, "its scale is inf, which is no finite number"),
         ({"d_context": 5}, "it looks at a context of width 5, and a Linformer at one as wide as x"),
     ],
 )

@@ -441,7 +441,8 @@ def test_overview_of_a_generation_is_taken_call_by_call(tmp_path):
         opened["attn"]
     assert opened["attn", 0].entropy.shape == (1, 2, 64)
     assert opened["attn", 1].entropy.shape == (1, 2, 1)
-    assert torch.equal(opened.atlas("entropy"), capture.atlas("entropy"))
+    assert torch.equal(opened.atlas("entropy"), torch.cat([v.mean("entropy") for v in views]))
+    assert opened.row_names == ["attn, call 0", "attn, call 1"]
 
 
 def test_overview_of_numpy_views_keeps_their_kind():

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -462,6 +464,41 @@ def test_model_that_cannot_be_loaded_fails_in_words(session, tmp_path):
     assert "model_type" in line["error"]
 
 
+def test_keys_of_a_model_are_ignored_if_asked(model, tmp_path):
+    odd = shutil.copytree(model, tmp_path / "odd")
+    values = json.loads((odd / "config.json").read_text()) | {"odd_key": True}
+    (odd / "config.json").write_text(json.dumps(values))
+
+    def read(**how: Any) -> Session:
+        (found,) = serve_page._sessions(["the cat"], ModelShelf([str(odd)], demo=False, **how), truncate=False)
+        return found
+
+    with pytest.raises(ValueError, match="odd_key = True"):
+        read()
+    assert read(ignore=["odd_key"]).text == "the cat"
+
+
+def test_serve_hands_keys_to_ignore_to_its_models(monkeypatch):
+    made: list[Any] = []
+    monkeypatch.setattr(serve_page, "_serve", lambda listening, sessions, models, *rest, **more: made.append(models))
+    monkeypatch.setattr(serve_page, "_sessions", lambda *given: [])
+    assert main(["serve", "--model", "a", "--ignore", "x", "--ignore", "y", "--no-open"]) == 0
+    assert made[0].ignore == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("words.js", ["한 키가 받는 최대 비율", '"이(가) 보는 토큰"', "계산 과정을 보여 줄 수 없습니다"]),
+        ("panewords.js", ["첫 키를 보여 줍니다"]),
+    ],
+)
+def test_page_has_one_korean_term_for_one_thing(file, words):
+    text = (Path(server.__file__).parent / "page" / file).read_text(encoding="utf-8")
+    assert [word for word in words if word not in text] == []
+    assert re.findall("글(?!로벌)|사진|(?<![가-힣])지도|층|창|전역|교차|greedy|디렉터리|수신", text) == []
+
+
 def test_error_that_nobody_expected_fails_the_job_and_not_the_thread(fresh, monkeypatch):
     def run_out(*given: object, **more: object) -> Session:
         raise RuntimeError("out of memory\nand more")
@@ -606,7 +643,7 @@ def test_only_the_latest_sessions_are_kept(fresh, session):
 def test_models_used_last_stay_in_memory(monkeypatch):
     monkeypatch.setattr(shelves, "find", lambda where: where)
     loads: list[str] = []
-    monkeypatch.setattr(shelves, "load", lambda where, progress: loads.append(where) or torch.nn.Identity())
+    monkeypatch.setattr(shelves, "load", lambda where, ignore, progress: loads.append(where) or torch.nn.Identity())
     shelf = ModelShelf(["a", "b", "c"], demo=False)
     for name in ("0", "1", "0", "2", "0", "1"):
         with shelf.using(shelf.find(name), lambda done, total: None):

@@ -37,6 +37,26 @@ def test_a_directory_that_is_not_there_holds_nothing(tmp_path):
         Settings.open(tmp_path / "missing")
 
 
+def test_a_config_that_is_a_link_to_nothing_is_called_that(tmp_path):
+    (tmp_path / "config.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=r"config\.json is a link to nothing; download it again$"):
+        Settings.open(tmp_path)
+
+
+def test_an_error_of_a_layer_is_told_with_the_file_and_its_keys():
+    settings = Settings({"n_embd": 16, "n_head": 3, "n_layer": 7, "act": "mish", "part": {"d": 16, "e": 3}, "n": 3})
+    for key in ("n_embd", "n_head", "n_layer", "act"):
+        settings.get(key)
+    settings.inner("part").whole("d")
+    said = settings.naming(ValueError("d_model 16 does not divide by 3 heads; give another."))
+    assert said == (
+        "config.json: d_model 16 does not divide by 3 heads; give another. (n_embd = 16, n_head = 3, part.d = 16)"
+    )
+    assert settings.naming(ValueError("unknown activation 'mish'; there are gelu")).endswith("gelu (act = 'mish')")
+    assert settings.naming(ValueError("no luck")) == "config.json: no luck"
+    assert settings.naming(ValueError("config.json, part: d is 16")) == "config.json, part: d is 16"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -79,6 +99,9 @@ def test_null_is_missing():
         (lambda s: s.wholes("x", [3, 1]), None, [3, 1]),
         (lambda s: s.number("x"), 3, 3.0),
         (lambda s: s.number("x"), 1e-5, 1e-5),
+        (lambda s: s.number("x"), -3, -3.0),
+        (lambda s: s.eps("x"), 0, 0.0),
+        (lambda s: s.eps("x", 1e-6), None, 1e-6),
         (lambda s: s.flag("x", True), False, False),
         (lambda s: s.text("x"), "gelu", "gelu"),
         (lambda s: s.tied(), None, True),
@@ -98,6 +121,11 @@ def test_values_of_the_right_kind_are_read(read, value, got):
     [
         (lambda s: s.whole("x"), None, "x is missing"),
         (lambda s: s.whole("x"), 0, "x must be a whole number from 1 to 2147483647, got 0"),
+        (lambda s: s.number("x"), float("nan"), "x must be a number, got nan"),
+        (lambda s: s.number("x"), float("-inf"), "x must be a number, got -inf"),
+        pytest.param(lambda s: s.number("x"), 10**400, f"x must be a number, got 1{'0' * 79}", id="beyond floats"),
+        (lambda s: s.eps("x"), float("nan"), "x must be a number, got nan"),
+        (lambda s: s.eps("x"), -1.0, "x must be 0 or more, since a norm takes its root; got -1.0"),
         (lambda s: s.whole("x", least=0), -1, "x must be a whole number from 0 to 2147483647, got -1"),
         (lambda s: s.whole("x"), 2**31, "x must be a whole number from 1 to 2147483647, got 2147483648"),
         (lambda s: s.whole("x"), 12.0, "x must be a whole number from 1 to 2147483647, got 12.0"),

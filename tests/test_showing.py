@@ -87,6 +87,63 @@ def test_a_capture_shows_its_atlas_with_layers_and_heads(capture: Any) -> None:
     assert "previous" in " ".join(texts(capture.show(measure="previous")))
 
 
+def broken_capture(everywhere: bool) -> Any:
+    """Of two batch rows, the second with NaN in all heads, or in one."""
+
+    class Attend(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    q = torch.randn(2, 3, 5, 4)
+    q[(1,) if everywhere else (1, 2)] = float("nan")
+    with regard.watch(model := Attend()) as seen:
+        model(q)
+    return seen
+
+
+def test_heads_that_are_nan_are_drawn_as_such() -> None:
+    for everywhere, heads in ((False, 1), (True, 3)):
+        seen = broken_capture(everywhere)
+        shown = texts(seen.show())
+        assert shown.count("NaN") == heads + 1  # and the legend
+        assert "no such head" not in shown
+        assert seen._repr_html_().count(": NaN") == heads
+        assert "NaN" not in texts(seen.show(batch=0))
+
+
+def test_layers_that_do_not_know_a_measure_are_said_to_be_so() -> None:
+    model = torch.nn.TransformerDecoderLayer(12, 3, 16, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.randn(1, 5, 12), torch.randn(1, 7, 12))
+    assert "no such head, or not known" in texts(seen.show(measure="previous"))
+    assert "no such head, or not known" not in texts(seen.show(measure="first"))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"batch": 1}, IndexError, "batch 1 is out of range: there are 1"),
+        ({"layer": 0, "batch": 1}, IndexError, "batch 1 is out of range: there are 1"),
+        ({"layer": 0, "head": 3}, IndexError, "head 3 is out of range: there are 3"),
+        ({"head": 2}, ValueError, r"head 2 of which layer\? Say show\(layer, 2\)"),
+        ({"layer": 0, "measure": "own"}, ValueError, "measure='own' colours all heads: leave layer out"),
+        ({"measure": "nope"}, LookupError, "no measure or pattern 'nope' here"),
+    ],
+)
+def test_a_capture_refuses_to_show_what_is_not_there(
+    capture: Any, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        capture.show(**given)
+
+
+def test_each_run_of_a_module_is_a_row_of_the_picture() -> None:
+    layer = torch.nn.TransformerEncoderLayer(12, 3, 16, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer) as seen:
+        layer(layer(torch.randn(1, 5, 12)))
+    assert {"self_attn, call 0", "self_attn, call 1"} <= set(texts(seen.show()))
+
+
 def test_a_captures_layer_is_shown_with_its_words(capture: Any) -> None:
     shown = texts(capture.show("layers.1.self_attn", head=2))
     assert "나는" in shown

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import dropout, softmax
+from torch.nn.functional import dropout, log_softmax, softmax
 
 from regard.lens.taps import softmax_taps
 from regard.lens.taps.installing import Taps
@@ -168,9 +168,59 @@ def test_three_axes_are_split_by_the_modules_own_number_of_heads(name):
 
 
 @pytest.mark.parametrize("attributes", [{}, {"num_heads": 4}, {"num_heads": "many"}])
-def test_three_axes_without_a_number_that_divides_are_all_heads(attributes):
+def test_three_axes_without_a_number_that_divides_are_split_by_the_batch_that_came_in(attributes):
     ((only,), _) = watched(Heads(by_bmm, **attributes), *qkv())
-    assert only.weights.shape == (1, B * H, NQ, NK)
+    assert only.weights.shape == (B, H, NQ, NK)
+
+
+def of_one_head(x):
+    weights = softmax(x @ x.mT, -1)
+    return weights @ x, weights
+
+
+def test_scores_of_one_head_are_batch_rows_of_one_head():
+    ((only,), _) = watched(Heads(of_one_head), torch.randn(3, NQ, D))
+    assert only.weights.shape == (3, 1, NQ, NQ)
+
+
+def test_batch_stands_second_where_the_sequence_is_first():
+    def turned(x):  # (N, B, D)
+        return of_one_head(x.transpose(0, 1))
+
+    ((only,), _) = watched(Heads(turned), torch.randn(NQ, 3, D))
+    assert only.weights.shape == (3, 1, NQ, NQ)
+
+
+def test_token_numbers_say_how_many_batch_rows_there_are():
+    def embedded(ids):  # (B, N)
+        return of_one_head(torch.nn.functional.one_hot(ids, D).float())
+
+    ((only,), _) = watched(Heads(embedded), torch.randint(0, D, (3, NQ)))
+    assert only.weights.shape == (3, 1, NQ, NQ)
+
+
+def test_three_axes_are_all_heads_where_one_sequence_came_in_or_batch_rows_that_do_not_divide():
+    def split(x):  # (N, H·D)
+        return of_one_head(x.view(NQ, 3, D).transpose(0, 1))
+
+    ((only,), _) = watched(Heads(split), torch.randn(NQ, 3 * D))
+    assert only.weights.shape == (1, 3, NQ, NQ)
+    ((other,), _) = watched(Heads(lambda x: of_one_head(x[:3])), torch.randn(4, NQ, D))
+    assert other.weights.shape == (1, 3, NQ, NQ)
+
+
+def test_part_of_an_attention_that_gets_heads_as_batch_rows_is_split_by_the_attentions_number():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.inner = H, Heads(of_one_head)
+
+        def forward(self, x):  # (B, N, H·D)
+            heads = x.unflatten(-1, (H, D)).transpose(1, 2).flatten(0, 1)  # (B·H, N, D)
+            return self.inner(heads)
+
+    ((only,), _) = watched(Attention(), torch.randn(B, NQ, H * D))
+    assert (only.path, only.weights.shape) == ("inner", (B, H, NQ, NQ))
 
 
 def grouped(q, k, v):
@@ -285,11 +335,92 @@ def test_products_that_are_modules_belong_to_the_attention_around_them():
     assert (only.path, unconfirmed) == ("", [])
 
 
-def test_softmax_over_another_axis_or_of_two_axes_is_passed_by():
-    def other(q, k, v):
-        return softmax(q @ k.mT, -2) @ v + softmax(q[0, 0] @ k[0, 0].mT, -1).sum(), None
+def logarithms(q, k, v):
+    return log_softmax(q @ k.mT, -1).exp() @ v, None
 
-    assert watched(Heads(other), *qkv()) == ([], [])
+
+def over_rows(q, k, v):
+    return softmax(k @ q.mT, -2).mT @ v, None
+
+
+@pytest.mark.parametrize(("form", "shape"), [(over_rows, (B, H, NK, NQ)), (logarithms, (B, H, NQ, NK))])
+def test_softmax_of_another_form_is_listed_where_a_product_made_its_scores(form, shape):
+    model = Heads(form)
+    with Taps(model, print) as taps:
+        model(*qkv())
+    assert taps.suspected == taps.unconfirmed == [("", shape)]
+    flat = [x[0, 0] for x in qkv()]
+    with Taps(model, print) as taps:
+        model(*flat)
+    assert (taps.unconfirmed, taps.suspected) == ([("", shape[2:])], [])  # a linear layer's scores look the same
+    assert watched(Heads(lambda x: (log_softmax(x, -1) + softmax(x, -2), None)), torch.randn(B, NQ, D)) == ([], [])
+
+
+def by_exponentials(q, k, v):
+    powers = (q @ k.mT).exp()
+    return powers / powers.sum(-1, keepdim=True) @ v, None
+
+
+def test_products_that_meet_without_a_softmax_are_listed():
+    for args, matrices in ((qkv(), (B * H, NQ, NK)), ([x[0, 0] for x in qkv()], (1, NQ, NK))):
+        model = Heads(by_exponentials)
+        with Taps(model, print) as taps:
+            model(*args)
+        assert (taps.chained, taps.unconfirmed) == ([("", matrices)], [])
+    with Taps(model := Heads(by_matmul), print) as taps:
+        model(*qkv())
+    assert taps.chained == []
+
+
+# ------------------------------------------------------------------------------------------------------ plain matrices
+
+
+@pytest.mark.parametrize("form", [by_matmul, by_wide_softmax, with_dropout])
+def test_two_axes_are_one_head(form):
+    model = Heads(form)
+    ((only,), unconfirmed) = watched(model, *(x[0, 0] for x in qkv()))
+    assert only.weights.shape == only.scores.shape == (1, 1, NQ, NK)
+    assert torch.equal(only.weights[0, 0], model.kept)
+    assert (only.trouble, unconfirmed) == (None, [])
+
+
+def test_einsum_of_two_axes_is_one_head():
+    def einsum(q, k, v):
+        weights = softmax(torch.einsum("id,jd->ij", q, k), -1)
+        return torch.einsum("ij,jd->id", weights, v), weights
+
+    ((only,), _) = watched(model := Heads(einsum), *(x[0, 0] for x in qkv()))
+    assert torch.equal(only.weights[0, 0], model.kept)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_classifier_of_two_axes_with_layers_after_it_is_not_attention(bias):
+    model = nn.Sequential(nn.Linear(D, 4, bias=bias), nn.Softmax(-1), nn.Linear(4, 3, bias=bias))
+    with Taps(model, print) as taps:
+        model(torch.randn(NQ, D))
+    assert watched(model, torch.randn(NQ, D)) == ([], [("", (NQ, 4))])
+    assert (taps.suspected, taps.chained) == ([], [])
+
+
+def test_router_of_two_axes_with_weights_of_another_kind_is_not_suspected():
+    """As autocast casts them: the product is then not known for a linear layer's."""
+    gate = nn.Linear(D, 4, bias=False)
+
+    def route(x):
+        best = softmax(x @ gate.weight.detach().clone().t(), -1).topk(2)
+        return best.values, None
+
+    with Taps(model := Heads(route, gate=gate), print) as taps:
+        model(torch.randn(NQ, D))
+    assert (taps.unconfirmed, taps.suspected) == ([("", (NQ, 4))], [])
+
+
+def test_linear_layer_over_scores_of_three_axes_is_not_taken_for_the_product_that_made_them():
+    cast = torch.randn(D, 4)  # no parameter, as under autocast
+    model = Heads(lambda x: (softmax(x @ cast, -1).topk(2).values, None))
+    with Taps(model, print) as taps:
+        model(torch.randn(B, NQ, D))
+    assert (taps.unconfirmed, taps.suspected) == ([("", (B, NQ, 4))], [])
 
 
 def test_scores_that_never_meet_values_are_listed_once():

@@ -132,6 +132,62 @@ def test_learned_bias_gets_its_gradient_from_visible_cells_only():
     assert not ours[:, ~LONGFORMER.dense(N)].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("table_dtype", [torch.bfloat16, torch.float32])
+def test_table_of_another_dtype_than_the_scores_is_trained(dtype, table_dtype):
+    q, k, v = tensors(dtype)
+    learned = positions.T5(H).to(table_dtype)
+    found = []
+    for run in (sparsely, by_definition):
+        learned.zero_grad()
+        run(q, k, v, mask=LONGFORMER, bias=learned.bias(q, 1.0)).float().square().sum().backward()
+        found.append(next(learned.parameters()).grad)
+    assert found[0].dtype == table_dtype
+    torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=0.05 * float(found[1].abs().max()))
+
+
+@pytest.mark.parametrize("extra", [{}, {"softcap": 1.5}, {"bias": positions.alibi(H)}], ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_dropout_zeroes_some_weights_and_its_gradient_is_of_those_kept(name, extra):
+    q, k, _ = tensors(torch.float64)
+    mask, eye = MASKS[name], torch.eye(N, dtype=torch.float64).expand(B, KV, N, N)  # the output is the weights
+    torch.manual_seed(1)
+    weights = sparsely(q, k, eye, mask=mask, dropout=0.25, **extra)
+    whole = by_definition(q, k, eye, mask=mask, **extra)
+    seen = (whole > 0).expand_as(whole)
+    kept = weights > 0
+    torch.testing.assert_close(weights, torch.where(kept, whole / 0.75, 0.0))
+    share, many = 1 - float(kept[seen].double().mean()), int(seen.sum())
+    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / many) ** 0.5
+
+    values = torch.randn(eye.shape, dtype=torch.float64)  # as wide as before: how tiles are batched depends on it
+    leaves = [x.requires_grad_() for x in (q, k, values)]
+    torch.manual_seed(1)
+    found = torch.autograd.grad(sparsely(*leaves, mask=mask, dropout=0.25, **extra).square().sum(), leaves)
+    scores = regard.steps(leaves[0], leaves[1], leaves[2], mask=mask, **extra).weights  # (B, H, N, N)
+    out = torch.where(kept, scores / 0.75, 0.0) @ values.repeat_interleave(H // KV, 1)
+    for ours, truth in zip(found, torch.autograd.grad(out.square().sum(), leaves), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_call_runs_the_same_lists_between_two_graphs():
+    mask, graphs = masks.window(6, 6) | masks.globals([0]), []
+
+    def note(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def around(q, k, v):
+        return sparsely(q * 2, k, v, mask=mask) + 1
+
+    compiled = torch.compile(around, backend=note)
+    for n in (N, N - 10):
+        assert torch.equal(compiled(*tensors(n=n)), around(*tensors(n=n)))
+    called = {node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
+    assert len(called) <= 2, f"only the product and the sum around it are traced, got {called}"
+    torch._dynamo.reset()
+
+
 def test_hidden_keys_get_no_gradient():
     q, k, v = (x.requires_grad_() for x in tensors())
     mask = masks.window(11, 7) & masks.padding([N, 90])

@@ -78,6 +78,34 @@ def test_token_by_token_is_one_pass(name, dtype, prompt, side, open_model):
 
 
 @MODELS
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_token_by_token_is_one_pass_under_autocast(name, half, open_model):
+    given, model = padded(17, 5), open_model(name)
+    with torch.no_grad(), torch.autocast("cpu", half):
+        ours, baseline = stepwise(model, **given, prompt=5), model(**given).logits[:, 4:]
+        wide = stepwise(open_model(name, torch.float64), **given, prompt=5)  # which autocast lets be
+    assert ours.dtype == half
+    assert torch.equal(wide, stepwise(open_model(name, torch.float64), **given, prompt=5))
+    assert_rule(ours, baseline, wide)
+
+
+def test_keys_are_kept_in_what_autocast_makes_of_them(open_model):
+    model, ids = open_model("GPT-2"), texts(V, length=5)["ids"]
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = model.begin(ids, None, length=7)
+        with torch.autocast("cpu", enabled=False):
+            _, plain = model.begin(ids, None, length=7)
+            with pytest.raises(
+                ValueError, match=r"keys are torch\.float32 on cpu, but the cache is torch\.bfloat16 on cpu$"
+            ):
+                model.step(state, ids[:, 0])
+        with pytest.raises(ValueError, match=r"autocast is on, so make the cache in torch\.bfloat16"):
+            model.step(plain, ids[:, 0])
+    assert {cache.room[0].dtype for cache in state.caches} == {torch.bfloat16}
+    assert {cache.room[0].dtype for cache in plain.caches} == {torch.float32}
+
+
+@MODELS
 def test_padding_on_the_left_changes_no_step(name, open_model):
     model, given = open_model(name, torch.float64), padded(17, 5)
     ours = stepwise(model, given["ids"], given["mask"], 5)

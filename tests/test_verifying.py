@@ -3,6 +3,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -388,6 +389,10 @@ def test_a_certificate_speaks_korean():
     said = replace(certificate(replace(LINE, error=0.0)), narrow=True, new_tokens=0).text("ko")
     english = [word for word in ("same", "texts", "rounding", "layer", "room") if word in said]
     assert english == []
+    assert "상대 오차" not in said  # which is the relative error
+    assert said.splitlines()[4].split("  ")[-4:-1] == ["regard 오차", "transformers 오차", "허용 오차"]
+    assert "2 · (transformers 오차 + 반올림 한 단위)" in said
+    assert Place("decoder", 0, "cross-attention weights").text("ko") == "디코더 레이어 0, 크로스 어텐션 가중치"
 
 
 def test_a_certificate_is_plain_values(checkpoint):
@@ -473,6 +478,27 @@ def test_a_family_that_regard_does_not_have_is_refused(tmp_path):
         regard.verify(tmp_path)
 
 
+@pytest.fixture
+def odd(checkpoint, tmp_path):
+    """A checkpoint with a key in config.json that nobody knows."""
+    folder = copytree(checkpoint("BertModel"), tmp_path / "odd")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"odd_key": True}))
+    return folder
+
+
+def test_keys_that_nobody_knows_are_refused_unless_ignored(odd):
+    with pytest.raises(ValueError, match="keys that BERT does not know"):
+        regard.verify(odd)
+    assert regard.verify(odd, ignore=["odd_key"]).result == "same"
+
+
+def test_keys_to_ignore_are_not_for_a_model_that_is_loaded(odd):
+    model = regard.load(odd, ignore=["odd_key"])
+    with pytest.raises(ValueError, match=r"^ignore=\['odd_key'\] is for a checkpoint, and this model is loaded"):
+        regard.verify(model, ignore=["odd_key"])
+
+
 def test_without_transformers_the_error_says_how_to_get_it(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"verify compares with transformers, .*: pip install transformers"):
@@ -499,6 +525,13 @@ def test_command_prints_the_certificate(run, checkpoint):
     directory = checkpoint("GPT2LMHeadModel")
     assert run(directory) == (0, f"{regard.verify(directory)}\n", "")
     assert run(directory, "--lang", "ko") == (0, regard.verify(directory).text("ko") + "\n", "")
+
+
+def test_command_ignores_keys_as_its_error_says(run, odd):
+    code, out, said = run(odd)
+    assert (code, out) == (2, "")
+    assert said.endswith("If they do not, name them: --ignore odd_key\n")
+    assert run(odd, "--ignore", "odd_key")[0] == 0
 
 
 def test_command_gives_json(run, checkpoint):

@@ -225,7 +225,7 @@ def test_counts_and_what_was_drawn_are_said(certified):
     assert "\n3 pictures, 5 texts, 59 tokens. Error" in str(found)
     assert "\nPixels and ids were drawn." in str(found)
     korean = found.text("ko")
-    assert "\n그림 3개, 텍스트 5개, 토큰 59개. 오차" in korean
+    assert "\n이미지 3개, 텍스트 5개, 토큰 59개. 오차" in korean
     assert not [word for word in ("picture", "text ", "drawn", "vectors", "Not") if word in korean]
 
 

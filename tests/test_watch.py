@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
+from regard.lens.capture import Capture
 from regard.lens.taps import function_taps
 from regard.lens.taps.fused_taps import CPU_KERNELS
 from regard.lens.taps.sightings import HERE, Sighting
@@ -339,6 +340,49 @@ def test_layers_of_unlike_sizes_share_an_atlas() -> None:
     assert atlas[0].isnan().tolist() == [False, False, True, True, True]
 
 
+def test_atlas_of_a_batch_row_is_its_own() -> None:
+    model = Stack(2)
+    with regard.watch(model) as seen:
+        model(x())
+    for batch in (1, -1):
+        close(seen.atlas(batch=batch), torch.stack([view.mean("entropy")[batch] for view in seen]))
+    with pytest.raises(IndexError, match=f"batch {B} is out of range: there are {B} batch rows"):
+        seen.atlas(batch=B)
+
+
+def decoder() -> tuple[nn.Module, Capture]:
+    """A model whose second attention is cross-attention, and what was seen of it."""
+    model = nn.TransformerDecoderLayer(H * D, H, 16, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x(), x(M))
+    return model, seen
+
+
+def test_pattern_that_some_layers_lack_is_absent_there() -> None:
+    _, seen = decoder()
+    atlas = seen.atlas("previous")
+    close(atlas[0], seen[0].patterns()["previous"].mean(0))
+    assert atlas[1].isnan().all()
+    assert [row is None for row in seen.atlas_rows("previous")] == [False, True]
+
+
+def test_measure_that_no_layer_knows_is_refused_with_those_that_there_are() -> None:
+    _, seen = decoder()
+    known = "entropy, max_logit, own, previous, next, first, neighbours, uniform"
+    with pytest.raises(LookupError, match=f"no measure or pattern 'nope' here; there are lse, {known}$"):
+        seen.atlas("nope")
+    with pytest.raises(
+        LookupError, match=r"no measure or pattern 'induction' here; there are lse, entropy, max_logit, own"
+    ):
+        seen.atlas("induction")
+    with pytest.raises(LookupError, match="effective needs q and k, which were not kept"):
+        seen.atlas("effective")
+    with regard.watch(model := Stack(1), measures=["entropy"]) as bare:
+        model(x())
+    with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
+        bare.atlas("own")
+
+
 # ------------------------------------------------------------------------------------------------------- tokens, device
 
 
@@ -507,6 +551,56 @@ def test_generation_by_hand_is_assembled() -> None:
     visible = torch.ones(M, M).tril().bool()
     visible[:N, :N] = True  # the prompt was not masked
     torch.testing.assert_close(rows(seen[0]), weights(q, k, visible), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("keep", ["qk", None])
+def test_numbers_of_a_generation_are_of_all_its_steps(keep: str | None) -> None:
+    q, k, v = qkv(M, M)
+    model = Generator()
+    with regard.watch(model, keep=keep) as seen:
+        for end in range(1, M + 1):
+            model(q[:, :, end - 1 : end], k[:, :, :end], v[:, :, :end])
+    p = weights(q, k, torch.ones(M, M).tril().bool())
+    entropy = -torch.xlogy(p, p).sum(-1).mean(-1)
+    close(seen.atlas("entropy"), entropy.mean(0)[None])
+    assert seen.row_names == seen.names == ["attn"]
+    line = seen.summary().splitlines()[-1]
+    assert f"{H}  {M} × {M}" in line
+    assert f"{M}     {entropy.mean():.2f}" in line
+    if keep is None:
+        with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
+            seen.atlas("first")
+        assert "own" not in line
+    else:
+        close(seen.atlas("first"), p[..., 0].mean(-1).mean(0)[None])
+
+
+def test_runs_of_their_own_have_lines_and_rows_of_their_own() -> None:
+    model = Stack(2)
+    with regard.watch(model) as seen:
+        model(x(3))
+        model(x())
+    names = [f"layers.{layer}, call {call}" for call in (0, 1) for layer in (0, 1)]
+    assert seen.row_names == names
+    calls = [seen[f"layers.{layer}", call] for call in (0, 1) for layer in (0, 1)]
+    close(seen.atlas(), torch.stack([view.mean("entropy").mean(0) for view in calls]))
+    lines = seen.summary().splitlines()[-4:]
+    assert [name in line for name, line in zip(names, lines, strict=True)] == [True] * 4
+    assert ["3 × 3" in line for line in lines] == [True, True, False, False]
+
+
+def test_summary_speaks_korean_of_patterns_and_marks_nan() -> None:
+    q = torch.eye(N, D).expand(B, H, N, D) * 90
+    model = Function(lambda q: sdpa(q, q, q))
+    with regard.watch(model) as seen:
+        model(q)
+    assert f"{H} own" in seen.summary()
+    assert f"{H} 자기 자신" in seen.summary("ko")
+    broken = q.clone()
+    broken[0, 1, 0] = float("nan")
+    with regard.watch(model) as seen:
+        model(broken)
+    assert f"NaN  {H - 1} own, 1 NaN" in seen.summary()
 
 
 def test_second_conversation_is_not_taken_for_more_of_the_first() -> None:
@@ -996,6 +1090,33 @@ def test_model_that_did_not_run_says_so() -> None:
         pass
     with pytest.raises(LookupError, match="no attention of Stack was seen: it did not run inside the block, or it has"):
         seen.summary()
+    with pytest.raises(LookupError, match="or it makes its weights in a way that is not known here"):
+        seen.atlas()
+
+
+def test_watch_that_was_never_entered_cannot_be_left() -> None:
+    with pytest.raises(RuntimeError, match="this watch was never entered: write `with regard"):
+        regard.watch(Stack()).__exit__(None, None, None)
+
+
+def test_products_without_a_softmax_are_named_where_nothing_else_was_seen() -> None:
+    def powers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = (q @ k.mT).exp()
+        return p / p.sum(-1, keepdim=True) @ v
+
+    with regard.watch(model := Function(powers)) as seen:
+        model(*qkv())
+    met = f"a product of shape {(B * H, N, M)} that met another without a softmax that is known here"
+    assert seen.unseen == {"": met}
+    with regard.watch(model := Function(lambda *qkv: sdpa(*qkv) + powers(*qkv))) as seen:
+        model(*qkv())
+    assert (len(seen), seen.unseen) == (1, {})
+
+
+def test_attention_on_one_sequence_without_axes_for_batch_and_heads_is_seen() -> None:
+    with regard.watch(model := Function(lambda q, k, v: (q @ k.T).softmax(-1) @ v)) as seen:
+        model(*(t[0, 0] for t in qkv()))
+    assert (seen[0].sizes, seen.unseen) == ((1, 1, N, M), {})
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments

@@ -16,7 +16,8 @@ from regard.models.generation.choosing import Choice
 from regard.models.generation.generating import generate
 from regard.models.loading import load
 from regard.models.verbs import writing
-from regard.models.verbs.writing import Wishes, Written
+from regard.models.verbs.wishes import Wishes
+from regard.models.verbs.writing import Written
 
 PROMPTS = ["The cat sat", "한국", "it was too tired because"]
 QUIET = {"pad_token_id": 0, "eos_token_id": None}
@@ -69,6 +70,18 @@ def test_tokens_are_the_likeliest_one_after_another(model: Any) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", [gpt2, llama, t5, bart], ids=lambda make: make.__name__)
+def test_text_is_written_under_autocast(family: Any, beams: int, tmp_path: Path) -> None:
+    model = load(family(tmp_path))
+    with torch.autocast("cpu", torch.bfloat16):
+        made = model.generate(PROMPTS, new_tokens=7, beams=beams)
+        pieces = "".join(model.stream(PROMPTS[0], new_tokens=7, beams=1))
+    assert [len(one.ids) > 0 for one in made] == [True] * 3
+    if beams == 1:
+        assert made[0].text == pieces
+
+
+@pytest.mark.parametrize("beams", [1, 3])
 def test_prompts_in_a_batch_are_continued_as_alone(model: Any, beams: int) -> None:
     together = model.generate(PROMPTS, new_tokens=11, beams=beams)
     for made in together:
@@ -109,8 +122,8 @@ def test_checkpoint_is_heard_and_the_caller_wins(model: Any, monkeypatch: Any) -
 def test_number_of_beams_is_compared_as_the_checkpoint_says(model: Any, monkeypatch: Any) -> None:
     told(model, monkeypatch, num_beams=3, length_penalty=-2.0, early_stopping=True, max_new_tokens=5)
     assert writing.beams_of(model, Wishes()) == 3
-    assert writing._beams(Wishes(beams=2), writing.defaults_of(model, Wishes())) == Beams(2, -2.0, True)
-    assert writing._beams(Wishes(beams=Beams(2)), writing.defaults_of(model, Wishes())) == Beams(2)
+    assert Wishes(beams=2).searched(writing.defaults_of(model, Wishes())) == Beams(2, -2.0, True)
+    assert Wishes(beams=Beams(2)).searched(writing.defaults_of(model, Wishes())) == Beams(2)
     assert model.generate(PROMPTS[0]).score is not None
     assert model.generate(PROMPTS[0], beams=1).score is None
 
@@ -168,29 +181,49 @@ def test_unknown_setting_is_refused_unless_ignored(model: Any, monkeypatch: Any)
 
 
 def test_fifty_tokens_where_nobody_says_and_fewer_where_there_is_no_room(model: Any) -> None:
-    assert writing._new_tokens(Wishes(), writing.Defaults(), 3, None) == 50
+    assert Wishes().count(writing.Defaults(), 3, None) == 50
     prompt = "The cat sat on the mat because it"
     used = len(model.tokenizer.encode(prompt).ids)
-    assert len(model.generate(prompt).ids) == 61 - used < 50
+    assert len(model.generate(prompt).ids) == 61 - used + 1 < 50  # nobody reads the last one
 
 
 def test_more_new_tokens_than_there_is_room_are_refused(model: Any) -> None:
     used = len(model.tokenizer.encode(PROMPTS[0]).ids)
-    with pytest.raises(ValueError, match=f"{used + 61} positions are asked for, and the model has 61"):
+    message = (
+        f"^{used + 60} positions are asked for, and the model has 61: ask for fewer new tokens, at most {62 - used} "
+    )
+    message += f"after a prompt of {used}$"
+    with pytest.raises(ValueError, match=message):
         model.generate(PROMPTS[0], new_tokens=61)
+    with pytest.raises(ValueError, match=message):
+        model.stream(PROMPTS[0], new_tokens=61)  # at once, not when its first piece is asked for
+    assert len(model.generate(PROMPTS[0], new_tokens=62 - used).ids) == 62 - used
+    with pytest.raises(TypeError, match="new_tokens must be a whole number, got str: '3'"):
+        model.stream(PROMPTS[0], new_tokens="3")
 
 
 def test_prompt_that_leaves_no_room_names_both_lengths(model: Any) -> None:
     with pytest.raises(ValueError, match=r"the prompt has \d\d\d tokens, and the model has 61 positions: shorten it"):
         model.generate("고양이 " * 30)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_prompt_that_takes_all_positions_has_one_token_after_it(model: Any, beams: int) -> None:
     full = "a" * 200
     ids = model.tokenizer.encode(full).ids
     while len(ids) > 61:
         full = full[:-1]
         ids = model.tokenizer.encode(full).ids
     assert len(ids) == 61
-    with pytest.raises(ValueError, match="the prompt takes all of the model's 61 positions: shorten it"):
-        model.generate(full)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, -1]
+    logits[0] = float("-inf")  # banned by the checkpoint
+    for new in (1, None):
+        assert model.generate(full, new_tokens=new, beams=beams).ids.tolist() == [int(logits.argmax())]
+    with pytest.raises(
+        ValueError, match=r"62 positions are asked for, and the model has 61: .* at most 1 after a prompt"
+    ):
+        model.generate(full, new_tokens=2, beams=beams)
 
 
 def test_max_length_counts_the_prompt(model: Any, monkeypatch: Any) -> None:
@@ -231,6 +264,45 @@ def test_what_is_no_prompt_is_refused(model: Any, prompt: Any, error: type[Excep
 def test_wishes_out_of_range_are_refused(model: Any, wishes: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         model.generate(PROMPTS[0], **wishes)
+
+
+@pytest.mark.parametrize(
+    ("said", "wishes", "message"),
+    [
+        ({"num_beams": 2, "do_sample": True}, {}, r"\(num_beams, do_sample\): give beams=1, or temperature=0$"),
+        (
+            {"num_beams": 2, "do_sample": True},
+            {"top_k": 0},
+            r"\(num_beams, do_sample\): give beams=1, or temperature=0$",
+        ),
+        ({"num_beams": 2}, {"top_p": 0.9}, r"\(num_beams\): give beams=1, or temperature=0$"),
+        ({"do_sample": True}, {"beams": 2}, r"\(do_sample\): give beams=1, or temperature=0$"),
+        (
+            {"num_beams": 2, "stop_strings": "x"},
+            {},
+            r'\(num_beams, stop_strings\): give beams=1, or ignore=\["stop_strings"',
+        ),
+        ({"num_beams": 2}, {"stop": "x"}, r"\(num_beams\): give beams=1, or leave out stop$"),
+    ],
+)
+def test_what_the_checkpoint_asks_for_is_not_put_down_to_the_caller(
+    model: Any, said: Any, wishes: Any, message: str, monkeypatch: Any
+) -> None:
+    told(model, monkeypatch, **said)
+    with pytest.raises(ValueError, match=r"are not offered, and generation_config\.json asks for it " + message):
+        model.generate(PROMPTS[0], **wishes)
+
+
+def test_remedies_of_what_the_checkpoint_asks_for_work(model: Any, monkeypatch: Any) -> None:
+    told(model, monkeypatch, num_beams=2, do_sample=True, max_new_tokens=3)
+    for wishes in ({"beams": 1}, {"temperature": 0}):
+        assert len(model.generate(PROMPTS[0], **wishes).ids) == 3
+    told(model, monkeypatch, num_beams=2, stop_strings="x", max_new_tokens=3, eos_token_id=999)
+    with pytest.raises(
+        ValueError, match=r"^generation_config\.json: eos_token_id names token 999, and the model's are 0 to"
+    ):
+        model.stream(PROMPTS[0], beams=1)
+    assert len(model.generate(PROMPTS[0], ignore=["stop_strings", "eos_token_id"]).ids) == 3
 
 
 # ----------------------------------------------------------------------------------------------------- text and pieces

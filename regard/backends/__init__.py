@@ -29,6 +29,7 @@ from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
 from regard.backends.call import Call, prepare
 from regard.biases import DenseBias
 from regard.masks.tiling import visible_tiles
+from regard.untraced import has_numbers, untraced
 
 __all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
 
@@ -53,7 +54,7 @@ MOST_DENSE = 1 << 28  # cells of a dense mask that are worth its memory
 
 def load(name: str) -> ModuleType:
     """The module of a backend by name. Raises ValueError with the valid names."""
-    if name not in MODULES:
+    if not isinstance(name, str) or name not in MODULES:
         raise ValueError(f"unknown backend {name!r}; the backends are {', '.join(NAMES)}, or 'auto' to choose")
     return MODULES[name]
 
@@ -80,9 +81,9 @@ def ranked(call: Call) -> tuple[str, ...]:
     if call.device.type == "cuda":
         if sdpa.plain(call) is not None:
             return ("sdpa", "flex", "tiled", "sparse", "reference")
-        if call.dropout:  # which flex and sparse do not have; a dense mask, as long as there is memory for it
+        if call.dropout:  # which our kernels and flex do not have; a dense mask, as long as there is memory for it
             dense = call.mask is None or _cells(call) <= MOST_DENSE
-            return (*(("sdpa", "tiled") if dense else ("tiled", "sdpa")), "flex", "sparse", "reference")
+            return (*(("sdpa", "sparse", "tiled") if dense else ("sparse", "tiled", "sdpa")), "flex", "reference")
         # A kernel takes seconds to compile: for what a dense mask does at once, nobody would wait.
         if call.sizes[2] * call.sizes[3] <= SMALL:
             return ("sdpa", "tiled", "sparse", "flex", "reference")
@@ -118,8 +119,11 @@ def _cells(call: Call) -> int:
     return nq * nk * prod((1, 1) if call.mask is None else call.mask.leading)
 
 
+@untraced("whether a mask is sparse is seen by its tiles; a named backend asks nothing")
 def _share(call: Call) -> float:
-    """How many of all cells lie in visible tiles."""
+    """How many of all cells lie in visible tiles; all, where there are no numbers to see it by."""
+    if not call.numpy and not has_numbers(call.q):
+        return 1.0
     return visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu")).share
 
 

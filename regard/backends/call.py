@@ -6,6 +6,7 @@ expected and what to do. It does not know which backend will run.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -13,12 +14,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
 from regard.rules import four_axes
+from regard.untraced import has_numbers
 
-__all__ = ["Call", "cells_of_bias", "cells_of_mask", "keep_mask", "prepare", "rows_together"]
+__all__ = [
+    "Call",
+    "TileDropout",
+    "as_given",
+    "cells_of_bias",
+    "cells_of_mask",
+    "keep_mask",
+    "prepare",
+    "refuse_by_hand",
+    "refuse_forward_mode",
+    "rows_together",
+]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -130,10 +144,54 @@ def _dense(call: Call, rule: Mask | Bias) -> Tensor:
     return rule.everywhere(*call.sizes[2:], call.device, call.wide)
 
 
+def refuse_by_hand(call: Call) -> str | None:
+    """Why a backend with kernels and a backward of its own cannot do a call of torch's more unusual kinds, or None."""
+    if call.numpy and call.q.dtype.itemsize > 8:
+        return f"{call.q.dtype} exists in NumPy only"
+    if not call.numpy and not torch.compiler.is_compiling() and not has_numbers(call.q):
+        return f"q is a {type(call.q).__name__} on {call.device} without numbers, and tiles are found by numbers"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "it has no rules for the transforms of torch.func (vmap, grad, jvp)"
+    return refuse_forward_mode()
+
+
+def refuse_forward_mode() -> str | None:
+    """Why a backend that has a derivative only backwards cannot do a call now, or None."""
+    return "it has no forward-mode derivative" if forward_ad._current_level >= 0 else None
+
+
+def as_given(device: torch.device) -> AbstractContextManager[object]:
+    """Inside `with`, products keep the dtype that comes in: autocast would take scores down to half precision."""
+    kind = device.type
+    on = kind != "meta" and torch.is_autocast_enabled(kind)  # which has none
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
 def keep_mask(call: Call) -> Tensor:
     """Dropout's factor of each weight: 0, or 1/(1 − p); drawn from torch's generator. (B, H, Nq, Nk)."""
     kept = torch.rand(call.sizes, device=call.device, dtype=call.wide) >= call.dropout
     return kept.to(call.wide) / (1 - call.dropout)
+
+
+@dataclass(frozen=True)
+class TileDropout:
+    """Dropout's factors for weights that are computed tile by tile: the same for a tile whenever it is asked for."""
+
+    rate: float
+    seed: int
+
+    @classmethod
+    def of(cls, call: Call) -> TileDropout:
+        """With a seed of its own, drawn from torch's generator."""
+        return cls(call.dropout, int(torch.randint(1 << 62, ())) if call.dropout else 0)
+
+    def __call__(self, p: Tensor, number: int) -> Tensor:
+        """The weights p of the tile with that number, some of them 0 and the others larger by 1/(1 − rate)."""
+        if not self.rate:
+            return p
+        generator = torch.Generator(p.device).manual_seed(self.seed + number)
+        kept = torch.rand(p.shape, device=p.device, generator=generator) >= self.rate
+        return p * kept / (1 - self.rate)
 
 
 def rows_together(x: Tensor) -> Tensor:
@@ -206,7 +264,7 @@ def _equal(what: str, a: str, n: int, b: str, m: int, axis: int) -> None:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r}")
-    if not isfinite(value):
+    if not torch.compiler.is_compiling() and not isfinite(value):  # a trace may hold it open, and would break here
         raise ValueError(f"{name} must be finite, got {value}")
     return float(value)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from regard.backends.call import Call
+from regard.backends.call import Call, refuse_by_hand
 from regard.masks import FULL, PARTIAL, Mask
 from regard.rules import IndexRule, keep
 
@@ -37,8 +37,8 @@ def refuse(call: Call) -> str | None:
     kind = call.device.type
     if call.dropout:
         return "FlexAttention has no dropout"
-    if call.numpy and call.q.dtype.itemsize > 8:
-        return f"{call.q.dtype} exists in NumPy only"
+    if (reason := refuse_by_hand(call)) is not None:
+        return reason
     if kind == "cpu":
         return "FlexAttention has no backward on the CPU" if call.wants_gradient else None
     if kind != "cuda":

@@ -6,17 +6,19 @@ does not know softcap or sinks.
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.backends.call import Call, cells_of_bias, cells_of_mask
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, refuse_forward_mode
 from regard.biases import DenseBias
 from regard.masks import Causal
 from regard.positions import Windowed
+from regard.rules import keep
+from regard.untraced import has_numbers
 
 __all__ = ["forward_with_lse", "how", "plain", "refuse", "run"]
 
@@ -33,7 +35,7 @@ def refuse(call: Call) -> str | None:
         return f"torch's SDPA on {call.device.type} would round the bias, or its gradient, to {call.q.dtype}"
     if call.numpy and call.q.dtype.itemsize > 8:
         return f"{call.q.dtype} exists in NumPy only"
-    return None
+    return refuse_forward_mode()
 
 
 def _keeps_bias(call: Call) -> bool:
@@ -154,7 +156,7 @@ def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
-MOST_KEPT = 1 << 20  # cells that are kept with a mask: 4 MiB in fp32
+MOST_KEPT = 1 << 18  # cells that are kept for a mask and a length: 1 MiB in fp32
 
 
 def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -166,7 +168,7 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
     bias = cells_of_bias(call)
     on_cpu = call.device.type == "cpu"
     # Asking saves copies on the CPU; a GPU would have to be waited for, and a graph being traced has no answer yet.
-    ask = on_cpu and not torch.compiler.is_compiling()
+    ask = on_cpu and has_numbers(call.q)
     if bias is None:
         visible = cells_of_mask(call)
         assert visible is not None
@@ -190,16 +192,16 @@ def _added_by_mask(call: Call) -> Tensor | None:
 
     Kept with the mask where it is small: Swin's blocks ask one mask with biases of their own, again in every pass.
     """
-    assert call.mask is not None
-    key = ("added", *call.sizes[2:], call.device, call.wide)
-    if key in call.mask.kept:
-        found: Tensor | None = call.mask.kept[key]
-        return found
-    with torch.inference_mode(False):  # a later call may differentiate with what is kept here
-        visible = cells_of_mask(call)
-        assert visible is not None
-        hidden = torch.where(visible, torch.zeros((), dtype=call.wide), -inf)
-        found = hidden if bool((hidden.amax(-1) == 0).all()) else None
-    if visible.numel() <= MOST_KEPT:
-        call.mask.kept[key] = found
+    mask, (_, _, nq, nk) = call.mask, call.sizes
+    assert mask is not None
+    if nq * nk * prod(mask.leading) > MOST_KEPT:
+        return _hidden(call)
+    (found,) = keep(mask, ("added", nq, nk, call.device, call.wide), lambda: (_hidden(call),))
     return found
+
+
+def _hidden(call: Call) -> Tensor | None:
+    visible = cells_of_mask(call)
+    assert visible is not None
+    hidden = torch.where(visible, torch.zeros((), dtype=call.wide), -inf)
+    return hidden if bool((hidden.amax(-1) == 0).all()) else None

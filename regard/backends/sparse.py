@@ -12,6 +12,7 @@ It does not know dropout, nor N×N.
 
 from __future__ import annotations
 
+from itertools import count
 from math import inf
 from typing import Any
 
@@ -20,23 +21,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends import sparse_gpu
-from regard.backends.call import Call, rows_together
+from regard.backends.call import Call, as_given, refuse_by_hand, rows_together
 from regard.backends.tile_batches import CELLS_AT_ONCE, Batch, Plan, flat
 from regard.biases import DenseBias
 from regard.masks.strips import pieces
 from regard.masks.tiling import Panel, visible_tiles
-from regard.rules import IndexRule
+from regard.untraced import untraced
 
 __all__ = ["forward_with_lse", "how", "refuse", "run"]
 
 
 def refuse(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
-    if call.dropout:
-        return "the sparse backend has no dropout"
-    if call.numpy and call.q.dtype.itemsize > 8:
-        return f"{call.q.dtype} exists in NumPy only"
-    return None
+    return refuse_by_hand(call)
 
 
 def how(call: Call) -> str:
@@ -55,6 +52,7 @@ def run(call: Call) -> Tensor:
     return forward_with_lse(call)[0]
 
 
+@untraced("the sparse backend lists the tiles of a mask; backend='sdpa' is one graph, with a dense mask")
 def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
@@ -101,6 +99,12 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: what we return could not be differentiated, in silence
             raise RuntimeError("the sparse backend has no second derivative; use backend='reference' for it")
+        with as_given(grad.device):  # what surrounds a backward is not what surrounded its forward
+            return _Sparse.differentiate(ctx, grad)
+
+    @staticmethod
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of what `forward` was given."""
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
         d_sinks = None
         if sinks is not None:  # a sum over all queries, in which terms of either sign cancel: in fp64
@@ -172,14 +176,15 @@ def _walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
     lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
-    k_tiles, v_tiles, term = plan.keys(k), plan.keys(v), plan.rule
+    k_tiles, v_tiles, numbers = plan.keys(k), plan.keys(v), count()
     for panel in plan.found.panels:  # the wide ones last: they replace what stands in their places
         stretches = plan.queries(q, panel)
         part = stretches.new_zeros(*stretches.shape[:2], v.shape[-1], dtype=plan.wide)
         sums = stretches.new_full((*stretches.shape[:2], 1), -inf, dtype=plan.wide)
         for batch in plan.batches(panel, k.shape[-1] + v.shape[-1]):
             scaled_q = plan.take(stretches, batch) * plan.scale
-            found = _attend(plan, scaled_q, plan.gather(k_tiles, batch), plan.gather(v_tiles, batch), batch, term)
+            keys, values = plan.gather(k_tiles, batch), plan.gather(v_tiles, batch)
+            found = _attend(plan, scaled_q, keys, values, batch, next(numbers))
             for total, each in zip((part, sums), found, strict=True):
                 total.index_copy_(0, batch.q_at.flatten(), each.flatten(0, 1))
         out[:, :, plan.places(panel)] = plan.from_queries(part, panel)
@@ -187,27 +192,25 @@ def _walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, batch: Batch, term: IndexRule | None) -> tuple[Tensor, Tensor]:
-    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations, with a softcap where there is one."""
-    s, _ = _scores(plan, q, k, batch, term)
+def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, batch: Batch, number: int) -> tuple[Tensor, Tensor]:
+    """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations; number: the batch's, for dropout."""
+    s, _ = _scores(plan, q, k, batch)
     peak = s.amax(-1, keepdim=True)
     floor = torch.where(peak == -inf, 0.0, peak)  # nothing seen: every exponential is 0
     p = s.sub_(floor).exp_()
     total = p.sum(-1, keepdim=True)
-    out = (p @ v).div_(torch.where(total == 0, 1.0, total))
+    out = (plan.dropout(p, number) @ v).div_(torch.where(total == 0, 1.0, total))
     return out, floor + total.log()
 
 
-def _scores(
-    plan: Plan, scaled_q: Tensor, k: Tensor, batch: Batch, term: IndexRule | None
-) -> tuple[Tensor, Tensor | None]:
+def _scores(plan: Plan, scaled_q: Tensor, k: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """The logits (U, S, G · R, n), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
     s, bent = scaled_q @ k.mT, None
     if plan.softcap is not None:
         bent = torch.tanh_(s.div_(plan.softcap))
         s = bent * plan.softcap
-    if term is not None:
-        plan.by_head(s).add_(term(*plan.indices(batch)))
+    if plan.rule is not None:
+        plan.by_head(s).add_(plan.rule(*plan.indices(batch)))
     if batch.group.masked:
         plan.by_head(s).masked_fill_(plan.hidden(batch), -inf)
     return s, bent
@@ -240,7 +243,7 @@ class _Backward:
             torch.zeros_like(t, dtype=plan.wide) if w else None for t, w in zip(tensors, wanted, strict=True)
         ]
         self.bias = None if plan.bias is None else plan.bias.with_tensors(self.leaves)
-        self.term = plan.rule
+        self.numbers = count()  # of batches, as forward counts them
         self.fused = plan.fused and not any(wanted)
 
     def walk(self, panel: Panel) -> None:
@@ -266,7 +269,7 @@ class _Backward:
         self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the scaled queries, keys and values by torch's CPU kernel."""
-        added = self.plan.added(batch, self.term)
+        added = self.plan.added(batch)
         cells = None if added is None else self.plan.as_mask(added, batch, q.shape[2])
         d, dv = q.shape[-1], v.shape[-1]
         q, k, v, out, grad = (_widen(x, max(d, dv)) for x in (q, k, v, out, grad))
@@ -279,11 +282,11 @@ class _Backward:
         self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same in plain operations; what goes to the bias is added up here."""
-        s, bent = _scores(self.plan, q, k, batch, self.term)
-        p = s.sub_(lse).exp_()
-        d_v = p.mT @ grad
+        s, bent = _scores(self.plan, q, k, batch)
+        p, number, drop = s.sub_(lse).exp_(), next(self.numbers), self.plan.dropout
+        d_v = drop(p, number).mT @ grad
         delta = (grad * out).sum(-1, keepdim=True)
-        d_s = p.mul_((grad @ v.mT).sub_(delta))
+        d_s = p.mul_(drop(grad @ v.mT, number).sub_(delta))
         if any(g is not None for g in self.d_tensors):
             self.add_to_bias(batch, self.plan.by_head(d_s))
         if bent is not None:
@@ -298,10 +301,10 @@ class _Backward:
             assert total is not None
             total.view(-1).index_add_(0, flat(total, at).expand(d_s.shape).flatten(), d_s.flatten())
             return
-        term = self.plan.term(self.bias)
-        assert term is not None
         wanted = [n for n, g in enumerate(self.d_tensors) if g is not None]
         with torch.enable_grad():
+            term = self.plan.term(self.bias)  # in here: binding may change the dtype, which the gradient passes through
+            assert term is not None
             cells = term(*at)
         parts = torch.autograd.grad(cells, [self.leaves[n] for n in wanted], d_s.sum_to_size(cells.shape))
         for n, part in zip(wanted, parts, strict=True):

@@ -57,8 +57,8 @@ def refuse_anywhere(call: Call) -> str | None:
         return "the Triton kernel has no float64"
     if max(call.q.shape[-1], call.v.shape[-1]) > WIDEST:
         return f"the Triton kernel holds head sizes up to {WIDEST}"
-    if call.softcap is not None:
-        return "the Triton kernel has no softcap"
+    if call.softcap is not None or call.dropout:
+        return "the Triton kernel has no softcap, and no dropout"
     if batch * heads > MOST_HEADS:
         return f"the Triton kernel takes up to {MOST_HEADS} heads of all batch rows"
     size = tile_size(call)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.call import Call
+from regard.backends.call import Call, TileDropout
 from regard.biases import Bias, DenseBias
 from regard.masks.strips import Terms
 from regard.masks.tiling import Group, Panel, VisibleTiles, visible_tiles
@@ -46,14 +46,14 @@ class Plan:
     def __init__(self, call: Call) -> None:
         self.batch, self.heads, self.nq, self.nk = call.sizes
         self.wide, self.device = call.wide, call.device
-        self.scale, self.softcap, self.bias = call.scale, call.softcap, call.bias
+        self.scale, self.softcap, self.bias, self.dropout = call.scale, call.softcap, call.bias, TileDropout.of(call)
         self.found: VisibleTiles = visible_tiles(call.mask, self.nq, self.nk, self.device)
         lead_b, lead_h = (1, 1) if call.mask is None else call.mask.leading
         self.kv_heads = call.k.shape[1]
         self.slots = self.heads if lead_h > 1 else self.kv_heads  # of a batch row, each with its own list of keys
         self.stacked = self.heads // self.slots  # G: query heads in a slot
         self.tiles_across = -(-self.nk // self.found.cols)
-        self.fused = self.device.type == "cpu" and self.softcap is None
+        self.fused = self.device.type == "cpu" and self.softcap is None and not call.dropout
         self.lead_b, self.lead_h = lead_b, lead_h
         with torch.no_grad():  # what goes to the bias is summed up by hand
             self.rule = self.term(self.bias)
@@ -150,9 +150,9 @@ class Plan:
         """(U, S, G · R, n) → (U, S, G, R, n), a view."""
         return s.view(*s.shape[:2], self.stacked, -1, s.shape[-1])
 
-    def added(self, batch: Batch, term: IndexRule | None) -> Tensor | None:
+    def added(self, batch: Batch) -> Tensor | None:
         """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
-        bias: Tensor | None = None if term is None else term(*self.indices(batch))
+        bias: Tensor | None = None if self.rule is None else self.rule(*self.indices(batch))
         if not batch.group.masked:
             return bias
         hidden = self.hidden(batch)

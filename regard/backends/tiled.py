@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call
+from regard.backends.call import Call, TileDropout, as_given, refuse_by_hand
 from regard.biases import Bias, DenseBias
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.rules import IndexRule, indices, part_of
@@ -30,9 +30,7 @@ TILE_CELLS = 1 << 20  # scores held at once: 4 MiB in fp32, about what stays nea
 
 def refuse(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
-    if call.numpy and call.q.dtype.itemsize > 8:
-        return f"{call.q.dtype} exists in NumPy only"
-    return None
+    return refuse_by_hand(call)
 
 
 def how(call: Call) -> str:
@@ -50,8 +48,7 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    seed = int(torch.randint(1 << 62, ())) if call.dropout else 0
-    out, lse = _Tiled.apply(_Plan(call, seed), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
+    out, lse = _Tiled.apply(_Plan(call), call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
     return out, lse
 
 
@@ -82,12 +79,12 @@ class _Tile:
 class _Plan:
     """What is the same for all tiles of one call: sizes, which tiles to visit, and how a tile's scores are made."""
 
-    def __init__(self, call: Call, seed: int) -> None:
+    def __init__(self, call: Call) -> None:
         self.batch, self.heads, self.nq, self.nk = call.sizes
         self.kv_heads = call.k.shape[1]
         self.size = tile_size(*call.sizes)
         self.wide, self.device = call.wide, call.device
-        self.scale, self.softcap, self.dropout, self.seed = call.scale, call.softcap, call.dropout, seed
+        self.scale, self.softcap, self.dropout = call.scale, call.softcap, TileDropout.of(call)
         self.bias, self.mask = call.bias, call.mask
         self.see: IndexRule | None = None
         if call.mask is not None:
@@ -152,14 +149,6 @@ class _Plan:
         """The bias as a function of indices."""
         return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
 
-    def drop(self, tile: _Tile, p: Tensor) -> Tensor:
-        """Dropout's factor on a tile of weights, the same in forward and backward."""
-        if not self.dropout:
-            return p
-        generator = torch.Generator(self.device).manual_seed(self.seed + tile.number)
-        kept = torch.rand(p.shape, device=self.device, generator=generator) >= self.dropout
-        return p * kept / (1 - self.dropout)
-
 
 class _Tiled(torch.autograd.Function):
     """Forward and backward over tiles."""
@@ -182,8 +171,9 @@ class _Tiled(torch.autograd.Function):
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
         back = _Backward(plan, q, k, v, out, lse, grad, tensors, ctx.needs_input_grad[5:])
-        for rows in plan.row_slices():
-            back.walk_row(rows)
+        with as_given(q.device):  # what surrounds a backward is not what surrounded its forward
+            for rows in plan.row_slices():
+                back.walk_row(rows)
         d_sinks = None
         if sinks is not None:
             share = torch.exp(sinks.to(plan.wide)[:, None, None] - back.lse)  # (B, H, Nq, 1): what the sink took
@@ -211,7 +201,7 @@ def _walk_row(plan: _Plan, rows: slice, q: Tensor, k: Tensor, v: Tensor, sinks: 
         p = s.sub_(floor).exp_()
         shrink = torch.exp(peak - floor)
         total = total * shrink + p.sum(-1, keepdim=True)
-        value = plan.by_group(plan.drop(tile, p)) @ v[:, :, tile.cols].to(plan.wide)
+        value = plan.by_group(plan.dropout(p, tile.number)) @ v[:, :, tile.cols].to(plan.wide)
         summed = summed * shrink + plan.by_head(value)
         peak = higher
     nothing = total == 0
@@ -254,8 +244,8 @@ class _Backward:
             k, v = self.k[:, :, tile.cols].to(plan.wide), self.v[:, :, tile.cols].to(plan.wide)
             s, bent = plan.scores(tile, scaled_q, k, term)
             p = s.sub_(self.lse[:, :, rows]).exp_()
-            self.d_v[:, :, tile.cols] += by_group(plan.drop(tile, p)).mT @ by_group(grad)
-            d_p = plan.drop(tile, plan.by_head(by_group(grad) @ v.mT))
+            self.d_v[:, :, tile.cols] += by_group(plan.dropout(p, tile.number)).mT @ by_group(grad)
+            d_p = plan.dropout(plan.by_head(by_group(grad) @ v.mT), tile.number)
             d_s = p.mul_(d_p.sub_(self.delta[:, :, rows]))
             if any(g is not None for g in self.d_tensors):
                 self.add_to_bias(tile, d_s)

@@ -22,7 +22,10 @@ One file per command. typer and rich are imported by `main`, torch and the rest 
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -35,11 +38,16 @@ WRONG_INPUT, MISSING_PART, INTERRUPTED = 2, 1, 130
 """Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
 `regard diff` found a difference, `regard verify` a bug."""
 
+# How the library advises to ignore keys, a list in JSON's words: in loading, and in what was loaded.
+KEY = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
+KEYS = rf"(\[{KEY}(?:, {KEY})*\])"
+ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C.
 
-    A command may answer by 1 as well, as its help says.
+    A command may answer by 1 as well (steps, doctor, diff, verify), as its help says.
 
     >>> main(["--version"])
     regard 0.1.0
@@ -87,5 +95,18 @@ def _usage_message(error: object) -> str:
 
 def _complain(message: str, code: int) -> int:
     """One line on stderr, whatever the message was made of."""
-    print(f"regard: {' '.join(message.split())}", file=sys.stderr)
+    print(f"regard: {_typed(' '.join(message.split()))}", file=sys.stderr)
     return code
+
+
+def _typed(message: str) -> str:
+    """A library's advice to ignore keys of a config file, as it is typed here: the commands that load have --ignore.
+
+    >>> _typed('name them: regard.load(…, ignore=["a", "b"])')
+    'name them: --ignore a --ignore b'
+    """
+    return ADVICE.sub(lambda found: _options(found[1] or found[2]), message)
+
+
+def _options(keys: str) -> str:
+    return " ".join(f"--ignore {shlex.quote(key)}" for key in json.loads(keys, strict=False))

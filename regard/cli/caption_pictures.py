@@ -14,7 +14,7 @@ from regard.cli.language import Lang, known, speaker
 from regard.cli.model_files import bar, open_model
 from regard.cli.picture_input import read_pictures, require_sight
 from regard.cli.shared_options import options_in
-from regard.cli.writing_options import writing_options_in
+from regard.cli.writing_options import refuse_idle_seed, writing_options_in
 
 if TYPE_CHECKING:
     from regard.models.verbs.writing import Written
@@ -37,7 +37,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "What is to be seen in pictures, in words: BLIP, LLaVA, Idefics. A line for each.\n\n"
             "PICTURE '-' is standard input. Options left out are as the checkpoint says, else greedy, 50 tokens.",
-            "사진에 보이는 것을 글로 씁니다: BLIP, LLaVA, Idefics. 사진마다 한 줄.\n\n"
+            "이미지에 보이는 것을 텍스트로 씁니다: BLIP, LLaVA, Idefics. 이미지마다 한 줄.\n\n"
             "PICTURE가 '-'이면 표준 입력을 읽습니다.\n\n"
             "생략한 옵션은 체크포인트의 설정을, 없으면 그리디와 50토큰을 씁니다.",
         ),
@@ -57,9 +57,11 @@ def add(app: typer.Typer, lang: Lang) -> None:
         temperature: Annotated[float | None, writing.temperature] = None,
         top_k: Annotated[int | None, writing.top_k] = None,
         top_p: Annotated[float | None, writing.top_p] = None,
+        min_p: Annotated[float | None, writing.min_p] = None,
+        repetition_penalty: Annotated[float | None, writing.repetition_penalty] = None,
         beams: Annotated[int | None, writing.beams] = None,
         seed: Annotated[int | None, writing.seed] = None,
-        ignore: Annotated[list[str] | None, writing.ignore] = None,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -70,19 +72,22 @@ def add(app: typer.Typer, lang: Lang) -> None:
         tasks = ["caption", "generate"]
         opened = open_model(model, "caption", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "caption")
+        from regard.models.verbs.wishes import Wishes
+
+        wishes = Wishes(
+            new_tokens=new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            beams=beams,
+            seed=seed,
+            ignore=ignore or (),
+        )
+        refuse_idle_seed(opened, wishes)
         with bar("caption") as tick:
-            made = opened.caption(
-                pictures,
-                prompt,
-                new_tokens=new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                beams=beams,
-                seed=seed,
-                ignore=ignore or (),
-                on_token=lambda steps: tick(steps, None),
-            )
+            made = opened.caption(pictures, prompt, **wishes.said(), on_token=lambda steps: tick(steps, None))
         names = [path if isinstance(path, str) else "-" for path in pictures]
         print(_as_json(model, names, made) if json_ else "\n".join(_whole(one, prompt) for one in made))
 

@@ -14,7 +14,7 @@ import typer
 from regard import tables
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
-from regard.cli.model_files import open_model
+from regard.cli.model_files import family_and_task, open_model
 from regard.cli.picture_input import read_pictures
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from regard.models.verbs.labelling import Classified
 
 __all__ = ["add"]
+
+NEEDED = "--labels needs CLIP, or BLIP without a head, and this is {}{}"
 
 
 def add(app: typer.Typer, lang: Lang) -> None:
@@ -41,10 +43,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "The labels of texts or pictures with their probabilities.\n\n"
             "TEXT is a path where the model looks at pictures; '-' is standard input. The labels are the checkpoint's "
-            "own; to CLIP they are given.",
-            "글이나 사진의 레이블과 확률을 보여 줍니다.\n\n"
-            "사진 모델에서 TEXT는 경로입니다. '-'이면 표준 입력을 읽습니다.\n\n"
-            "레이블은 체크포인트의 것이고, CLIP에는 직접 줍니다.",
+            "own; to CLIP, and to BLIP without a head, they are given.",
+            "텍스트나 이미지의 레이블과 확률을 보여 줍니다.\n\n"
+            "이미지 모델에서 TEXT는 경로입니다. '-'이면 표준 입력을 읽습니다.\n\n"
+            "레이블은 체크포인트의 것이고, CLIP과 헤드 없는 BLIP에는 직접 줍니다.",
         ),
     )
     def classify(
@@ -54,19 +56,20 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = None,
         file: Annotated[
             Path | None,
-            typer.Option(metavar="FILE", help=say("A text or path per line.", "한 줄에 글이나 경로 하나.")),
+            typer.Option(metavar="FILE", help=say("A text or path per line.", "한 줄에 텍스트나 경로 하나.")),
         ] = None,
         labels: Annotated[
             str | None,
-            typer.Option(metavar="A,B,…", help=say("To choose among (CLIP).", "고를 레이블 (CLIP).")),
+            typer.Option(metavar="A,B,…", help=say("To choose among (CLIP, BLIP).", "고를 레이블 (CLIP, BLIP).")),
         ] = None,
         prompt: Annotated[
             str | None,
             typer.Option(metavar="TEXT", help=say("A label put, {} for it.", "레이블을 넣을 문장, {} 자리에.")),
         ] = None,
         truncate: Annotated[
-            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 글을 자릅니다."))
+            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 텍스트를 자릅니다."))
         ] = False,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -76,17 +79,30 @@ def add(app: typer.Typer, lang: Lang) -> None:
         given = text or []
         if not given and file is None:
             read_texts(given, file)  # which says what is missing before the model is opened
+        named = _labels(labels)
+        if named is not None:
+            _require_headless(model)
         # A model that compares has no labels: it is opened as it is, and says so itself.
-        tasks = ["classify", "classify-cls", "none"] if labels is None else ["none"]
-        opened = open_model(model, "classify", tasks, dtype=dtype, device=device)
+        tasks = ["classify", "classify-cls", "none"] if named is None else ["none"]
+        opened = open_model(model, "classify", tasks, dtype=dtype, device=device, ignore=ignore or ())
+        from regard.models.dual_model import DualModel
         from regard.models.verbs.picturing import looks
 
+        if named is not None and not isinstance(opened, DualModel):
+            raise ValueError(NEEDED.format(opened.family.title, ", which does not compare pictures with texts"))
         things = read_pictures(given, file) if looks(opened) else read_texts(given, file)
-        found = opened.classify(things, labels=_labels(labels), prompt=prompt, truncate=truncate)
+        found = opened.classify(things, labels=named, prompt=prompt, truncate=truncate)
         if json_:
             print(_as_json(model, [one if isinstance(one, str) else "-" for one in things], found))
         else:
             _print(found, spoken)
+
+
+def _require_headless(model: str) -> None:
+    """Raise ValueError for a checkpoint with a head, before it is read as if it had none."""
+    family, task = family_and_task(model)
+    if task not in (None, "none"):
+        raise ValueError(NEEDED.format(family.title, f" with a head for the task {task!r}"))
 
 
 def _labels(labels: str | None) -> list[str] | None:
@@ -103,7 +119,7 @@ def _print(found: "Classified", say: Say) -> None:
     """Every label of one thing; the likeliest of several. Of a thousand labels of a picture, the likeliest ten."""
     from regard.models.verbs.labelling import MOST_SHOWN, ranking
 
-    of = say(found.of, {"text": "글", "picture": "사진"}[found.of])
+    of = say(found.of, {"text": "텍스트", "picture": "이미지"}[found.of])
     measure = say(found.measure, {"probability": "확률", "value": "값"}[found.measure])
     headers, rows = ranking(found.probabilities, found.texts, found.labels, (of, say("label", "레이블"), measure))
     more = len(rows) - MOST_SHOWN

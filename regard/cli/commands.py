@@ -25,6 +25,7 @@ from regard.cli import (
     show_steps,
     verify_model,
 )
+from regard.cli.help_words import KoreanCommand, KoreanGroup
 from regard.cli.language import Lang, speaker
 
 __all__ = ["app_in"]
@@ -39,6 +40,7 @@ def app_in(lang: Lang) -> typer.Typer:
     """
     say = speaker(lang)
     app = typer.Typer(
+        cls=KoreanGroup if lang == "ko" else None,
         add_completion=False,
         rich_markup_mode=None,  # plain help: rich's boxes take 0.1 s and say no more
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,4 +65,7 @@ def app_in(lang: Lang) -> typer.Typer:
     shown = (caption_pictures, answer_about, match_texts, show_features)
     for command in (*inside, *asked, *shown, verify_model, draw_mask, count_cost, list_backends):
         command.add(app, lang)
+    if lang == "ko":
+        for registered in app.registered_commands:
+            registered.cls = KoreanCommand
     return app

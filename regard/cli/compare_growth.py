@@ -61,8 +61,9 @@ def compare(sizes: Sizes, asked: Asked, *, json_: bool, lang: Lang) -> None:
     from regard.efficient.counted_growth import growth, lengths_up_to
 
     picture_files.check_place(asked.figure)
-    if not asked.measure and (asked.device is not None or asked.seconds is not None):
-        raise ValueError("--device and --seconds go with --measure")
+    idle = [name for name in ("device", "seconds") if getattr(asked, name) is not None and not asked.measure]
+    if idle:
+        raise ValueError(f"{' and '.join(f'--{name}' for name in idle)} {'go' if idle[1:] else 'goes'} with --measure")
     chosen = {name: getattr(asked, name) for name in ("window", "global_tokens", "slots", "features")}
     counted = growth(
         lengths_up_to(sizes.n),

@@ -53,11 +53,14 @@ def add(app: typer.Typer, lang: Lang) -> None:
         head_dim: Annotated[
             int | None, typer.Option(metavar="D", help=say("Head size; d_model/heads.", "헤드 크기. 기본은 d_model/H."))
         ] = None,
-        kernel: Annotated[int, typer.Option(metavar="K", help=say("Width of the CNN.", "CNN 커널의 너비."))] = 3,
+        kernel: Annotated[
+            int | None, typer.Option(metavar="K", help=say("Width of the CNN; 3.", "CNN 커널의 너비. 기본 3."))
+        ] = None,
         batch: Annotated[int, typer.Option(metavar="B", help=say("Sequences.", "배치 크기."))] = 1,
         layers: Annotated[
-            int, typer.Option(metavar="L", help=say("Layers that keep a cache.", "캐시를 두는 레이어 수."))
-        ] = 1,
+            int | None,
+            typer.Option(metavar="L", help=say("Layers that keep a cache; 1.", "캐시를 두는 레이어 수. 기본 1.")),
+        ] = None,
         dtype: Annotated[
             str,
             typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16."),
@@ -73,10 +76,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
             Path | None, typer.Option(metavar="FILE", help=say("Draw the curves.", "곡선을 그림으로 저장합니다."))
         ] = None,
         window: Annotated[
-            int | None, typer.Option(metavar="W", help=say("Sparse: each side; 256.", "희소: 양쪽 창. 기본 256."))
+            int | None, typer.Option(metavar="W", help=say("Sparse: each side; 256.", "희소: 양쪽 윈도. 기본 256."))
         ] = None,
         global_tokens: Annotated[
-            int | None, typer.Option(metavar="G", help=say("Sparse: global; 1.", "희소: 전역 위치 수. 기본 1."))
+            int | None, typer.Option(metavar="G", help=say("Sparse: global; 1.", "희소: 글로벌 위치 수. 기본 1."))
         ] = None,
         slots: Annotated[
             int | None, typer.Option(metavar="K", help=say("Low-rank; 256.", "저랭크: 슬롯 수. 기본 256."))
@@ -89,7 +92,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = None,
         seconds: Annotated[
             float | None,
-            typer.Option(metavar="S", help=say("Longest pass to measure; 5.", "측정할 최대 시간(초). 기본 5.")),
+            typer.Option(metavar="S", help=say("Longest pass to measure; 5.", "한 번 실행의 최대 시간(초). 기본 5.")),
         ] = None,
         json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
         lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
@@ -97,16 +100,19 @@ def add(app: typer.Typer, lang: Lang) -> None:
         from regard import costs
 
         spoken = known(lang)
+        alone = {name: value for name, value in (("kernel", kernel), ("layers", layers)) if value is not None}
+        if compare_ and alone:
+            given = " and ".join(f"--{name}" for name in alone)
+            raise ValueError(f"--compare counts neither a CNN nor a cache: leave out {given}")
         counted = costs.cost(
             n,
             d_model,
             heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            kernel=kernel,
             batch=batch,
-            layers=layers,
             dtype=dtype,
+            **alone,
         )
         asked = Asked(
             measure=measure,
@@ -121,7 +127,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         if compare_:
             compare(counted.sizes, asked, json_=json_, lang=spoken)
         elif asked != Asked():
-            raise ValueError(f"{', '.join(asked.options)} go with --compare")
+            raise ValueError(f"{', '.join(asked.options)} {'goes' if len(asked.options) == 1 else 'go'} with --compare")
         elif json_:
             print(json.dumps(counted.as_dict(), ensure_ascii=False))
         else:

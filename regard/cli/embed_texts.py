@@ -43,7 +43,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "A vector for each text, pooled as the checkpoint says, else the mean of its tokens.\n\n"
             "Without --model it is all-MiniLM-L6-v2 of regard[demo]. TEXT '-' is standard input.",
-            "글마다 벡터 하나를 만듭니다. 풀링은 체크포인트를 따르고, 없으면 평균입니다.\n\n"
+            "텍스트마다 벡터 하나를 만듭니다.\n\n"
+            "풀링은 체크포인트를 따르고, 없으면 평균입니다.\n\n"
             "--model이 없으면 regard[demo]의 all-MiniLM-L6-v2를 씁니다.\n\n"
             "TEXT가 '-'이면 표준 입력을 읽습니다.",
         ),
@@ -54,21 +55,22 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = None,
         model: Annotated[str | None, options.model] = None,
         file: Annotated[
-            Path | None, typer.Option(metavar="FILE", help=say("A text per line.", "한 줄에 글 하나."))
+            Path | None, typer.Option(metavar="FILE", help=say("A text per line.", "한 줄에 텍스트 하나."))
         ] = None,
         out: Annotated[
             Path | None, typer.Option(metavar="FILE", help=say("Write vectors, .npy.", "벡터를 저장, .npy."))
         ] = None,
         similarity: Annotated[
-            bool, typer.Option("--similarity", help=say("Cosine of each pair.", "글 사이의 코사인 유사도."))
+            bool, typer.Option("--similarity", help=say("Cosine of each pair.", "텍스트 사이의 코사인 유사도."))
         ] = False,
         pooling: Annotated[
             str | None,
             typer.Option(metavar="HOW", help=say("mean, cls, max or last.", "mean, cls, max, last 중 하나.")),
         ] = None,
         truncate: Annotated[
-            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 글을 자릅니다."))
+            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 텍스트를 자릅니다."))
         ] = False,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -80,7 +82,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         from regard.explorer.sessions import default_model
 
         name = str(default_model()) if model is None else model
-        opened = open_model(name, "embed", ["encode", "none"], dtype=dtype, device=device)
+        opened = open_model(name, "embed", ["encode", "none"], dtype=dtype, device=device, ignore=ignore or ())
         # Another pooling than those there are is told by the model.
         vectors = opened.embed(texts, pooling=pooling, truncate=truncate)  # type: ignore[arg-type]
         vectors = as_numpy_has_it(vectors)
@@ -105,7 +107,7 @@ def _print(texts: list[str], vectors: "Tensor", similarity: bool, path: Path | N
 
     out = Terminal()
     count, size = vectors.shape
-    title = say(f"texts: {count}, numbers in each vector: {size}", f"글 {count}개, 벡터 크기 {size}")
+    title = say(f"texts: {count}, numbers in each vector: {size}", f"텍스트 {count}개, 벡터 크기 {size}")
     out.print((title, "bold"))
     out.print()
     if similarity:
@@ -117,7 +119,7 @@ def _print(texts: list[str], vectors: "Tensor", similarity: bool, path: Path | N
             [shortened(text), "  ".join(f"{x:.4f}" for x in vector[:SHOWN]) + "  …"]
             for text, vector in zip(texts, vectors.tolist(), strict=True)
         ]
-        out.print(tables.text([say("text", "글"), say("vector", "벡터")], rows))
+        out.print(tables.text([say("text", "텍스트"), say("vector", "벡터")], rows))
     if path is not None:
         out.print()
         out.print(say("Vectors: ", "벡터: "), str(path))

@@ -37,15 +37,18 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "Words that could stand at the mask tokens of a text, and how likely.\n\n"
             "TEXT holds the model's own mask token, such as [MASK] or <mask>; '-' is standard input.",
-            "글의 마스크 자리에 올 수 있는 단어와 확률을 보여 줍니다.\n\n"
+            "텍스트의 마스크 자리에 올 수 있는 단어와 확률을 보여 줍니다.\n\n"
             "TEXT에는 [MASK], <mask> 같은 모델의 마스크 토큰을 씁니다.\n\n"
             "'-'이면 표준 입력을 읽습니다.",
         ),
     )
     def fill(
-        text: Annotated[str, typer.Argument(metavar="TEXT", help=say("With a mask token.", "마스크 토큰이 든 글."))],
+        text: Annotated[
+            str, typer.Argument(metavar="TEXT", help=say("With a mask token.", "마스크 토큰이 든 텍스트."))
+        ],
         model: Annotated[str, options.model],
         top: Annotated[int, typer.Option(metavar="K", help=say("How many words.", "후보의 개수."))] = 5,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -53,7 +56,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         spoken = speaker(known(lang))
         (given,) = read_texts([text], None)
-        found = open_model(model, "fill", ["fill", "pretrain"], dtype=dtype, device=device).fill(given, top)
+        tasks = ["fill", "pretrain"]
+        found = open_model(model, "fill", tasks, dtype=dtype, device=device, ignore=ignore or ()).fill(given, top)
         if json_:
             print(_as_json(model, found))
         else:
@@ -70,7 +74,7 @@ def _print(found: "Filled", say: Say) -> None:
     ]
     out.print(tables.text(headers, rows))
     out.print()
-    out.print((say("likeliest: ", "가장 그럴듯한 글: "), "dim"), found.best)
+    out.print((say("likeliest: ", "가장 그럴듯한 텍스트: "), "dim"), found.best)
 
 
 def _as_json(model: str, found: "Filled") -> str:

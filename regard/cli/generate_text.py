@@ -16,10 +16,12 @@ from regard.cli.model_files import bar, open_model
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_texts
+from regard.cli.writing_options import refuse_idle_seed, writing_options_in
 
 if TYPE_CHECKING:
     from regard.models.model import Model
-    from regard.models.verbs.writing import Wishes, Written
+    from regard.models.verbs.wishes import Wishes
+    from regard.models.verbs.writing import Written
 
 __all__ = ["add"]
 
@@ -32,14 +34,14 @@ def add(app: typer.Typer, lang: Lang) -> None:
     >>> app.registered_commands[0].name
     'generate'
     """
-    say, options = speaker(lang), options_in(lang)
+    say, options, writing = speaker(lang), options_in(lang), writing_options_in(lang)
 
     @app.command(
         "generate",
         help=say(
             "Write what comes after a prompt; an encoder-decoder writes what it makes of it.\n\n"
             "PROMPT '-' is standard input. Options left out are as the checkpoint says, else greedy, 50 tokens.",
-            "프롬프트에 이어지는 글을 씁니다. 인코더-디코더는 입력을 변환합니다.\n\n"
+            "프롬프트에 이어지는 텍스트를 씁니다. 인코더-디코더는 입력을 변환합니다.\n\n"
             "PROMPT가 '-'이면 표준 입력을 읽습니다.\n\n"
             "생략한 옵션은 체크포인트의 설정을, 없으면 그리디와 50토큰을 씁니다.",
         ),
@@ -52,33 +54,18 @@ def add(app: typer.Typer, lang: Lang) -> None:
         file: Annotated[
             Path | None, typer.Option(metavar="FILE", help=say("A prompt per line.", "한 줄에 프롬프트 하나."))
         ] = None,
-        new_tokens: Annotated[
-            int | None, typer.Option(metavar="N", help=say("At most so many.", "새 토큰의 최대 개수."))
-        ] = None,
-        temperature: Annotated[
-            float | None,
-            typer.Option(metavar="T", help=say("0 takes the likeliest token.", "0이면 가장 그럴듯한 토큰.")),
-        ] = None,
-        top_k: Annotated[
-            int | None, typer.Option(metavar="K", help=say("Draw among the K likeliest.", "상위 K개에서 뽑기."))
-        ] = None,
-        top_p: Annotated[
-            float | None,
-            typer.Option(metavar="P", help=say("Draw among those that reach P.", "누적 확률 P까지에서 뽑기.")),
-        ] = None,
-        beams: Annotated[
-            int | None, typer.Option(metavar="K", help=say("Beam search; 1 is none.", "빔 탐색. 1이면 안 함."))
-        ] = None,
-        seed: Annotated[
-            int | None, typer.Option(metavar="N", help=say("The same draws again.", "같은 난수로 다시 뽑기."))
-        ] = None,
+        new_tokens: Annotated[int | None, writing.new_tokens] = None,
+        temperature: Annotated[float | None, writing.temperature] = None,
+        top_k: Annotated[int | None, writing.top_k] = None,
+        top_p: Annotated[float | None, writing.top_p] = None,
+        min_p: Annotated[float | None, writing.min_p] = None,
+        repetition_penalty: Annotated[float | None, writing.repetition_penalty] = None,
+        beams: Annotated[int | None, writing.beams] = None,
+        seed: Annotated[int | None, writing.seed] = None,
         stop: Annotated[
-            list[str] | None, typer.Option(metavar="TEXT", help=say("Ends the text.", "글을 끝내는 문자열."))
+            list[str] | None, typer.Option(metavar="TEXT", help=say("Ends the text.", "텍스트를 끝내는 문자열."))
         ] = None,
-        ignore: Annotated[
-            list[str] | None,
-            typer.Option(metavar="KEY", help=say("Of config files, left out.", "무시할 설정 키.")),
-        ] = None,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -87,18 +74,22 @@ def add(app: typer.Typer, lang: Lang) -> None:
         known(lang)
         prompts = read_texts(prompt or [], file)
         opened = open_model(model, "generate", ["generate"], dtype=dtype, device=device, ignore=ignore or ())
-        from regard.models.verbs.writing import Wishes, beams_of
+        from regard.models.verbs.wishes import Wishes
+        from regard.models.verbs.writing import beams_of
 
         wishes = Wishes(
             new_tokens=new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             beams=beams,
             seed=seed,
             stop=stop or (),
             ignore=ignore or (),
         )
+        refuse_idle_seed(opened, wishes)
         if json_:
             print(_as_json(model, _written(opened, prompts, wishes)))
         elif len(prompts) == 1 and beams_of(opened, wishes) == 1:

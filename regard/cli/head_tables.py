@@ -144,13 +144,16 @@ def print_call(said: dict[str, Any], chosen: Choice, lang: Lang) -> None:
     ────  ─────  ───  ──────
        0  0      0    0.6698
     """
+    from regard.lens.diagnosing.diagnosis import SAID
+
     say, out, sizes = speaker(lang), Terminal(), said["sizes"]
     out.print((said["title"], "bold"))
     batch, mask = f"{sizes['batch']} × " if sizes["batch"] > 1 else "", said["mask"]
     out.print(
         say(
             f"{batch}{sizes['heads']} heads, {sizes['queries']:,} queries × {sizes['keys']:,} keys, mask: {mask}",
-            f"{batch}헤드 {sizes['heads']}개, 쿼리 {sizes['queries']:,}개 × 키 {sizes['keys']:,}개, 마스크: {mask}",
+            f"{batch}헤드 {sizes['heads']}개, 쿼리 {sizes['queries']:,}개 × 키 {sizes['keys']:,}개, "
+            f"마스크: {SAID['ko'].get(mask, mask)}",
         )
     )
     b = chosen.batch or 0

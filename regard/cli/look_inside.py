@@ -20,6 +20,7 @@ from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, known, speaker
 from regard.cli.look_text import Asked
+from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_one
 
@@ -32,6 +33,7 @@ __all__ = ["Chosen", "add"]
 
 LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
 TEXT_SUFFIXES = (".txt", ".md")
+ALONE = {"are": "is", "need": "needs"}  # the verb of one option
 TAKES = (
     f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, a picture, or a capture that was saved, such as "
     "run.regard; --file reads a text from a file"
@@ -67,7 +69,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     >>> app.registered_commands[0].name
     'look'
     """
-    say = speaker(lang)
+    say, options = speaker(lang), options_in(lang)
 
     @app.command(
         "look",
@@ -80,8 +82,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "ones stand first and neighbours nowhere; special tokens, punctuation, the own position and pieces of one "
             "word are left out. --all ranks every token by weight alone.\n\n"
             "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "모델이 읽는 글이나 이미지, 또는 파일에서 어텐션을 살펴봅니다.\n\n"
-            "WHAT은 글, 표준 입력('-'), 이미지, 캡처(.regard),\n\n"
+            "모델이 읽는 텍스트나 이미지, 또는 파일에서 어텐션을 살펴봅니다.\n\n"
+            "WHAT은 텍스트, 표준 입력('-'), 이미지, 캡처(.regard),\n\n"
             "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
             "이미지에는 --model이 필요합니다.\n\n"
             "--token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
@@ -94,16 +96,16 @@ def add(app: typer.Typer, lang: Lang) -> None:
     def look(
         what: Annotated[
             str | None,
-            typer.Argument(metavar="WHAT", help=say("A text, '-', or a file.", "글, '-', 또는 파일.")),
+            typer.Argument(metavar="WHAT", help=say("A text, '-', or a file.", "텍스트, '-', 또는 파일.")),
         ] = None,
         text_file: Annotated[
-            Path | None, typer.Option("--file", metavar="FILE", help=say("The text, in a file.", "글이 든 파일."))
+            Path | None, typer.Option("--file", metavar="FILE", help=say("The text, in a file.", "텍스트가 든 파일."))
         ] = None,
         model: Annotated[
             str | None,
             typer.Option(
                 metavar="DIR|ID",
-                help=say("Who reads; of texts all-MiniLM-L6-v2.", "읽을 모델. 글의 기본은 all-MiniLM-L6-v2."),
+                help=say("Who reads; of texts all-MiniLM-L6-v2.", "읽을 모델. 텍스트의 기본은 all-MiniLM-L6-v2."),
             ),
         ] = None,
         token: Annotated[
@@ -139,12 +141,10 @@ def add(app: typer.Typer, lang: Lang) -> None:
             bool, typer.Option("--all", help=say("Links of all tokens, by weight.", "모든 토큰의 연결, 가중치순."))
         ] = False,
         truncate: Annotated[
-            bool,
-            typer.Option("--truncate", help=say("Cut a text that is too long.", "너무 긴 글은 자릅니다.")),
+            bool, typer.Option("--truncate", help=say("Cut a text that is too long.", "너무 긴 텍스트는 자릅니다."))
         ] = False,
-        device: Annotated[
-            str | None, typer.Option(metavar="DEVICE", help=say("Of the model: cpu, cuda, …", "모델: cpu, cuda 등."))
-        ] = None,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
+        device: Annotated[str | None, options.device] = None,
         html: Annotated[
             Path | None,
             typer.Option(metavar="FILE", help=say("Write one page that needs nothing.", "단일 HTML 페이지로 저장.")),
@@ -199,8 +199,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 help=say("Draw a head, or the atlas: .png, .svg, .pdf.", "헤드 또는 전체를 그림: .png, .svg, .pdf."),
             ),
         ] = None,
-        json_: Annotated[bool, typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다."))] = False,
-        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+        json_: Annotated[bool, options.json] = False,
+        lang: Annotated[str, options.lang] = lang,
     ) -> None:
         picture_files.check_place(figure)
         spoken = known(lang)
@@ -216,7 +216,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
         )  # fmt: skip
         of_arrays = (("--causal", causal or None), ("--mask", mask), ("--scale", scale))
         of_files = (("--call", call), ("--batch", batch), ("--row", row), ("--size", size))
-        of_texts = (("--model", model), ("--device", device), ("--truncate", truncate or None))
+        of_texts = (
+            ("--model", model), ("--ignore", ignore), ("--device", device), ("--truncate", truncate or None)
+        )  # fmt: skip
         of_words = (
             ("--token", token), ("--measure", measure), ("--all", every or None), ("--html", html), ("--save", save)
         )  # fmt: skip
@@ -224,7 +226,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             _refuse("are of files; of a picture there are --layer, --head, --token and --at", *of_arrays, *of_files)
             _refuse("are of texts; this is a picture", ("--all", every or None), ("--truncate", truncate or None))
             place = look_picture.read_place(at)
-            session = look_picture.read_picture(what, model, text=beside, device=device or "cpu")
+            session = look_picture.read_picture(what, model, text=beside, device=device or "cpu", ignore=ignore or ())
             look_picture.show(session, asked, place, what, json_=json_, lang=spoken)
             return
         _refuse("are of pictures; this is none", ("--text", beside))
@@ -233,7 +235,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             _refuse("are of pictures; this is none", *of_pictures)
             _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
             text = read_one(what, text_file)
-            session, length = look_text.read_text(text, model, device=device or "cpu", truncate=truncate)
+            session, length = look_text.read_text(
+                text, model, device=device or "cpu", truncate=truncate, ignore=ignore or ()
+            )
             look_text.show(session, asked, json_=json_, lang=spoken, length=length)
             return
         file = Path(what)
@@ -274,10 +278,11 @@ def _is_file(what: str) -> bool:
 
 
 def _refuse(why: str, *options: tuple[str, object]) -> None:
-    """No option is accepted and then ignored."""
+    """No option is accepted and then ignored. why: begins with its verb, "are" or "need", as of several options."""
     given = [name for name, value in options if value is not None]
+    verb, _, rest = why.partition(" ")
     if given:
-        raise ValueError(f"{', '.join(given)} {why}")
+        raise ValueError(f"{', '.join(given)} {verb if len(given) > 1 else ALONE[verb]} {rest}")
 
 
 def _check_positive(*options: tuple[str, int | None]) -> None:

@@ -7,6 +7,7 @@ know arrays, nor texts.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, speaker
 from regard.cli.look_text import Asked, atlas, check_device, find_layer, plain_layer
 from regard.cli.model_files import bar
+from regard.cli.picture_words import kind_in_korean, plan_in_korean, title_in_korean
 from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
 
@@ -84,7 +86,7 @@ def read_place(at: str | None) -> tuple[float, float] | None:
     return y, x
 
 
-def read_picture(path: str, model: str | None, *, text: str | None, device: str) -> Session:
+def read_picture(path: str, model: str | None, *, text: str | None, device: str, ignore: Sequence[str] = ()) -> Session:
     """Let a model look at a picture while a bar shows how far it is loaded.
 
     >>> read_picture("photo.jpg", None, text=None, device="cpu")
@@ -93,6 +95,7 @@ def read_picture(path: str, model: str | None, *, text: str | None, device: str)
     ValueError: a picture needs a model that looks at pictures: --model DIR, or a hub id such as \
 --model facebook/dinov2-small
 
+    ignore: keys of the model's files to go on without.
     Raises ValueError without a model, for a device that is none, and as `look_at_picture` does.
     """
     from regard.explorer.picture_reading import look_at_picture
@@ -107,7 +110,7 @@ def read_picture(path: str, model: str | None, *, text: str | None, device: str)
     check_device(device)
     picture = open_picture(path)  # before the model is loaded, which takes long
     with bar("/".join(Path(model).parts[-2:])) as tick:
-        loaded = load(model, device=device, progress=tick)
+        loaded = load(model, device=device, ignore=ignore, progress=tick)
     return look_at_picture(picture, loaded, text=text)
 
 
@@ -318,7 +321,7 @@ def _print(session: Session, said: dict[str, Any], asked: Asked, lang: Lang, out
     out.print()
     heads = session.layers[said["layer"]["index"]].view.sizes[1]
     whose = _whose(said, heads, say)
-    out.print((said["of"], "bold"), (f"   {whose}", "dim"))
+    out.print((say(said["of"], title_in_korean(said["of"])), "bold"), (f"   {whose}", "dim"))
     _print_shares(said, say, out)
     out.print()
     print_patches(said["grid"], lang, out)
@@ -342,7 +345,7 @@ def _whose(said: dict[str, Any], heads: int, say: Say) -> str:
 
 def _print_shares(said: dict[str, Any], say: Say, out: Terminal) -> None:
     order = sorted(said["shares"].items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name} {share:.3f}" for name, share in order)
+    named = ", ".join(f"{say(name, kind_in_korean(name))} {share:.3f}" for name, share in order)
     out.print((say(f"weight in all: {named}", f"가중치 합: {named}"), "dim"))
 
 
@@ -358,8 +361,9 @@ def _print_seen(session: Session, said: dict[str, Any], say: Say, out: Terminal)
             f"{name}: {picture['height']} × {picture['width']} 픽셀 (세로 × 가로)",
         )
     )
-    if said["prepared"] is not None:
-        out.print((say(f"prepared: {said['prepared']}", f"전처리: {said['prepared']}"), "dim"))
+    if session.model is not None:
+        plan = session.model.preprocessor.plan
+        out.print((say(f"prepared: {plan}", f"전처리: {plan_in_korean(plan)}"), "dim"))
     top, left, bottom, right = said["seen"]
     rows, columns = len(said["grid"]), len(said["grid"][0])
     seen = say(

@@ -17,6 +17,7 @@ from regard.cli.language import Lang, Say, speaker
 from regard.cli.model_files import bar
 from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
+from regard.cli.unknown_words import unknown_words
 
 if TYPE_CHECKING:
     from regard.explorer.ranking import Layer, Link
@@ -70,14 +71,16 @@ class _Focus:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def read_text(text: str, model: str | None, *, device: str = "cpu", truncate: bool = False) -> tuple[Session, int]:
+def read_text(
+    text: str, model: str | None, *, device: str = "cpu", truncate: bool = False, ignore: Sequence[str] = ()
+) -> tuple[Session, int]:
     """Let a model read a text while a bar shows how far it is loaded: the session, and how many tokens the text has.
 
     >>> session, length = read_text("The cat sat.", None)                                     # doctest: +SKIP
     >>> length                                                                                # doctest: +SKIP
     6
 
-    model: a directory or a hub id; None is the demo's MiniLM.
+    model: a directory or a hub id; None is the demo's MiniLM.  ignore: keys of its files to go on without.
     Raises ValueError for a text that is empty, or longer than the model takes and not to be cut, and for a device that
     is none; ImportError without MiniLM; else as `regard.load`.
     """
@@ -92,7 +95,7 @@ def read_text(text: str, model: str | None, *, device: str = "cpu", truncate: bo
     check_device(device)
     name = str(default_model()) if model is None else model
     with bar("/".join(Path(name).parts[-2:])) as tick:
-        loaded = load(name, device=device, progress=tick)
+        loaded = load(name, device=device, ignore=ignore, progress=tick)
     if isinstance(loaded, (VisionModel, Captioner, Answerer, Matcher)):
         raise ValueError(
             f"{loaded.family.title} looks at pictures, and {text[:40]!r} is a text: name the file of a picture, as "
@@ -293,6 +296,8 @@ def show(session: Session, asked: Asked, *, json_: bool, lang: Lang, length: int
     if length is not None and length > kept:
         cut = say(f"cut: the first {kept:,} of {length:,} tokens", f"잘림: 토큰 {length:,}개 중 처음 {kept:,}개")
         out.print((cut, "yellow"))
+    if unknown := unknown_words(session, lang):
+        out.print((unknown, "yellow"))
     out.print()
     print_sections(said, asked, lang, out)
     print_written(written, lang, out)
@@ -344,7 +349,7 @@ def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) 
             ),
             "length": say(
                 "So long a text has too many links to rank: name a token or a layer (--token, --layer)",
-                "글이 길어 모든 연결을 비교하지 않습니다: --token이나 --layer를 지정하세요",
+                "텍스트가 길어 모든 연결을 비교하지 않습니다: --token이나 --layer를 지정하세요",
             ),
         }
         out.print((why[said["obstacle"]], "dim"))

@@ -39,7 +39,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "How well texts go with a picture, the best first.\n\n"
             "CLIP and BLIP compare vectors: a cosine, -1 to 1. BLIP trained for retrieval says how likely the two "
             "belong together. PICTURE '-' is standard input.",
-            "글이 사진과 얼마나 잘 맞는지 보여 줍니다.\n\n"
+            "텍스트가 이미지와 얼마나 잘 맞는지, 잘 맞는 것부터 보여 줍니다.\n\n"
             "CLIP과 BLIP은 벡터를 비교합니다: 코사인, -1에서 1까지.\n\n"
             "검색용 BLIP은 둘이 짝일 확률을 냅니다.\n\n"
             "PICTURE가 '-'이면 표준 입력을 읽습니다.",
@@ -50,8 +50,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
         text: Annotated[list[str], typer.Argument(metavar="TEXT", help=say("One, or several.", "하나 또는 여럿."))],
         model: Annotated[str, options.model],
         truncate: Annotated[
-            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 글을 자릅니다."))
+            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "긴 텍스트를 자릅니다."))
         ] = False,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -59,7 +60,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         spoken = speaker(known(lang))
         (given,) = read_pictures([picture])
-        opened = open_model(model, "match", ["match", "none"], dtype=dtype, device=device)
+        opened = open_model(model, "match", ["match", "none"], dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "match")
         found = opened.match(given, text, truncate=truncate)
         if json_:
@@ -74,7 +75,7 @@ def _print(found: "Matched", say: Say) -> None:
     measure = say(found.measure, {"cosine": "코사인", "probability": "확률"}[found.measure])
     ranked = sorted(zip(found.values[0].tolist(), found.texts, strict=True), key=lambda pair: -pair[0])
     rows = [[shortened(text), f"{value:.4f}"] for value, text in ranked]
-    Terminal().print(tables.text([say("text", "글"), measure], rows))
+    Terminal().print(tables.text([say("text", "텍스트"), measure], rows))
 
 
 def _as_json(model: str, picture: str, found: "Matched") -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.models.family import Family
     from regard.models.model import Model
 
-__all__ = ["Tick", "bar", "open_model"]
+__all__ = ["Tick", "bar", "family_and_task", "open_model"]
 
 Tick = Callable[[int, int | None], None]
 """Told how much is done, and of how much, where that is known."""
@@ -45,6 +45,26 @@ def open_model(
         return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
 
 
+def family_and_task(name: str) -> tuple[Family, str | None]:
+    """The family of a directory or a hub id, and the task its config.json names, None for none that is known.
+
+    >>> family_and_task("no/such/directory/here")
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: there is no directory 'no/such/directory/here'; a model of the hub is called 'name' or \
+'owner/name'
+
+    No weights are read. Raises as `regard.load` where there is no model, or of a family that is not known.
+    """
+    from regard.models.checkpoint.finding import find
+    from regard.models.loading import family_of
+    from regard.models.settings import Settings
+
+    settings = Settings.open(find(name))
+    family = family_of(settings)
+    return family, _own(family, settings.values.get("architectures"))
+
+
 @contextmanager
 def bar(title: str) -> Iterator[Tick]:
     """A progress bar on stderr while something takes its time; nothing at all where that is no terminal.
@@ -68,9 +88,13 @@ def _task(family: Family, architectures: object, verb: str, tasks: Sequence[str]
     there = [task for task in tasks if task in family.tasks]
     if not there:
         raise ValueError(f"{verb} needs a model with the task {' or '.join(tasks)}; {family.title} has {_list(family)}")
-    known = {task.architecture: name for name, task in family.tasks.items()}
-    own = known.get(architectures[0]) if isinstance(architectures, list) and architectures else None
+    own = _own(family, architectures)
     return own if own in there else there[0]
+
+
+def _own(family: Family, architectures: object) -> str | None:
+    known = {task.architecture: name for name, task in family.tasks.items()}
+    return known.get(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 def _list(family: Family) -> str:

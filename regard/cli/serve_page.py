@@ -19,6 +19,7 @@ from regard.cli.capture_files import read_capture
 from regard.cli.language import Lang, known, speaker
 from regard.cli.look_picture import is_picture
 from regard.cli.model_files import bar
+from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_one
 
@@ -51,7 +52,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "compared.\n\n"
             "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
             "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
-            "WHAT은 글, 글이 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다.\n\n"
+            "WHAT은 텍스트, 텍스트가 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다.\n\n"
             "여러 개면 서로 비교할 수 있습니다.\n\n"
             "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다.\n\n"
             "pip install 'regard[explorer]'가 필요합니다.",
@@ -60,7 +61,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     def serve(
         what: Annotated[
             list[str] | None,
-            typer.Argument(metavar="WHAT", help=say("Texts, pictures, captures.", "글, 이미지, 캡처.")),
+            typer.Argument(metavar="WHAT", help=say("Texts, pictures, captures.", "텍스트, 이미지, 캡처.")),
         ] = None,
         model: Annotated[
             list[str] | None,
@@ -68,12 +69,13 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 metavar="DIR|ID",
                 help=say(
                     "Who reads; may be given again, the first reads. Default all-MiniLM-L6-v2.",
-                    "읽을 모델(여러 번 가능). 기본은 all-MiniLM-L6-v2.",
+                    "읽을 모델(여러 번 가능, 첫째가 읽음). 기본은 all-MiniLM-L6-v2.",
                 ),
             ),
         ] = None,
+        ignore: Annotated[list[str] | None, options_in(lang).ignore] = None,
         truncate: Annotated[
-            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "너무 긴 글은 자릅니다."))
+            bool, typer.Option("--truncate", help=say("Cut texts that are too long.", "너무 긴 텍스트는 자릅니다."))
         ] = False,
         port: Annotated[
             int, typer.Option(metavar="PORT", help=say("0 is one that is free.", "포트. 0이면 빈 포트를 고릅니다."))
@@ -92,7 +94,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             _need_server()
             from regard.explorer.shelves import ModelShelf
 
-            models = ModelShelf(model or ())
+            models = ModelShelf(model or (), ignore=ignore or ())
             sessions = _sessions(what or (), models, truncate)
             _serve(listening, sessions, models, spoken, browser=not no_open)
 

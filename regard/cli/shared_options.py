@@ -17,11 +17,13 @@ __all__ = ["SharedOptions", "options_in"]
 class SharedOptions:
     """What typer is told of each option, but for its type and its default.
 
-    model: --model, a directory or a hub id.  device: --device, where the model runs.  dtype: --dtype, of its weights.
-    json: --json, a switch.  lang: --lang, of what is printed.
+    model: --model, a directory or a hub id.  ignore: --ignore, keys of its files to go on without.
+    device: --device, where the model runs.  dtype: --dtype, of its weights.  json: --json, a switch.
+    lang: --lang, of what is printed.
     """
 
     model: OptionInfo
+    ignore: OptionInfo
     device: OptionInfo
     dtype: OptionInfo
     json: OptionInfo
@@ -39,7 +41,10 @@ def options_in(lang: Lang) -> SharedOptions:
     """
     say = speaker(lang)
     return SharedOptions(
-        model=typer.Option(metavar="DIR|ID", help=say("A directory, or a hub id.", "디렉터리 또는 허브 id.")),
+        model=typer.Option(metavar="DIR|ID", help=say("A directory, or a hub id.", "폴더 또는 허브 id.")),
+        ignore=typer.Option(
+            metavar="KEY", help=say("Of config files, left out; may be given again.", "무시할 설정 키(여러 번 가능).")
+        ),
         device=typer.Option(metavar="DEVICE", help=say("cpu, cuda, cuda:1, …", "cpu, cuda, cuda:1 등.")),
         dtype=typer.Option(metavar="DTYPE", help="float32, float64, bfloat16, float16."),
         json=typer.Option("--json", help=say("As JSON.", "JSON으로 출력합니다.")),

@@ -42,8 +42,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "The vectors of a picture's patches as a map, for detection, segmentation, search.\n\n"
             "--out writes the map, (numbers, rows, columns). PICTURE '-' is standard input.",
-            "사진 패치들의 벡터를 지도로 만듭니다. 탐지, 분할, 검색용.\n\n"
-            "--out은 (수, 행, 열) 지도를 저장합니다.\n\n"
+            "이미지 패치들의 벡터를 맵으로 만듭니다. 탐지, 분할, 검색용.\n\n"
+            "--out은 (수, 행, 열) 맵을 저장합니다.\n\n"
             "PICTURE가 '-'이면 표준 입력을 읽습니다.",
         ),
     )
@@ -55,8 +55,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             typer.Option(metavar="N", help=say("After N blocks; -1 is the last.", "N번째 블록 뒤. -1은 마지막.")),
         ] = None,
         out: Annotated[
-            Path | None, typer.Option(metavar="FILE", help=say("Write the map, .npy.", "지도를 저장, .npy."))
+            Path | None, typer.Option(metavar="FILE", help=say("Write the map, .npy.", "맵을 저장, .npy."))
         ] = None,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
         json_: Annotated[bool, options.json] = False,
@@ -65,7 +66,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         spoken = speaker(known(lang))
         check_npy(out)
         (given,) = read_pictures([picture])
-        opened = open_model(model, "features", TASKS, dtype=dtype, device=device)
+        opened = open_model(model, "features", TASKS, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "features")
         found = opened.features(given, layer=layer)
         if out is not None:
@@ -87,9 +88,9 @@ def _print(found: "Features", out: Path | None, say: Say) -> None:
     terminal.print(
         say(f"tokens: {tokens}, numbers in each vector: {d}", f"토큰 {tokens}개, 벡터마다 수 {d}개"),
     )
-    terminal.print(say(f"map: {rows} rows, {columns} columns", f"지도: {rows}행 {columns}열"))
+    terminal.print(say(f"map: {rows} rows, {columns} columns", f"맵: {rows}행 {columns}열"))
     if out is not None:
-        terminal.print(say(f"Map: {out}", f"지도 파일: {out}"))
+        terminal.print(say(f"Map: {out}", f"맵 파일: {out}"))
 
 
 def _as_json(model: str, picture: str, layer: int | None, found: "Features", out: Path | None) -> str:

@@ -52,10 +52,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
         "steps",
         help=say(
             "Attention step by step, with every number.\n\n"
-            "Without --input it is the worked example 'The cat sat'. An .npy file is one array: q, k and v at once.",
+            "Without --input it is the worked example 'The cat sat'. An .npy file is one array: q, k and v at once.\n\n"
+            "Exit code: 0, or 1 if the weights fail their check, as NaN does.",
             "어텐션을 단계별로, 모든 숫자와 함께 보여 줍니다.\n\n"
             "--input이 없으면 예제 'The cat sat'을 씁니다.\n\n"
-            ".npy는 배열 하나를 q, k, v로 함께 씁니다.",
+            ".npy는 배열 하나를 q, k, v로 함께 씁니다.\n\n"
+            "종료 코드: 0, 가중치가 확인을 통과하지 못하면(NaN 등) 1.",
         ),
     )
     def steps(

@@ -41,7 +41,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Idefics) are compared on drawn pictures. Needs pip install transformers.\n\n"
             "Exit code: 0 if the same but for rounding, 1 if not.",
             "모델의 계산 결과가 transformers와 같은지 확인합니다.\n\n"
-            "토큰 id, 모든 레이어의 은닉 상태, 어텐션 가중치, 로짓, greedy 생성을 비교하고\n\n"
+            "토큰 id, 모든 레이어의 은닉 상태, 어텐션 가중치, 로짓, 그리디 생성을 비교하고\n\n"
             "차이가 반올림인지 버그인지 알려 줍니다.\n\n"
             "이미지 모델(ViT, CLIP, LLaVA 등)은 임의의 이미지로 비교합니다.\n\n"
             "pip install transformers가 필요합니다.\n\n"
@@ -64,6 +64,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 metavar="FILE", help=say("Texts to compare with, one a line.", "비교할 텍스트, 한 줄에 하나.")
             ),
         ] = None,
+        ignore: Annotated[list[str] | None, options.ignore] = None,
         json_: Annotated[bool, options.json] = False,
         lang: Annotated[str, options.lang] = lang,
     ) -> None:
@@ -76,7 +77,14 @@ def add(app: typer.Typer, lang: Lang) -> None:
         from regard.models.parity.verifying import verify
 
         with _progress(speaker(spoken)) as progress:
-            found = verify(model, texts=lines, dtype=getattr(torch, dtype), device=device, progress=progress)
+            found = verify(
+                model,
+                texts=lines,
+                dtype=getattr(torch, dtype),
+                device=device,
+                ignore=ignore or (),
+                progress=progress,
+            )
         if json_:
             print(json.dumps(found.as_dict(), ensure_ascii=False, allow_nan=False))
         else:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 
 from regard import tables
 from regard.costs import BYTES, Count
+from regard.efficient.whole_numbers import check_whole
 
 __all__ = ["WAYS", "Growth", "GrowthSizes", "WayCount", "counted", "growth", "lengths_up_to", "visible_links"]
 
@@ -126,7 +127,7 @@ def growth(
     lengths: each at least 1.  heads, kv_heads, head_dim, batch, dtype: as in `regard.cost`.
     window, global_tokens, slots, features: of the three that are not full.
 
-    Raises ValueError for a size too small, no length, or an unknown dtype.
+    Raises TypeError for a size that is no whole number, ValueError for one too small, no length, or an unknown dtype.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     sizes = GrowthSizes(
@@ -151,10 +152,10 @@ def lengths_up_to(longest: int) -> list[int]:
     >>> lengths_up_to(65536)
     [1024, 2048, 4096, 8192, 16384, 32768, 65536]
 
-    longest: where it cannot be halved often enough, the halves are rounded up.  Raises ValueError below 1.
+    longest: where it cannot be halved often enough, the halves are rounded up.
+    Raises TypeError for what is no whole number, ValueError below 1.
     """
-    if longest < 1:
-        raise ValueError(f"n must be at least 1, got {longest}")
+    check_whole("n", longest)
     return sorted({-(-longest // 2**halvings) for halvings in range(MOST_LENGTHS)})
 
 
@@ -223,8 +224,8 @@ def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
         raise ValueError("growth needs at least one length")
     for name, value in (*asdict(z).items(), *(("n", n) for n in lengths)):
         least = 0 if name in ("window", "global_tokens") else 1
-        if name != "dtype" and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if name != "dtype":
+            check_whole(name, value, least)
     if z.heads % z.kv_heads:
         raise ValueError(f"kv_heads must divide heads, got kv_heads={z.kv_heads} and heads={z.heads}")
     if z.dtype not in BYTES:
@@ -250,7 +251,7 @@ _WORDS = {
     },
     "ko": {
         "sizes": "헤드 H = {heads}개(헤드당 D = {head_dim}), 키/값 헤드 Hkv = {kv_heads}개, 배치 B = {batch}, "
-        "값 하나당 s = {bytes}바이트({dtype}). 희소: 양쪽 창 w = {window}, 전역 위치 g = {global_tokens}개. "
+        "값 하나당 s = {bytes}바이트({dtype}). 희소: 양쪽 윈도 w = {window}, 글로벌 위치 g = {global_tokens}개. "
         "저랭크: 슬롯 k = {slots}개. 커널: 특징 m = {features}개",
         "flops": "연산량(곱셈-덧셈 한 번은 2)",
         "bytes": "q, k, v와 출력 사이에서 만들어지는 값의 바이트 수(모두 저장할 경우)",

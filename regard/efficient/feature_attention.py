@@ -11,7 +11,7 @@ Axis letters: B batch, H heads (Hkv of keys and values, G = H/Hkv), N positions 
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ def kernel_attention(
     state: earlier keys and values, which these continue; this call's are added to it.
 
     A row that sees nothing gives 0, with lse −∞ and gradient 0. Raises ValueError for sizes that do not fit, for
-    another mask, for a scale that is not positive, and for epsilon with a state: it is relative to the largest feature
-    of the whole sequence, which a decoder does not know.
+    another mask, for a scale that is not finite and positive, and for epsilon with a state: it is relative to the
+    largest feature of the whole sequence, which a decoder does not know.
     """
     _check(q, k, v, directions, scale, epsilon, state)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -146,12 +146,12 @@ class _Estimate:
 
 
 def check_numbers(scale: float | None, epsilon: float) -> None:
-    """Raise ValueError for a scale that is not above 0 (None for the usual one), and an epsilon outside [0, 1).
+    """Raise ValueError for a scale that is not finite and above 0 (None: the usual one), and an epsilon outside [0, 1).
 
     >>> check_numbers(None, 0.0)
     """
-    if scale is not None and not scale > 0:
-        raise ValueError(f"features estimate e^(scale·q·k) for a scale above 0, got {scale}")
+    if scale is not None and not 0 < scale < inf:
+        raise ValueError(f"features estimate e^(scale·q·k) for a finite scale above 0, got {scale}")
     if not 0 <= epsilon < 1:
         raise ValueError(f"epsilon must be in [0, 1), got {epsilon}")
 

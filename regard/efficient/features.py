@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.efficient.whole_numbers import check_whole
+
 __all__ = ["LogFeatures", "chunk_on", "largest_product", "log_features", "orthogonal_features", "usual_count"]
 
 CHUNK = 2048  # positions whose features exist at once, where nothing else is made of them
@@ -40,11 +42,11 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     True
 
     count: how many features.  width: head size.  seed: the same directions on every machine and device, to rounding.
-    Raises ValueError for a size below 1.
+    Raises TypeError for a size or a seed that is no whole number, ValueError for a size below 1.
     """
-    for name, n in (("features", count), ("head size", width)):
-        if n < 1:
-            raise ValueError(f"{name} must be at least 1, got {n}")
+    check_whole("features", count)
+    check_whole("head size", width)
+    check_whole("seed", seed, least=None)
     random = torch.Generator("cpu").manual_seed(seed)
     blocks = -(-count // width)
     q, r = torch.linalg.qr(_gaussian(blocks, width, width, random=random))

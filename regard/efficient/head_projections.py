@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
+from regard.efficient.whole_numbers import check_whole
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, part, split
 
 __all__ = ["HeadProjections"]
 
@@ -30,7 +31,8 @@ class HeadProjections(nn.Module):
     d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `MultiHeadAttention`.
     values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
 
-    Raises ValueError for sizes below 1 or that do not divide, and for fused maps where values are keys.
+    Raises TypeError for sizes that are no whole numbers, ValueError for sizes below 1 or that do not divide, and for
+    fused maps where values are keys.
     """
 
     w_v: Linear | None
@@ -75,15 +77,16 @@ class HeadProjections(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x (B, N, d_model). Raises ValueError for another width."""
         self._check_x(x)
-        q = self._joined_rows(x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
-        return self._split(q, self.heads, self.q_norm)
+        q = part(self.w_qkv, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return split(q, self.heads, self.q_norm)
 
     def keys(self, context: Tensor) -> ContextKeys:
         """Keys and values (B, Hkv, M, D) of a context (B, M, d_model), made once for many calls to look at."""
         if context.ndim != 3 or context.shape[-1] != self.d_model:
             raise ValueError(f"context must be (B, M, {self.d_model}), got {tuple(context.shape)}")
         if self.fused:
-            return self._pair(*self._joined_rows(context, self.heads * self.head_dim, None).chunk(2, -1))
+            wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+            return self._pair(*part(self.w_qkv, context, wide, wide + 2 * narrow).chunk(2, -1))
         return self._pair(self.w_k(context), None if self.w_v is None else self.w_v(context))
 
     def looked_at(self, x: Tensor, context: Tensor | ContextKeys | None) -> ContextKeys:
@@ -98,27 +101,18 @@ class HeadProjections(nn.Module):
         if not self.fused or context is not None:
             return self.queries(x), self.looked_at(x, context)
         self._check_x(x)
-        q, k, v = self.w_qkv(x).split(self.w_qkv.rows, -1)
-        return self._split(q, self.heads, self.q_norm), self._pair(k, v)
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        q, k, v = torch.split(self.w_qkv(x), [wide, narrow, narrow], -1)
+        return split(q, self.heads, self.q_norm), self._pair(k, v)
 
     def joined(self, out: Tensor) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
 
-    def _joined_rows(self, x: Tensor, start: int, end: int | None) -> Tensor:
-        """x through some of the rows of W_QKV."""
-        weight, bias = self.w_qkv.weight[start:end], self.w_qkv.bias
-        return linear(x, weight, None if bias is None else bias[start:end])
-
     def _pair(self, k: Tensor, v: Tensor | None) -> ContextKeys:
         """(B, M, Hkv·D) each → (B, Hkv, M, D); without values they are the keys, before any norm."""
         values = k if v is None else v
-        return ContextKeys(self._split(k, self.kv_heads, self.k_norm), self._split(values, self.kv_heads))
-
-    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm."""
-        y = y.reshape(*y.shape[:-1], heads, self.head_dim)
-        return (y if norm is None else norm(y)).transpose(1, 2)
+        return ContextKeys(split(k, self.kv_heads, self.k_norm), split(values, self.kv_heads))
 
     def _check_x(self, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
@@ -127,8 +121,8 @@ class HeadProjections(nn.Module):
 
 def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
     for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-        if n is not None and n < 1:
-            raise ValueError(f"{name} must be at least 1, got {n}")
+        if n is not None:
+            check_whole(name, n)
     if head_dim is None and d_model % heads:
         raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
     if heads % kv_heads:

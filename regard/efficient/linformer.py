@@ -10,6 +10,7 @@ Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a con
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from regard.backends import load
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.seen_keys import read_seen
+from regard.efficient.whole_numbers import check_whole
 from regard.layers import ContextKeys, MultiHeadAttention
 from regard.op import attention
 
@@ -36,7 +38,7 @@ class SlotProjection(nn.Module):
     key_value: one matrix for keys and values (the paper's "key-value" sharing; with one module for all layers its
       "layerwise").
 
-    Raises ValueError for a size below 1.
+    Raises TypeError for a size that is no whole number, ValueError for one below 1.
     """
 
     values: nn.Parameter | None
@@ -44,8 +46,7 @@ class SlotProjection(nn.Module):
     def __init__(self, positions: int, slots: int, *, heads: int = 1, key_value: bool = False) -> None:
         super().__init__()
         for name, n in (("positions", positions), ("slots", slots), ("heads", heads)):
-            if n < 1:
-                raise ValueError(f"{name} must be at least 1, got {n}")
+            check_whole(name, n)
         self.positions, self.slots, self.heads, self.key_value = positions, slots, heads, key_value
         shape = (positions, slots) if heads == 1 else (heads, positions, slots)
         self.keys = nn.Parameter(torch.empty(shape))
@@ -91,7 +92,8 @@ class LinformerAttention(HeadProjections):
     projection: how positions become slots. The same module given to several layers is shared by them.
     values_are_keys: the values are the keys, and there is no W_V.
 
-    Raises ValueError for sizes that do not fit each other.
+    Raises TypeError for sizes that are no whole numbers and for another projection, ValueError for sizes that do not
+    fit each other, and for a scale that is not finite.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class LinformerAttention(HeadProjections):
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if scale is not None and not isfinite(scale):
+            raise ValueError(f"scale must be a finite number, got {scale}")
         if backend != "auto":
             load(backend)  # an unknown name is an error here, not in the first call
         self.projection, self.dropout, self.backend = projection, dropout, backend
@@ -221,6 +225,8 @@ class LinformerAttention(HeadProjections):
             return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
         if layer.softcap is not None:
             return f"its scores have a softcap ({layer.softcap}), which Linformer does not offer"
+        if not isfinite(layer.scale):
+            return f"its scale is {layer.scale}, which is no finite number"
         if layer.d_context != layer.d_model:
             return f"it looks at a context of width {layer.d_context}, and a Linformer at one as wide as x"
         return None

@@ -63,7 +63,7 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
     device: where to run.  seconds: the longest one pass may be expected to take.
     fraction: of the free memory that one pass may be expected to take.
 
-    Raises ValueError for limits that are not positive, and for a device that is not there.
+    Raises ValueError for limits that are not positive, and for a device that is not there or is not measured.
     """
     if not seconds > 0 or not 0 < fraction <= 1:
         raise ValueError(f"seconds must be above 0 and fraction in (0, 1], got {seconds} and {fraction}")
@@ -155,6 +155,8 @@ def _place(device: str) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:  # torch's words for a device it does not know or does not have
         raise ValueError(f"cannot measure on {device!r}: {str(error).splitlines()[0]}") from None
+    if place.type not in ("cpu", "cuda"):  # others need a clock and an allocator of their own; meta computes nothing
+        raise ValueError(f"cannot measure on {device!r}: only a CPU or a CUDA device is measured")
     return place
 
 

@@ -1,14 +1,16 @@
 """Performer (Choromanski et al. 2020, FAVOR+): softmax's kernel estimated by features, so that keys are summed once.
 
 The layer is here; what it does between queries, keys and values, and at which cost, is `kernel_attention`.
-No weights are made, so `regard.watch` sees nothing here and says so; `regard.lens.efficient_views` shows the rows.
+No weights are made, so `regard.watch` sees nothing here and says so, as `why_unseen`; `regard.lens.efficient_views`
+shows the rows.
 
 Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a context), D head size, m features.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from regard.efficient.feature_sums import Rows, no_keys
 from regard.efficient.features import orthogonal_features, usual_count
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.performer_state import PerformerState
+from regard.efficient.whole_numbers import check_whole
 from regard.layers import ContextKeys, MultiHeadAttention
 from regard.rotary import Angles, Rotary
 
@@ -38,8 +41,14 @@ class PerformerAttention(HeadProjections):
     position: a regard.positions.Rotary or None. Biases act on scores, which are never made here.
     epsilon: as in `kernel_attention`.  scale: of the scores, default 1/√D.
 
-    Raises ValueError for sizes that do not fit each other, TypeError for another kind of position.
+    Raises ValueError for sizes that do not fit each other and for a scale that is not finite and above 0, TypeError for
+    sizes and a seed that are no whole numbers, and for another kind of position.
     """
+
+    why_unseen: ClassVar[str] = (  # what `regard.watch` says of this layer
+        "a Performer makes no weights that could be seen: regard.lens.efficient_views.look_features(layer, x) shows "
+        "the rows that its features imply"
+    )
 
     directions: Tensor
 
@@ -79,7 +88,7 @@ class PerformerAttention(HeadProjections):
         self.position, self.epsilon = position, epsilon
         self.scale = self.head_dim**-0.5 if scale is None else scale
         count = usual_count(self.head_dim) if features is None else features
-        self.register_buffer("directions", orthogonal_features(count, self.head_dim, seed=seed).to(self.w_o.weight))
+        self.register_buffer("directions", self._draw(count, seed))
 
     @property
     def features(self) -> int:
@@ -93,9 +102,14 @@ class PerformerAttention(HeadProjections):
         >>> layer.redraw(seed=1)
 
         seed: the same seed gives the same directions on every device.
+        Raises TypeError for a seed that is no whole number.
         """
-        drawn = orthogonal_features(self.features, self.head_dim, seed=seed)
-        self.directions = drawn.to(self.w_o.weight)  # a new tensor, by which a state knows its own
+        self.directions = self._draw(self.features, seed)
+
+    def _draw(self, count: int, seed: int) -> Tensor:
+        """(count, D), of the dtype and on the device of the weights."""
+        with torch.inference_mode(False):  # training may follow, and cannot use tensors of inference mode
+            return orthogonal_features(count, self.head_dim, seed=seed).to(self.w_o.weight)
 
     @property
     def dropout(self) -> float:
@@ -113,14 +127,13 @@ class PerformerAttention(HeadProjections):
         >>> layer = PerformerAttention(6, 2, features=5)
         >>> sizes = [layer.new_cache(1, n, dtype=torch.float32, device="cpu").nbytes for n in (7, 7_000_000)]
         >>> sizes
-        [200, 200]
+        [260, 260]
 
         length: positions to come; there is no limit.  dtype, device: of the keys; sums are in fp32 or wider.
-        Raises ValueError for sizes below 1.
+        Raises TypeError for sizes that are no whole numbers, ValueError for sizes below 1.
         """
-        for name, n in (("batch", batch), ("length", length)):
-            if n < 1:
-                raise ValueError(f"{name} must be at least 1, got {n}")
+        check_whole("batch", batch)
+        check_whole("length", length)
         like = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device=device)
         state = PerformerState()
         state.store(no_keys(batch, self.kv_heads, self.features, self.head_dim, like), 0, self.directions)
@@ -241,8 +254,8 @@ class PerformerAttention(HeadProjections):
             return f"its positions ({type(layer.position).__name__}) are added to scores, and features make none"
         if layer.softcap is not None:
             return f"its scores have a softcap ({layer.softcap}), and features make no scores"
-        if not layer.scale > 0:
-            return f"its scale is {layer.scale}, and features estimate e^(scale·q·k) for a scale above 0"
+        if not 0 < layer.scale < inf:
+            return f"its scale is {layer.scale}, and features estimate e^(scale·q·k) for a finite scale above 0"
         if layer.d_context != layer.d_model:
             return f"it looks at a context of width {layer.d_context}, and a Performer at one as wide as x"
         return None

@@ -4,12 +4,14 @@
     >>> len(state), state.nbytes
     (0, 0)
 
-It is a `regard.cache.Cache`. One of keys and values holds 2·N·D numbers per head, this one m·(Dv + 2) at any N. It does
-not know layers, nor how features are made.
+It is a `regard.cache.Cache`. One of keys and values holds 2·N·D numbers per head, this one m·(Dv + 2) at any N, and m·D
+once, a copy of the directions by which it knows whose sums they are: so it can be copied, pickled and moved to another
+process. It does not know layers, nor how features are made.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from regard.efficient.feature_sums import FeatureSums, no_keys
@@ -32,7 +34,7 @@ class PerformerState:
 
     def __init__(self) -> None:
         self._sums: FeatureSums | None = None
-        self._directions: Tensor | None = None
+        self._drawn: _Drawn | None = None
         self._length = 0
 
     def __len__(self) -> int:
@@ -40,8 +42,9 @@ class PerformerState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken."""
-        return 0 if self._sums is None else sum(t.nbytes for t in self._sums)
+        """Bytes taken: by the sums, and by the copy of the directions."""
+        kept = [] if self._drawn is None else [self._drawn.copy]
+        return sum(t.nbytes for t in (*(self._sums or ()), *kept))
 
     def sums(self, batch: int, heads: int, width: int, directions: Tensor, like: Tensor) -> FeatureSums:
         """The sums so far: of nothing, in the first call.
@@ -49,29 +52,31 @@ class PerformerState:
         batch, heads, width: of the values that come next.  directions: what features are made with.
         like: has the dtype and the device.  Raises ValueError where they do not continue what is kept.
         """
-        if self._sums is None:
+        if self._sums is None or self._drawn is None:
             return no_keys(batch, heads, len(directions), width, like)
-        if self._directions is not directions:
-            raise ValueError(
-                "this state was summed with other features: after a redraw, or in another layer, begin with a new "
-                "PerformerState"
-            )
         kept = self._sums.values
         for name, old, new in (("batch", kept.shape[0], batch), ("heads", kept.shape[1], heads)):
             if old != new:
                 raise ValueError(f"keys have {name} {new}, but the state has {old}")
         if kept.dtype != like.dtype or kept.device != like.device:
             raise ValueError(f"keys are {like.dtype} on {like.device}, but the state is {kept.dtype} on {kept.device}")
+        if not self._drawn.same(directions):
+            raise ValueError(
+                "this state was summed with other features: after a redraw, or in another layer, begin with a new "
+                "PerformerState"
+            )
         return self._sums
 
     def store(self, sums: FeatureSums, count: int, directions: Tensor) -> None:
-        """Keep the sums after `count` more positions, made with these directions."""
-        self._sums, self._directions, self._length = sums, directions, self._length + count
+        """Keep the sums after `count` more positions, made with the directions that `sums` was asked for."""
+        if self._drawn is None:
+            self._drawn = _Drawn(directions)
+        self._sums, self._length = sums, self._length + count
 
     def crop(self, length: int) -> None:
         """Forget everything (0), or nothing. Raises ValueError for anything between: a sum cannot be taken apart."""
         if length == 0:
-            self._sums, self._directions, self._length = None, None, 0
+            self._sums, self._drawn, self._length = None, None, 0
         elif length != self._length:
             raise ValueError(
                 f"cannot keep the first {length} of {self._length} positions: they are summed, and a sum cannot be "
@@ -89,3 +94,36 @@ class PerformerState:
 
     def __repr__(self) -> str:
         return f"PerformerState({self._length} positions, {self.nbytes} bytes)"
+
+
+class _Drawn:
+    """The directions that sums were made with, known again by their numbers.
+
+    Numbers are compared where they may have changed: that waits for a GPU. In a decoder's step the tensor is the one it
+    was, at the version it had, and nothing is compared. A compiled step cannot read versions, and trusts the tensor.
+    """
+
+    def __init__(self, directions: Tensor) -> None:
+        self.copy = directions.detach().clone()  # (m, D)
+        self._met: tuple[Tensor, int | None] | None = directions, _version(directions)
+
+    def same(self, directions: Tensor) -> bool:
+        """Are these the directions? They are then known at once the next time."""
+        if self._met is not None and self._met[0] is directions:
+            version = self._met[1]
+            if torch.compiler.is_compiling() or (version is not None and version == _version(directions)):
+                return True
+        kept = self.copy
+        if (kept.shape, kept.dtype, kept.device) != (directions.shape, directions.dtype, directions.device):
+            return False
+        equal = torch.equal(kept, directions)
+        self._met = (directions, _version(directions)) if equal else None
+        return equal
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"copy": self.copy, "_met": None}  # another process, or a copy, meets another tensor
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None where torch does not count, as for tensors of inference mode."""
+    return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version

@@ -58,7 +58,8 @@ def _parts(mask: Mask) -> list[Mask]:
 
 
 def _check_offset(mask: Causal, nq: int, nk: int) -> None:
-    if mask.offset is not None and mask.offset != nk - nq:
+    last = mask.offset is None or mask.offset == nk - nq  # of numbers (B, 1 or H): which are
+    if not (bool(last.all()) if isinstance(last, Tensor) else last):
         raise ValueError(
             f"{mask!r} is not for linear attention: its queries are always the last {nq} of {nk} positions. "
             "Use masks.causal() without an offset"

@@ -207,12 +207,13 @@ def _numbers(numbers: HeadNumbers, head: int, largest: float | None) -> Numbers:
     def one(values: Tensor | None) -> float | None:
         return None if values is None else finite(float(values[head]))
 
-    first, last = numbers.keys[head] if numbers.keys else (None, None)
+    share = one(numbers.share)
+    first, last = numbers.keys[head] if share is not None else (None, None)
     return {
         "entropy": one(numbers.entropy),
         "effective": one(numbers.effective),
         "max_weight": finite(largest),
-        "received_max": one(numbers.share),
+        "received_max": share,
         "received_key": first,
         "received_last": last,
     }

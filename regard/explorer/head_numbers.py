@@ -40,6 +40,11 @@ class HeadNumbers:
     patterns: dict[str, Tensor]
     names: tuple[tuple[str, ...], ...]
 
+    def nan(self, head: int) -> bool:
+        """Is one of a head's numbers NaN, as they are where one of its weights is?"""
+        known = (self.entropy, self.effective, self.share, *self.patterns.values())
+        return any(bool(values[head].isnan()) for values in known if values is not None)
+
 
 def head_numbers(view: View, windows: int = 1) -> HeadNumbers:
     """The numbers of every head of a view on torch with axes (B, H, …).

@@ -32,6 +32,9 @@ def look_at_picture(
 ) -> Session:
     """Let a model look at a picture, and see every head while it does.
 
+    >>> look_at_picture("cat.jpg", "models/blip", text="a cat").pictures[0].size              # doctest: +SKIP
+    (300, 451)
+
     picture: a path, bytes, a Pillow image or an array, as `open_picture` opens it.
     model: one that `regard.load` gave and that looks at pictures, or what it takes.
     text: what is read beside it: a caption, a question, a text that may match. Models of pictures alone take none;

@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regard.layouts import Sides
-from regard.lens.assembling import assemble
-from regard.lens.capture import Capture
+from regard.lens.capture import Capture, Ran
 from regard.lens.describing import plain
-from regard.lens.runs import by_sizes, runs_of
 from regard.lens.view import View
 
 __all__ = ["SeenLayer", "seen_layers"]
@@ -60,31 +58,15 @@ def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
     [('self_attn', 0), ('self_attn', 1)]
     """
     number = {id(record): n for n, record in enumerate(capture.records)}
-    found = [layer for path in capture.names for layer in _of_module(path, capture, number)]
-    return tuple(sorted(found, key=lambda layer: layer.records[0]))
+    return tuple(
+        SeenLayer(run.path, run.call, plain(run.view), tuple(number[id(r)] for r in run.records), _sides(capture, run))
+        for run in capture.runs()
+    )
 
 
-def _of_module(path: str, capture: Capture, number: dict[int, int]) -> list[SeenLayer]:
-    records = capture.calls(path)
-    views = [plain(record.view) for record in records if record.view is not None]
-    links = [record.link for record in records if record.link is not None]
-    if len(links) < len(records):
-        links = by_sizes([view.sizes for view in views], records[0].kind)
-    runs = runs_of(links)
-    if any(view.pooled for view in views):  # pooled measures cannot be put together
-        runs = [[n] for n in range(len(records))]
-    layers = []
-    for run in runs:
-        whole = plain(assemble([views[n] for n in run], [links[n] for n in run]))
-        call = run[0] if len(runs) > 1 else None
-        sides = _sides(capture, path, run, alone=len(runs) == 1)
-        layers.append(SeenLayer(path, call, whole, tuple(number[id(records[n])] for n in run), sides))
-    return layers
-
-
-def _sides(capture: Capture, path: str, run: list[int], alone: bool) -> Sides | None:
+def _sides(capture: Capture, run: Ran) -> Sides | None:
     """What the tokens of a run are, in the first batch entry."""
-    if path not in capture.layouts or not (alone or len(run) == 1):
+    if run.path not in capture.layouts or not (run.call is None or len(run.records) == 1):
         return None
-    placed = (capture[path] if alone else capture[path, run[0]]).placed
+    placed = (capture[run.path] if run.call is None else capture[run.path, run.call]).placed
     return placed.entry(0)[0] if placed.sides else None

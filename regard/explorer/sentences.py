@@ -24,7 +24,7 @@ WARNING: dict[Lang, str] = {
 
 
 def sentence(session: Session, layer: int, head: int, numbers: Numbers, names: Sequence[str], lang: Lang) -> str:
-    """A head in plain words: its pattern, over how many keys it spreads, and which key receives most.
+    """A head in plain words: its pattern, over how many keys it spreads, and which key receives most; or NaN, if any.
 
     >>> from regard.lens.capture import Capture
     >>> numbers = Numbers(
@@ -34,6 +34,8 @@ def sentence(session: Session, layer: int, head: int, numbers: Numbers, names: S
     'Head 1 of layer 3 looks at the first token, where heads often rest that have nothing to find. A query spreads \
 over 1.6 keys on average. Token 0 “[CLS]” receives most: 25% of all attention.'
     """
+    if layer < len(session.layers) and session.numbers[layer].nan(head):
+        return IS_NAN[lang].format(layer, head)
     said = [_pattern(layer, head, names, lang)]
     if numbers["effective"] is not None:
         said.append(SPREADS[lang].format(numbers["effective"]))
@@ -48,6 +50,12 @@ over 1.6 keys on average. Token 0 “[CLS]” receives most: 25% of all attentio
 
 PATTERN: dict[Lang, str] = {"en": "Head {1} of layer {0} {2}.", "ko": "레이어 {0}의 헤드 {1}: {2}."}
 NO_PATTERN: dict[Lang, str] = {"en": "follows none of the known patterns", "ko": "알려진 패턴에 해당하지 않음"}
+IS_NAN: dict[Lang, str] = {
+    "en": "Head {1} of layer {0} has weights that are NaN, so nothing else can be said of it. "
+    "capture.doctor(), or regard doctor, says where NaN came first.",
+    "ko": "레이어 {0}의 헤드 {1}: 가중치에 NaN이 있어 다른 것은 말할 수 없습니다. "
+    "NaN이 처음 나타난 곳은 capture.doctor() 또는 regard doctor가 알려 줍니다.",
+}
 SPREADS: dict[Lang, str] = {
     "en": "A query spreads over {:.1f} keys on average.",
     "ko": "쿼리 하나가 평균 {:.1f}개의 키에 퍼집니다.",

@@ -44,6 +44,9 @@ INSTALL = "pip install 'regard[demo]'"
 class Session:
     """What is looked at.
 
+    >>> Session("two words", Capture(), ("a", "b")).tokens
+    ('a', 'b')
+
     name: for people.  capture: what `watch` saw, with queries and keys where exact rows can be asked for.
     tokens: the words of the keys, "" where nobody knows them.  text, model: where something was read just now.
     again: lets the model read it once more.  pictures: to be shown; none of a capture that has none.
@@ -108,6 +111,9 @@ def look_at(
 ) -> Session:
     """Let a model read a text, and see every head while it does.
 
+    >>> look_at("It was too tired.").tokens                                                   # doctest: +SKIP
+    ('[CLS]', 'it', 'was', 'too', 'tired', '.', '[SEP]')
+
     text: what is read.  model: one that `regard.load` gave, or what it takes; default the demo's MiniLM.
     truncate: cut a text that is longer than the model's positions, instead of refusing it.
     progress: told what is being done, in a word.
@@ -141,7 +147,20 @@ def name_of_model(model: Model) -> str:
 
 
 def open_file(path: str | Path, *, pictures: Sequence[Source] = ()) -> Session:
-    """A session from a capture file (.regard); pictures as in `session_of`. Raises as `regard.open` does."""
+    """A session from a capture file.
+
+    >>> import tempfile, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with watch(layer, tokens=["a", "b", "c"]) as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     seen.save(f"{folder}/run.regard")
+    ...     open_file(f"{folder}/run.regard").tokens
+    ('a', 'b', 'c')
+
+    path: of the file (.regard), which `capture.save` wrote.  pictures: as in `session_of`.
+    Raises as `regard.open` and `session_of` do.
+    """
     return session_of(open_capture(path), Path(path).name, pictures=pictures)
 
 

@@ -83,10 +83,11 @@ class ModelShelf:
     ['gpt2']
 
     where: directories or hub ids, the first of them the default.  demo: offer the demo package's model too, if it is
-    installed.
+    installed.  ignore: keys of their files to go on without.
     """
 
-    def __init__(self, where: Iterable[str] = (), *, demo: bool = True) -> None:
+    def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
+        self.ignore = tuple(ignore)
         places = [str(place) for place in where]
         self.offered = [Offered(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))]
         if demo:
@@ -129,7 +130,7 @@ class ModelShelf:
         """
         with self._locks[offered.id]:
             if offered.id not in self._loaded:
-                model = load(find(offered.where), progress=progress)
+                model = load(find(offered.where), ignore=self.ignore, progress=progress)
                 self._loaded[offered.id] = model
                 while len(self._loaded) > MOST_MODELS:
                     self._loaded.popitem(last=False)

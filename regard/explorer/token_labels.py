@@ -22,7 +22,8 @@ def key_label(session: Session, layer: int, key: int) -> str:
     """
     seen = session.layers[layer] if layer < len(session.layers) else None
     if seen is None or seen.sides is None:
-        return session.tokens[key] if key < len(session.tokens) else ""
+        fits = seen is None or seen.sizes[1] == len(session.tokens)  # else they are another sequence's words
+        return session.tokens[key] if fits and key < len(session.tokens) else ""
     return _placed(session, seen, seen.sides.keys, key)
 
 

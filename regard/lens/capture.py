@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard import tables
 from regard.layouts import Sides
 from regard.lens.assembling import assemble
 from regard.lens.diagnosing import doctor as doctors
-from regard.lens.diagnosing.diagnosis import SAID, Diagnosis
+from regard.lens.diagnosing.diagnosis import Diagnosis
 from regard.lens.diagnosing.facts import Facts
-from regard.lens.diagnosing.findings import spoken
 from regard.lens.diagnosing.layer_names import places
-from regard.lens.diagnosing.patterns import label
+from regard.lens.diagnosing.patterns import NAMES
+from regard.lens.head_values import known_values, no_such_value, per_head
+from regard.lens.indexing import index_among
 from regard.lens.placing import Placed, Run, fit_layouts, read_layouts
 from regard.lens.runs import Link, by_sizes, runs_of
 from regard.lens.view import PER_QUERY, View
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from regard.lens.files.file_photos import Photo
 
-__all__ = ["Capture", "Record", "per_head"]
+__all__ = ["Capture", "Ran", "Record"]
 
 
 @dataclass
@@ -61,8 +61,34 @@ class Record:
     link: Link | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What a module did in one run: a call, or the steps of a generation put together.
+
+    path: of the module.  call: which of its calls the run begins with, where the module has several runs; else None.
+    records: the calls.  view: of all of them together.
+    """
+
+    path: str
+    call: int | None
+    records: tuple[Record, ...]
+    view: View
+
+    @property
+    def name(self) -> str:
+        """The module's path, with the number of the call where it has several runs."""
+        return self.path if self.call is None else f"{self.path}, call {self.call}"
+
+
 class Capture:
     """Every attention call of a run. `capture[i]` or `capture["path"]` is a `View`; `capture["path", n]` the n-th call.
+
+    >>> import regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer) as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> seen, seen[0].entropy.shape
+    (Capture(TransformerEncoderLayer: self_attn; 1 calls), torch.Size([1, 2, 3]))
 
     records: all calls in call order.  names: the paths of the modules that were seen, in the order of their first call.
     unseen: path → reason, for what looks like attention and was not seen.
@@ -174,6 +200,23 @@ class Capture:
             )
         return self._placed(assemble([_view(r) for r in found], links), path, None)
 
+    def runs(self) -> list[Ran]:
+        """What every module did, one view for each of its runs, in the order of their first calls.
+
+        The steps of one generation are one run. Pooled measures cannot be put together: there each call is one.
+        """
+        number = {id(record): n for n, record in enumerate(self.records)}
+        found = [run for path in self.names for run in self._ran(path)]
+        return sorted(found, key=lambda run: number[id(run.records[0])])
+
+    def _ran(self, path: str) -> Iterator[Ran]:
+        found, links, groups = self._linked(path)
+        if any(_view(record).pooled for record in found):
+            groups = [[n] for n in range(len(found))]
+        for group in groups:
+            view = assemble([_view(found[n]) for n in group], [links[n] for n in group])
+            yield Ran(path, group[0] if len(groups) > 1 else None, tuple(found[n] for n in group), view)
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -192,49 +235,112 @@ class Capture:
             raise LookupError(f"no attention of {self.model or 'the model'} was seen{reasons or NOTHING_RAN}")
 
     def save(self, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
-        """Write it to a file that `regard.open` reads, see `regard.lens.files.saving.save`."""
+        """Write it to a file that `regard.open` reads: whole, or not at all.
+
+        >>> import tempfile, regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     seen.save(f"{folder}/run.regard")
+        ...     regard.open(f"{folder}/run.regard").names
+        ['self_attn']
+
+        path: used as it is; a file that is there is replaced.
+        overview: keep what a first look needs: maps and pooled measures, without q, k, outputs and links.
+        photos: write the copies of photographs too, so that whoever opens the file sees them.
+        Raises as `regard.lens.files.saving.save`, which says more of all three.
+        """
         from regard.lens.files.saving import save  # which makes captures, and so imports this file
 
         save(self, path, overview, photos=photos)
 
     # ------------------------------------------------------------------------------------------------------- overview
 
-    def atlas(self, measure: str = "entropy") -> Tensor:
-        """One number per layer and head, (layers, heads), mean over batch rows; NaN where a layer has fewer heads.
+    def atlas(self, measure: str = "entropy", batch: int | None = None) -> Tensor:
+        """One number per run and head, (runs, heads): a row for each module, or for each of its runs; see `row_names`.
+
+        >>> import regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> seen.atlas("entropy")
+        tensor([[1.0986, 1.0986]])
 
         measure: "entropy", "effective", "max_logit", "lse", or a pattern's name.
-        Raises LookupError where it was not measured.
+        batch: which batch row; default the mean of all.
+        NaN stands where a layer has fewer heads or does not know the measure, as cross-attention has no "previous", and
+        where the number is NaN; `atlas_rows` tells these apart. Raises LookupError where no layer knows the measure,
+        IndexError for a batch row that is not there.
         """
-        self._anything()
-        rows = [per_head(self._first(name), measure).mean(0) for name in self.names]
-        whole = torch.full((len(rows), max(len(r) for r in rows)), float("nan"))
+        rows = self.atlas_rows(measure, batch)
+        most = max(record.view.sizes[1] for record in self.records if record.view is not None)
+        whole = torch.full((len(rows), most), float("nan"))
         for line, row in zip(whole, rows, strict=True):
-            line[: len(row)] = row.float().cpu()
+            if row is not None:
+                line[: len(row)] = row
         return whole
 
-    def _first(self, path: str) -> View:
-        return _view(self.calls(path)[0])
+    def atlas_rows(self, measure: str = "entropy", batch: int | None = None) -> list[Tensor | None]:
+        """The rows of the atlas, (heads,) each; None for a run that does not know the measure. Raises as `atlas`."""
+        self._anything()
+        runs, rows, problems = self.runs(), list[Tensor | None](), list[LookupError]()
+        for run in runs:
+            if batch is not None:
+                index_among("batch", batch, run.view.sizes[0], "batch rows")
+            try:
+                found = per_head(run.view, measure)  # (B, H)
+            except LookupError as problem:
+                problems.append(problem)
+                rows.append(None)
+            else:
+                rows.append((found.mean(0) if batch is None else found[batch]).float().cpu())
+        if len(problems) < len(rows):
+            return rows
+        if measure in (*PER_QUERY, *NAMES):
+            raise problems[0]
+        raise LookupError(no_such_value(measure, [name for run in runs for name in known_values(run.view)]))
+
+    @property
+    def row_names(self) -> list[str]:
+        """The names of the atlas's rows: `names`, and "path, call n" for each run of a module that has several."""
+        return [run.name for run in self.runs()]
 
     def show(
         self,
         layer: int | str | None = None,
         head: int | None = None,
         *,
-        measure: str = "entropy",
-        batch: int = 0,
+        measure: str | None = None,
+        batch: int | None = None,
         dark: bool = False,
     ) -> Figure:
         """A picture: all heads coloured by a measure; with a layer, its maps; with a head as well, its map and margins.
 
-        layer: a number or a path, as in capture[layer].  measure: as for `atlas`.  batch: which batch row.
-        Raises as capture[layer] does, IndexError for a head or batch row that is not there.
+        >>> import regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> seen.show(0, head=1).texts[0].get_text()
+        'head 1'
+
+        layer: a number or a path, as in capture[layer].  head: of that layer.
+        measure: without a layer, as for `atlas`, default "entropy".
+        batch: which batch row; default the mean of all without a layer, the first with one.  dark: for dark paper.
+        Raises as capture[layer] and `atlas` do, IndexError for a head or batch row that is not there, ValueError for a
+        head without a layer and for a measure with one.
         """
         from regard.lens import showing
 
         if layer is None:
-            return showing.atlas_of(self, measure, dark)
-        tokens = None if self.tokens is None else self.tokens[batch if batch < len(self.tokens) else 0]
-        return showing.picture_of(self[layer], batch=batch, head=head, tokens=tokens, dark=dark)
+            if head is not None:
+                raise ValueError(f"head {head} of which layer? Say show(layer, {head}), by a number or a path")
+            return showing.atlas_of(self, "entropy" if measure is None else measure, dark, batch=batch)
+        if measure is not None:
+            raise ValueError(f"a layer's maps are its weights; measure={measure!r} colours all heads: leave layer out")
+        row = batch or 0
+        tokens = None if self.tokens is None else self.tokens[row if row < len(self.tokens) else 0]
+        return showing.picture_of(self[layer], batch=row, head=head, tokens=tokens, dark=dark)
 
     def _repr_html_(self) -> str:
         from regard.lens import showing
@@ -242,30 +348,36 @@ class Capture:
         return showing.html_of(self)
 
     def doctor(self) -> Diagnosis:
-        """What is wrong with the masks and numbers of this run, and what is worth a look."""
+        """What is wrong with the masks and numbers of this run, and what is worth a look.
+
+        >>> import regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> seen.doctor().ok
+        True
+
+        Raises LookupError where nothing was seen.
+        """
         self._anything()
         return doctors.examine(self.records)
 
     def summary(self, lang: Lang = "en") -> str:
-        """The run as text: one line per module, with its sizes, kernel and the most telling numbers."""
-        self._anything()
-        words = WORDS[spoken(lang)]
-        rows = [self._line(i, name, lang) for i, name in enumerate(self.names)]
-        lines = [words["title"].format(self.model or "model", len(self.names), len(self.records)), ""]
-        lines.append(tables.text(words["headers"].split("|"), rows, right=[0, 3, 5, 6]))
-        unseen = (f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in self.unseen.items())
-        return "\n".join([*lines, "", *unseen]).rstrip()
+        """The run as text: a line per module, or per run of it, with its sizes, kernel and the most telling numbers.
 
-    def _line(self, i: int, name: str, lang: Lang) -> list[str]:
-        found = self.calls(name)
-        kind = SAID[lang].get(found[0].kind, found[0].kind)
-        first, last = _view(found[0]), _view(found[-1])
-        entropy = f"{float(per_head(first, 'entropy').mean()):.2f}" if "entropy" in first.held else "–"
-        size = f"{sum(_view(r).sizes[2] for r in found)} × {last.sizes[3]}"
-        return [
-            str(i), name or "(model)", kind, str(first.sizes[1]), size, str(len(found)), entropy,
-            _commonest(first), found[0].source + (" (compiled)" if found[0].compiled else ""),
-        ]  # fmt: skip
+        >>> import regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> print(seen.summary().splitlines()[0])
+        TransformerEncoderLayer: 1 attention modules, 1 calls
+
+        lang: "en" or "ko". Raises ValueError for another, LookupError where nothing was seen.
+        """
+        from regard.lens.summarising import summary_of  # which asks captures, and so imports this file
+
+        self._anything()
+        return summary_of(self, lang)
 
     def __repr__(self) -> str:
         if not self.names:
@@ -273,60 +385,15 @@ class Capture:
         return f"Capture({self.model}: {places(self.names)}; {len(self.records)} calls)"
 
 
-WORDS: dict[Lang, dict[str, str]] = {
-    "en": {
-        "title": "{}: {} attention modules, {} calls",
-        "headers": "|module|kind|heads|queries × keys|calls|entropy|patterns|seen by",
-        "unseen": "not seen",
-    },
-    "ko": {
-        "title": "{}: 어텐션 모듈 {}개, 호출 {}번",
-        "headers": "|모듈|종류|헤드|쿼리 × 키|호출|엔트로피|패턴|찾은 곳",
-        "unseen": "보지 못함",
-    },
-}
 NOTHING_RAN = (
-    ": it did not run inside the block, or it has none. Call the model between `with watch(model)` and its end"
+    ": it did not run inside the block, or it has none, or it makes its weights in a way that is not known here. "
+    "Call the model between `with watch(model)` and its end"
 )
 
 
 def _view(record: Record) -> View:
     assert record.view is not None
     return record.view
-
-
-def per_head(view: View, measure: str) -> Tensor:
-    """One number per head, (B, H): a measure's mean over the queries, or a pattern's score.
-
-    >>> import regard
-    >>> x = torch.zeros(1, 2, 4, 3)
-    >>> per_head(regard.look(x, x, x), "entropy")
-    tensor([[1.3863, 1.3863]])
-
-    measure: "entropy", "effective", "max_logit", "lse", or a pattern's name. Raises LookupError where it is not known.
-    """
-    plain = (
-        view if view.lead is None and not view.numpy else View(view.sizes, view.held, place=view.place, kind=view.kind)
-    )
-    if measure in PER_QUERY:  # an overview keeps the means, which its pooled numbers no longer give
-        found: Any = plain.held[f"mean {measure}"] if f"mean {measure}" in plain.held else plain.mean(measure)
-    else:
-        scores = plain.patterns()
-        if measure not in scores:
-            raise LookupError(f"no measure or pattern {measure!r} here; there are entropy, {', '.join(scores)}")
-        found = scores[measure]
-    assert isinstance(found, Tensor)
-    return found
-
-
-def _commonest(view: View) -> str:
-    """The pattern names of the first batch row's heads with how many bear each, the most common first."""
-    scores = {n.removeprefix("pattern "): t for n, t in view.held.items() if n.startswith("pattern ")}
-    if not scores:
-        return "–"
-    names = [names[0] for names in label(scores)[0] if names]
-    counts = sorted(((names.count(n), n) for n in set(names)), reverse=True)
-    return ", ".join(f"{count} {name}" for count, name in counts[:3]) or "none"
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

@@ -6,7 +6,7 @@
     >>> [(link.query, link.key) for link in strongest_links(view, count=3)]
     [(0, 0), (1, 1), (2, 2)]
 
-What was not measured, and cannot be for want of q and k, is None.
+What was not measured, and cannot be for want of q and k, is None; so is the key that receives most where one gets NaN.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
 
@@ -16,12 +16,13 @@ It does not know how anything is printed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.lens.capture import per_head
 from regard.lens.diagnosing.patterns import label
+from regard.lens.head_values import per_head
 from regard.lens.measuring.measures import cell_edges
 from regard.lens.view import View
 
@@ -112,12 +113,13 @@ def _scores(view: View) -> dict[str, Tensor]:
 
 
 def _most_received(view: View, batch: int) -> list[tuple[tuple[int, int], float] | None]:
-    """For each head the keys that receive most, and what one of them gets of a query on the mean."""
+    """For each head the keys that receive most, and what one of them gets of a query on the mean; None for NaN."""
     _, _, nq, nk = view.sizes
     received = view.received[batch]  # (H, keys), or (H, bins) of means where they are pooled
     edges = cell_edges(nk, received.shape[-1])
     best, at = received.max(-1)
-    return [((edges[c], edges[c + 1] - 1), r / nq) for r, c in zip(best.tolist(), at.tolist(), strict=True)]
+    found = zip(best.tolist(), at.tolist(), strict=True)
+    return [None if isnan(r) else ((edges[c], edges[c + 1] - 1), r / nq) for r, c in found]
 
 
 def strongest_links(view: View, *, batch: int = 0, head: int | None = None, count: int = 8) -> list[Linked]:

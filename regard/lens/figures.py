@@ -29,6 +29,7 @@ from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, 
 from regard.lens.pictures.head_atlas import atlas, atlas_html
 from regard.lens.pictures.letters import clip, drawable, register_fonts
 from regard.lens.pictures.picture_overlay import overlay
+from regard.lens.pictures.pieces import visible
 from regard.lens.pictures.pooled_map import map_with_marginals
 from regard.lens.pictures.sheet import (
     DPI,
@@ -94,7 +95,7 @@ def heatmap(
     labels: one per query; for the keys too, where there are as many. Without labels positions are numbered.
     key_labels: one per key.
     values: print the number in each cell; by default up to 16 × 16, where it is readable.
-    dark: for dark paper.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     Colours run from 0 to the largest weight. A weight of exactly 0 is bare paper; NaN and infinity are red. Where there
     are more weights than dots, a cell shows the largest of several, and the figure says so.
@@ -303,7 +304,7 @@ def _labels(name: str, labels: Any, count: int, what: str) -> Labels:
         raise TypeError(f"{name} must be a list of strings, got {labels!r}; a sentence has to be split first")
     if len(labels) != count:
         raise ValueError(f"{name} has {len(labels)} entries, but there are {count} {what}")
-    return tuple(clip(drawable(label), 24) for label in labels)
+    return tuple(clip(drawable(visible(label)), 24) for label in labels)
 
 
 # -------------------------------------------------------------------------------------------------- scales of the steps

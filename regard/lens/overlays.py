@@ -77,7 +77,7 @@ class Overlay:
 
     @cached_property
     def heat(self) -> NDArray[np.float32]:
-        """(height, width) of the photograph: the weight of the patch that a pixel lies in.
+        """(height, width) of the photograph: the weight of the patch that a pixel lies in, the same for all of them.
 
         By areas where a border of patches crosses the pixel; NaN where the model did not see the photograph.
         """

@@ -73,22 +73,29 @@ def _strip(view: View, name: str, n: int, batch: int, head: int) -> Tensor | Non
     return _four(view, getattr(view, name))[batch, head] if fits else None
 
 
-def atlas_of(capture: Capture, measure: str = "entropy", dark: bool = False) -> Figure:
-    """All heads of a run, layers × heads, coloured by a measure.
+def atlas_of(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
+    """All heads of a run, layers × heads, coloured by a measure; a head whose number is NaN is red.
 
-    measure: as for `Capture.atlas`.  dark: for dark paper.
+    measure, batch: as for `Capture.atlas`.  dark: for dark paper.
     """
-    return figures.atlas(capture.atlas(measure), layers=capture.names, measure=measure, dark=dark)
+    values, heads = _atlas(capture, measure, batch)
+    return figures.atlas(values, layers=capture.row_names, heads=heads, measure=measure, dark=dark)
+
+
+def _atlas(capture: Capture, measure: str, batch: int | None = None) -> tuple[Tensor, list[int]]:
+    """The atlas (layers, heads), and how many heads each layer has in it."""
+    heads = [0 if row is None else len(row) for row in capture.atlas_rows(measure, batch)]
+    return capture.atlas(measure, batch)[:, : max(heads)], heads
 
 
 def html_of(capture: Capture) -> str:
     """What a notebook shows of a capture: the atlas, without matplotlib, and what was not seen."""
     if not capture.names:
         return f"<pre>{escape(repr(capture))}</pre>"
-    measure = "entropy" if "entropy" in capture[capture.names[0], 0].held else None
     parts = [f"<pre>{escape(repr(capture))}</pre>"]
-    if measure is not None:
-        parts.append(figures.atlas_html(capture.atlas(measure), layers=capture.names, measure=measure))
+    if any("entropy" in record.view.held for record in capture.records if record.view is not None):
+        values, heads = _atlas(capture, "entropy")
+        parts.append(figures.atlas_html(values, layers=capture.row_names, heads=heads, measure="entropy"))
     unseen = [f"not seen: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items()]
     return "\n".join([*parts, *([f"<pre>{escape(chr(10).join(unseen))}</pre>"] if unseen else [])])
 

@@ -48,10 +48,14 @@ def name_unseen(
         suspected = (path, shape) in taps.suspected or not seen or LOOKS_LIKE_ATTENTION.search(classes.get(path, ""))
         if suspected and layers.may_have(path):
             found.setdefault(path, f"a softmax of shape {shape} that did not meet values in a way that is known here")
-    compiled = _compiled(model)
+    compiled, said = _compiled(model), _said(model)
     for path in _candidates(classes):
         if path not in found and layers.may_have(path) and not _covered(path, seen):
-            found[path] = COMPILED if any(_inside(path, whole) for whole in compiled) else NO_REASON
+            usual = COMPILED if any(_inside(path, whole) for whole in compiled) else NO_REASON
+            found[path] = said.get(path, usual)
+    for path, shape in () if seen else taps.chained:
+        if layers.may_have(path):
+            found.setdefault(path, f"a product of shape {shape} that met another without a softmax that is known here")
     for want in layers.unmet(list(seen)):
         there = f"those that ran are {places(seen)}" if seen else "none ran"
         found[str(want)] = f"layers={want!r} fits no attention that was seen: {there}"
@@ -79,6 +83,12 @@ def _compiled(model: nn.Module) -> list[str]:
         if whole or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable"):
             found.append(original_path(path))
     return found
+
+
+def _said(model: nn.Module) -> dict[str, str]:
+    """What classes say of their modules as `why_unseen`: of those that attend without making weights, ran or not."""
+    own = {original_path(path): getattr(type(module), "why_unseen", None) for path, module in model.named_modules()}
+    return {path: why for path, why in own.items() if isinstance(why, str)}
 
 
 def _inside(path: str, whole: str) -> bool:

@@ -94,6 +94,11 @@ class View:
 
     `output`; `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`, `top(k)`;
     exact weights by `row`, `column`, `tile`; `patterns()`, `mean(name)` per head, `check()`.
+
+    >>> import regard
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> regard.look(x, x, x)
+    View(1 × 2 heads, 3 queries, 3 keys; lse, entropy, received, max_logit, map; exact rows at hand)
     """
 
     sizes: tuple[int, int, int, int]  # B, H, Nq, Nk
@@ -122,7 +127,7 @@ class View:
 
     @property
     def lse(self) -> Any:
-        """(…, H, Nq) natural log of each row's sum of exponentials; −∞ for a row that sees nothing."""
+        """(…, H, Nq) natural log of each row's sum of exponentials; −∞, or the sink, for a row that sees nothing."""
         return self._give(self._held("lse"))
 
     @property
@@ -137,7 +142,7 @@ class View:
 
     @property
     def effective(self) -> Any:
-        """(…, H, Nq) 1/Σp², how many keys a row spreads over, a sink counted as one more; 0 where it sees nothing."""
+        """(…, H, Nq) 1/Σp², how many keys a row spreads over, a sink counted as one more; 0 without either."""
         return self._give(self._held("effective"))
 
     @property
@@ -149,6 +154,12 @@ class View:
         """Weights pooled to at most size × size cells, (…, H, cells, cells); with N ≤ size they are exact.
 
         A cell is the sum over its queries and keys, divided by the number of its queries: a row of cells sums to 1.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(100, 4)
+        >>> regard.look(x, x, x).map(2)
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
 
         size: default that of the map which was measured, or to be measured, with the view.
         Raises LookupError where another size was measured and q and k were not kept.
@@ -162,6 +173,11 @@ class View:
 
     def top(self, k: int | None = None) -> Top:
         """The k strongest links of each row, exact.
+
+        >>> import torch, regard
+        >>> x = torch.eye(3) * 30
+        >>> regard.look(x, x, x).top(1).index[:, 0]
+        tensor([0, 1, 2])
 
         k: default as many as were measured, or asked for, with the view.
         Raises LookupError where fewer were measured and q and k were not kept.
@@ -258,13 +274,26 @@ class View:
     def row(self, i: int) -> Any:
         """The exact weights of query i over all keys, (…, H, Nk). Negative i counts from the end.
 
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.look(x, x, x, mask=regard.masks.causal()).row(1)
+        tensor([0.5000, 0.5000, 0.0000, 0.0000])
+
         Raises IndexError for a query that is not there, LookupError where q and k were not kept.
         """
         i = index_among("row", i, self.sizes[2], "queries")
         return self._give(self._exact("row").tile(slice(i, i + 1), slice(None))[:, :, 0])
 
     def column(self, j: int) -> Any:
-        """The exact weights that key j gets from all queries, (…, H, Nq). Raises as `row` does."""
+        """The exact weights that key j gets from all queries, (…, H, Nq). Negative j counts from the end.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.look(x, x, x, mask=regard.masks.causal()).column(0)
+        tensor([1.0000, 0.5000, 0.3333, 0.2500])
+
+        Raises IndexError for a key that is not there, LookupError where q and k were not kept.
+        """
         j = index_among("column", j, self.sizes[3], "keys")
         return self._give(self._exact("column").tile(slice(None), slice(j, j + 1))[..., 0])
 
@@ -384,6 +413,12 @@ class View:
     def show(self, head: int | None = None, *, batch: int = 0, dark: bool = False) -> Figure:
         """A picture: the maps of all heads, or one head's with what keys receive and its queries' entropy.
 
+        >>> import torch, regard
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> regard.look(x, x, x).show(head=1).texts[0].get_text()
+        'head 1'
+
+        head: default all.  batch: which batch row.  dark: for dark paper.
         Raises IndexError for a head or batch row that is not there, LookupError where no map was measured.
         """
         from regard.lens import showing

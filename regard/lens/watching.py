@@ -47,7 +47,7 @@ def watch(
     layouts: object = None,
     device: str | torch.device | None = None,
 ) -> Watching:
-    """See every attention call that a model makes inside the block; the model computes the same bits as without.
+    """See every attention call that a model makes inside the block; the model computes what it computes without.
 
     >>> import torch, regard
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -66,6 +66,9 @@ def watch(
     tokens: the words (or token numbers) of the input, (N,) or one row per batch row: labels, and for patterns by token.
     layouts: what the tokens are and where they lie in a picture, for `View.overlay`: as for `Capture.layouts`.
     device: where measures and what is kept go, for example "cpu"; default where the model computed them.
+
+    The result has the same bits as without, but for nn.MultiheadAttention and nn.TransformerEncoder where they would
+    take torch's fast path: it is off meanwhile, and the result equal to rounding.
 
     Raises TypeError or ValueError for an argument that is none of these. Looking never makes the model raise: an error
     in measuring is named in `capture.unseen`.
@@ -102,6 +105,8 @@ class Watching:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
+        if not self._entered:
+            raise RuntimeError("this watch was never entered: write `with regard.watch(model) as seen:`")
         self._taps.__exit__(kind, problem, where)
         self._runs.close()
         named = name_unseen(self.model, self._taps, self._seen, self.capture.records, self.plan.layers)

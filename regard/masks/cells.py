@@ -73,7 +73,9 @@ def blocks(layout: object, size: int, *, offset: object = None) -> Mask:
     ■ ■ ■ ■
     ■ ■ ■ ■
 
-    layout: booleans (R, C), (H, R, C) or (B or 1, H or 1, R, C).
+    layout: booleans (R, C), (H, R, C) or (B or 1, H or 1, R, C).  size: positions on a block's side, at least 1.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises TypeError for a layout that is not boolean, ValueError for one of another shape and for another size.
     """
     cells = _cells("layout", layout)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -86,6 +88,11 @@ def random_blocks(positions: int, size: int, *, count: int, seed: int, heads: in
 
     >>> random_blocks(8, 2, count=1, seed=0) == random_blocks(8, 2, count=1, seed=0)
     True
+
+    positions: how many there are, of queries and of keys.  size: of them on a block's side.
+    heads: that have a draw of their own; 1 is one draw for all.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises TypeError for what is no integer, ValueError for one that is too small and for more blocks than there are.
     """
     for name, value in (("positions", positions), ("size", size), ("count", count), ("heads", heads), ("seed", seed)):
         if not isinstance(value, int):
@@ -136,12 +143,21 @@ def dense(cells: object) -> Mask:
 
     >>> print(dense([[True, False, True]]).draw(1, 3))
     ■ · ■
+
+    cells: True = may look; an axis of 1 stands for all. Raises TypeError for what is not boolean, ValueError for
+        another number of axes.
     """
     return DenseMask(_cells("cells", cells))
 
 
 def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
-    """Read the `mask=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Mask, or booleans."""
+    """Read the `mask=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Mask, or booleans.
+
+    >>> as_mask(np.array([[True, False]]), (1, 2))
+    dense(<2 booleans, 1 True>)
+
+    Raises TypeError for anything else, ValueError for booleans that do not broadcast to the shape.
+    """
     if mask is None or isinstance(mask, Mask):
         return mask
     if not isinstance(mask, (np.ndarray, Tensor)):

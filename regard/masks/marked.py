@@ -79,6 +79,8 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
     padding(<2×2 booleans, 3 True>)
 
     side: where the padding stands when lengths are given; "right" (after the tokens) or "left".
+    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, a negative
+    length, another side, and a side beside booleans.
     """
     values = numbers("padding", real)
     if values.dtype == torch.bool:
@@ -151,7 +153,11 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
     >>> documents([0, 0, 1]) == documents(lengths=[2, 1])
     True
 
-    A negative id belongs to no document: it sees nothing and nobody sees it.
+    ids: integers. A negative one belongs to no document: it sees nothing and nobody sees it.
+    lengths: instead of ids, those of the documents, one after the other, in one batch row.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises TypeError for what is no list, array or tensor, ValueError for both or neither of ids and lengths, and for
+    numbers of another kind or shape.
     """
     if (ids is None) == (lengths is None):
         raise ValueError("documents takes ids per position, or lengths=…; exactly one of them")
@@ -223,6 +229,10 @@ def globals(positions: object, *, offset: object = None) -> Mask:
     · ■ ·
     ■ ■ ■
     · ■ ·
+
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, and for
+    negative ones.
     """
     values = numbers("global positions", positions)
     if values.dtype == torch.bool and values.ndim == 2:
@@ -293,7 +303,9 @@ def queries(looking: object) -> Mask:
     · ■ ■ ■
     · · ■ ■
 
-    Queries are counted from 0, wherever they stand among the keys: these are indices, not positions.
+    looking: counted from 0, wherever the queries stand among the keys: these are indices, not positions.
+    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, and for
+    negative ones.
     """
     values = numbers("queries", looking)
     if values.dtype == torch.bool and values.ndim == 2:

@@ -60,7 +60,12 @@ class Grid:
 
 
 class Mask(Rule):
-    """Who may look at whom: a frozen value. Make one with the functions of this module."""
+    """Who may look at whom: a frozen value, made by the functions of `regard.masks` and by `&`, `|`, `~`.
+
+    >>> from regard.masks import causal, window
+    >>> causal() & ~window(0, 0)
+    causal() & ~window(0, 0)
+    """
 
     @abstractmethod
     def bounds(self, grid: Grid) -> Bounds:
@@ -98,12 +103,18 @@ class Mask(Rule):
     def __invert__(self) -> Mask:
         return self.inner if isinstance(self, _Not) else _Not(self)
 
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false: &, | and ~ combine masks, not and, or and not")
+
     def dense(self, nq: int, nk: int | None = None, device: torch.device = CPU) -> Tensor:
         """The whole matrix: (Nq, Nk), or (B or 1, H or 1, Nq, Nk) where it differs by batch row or head.
 
         >>> from regard.masks import causal
         >>> causal().dense(2).tolist()
         [[True, False], [True, True]]
+
+        nq, nk: how many queries and keys; nk is nq unless given.  device: where the matrix is made.
+        Raises ValueError if the mask does not fit these lengths.
         """
         nk = nq if nk is None else nk
         batch, heads = self.leading
@@ -125,6 +136,10 @@ class Mask(Rule):
         >>> from regard.masks import causal
         >>> causal().tiles(4, size=2)[0, 0].tolist()
         [[1, 0], [2, 1]]
+
+        nq, nk: how many queries and keys; nk is nq unless given.  device: where the answer is made.
+        size: of a tile, at least 1: rows and columns, or one number for both.
+        Raises ValueError for another size, and if the mask does not fit these lengths.
         """
         nk = nq if nk is None else nk
         size = (size, size) if isinstance(size, int) else size
@@ -147,6 +162,12 @@ class Mask(Rule):
         ■ ■ ■ ·
         · ■ ■ ■
         · · ■ ■
+
+        nq, nk: how many queries and keys; nk is nq unless given.
+        batch, head: which one to draw, where the mask differs between them; negative ones count from the end.
+        limit: signs in a row and in a column, at most.
+        Raises ValueError for a limit below 1 and lengths that do not fit, IndexError for a batch row or head that is
+        not there.
         """
         nk = nq if nk is None else nk
         if limit < 1:

@@ -68,6 +68,7 @@ def causal(offset: object = None) -> Mask:
     ■ ■ · ·
 
     offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises TypeError or ValueError for an offset that is neither.
     """
     return Causal(read_offset(offset))
 
@@ -110,7 +111,9 @@ def window(before: object, after: object, *, offset: object = None) -> Mask:
     ■ ■ ■ ·
     · ■ ■ ■
 
-    before, after: integers ≥ 0, or one per batch row, or per row and head. Raises ValueError if negative.
+    before, after: integers ≥ 0, or one per batch row, or per row and head.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises ValueError for a negative number, TypeError or ValueError for what are no integers.
     """
     return _Window(read_offset(offset), number("before", before, 0), number("after", after, 0))
 
@@ -162,6 +165,10 @@ def dilated(before: object, after: object, dilation: object, *, offset: object =
     ■ · ■ · ·
     · ■ · ■ ·
     ■ · ■ · ■
+
+    before, after, dilation: integers, the last at least 1; or one per batch row, or per row and head.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises ValueError for a number that is too small, TypeError or ValueError for what are no integers.
     """
     return _Dilated(
         read_offset(offset), number("before", before, 0), number("after", after, 0), number("dilation", dilation, 1)
@@ -193,6 +200,10 @@ def prefix(length: object, *, offset: object = None) -> Mask:
     ■ ■ · ·
     ■ ■ ■ ·
     ■ ■ ■ ■
+
+    length: an integer ≥ 0, or one per batch row, or per row and head.
+    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+    Raises ValueError for a negative length, TypeError or ValueError for what is no integer.
     """
     return _Prefix(read_offset(offset), number("length", length, 0))
 

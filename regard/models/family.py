@@ -49,8 +49,8 @@ class Family:
     prefix: what stands before the names of the body's weights in a checkpoint that has a head; "" for nothing.
     build: settings and task → the model, with weights of no value yet.
     names: settings → templates of the body's weights, without the prefix.
-    tasks: by the name people ask for: none, fill, next, pretrain, classify, tag, answer, generate, encode, rebuild,
-      caption, match.
+    tasks: by the name people ask for: none, fill, next, pretrain, classify, classify-cls, tag, answer, generate,
+      encode, rebuild, caption, match.
     ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
     copies: as in `Task`, of the body.
     renamed: endings of names in old checkpoints → what they are called now.

@@ -5,7 +5,7 @@ They know no family and no checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "Seen",
     "Transform",
     "decoder_head",
+    "label_names",
 ]
 
 
@@ -224,6 +225,15 @@ class PretrainingHead(nn.Module):
     def forward(self, seen: Seen) -> Tensor:
         """→ (B, N, V); `relation` is asked apart."""
         return cast(Tensor, self.words(seen))
+
+
+def label_names(named: Sequence[str], count: int) -> tuple[str, ...]:
+    """What a head's labels are called: as config.json names them, LABEL_0 and so on where it names another number.
+
+    >>> label_names(("cat", "dog"), 2), label_names(("cat", "dog"), 3)
+    (('cat', 'dog'), ('LABEL_0', 'LABEL_1', 'LABEL_2'))
+    """
+    return tuple(named) if len(named) == count else tuple(f"LABEL_{n}" for n in range(count))
 
 
 def first_token(hidden: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,7 +1,6 @@
-"""From a checkpoint to a model and back: one loop over the family's templates.
+"""From a checkpoint to a model: one loop over the family's templates. The way back is storing.py.
 
     >>> model = regard.load("path/or/hub-id")          # doctest: +SKIP
-    >>> model.save("elsewhere")                        # doctest: +SKIP
 
 Everything is checked before a weight is read: the model is first made without memory, then each of its weights must be
 in the checkpoint with the right shape, and each tensor of the checkpoint must have a place. It knows no family.
@@ -19,21 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.efficient.linformer import LinformerAttention
-from regard.efficient.performer import PerformerAttention
 from regard.layers import Joined, JoinedTable
-from regard.models.checkpoint.checkpoints import Checkpoint, write
-from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER, find
-from regard.models.checkpoint.side_files import copy_sides, read_side, write_side
+from regard.models.checkpoint.checkpoints import Checkpoint
+from regard.models.checkpoint.finding import find
 from regard.models.family import Family
-from regard.models.images.preprocessing import FILE, NESTED, Preprocessor
 from regard.models.model import Model
 from regard.models.settings import Settings
 from regard.models.sources import Names, Source, lookup
 from regard.models.text_model import TextModel
 from regard.models.vision_model import VisionModel
 
-__all__ = ["FAMILIES", "family_of", "load", "places", "save"]
+__all__ = ["FAMILIES", "empty", "family_of", "listed", "load", "places"]
 
 FAMILIES = {
     "albert": "albert",
@@ -83,15 +78,22 @@ def load(
 ) -> Model:
     """A regard model from a Hugging Face checkpoint: a directory, or the id of one on the hub.
 
-    >>> import regard
+    >>> import tempfile, regard
+    >>> from regard.models.families.transformer import transformer
+    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tiny.save(folder)
+    ...     regard.load(folder).task
+    'generate'
     >>> regard.load("no/such/directory/here")
     Traceback (most recent call last):
         ...
     FileNotFoundError: there is no directory 'no/such/directory/here'; a model of the hub is called 'name' or \
 'owner/name'
 
-    task: which head: none, fill, next, pretrain, classify, tag, answer, generate, encode, rebuild, caption, match;
-      default what config.json names.
+    path: a directory with config.json, safetensors and tokenizer; or "name" or "owner/name" of a model on the hub.
+    task: which head: none, fill, next, pretrain, classify, classify-cls, tag, answer, generate, encode, rebuild,
+      caption, match; default what config.json names.
     dtype: of the weights; default as stored.  device: where they go, straight from the file.
     ignore: keys of config.json and of preprocessor_config.json that you know to change nothing.
     revision: of a model on the hub.
@@ -137,6 +139,8 @@ def empty(family: Family, settings: Settings, task: str) -> Model:
     try:
         with _Shapes():
             model = family.build(settings, task)
+    except ValueError as error:  # of a layer, which knows neither the file nor its keys
+        raise ValueError(settings.naming(error)) from None
     except RuntimeError as error:  # torch counts bytes in 64 bits
         raise ValueError(f"{settings.where} asks for sizes that no tensor can have: {error}") from None
     model.family, model.task = family, task
@@ -202,42 +206,6 @@ def places(model: Model, prefix: str) -> Iterator[Place]:
         yield place if place.rows is None else place._replace(theirs=theirs[: len(place.rows)])
 
 
-def save(model: Model, directory: str | Path) -> None:
-    """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
-
-    directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
-    Raises NotADirectoryError if there is a file of that name, ValueError for a model whose attention was replaced.
-    """
-    directory = Path(directory)
-    if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"{directory} is a file; save writes a directory")
-    _refuse_replaced(model)
-    directory.mkdir(parents=True, exist_ok=True)
-    family = model.family
-    prefix = family.before(model.task)
-    parameters = dict(model.named_parameters())
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for place in places(model, prefix):
-            parts = place.source.split(parameters[place.name].detach(), place.rows)
-            yield from zip(place.theirs, parts, strict=True)
-
-    write(directory, tensors())
-    values = model.settings.values | {
-        "architectures": [family.tasks[model.task].architecture],
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
-    values.pop("torch_dtype", None)
-    write_side(directory, "config.json", values)
-    if model.directory is not None:
-        # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
-        copy_sides(model.directory, directory, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
-    held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
-    if held is not None and (model.directory is None or not any((model.directory / x).is_file() for x in TOKENIZER)):
-        held.save(directory)
-    _save_preprocessor(model, directory)
-
-
 # -------------------------------------------------------------------------------------------------------------- pieces
 
 
@@ -255,16 +223,6 @@ class _Shapes(TorchFunctionMode):
         if not in_place:
             return func(*args, **kwargs)
         return args[0] if args else kwargs["tensor"]
-
-
-def _refuse_replaced(model: Model) -> None:
-    """Raise ValueError where the family's format would lose how attention is computed."""
-    for name, module in model.named_modules():
-        if isinstance(module, (PerformerAttention, LinformerAttention)):
-            raise ValueError(
-                f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
-                "it would get softmax attention. safetensors.torch.save_model(model, path) keeps the whole state"
-            )
 
 
 def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> list[Place]:
@@ -311,7 +269,7 @@ def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict
         known = _known(model)
         left = [name for name in left if not any(p.search(name) for p in known)]
     problems = [
-        f"{len(names)} tensors {what}: {_list(names)}"
+        f"{len(names)} tensors {what}: {listed(names)}"
         for what, names in (("are missing", missing), ("have another shape", misshapen), ("have no place", left))
         if names
     ]
@@ -333,7 +291,7 @@ def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, s
     wrong = [f"{name} {kind}" for name, kind in found.items() if kind not in DTYPES]
     if wrong:
         raise ValueError(
-            f"{len(wrong)} tensors are of a dtype that regard does not compute in: {_list(wrong)}; "
+            f"{len(wrong)} tensors are of a dtype that regard does not compute in: {listed(wrong)}; "
             "quantised weights are not supported"
         )
     kinds = sorted(map(str, set(found.values())))
@@ -381,22 +339,12 @@ def _known(model: Model) -> list[re.Pattern[str]]:
     return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
 
 
-def _list(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> listed([f"layer.{n}.bias" for n in range(11)])
+    'layer.0.bias, layer.1.bias, layer.2.bias, layer.3.bias, layer.4.bias, layer.5.bias, layer.6.bias, layer.7.bias \
+and 3 more'
+    """
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
-
-
-def _save_preprocessor(model: Model, directory: Path) -> None:
-    """One that was set by hand; where the checkpoint's own says the same, that stays as it came."""
-    held = vars(model).get("preprocessor")
-    try:
-        own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
-    except (FileNotFoundError, ValueError):
-        own = None  # there is none, or none that is understood
-    if held is None or held == own:
-        return
-    nested = read_side(directory, NESTED, dict) or {}
-    if "image_processor" in nested:  # it would go first
-        write_side(directory, NESTED, nested | {"image_processor": held.values})
-    else:
-        write_side(directory, FILE, held.values)

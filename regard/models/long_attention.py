@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, apart
 from regard.masks import Mask
 from regard.masks.marked import booleans, fit_length
 from regard.masks.mask import Bounds, Grid
@@ -158,7 +158,7 @@ class GlobalRows(nn.Module):
         """x (B, N, d) → (B, G, d), in the order of `roles.places`; zeros where a text has fewer global tokens."""
         places = roles.places.expand(len(x), -1)  # (B, G)
         asking = x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # (B, G, d)
-        k, v = self.w_kv.apart(x)
+        k, v = apart(self.w_kv, (x.shape[-1], x.shape[-1]), x)
         q, k, v = (
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for y in (self.w_q(asking), k, v)  # (B, H, G or N, D)

@@ -9,7 +9,7 @@ They know no family: which tokens are global unless somebody says so, the family
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -23,7 +23,7 @@ from regard.models.parts import FeedForward, Inserted, Passed, Tower, count
 from regard.models.settings import Settings
 from regard.models.text_model import TextModel
 
-__all__ = ["AnswerHead", "AnsweringModel", "Choice", "LongTextModel", "first_tokens", "tokens_before"]
+__all__ = ["AnswerHead", "AnsweringModel", "Choice", "LongTextModel", "TokensBefore", "first_tokens"]
 
 Choice = Callable[[Tensor, Tensor | None], Tensor]
 """ids (B, N) and their mask → (B, N) booleans, which tokens are global."""
@@ -39,26 +39,29 @@ def first_tokens(ids: Tensor, mask: Tensor | None) -> Tensor:
     return tokens & (tokens.cumsum(1) == 1)
 
 
-def tokens_before(separator: int) -> Choice:
-    """All tokens before the first `separator` are global: a question before the text that answers it.
+@dataclass(frozen=True)
+class TokensBefore:
+    """The choice of all tokens before the first `separator`: a question before the text that answers it.
 
-    >>> tokens_before(2)(torch.tensor([[0, 7, 8, 2, 2, 9, 2]]), None).int().tolist()
+    >>> TokensBefore(2)(torch.tensor([[0, 7, 8, 2, 2, 9, 2]]), None).int().tolist()
     [[1, 1, 1, 0, 0, 0, 0]]
 
+    A value and no function of a function, so that models that hold it can be pickled.
     The choice raises ValueError for a text without a separator.
     """
 
-    def choose(ids: Tensor, mask: Tensor | None) -> Tensor:
-        ends = ids == separator if mask is None else (ids == separator) & mask
+    separator: int
+
+    def __call__(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, N) booleans."""
+        ends = ids == self.separator if mask is None else (ids == self.separator) & mask
         if not torch.compiler.is_compiling() and not bool(ends.any(1).all()):
             raise ValueError(
-                f"text {int(ends.any(1).int().argmin())} has no separator (id {separator}) after its question: say "
-                "which tokens are global, as global_tokens= (B, N) booleans"
+                f"text {int(ends.any(1).int().argmin())} has no separator (id {self.separator}) after its question: "
+                "say which tokens are global, as global_tokens= (B, N) booleans"
             )
         before = ends.cumsum(1) == 0
         return before if mask is None else before & mask
-
-    return choose
 
 
 class LongTextModel(TextModel):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from regard.models.settings import Settings
 from regard.models.verbs.picture_verbs import PictureVerbs
@@ -30,6 +31,9 @@ __all__ = ["Model", "Result"]
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a model makes of ids or pixels. What the model does not have is None.
+
+    >>> Result(hidden=torch.zeros(1, 4, 8), logits=torch.zeros(1, 4, 13))
+    Result(hidden (1, 4, 8), logits (1, 4, 13))
 
     hidden: (B, N, d), the last vectors; of the decoder in an encoder–decoder, of the text where there is one beside
       a picture.
@@ -58,8 +62,16 @@ class Result:
         return f"Result({', '.join(f'{name} {said}' for name, said in (shapes | layers).items())})"
 
 
+_pytree.register_dataclass(Result, serialized_type_name="regard.models.model.Result")  # torch.export hands it on
+
+
 class Model(TextVerbs, PictureVerbs):
-    """A model of some family with one task.
+    """A model of some family with one task: what `regard.load` gives, a `torch.nn.Module`.
+
+    >>> from regard.models.families.transformer import transformer
+    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+    >>> tiny.family.title, tiny.task, tiny.dtype
+    ('Transformer', 'generate', torch.float32)
 
     settings: of config.json.  task: a key of the family's tasks.
     directory: what it was loaded from.  ignored: keys of its files that the user says change nothing.
@@ -111,9 +123,18 @@ class Model(TextVerbs, PictureVerbs):
     def save(self, directory: str | Path) -> None:
         """Write a directory that `regard.load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
-        Raises as `regard.models.loading.save`.
+        >>> import tempfile, regard
+        >>> from regard.models.families.transformer import transformer
+        >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tiny.save(folder)
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['config.json', 'model.safetensors']
+
+        directory: made where it is not there.
+        Raises as `regard.models.storing.save`.
         """
-        from regard.models.loading import save
+        from regard.models.storing import save
 
         save(self, directory)
 

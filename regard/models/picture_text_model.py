@@ -226,14 +226,20 @@ class Matcher(Model):
         passed = self.encoder(ids, mask=mask, memory=picture.hidden, every_layer=every_layer)
         return _result(passed, picture, self.head.score(first_token(passed.hidden, mask)), every_layer)
 
-    def judge(self, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, 2) of texts (B, N) beside one picture (1, C, H, W), which is looked at once for all of them.
+    def look(self, pixels: Tensor) -> Tensor:
+        """What is seen of pictures (P, C, H, W), for `judge`: (P, patches, d). Raises as a call of the model does."""
+        return _look(self, self.vision, pixels).hidden
 
-        mask: (B, N), True = token; None if all are. Raises as a call of the model does.
+    def judge(self, seen: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, 2) of texts (B, N) beside one picture, which is looked at once for however many texts.
+
+        seen: (1, patches, d), a row of `look`.  mask: (B, N), True = token; None if all are.
+        Raises as a call of the model does, and ValueError for what is seen of several pictures.
         """
         mask = _check_text(self, ids, mask, self.encoder)
-        picture = _look(self, self.vision, pixels, 1).hidden.expand(len(ids), -1, -1)
-        read = self.encoder(ids, mask=mask, memory=picture).hidden
+        if seen.ndim != 3 or len(seen) != 1:
+            raise ValueError(f"seen must be of one picture, (1, patches, d), got {tuple(seen.shape)}: look(pixels)[:1]")
+        read = self.encoder(ids, mask=mask, memory=seen.expand(len(ids), -1, -1)).hidden
         return cast(Tensor, self.head.score(first_token(read, mask)))
 
     def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -15,7 +15,9 @@ It does not know any family, nor what the keys mean.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = ["Settings"]
 
 MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
 MOST_LAYERS = 2000
+LARGEST = sys.float_info.max
 MOST_LABELS = 1_000_000  # each has a name, made before the weights are looked for
 
 # Keys that say where a model comes from, how it is trained or started, how text is generated, or what a head is like
@@ -58,6 +61,8 @@ class Settings:
     def open(cls, directory: Path) -> Settings:
         """Read directory/config.json. Raises FileNotFoundError if there is none, ValueError if it is no JSON object."""
         path = directory / "config.json"
+        if path.is_symlink() and not path.exists():
+            raise FileNotFoundError(f"{path} is a link to nothing; download it again")
         if not path.is_file():
             raise FileNotFoundError(f"{directory} holds no config.json, so no model: it holds {_contents(directory)}")
         try:
@@ -130,11 +135,22 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number. Raises ValueError if it is missing without a default, or none."""
+        """A finite number. Raises ValueError if it is missing without a default, or none."""
         value = self._needed(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise ValueError(f"{self.where}: {key} must be a number, got {value!r}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not -LARGEST <= value <= LARGEST:
+            raise ValueError(f"{self.where}: {key} must be a number, got {value!r:.80}")  # NaN and Infinity are none
         return float(value)
+
+    def eps(self, key: str, default: float | None = None) -> float:
+        """What a norm adds before it divides: a finite number, 0 or more. Raises ValueError for anything else.
+
+        >>> Settings({"layer_norm_eps": 1e-12}).eps("layer_norm_eps")
+        1e-12
+        """
+        value = self.number(key, default)
+        if value < 0:
+            raise ValueError(f"{self.where}: {key} must be 0 or more, since a norm takes its root; got {value!r}")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or False."""
@@ -178,6 +194,29 @@ class Settings:
         if not isinstance(named, dict) or not all(str(key).isdecimal() for key in named):
             raise ValueError(f"{self.where}: id2label must give a name for each number, got {named!r:.80}")
         return tuple(str(named[key]) for key in sorted(named, key=int))
+
+    def naming(self, error: Exception) -> str:
+        """What went wrong with these values, with the file, and the keys that hold what the message names.
+
+        >>> settings = Settings({"n_embd": 16, "n_head": 3})
+        >>> sizes = settings.whole("n_embd"), settings.whole("n_head")
+        >>> settings.naming(ValueError("d_model 16 does not divide by 3 heads"))
+        'config.json: d_model 16 does not divide by 3 heads (n_embd = 16, n_head = 3)'
+        """
+        said = str(error)
+        if self.where in said:
+            return said
+        words = {word.rstrip(".") for word in re.findall(r"'[^']*'|[\w.+-]+", said)}
+        keys = ", ".join(f"{key} = {value!r}" for key, value in self._values_read() if repr(value) in words)
+        return f"{self.where}: {said}" + (f" ({keys})" if keys else "")
+
+    def _values_read(self) -> Iterator[tuple[str, Any]]:
+        """Numbers and strings that have been read, by key; of a part's settings, with its name before them."""
+        for key, value in self.values.items():
+            if key in self._inner:
+                yield from ((f"{key}.{inside}", held) for inside, held in self._inner[key]._values_read())
+            elif key in self._read and type(value) in (int, float, str):
+                yield key, value
 
     def unread(self) -> dict[str, Any]:
         """What is given and nobody has read."""

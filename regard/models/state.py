@@ -18,7 +18,20 @@ from regard.models.parts import Tower
 if TYPE_CHECKING:
     from regard.models.decoding.capturing import Captured
 
-__all__ = ["State"]
+__all__ = ["State", "projected"]
+
+
+def projected(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What a linear layer with weights of this dtype gives: autocast's dtype where that is on. It lets fp64 be.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [projected(dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)]
+    [torch.bfloat16, torch.float64]
+    """
+    kind = device.type
+    if dtype == torch.float64 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return dtype
+    return torch.get_autocast_dtype(kind)
 
 
 @dataclass(eq=False)
@@ -48,7 +61,10 @@ class State:
     ) -> State:
         """Room for `length` positions of `batch` texts. Raises ValueError where there is not as much memory, or where
         an attention cannot go on step by step.
+
+        dtype, device: of the weights; autocast, where it is on, says what keys and values come in.
         """
+        dtype = projected(dtype, device)
 
         def caches(device: torch.device | str) -> list[Cache]:
             return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]

@@ -19,7 +19,6 @@ from regard.models.model import Model, Result
 from regard.models.parts import Inserted, Tower
 from regard.models.settings import Settings
 from regard.models.state import State
-from regard.op import observed
 
 if TYPE_CHECKING:
     from regard.cache import FixedCache
@@ -146,9 +145,9 @@ class TextModel(Model):
         """The captured step of this state, made now if there is none; None where it cannot be captured."""
         if self.device.type != "cuda":
             return None
-        from regard.models.decoding.capturing import Captured, capturable
+        from regard.models.decoding.capturing import Captured, capturable, unseen_by_a_replay
 
-        if observed() or (state.captured is not None and not state.captured.fits(state)):
+        if unseen_by_a_replay() or (state.captured is not None and not state.captured.fits(state)):
             state.captured = None  # and a later step may capture anew
         if state.captured is None and capturable(self.tower, self.head, state, self.dtype):
             assert isinstance(self.head, LanguageHead)

@@ -34,7 +34,7 @@ def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: M
             f"pixels must be a torch tensor of floats, (B, {channels}, H, W), got {got}; "
             "model.preprocessor([…]).pixels makes them"
         )
-    if pixels.ndim != 4 or pixels.shape[1] != channels or len(pixels) == 0:
+    if pixels.ndim != 4 or pixels.shape[1] != channels or pixels.shape[0] == 0:
         raise ValueError(f"pixels must be (B, {channels}, H, W) with at least one picture, got {tuple(pixels.shape)}")
     if pixels.shape[2] < least[0] or pixels.shape[3] < least[1]:
         raise ValueError(
@@ -105,7 +105,7 @@ class VisionModel(Model):
                 f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'"
             )
         grid = self.tower.embed.patches.grid(*pixels.shape[-2:])
-        wanted = (len(pixels), grid.rows * grid.columns)
+        wanted = (pixels.shape[0], grid.rows * grid.columns)
         if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool or hidden.shape != wanted:
             got = f"{hidden.dtype} {tuple(hidden.shape)}" if isinstance(hidden, Tensor) else type(hidden).__name__
             raise ValueError(f"hidden must be booleans {wanted}, True = hidden patch, got {got}")

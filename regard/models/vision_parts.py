@@ -86,7 +86,7 @@ class Patches(nn.Module):
         if below > 0 or beside > 0:
             pixels = pad(pixels, (0, beside, 0, below))
         cut = pixels[..., : rows * high, : columns * wide].reshape(-1, self.channels, rows, high, columns, wide)
-        flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(len(pixels), rows * columns, -1)  # (B, N, C·high·wide)
+        flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(pixels.shape[0], rows * columns, -1)  # (B, N, C·high·wide)
         return linear(flat, self.weight.flatten(1), self.bias)
 
 
@@ -151,7 +151,7 @@ class PatchEmbedding(nn.Module):
         tokens = torch.stack(first) + self.positions[: len(first)]  # (1 or 2, d)
         if self.registers is not None:
             tokens = torch.cat([tokens, self.registers])
-        x = torch.cat([tokens.expand(len(x), -1, -1), x + places], 1)
+        x = torch.cat([tokens.expand(x.shape[0], -1, -1), x + places], 1)
         return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
 
     def _places(self, grid: Grid) -> Tensor:

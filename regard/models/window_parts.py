@@ -30,6 +30,7 @@ from regard.masks import Mask
 from regard.models.parts import DropPath, FeedForward, Passed
 from regard.models.vision_parts import Grid, Patches, bent
 from regard.positions import Swin, Windowed
+from regard.untraced import followed
 
 __all__ = ["Merging", "Stage", "WindowBlock", "WindowEmbedding", "WindowTable", "WindowTower", "Windows"]
 
@@ -76,7 +77,7 @@ class Windows:
         """(B, rows·columns, d) → (B·W, N, d)."""
         if self.padded != self.grid:
             below, beside = self.padded.rows - self.grid.rows, self.padded.columns - self.grid.columns
-            x = pad(x.reshape(len(x), *self.grid, -1), (0, 0, 0, beside, 0, below)).flatten(1, 2)
+            x = pad(x.reshape(x.shape[0], *self.grid, -1), (0, 0, 0, beside, 0, below)).flatten(1, 2)
         # One copy; rolling along two axes and cutting would be three.
         return x.index_select(1, self.order).reshape(-1, self.side**2, x.shape[-1])
 
@@ -171,11 +172,13 @@ class Merging(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, rows·columns, d) → (B, ⌈rows/2⌉·⌈columns/2⌉, 2·d)."""
         d, (rows, columns) = x.shape[-1], merged(grid)
-        x = x.reshape(len(x), *grid, d)
+        x = x.reshape(x.shape[0], *grid, d)
         if grid.rows % 2 or grid.columns % 2:
             x = pad(x, (0, 0, 0, grid.columns % 2, 0, grid.rows % 2))
-        fours = x.reshape(len(x), rows, 2, columns, 2, d).permute(0, 1, 3, 4, 2, 5)  # left before right, upper first
-        return cast(Tensor, self.w(self.norm(fours.reshape(len(x), rows * columns, 4 * d))))
+        fours = x.reshape(x.shape[0], rows, 2, columns, 2, d).permute(
+            0, 1, 3, 4, 2, 5
+        )  # left before right, upper first
+        return cast(Tensor, self.w(self.norm(fours.reshape(x.shape[0], rows * columns, 4 * d))))
 
 
 def merged(grid: Grid) -> Grid:
@@ -200,9 +203,9 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, rows·columns, d) → the same, or merged."""
         # Kept, for no weight is in them: made anew they would take a twentieth of the time of a small Swin on a CPU.
-        make = Windows.of if torch.compiler.is_compiling() else _kept_windows
+        make = Windows.of if followed() else _kept_windows
         cuts = [
-            make(grid, self.window, shifted=shifted, batch=len(x), device=x.device)
+            make(grid, self.window, shifted=shifted, batch=x.shape[0], device=x.device)
             for shifted in (False, True)[: len(self.blocks)]
         ]
         for number, block in enumerate(self.blocks):

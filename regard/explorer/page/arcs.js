@@ -8,6 +8,8 @@ import { digits } from "./panewords.js";
 const SVG = "http://www.w3.org/2000/svg";
 /** Numbers are written on so many of the strongest arcs. */
 const NUMBERED = 5;
+/** Pixels above the top of an arc that its number takes. */
+const NUMBER = 10;
 
 /**
  * Draw these arcs, and no others.
@@ -49,7 +51,7 @@ function courseOf({ from, to }, origin) {
   const [start, end] = [edgesOf(from, origin), edgesOf(to, origin)];
   if (from === to) return loop({ x: start.x, y: start.top });
   if (Math.abs(start.top - end.top) < 8) {
-    const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x));
+    const lift = Math.min(30, 10 + 0.12 * Math.abs(start.x - end.x), Math.max(8, start.top - NUMBER)); // not out of sight
     const [y, over] = [start.top, start.top - lift * 1.33];
     const path = `M${start.x} ${y} C${start.x} ${over} ${end.x} ${over} ${end.x} ${end.top}`;
     return { path, apex: { x: (start.x + end.x) / 2, y: y - lift - 3 } };

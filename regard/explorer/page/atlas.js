@@ -255,27 +255,29 @@ class Atlas {
   cell(head, value, fits) {
     const { painting } = this;
     const known = Number.isFinite(value) && painting;
+    const broken = head.broken.has(this.measure ?? "");
     const colours = known ? `background:${painting.colour(value)};color:${painting.ink(value)}` : "";
+    const written = broken ? "NaN" : short(value);
     const cell = make(
       "button",
       {
         ...{
           type: "button",
           role: "gridcell",
-          class: `cell${fits && !fits.has(head) ? " dim" : ""}${known ? "" : " unknown"}`,
+          class: `cell${fits && !fits.has(head) ? " dim" : ""}${broken ? " broken" : known ? "" : " unknown"}`,
           tabindex: -1,
         },
         ...{
           style: colours,
-          "aria-label": this.told(head, short(value)),
+          "aria-label": this.told(head, written),
           "data-layer": head.layer,
           "data-head": head.head,
         },
         onclick: () => this.store.set({ layer: head.layer, head: head.head }),
-        onpointerenter: () => fill(this.readout, this.told(head, figure(value))),
+        onpointerenter: () => fill(this.readout, this.told(head, this.figure(head, value))),
         onpointerleave: () => this.mark(this.store.get()),
       },
-      make("span", { "aria-hidden": "true" }, short(value)),
+      make("span", { "aria-hidden": "true" }, written),
     );
     this.cells.set(`${head.layer}.${head.head}`, cell);
     return cell;
@@ -294,7 +296,7 @@ class Atlas {
     const sign = view === "rising" ? -1 : 1;
     order.sort((a, b) => (Number.isNaN(a.value) ? 1 : Number.isNaN(b.value) ? -1 : sign * (b.value - a.value)));
     const lines = order.slice(0, LISTED).map(({ head, value }) => {
-      const share = painting ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
+      const share = painting && !painting.flat ? (value - painting.low) / (painting.high - painting.low || 1) : 0;
       const line = make(
         "button",
         {
@@ -310,7 +312,7 @@ class Atlas {
         },
         make("span", { class: "place" }, `${head.layer}.${head.head}`),
         make("span", { class: "bar" }, make("i", { style: `width:${(100 * Math.max(0, share || 0)).toFixed(1)}%` })),
-        make("span", { class: "number" }, figure(value)),
+        make("span", { class: "number" }, this.figure(head, value)),
         make("span", { class: "kind" }, head.label ? nameOf(lang, head.label) : ""),
       );
       this.cells.set(`${head.layer}.${head.head}`, line);
@@ -343,7 +345,7 @@ class Atlas {
     }
     const cell = this.cells.get(`${layer}.${head}`);
     const at = this.heads.findIndex((one) => one.layer === layer && one.head === head);
-    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], figure(this.values?.[at])));
+    fill(this.readout, at < 0 ? "" : this.told(this.heads[at], this.figure(this.heads[at], this.values?.[at] ?? NaN)));
     (cell ?? this.cells.values().next().value)?.setAttribute("tabindex", "0");
     if (!cell) return;
     cell.setAttribute("aria-selected", "true");
@@ -360,6 +362,15 @@ class Atlas {
     const { lang } = this.store.get();
     const kind = label ? ` · ${nameOf(lang, label)}` : "";
     return `${say(lang, "head_at", { layer, head })} · ${nameOf(lang, this.measure ?? "")} ${number}${kind}`;
+  }
+
+  /**
+   * A head's number: NaN where it was measured and is, "–" where it was not.
+   * @param {HeadLine} head
+   * @param {number} value
+   */
+  figure({ broken }, value) {
+    return figure(Number.isNaN(value) && !broken.has(this.measure ?? "") ? null : value);
   }
 
   /** Make cells as large as the pane allows. */

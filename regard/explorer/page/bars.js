@@ -1,4 +1,4 @@
-// A vector as a strip of bars, up for positive and down for negative numbers. It does not know what the numbers mean.
+// A vector as a strip of bars, up for positive and down for negative numbers, a box for NaN. It does not know what the numbers mean.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -9,7 +9,7 @@ const SVG = "http://www.w3.org/2000/svg";
  * @returns {SVGSVGElement}
  */
 export function bars(values, { label, titles }) {
-  const most = Math.max(1e-12, ...values.map(Math.abs));
+  const most = Math.max(1e-12, ...values.map(Math.abs).filter(Number.isFinite));
   const svg = element("svg", {
     class: "bars",
     viewBox: `0 0 ${values.length} 2`,
@@ -23,7 +23,9 @@ export function bars(values, { label, titles }) {
   values.forEach((value, i) => {
     const height = Math.min(1, Math.abs(value) / most) || 0;
     const group = element("g", {});
-    const bar = { x: i + 0.1, width: 0.8, y: value > 0 ? 1 - height : 1, height, class: value < 0 ? "less" : "more" };
+    const bar = Number.isNaN(value)
+      ? { x: i + 0.1, width: 0.8, y: 0.4, height: 1.2, class: "broken" }
+      : { x: i + 0.1, width: 0.8, y: value > 0 ? 1 - height : 1, height, class: value < 0 ? "less" : "more" };
     group.append(element("rect", { x: i, width: 1, y: 0, height: 2, class: "place" }), element("rect", bar));
     if (titles) group.append(text("title", titles(i)));
     svg.append(group);

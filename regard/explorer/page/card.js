@@ -2,6 +2,8 @@
 // It does not know how a head is chosen.
 
 import { fill, make } from "./elements.js";
+import { visibly } from "./labels.js";
+import { brokenOf } from "./mapdrawing.js";
 import { Naming } from "./naming.js";
 import { isAbort, latest } from "./source.js";
 import { mount as mountSteps } from "./steps.js";
@@ -79,6 +81,8 @@ class Card {
     if (answer === null) return;
     const state = this.store.get();
     const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".links button"))?.dataset.link;
+    const broken = brokenOf(answer.map.data);
+    const label = answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label");
     fill(
       this.element,
       make(
@@ -86,11 +90,13 @@ class Card {
         {},
         say(state.lang, "head_at", { layer: answer.layer, head: answer.head }),
         " ",
-        make("span", { class: "tag" }, answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label")),
+        make("span", { class: broken ? "tag broken" : "tag" }, broken && !answer.label ? "NaN" : label),
       ),
-      make("p", { class: "sentence" }, answer.sentence),
+      broken
+        ? make("p", { class: "sentence error", role: "alert" }, say(state.lang, broken === "all" ? "nan_all" : "nan_some"))
+        : make("p", { class: "sentence" }, visibly(answer.sentence)),
       this.numbers(state, answer),
-      make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
+      broken !== "all" && make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
       make("p", { class: "path", title: answer.path }, answer.path),
     );
     if (focused !== undefined)
@@ -118,6 +124,7 @@ class Card {
    * @param {HeadAnswer} answer
    */
   patterns({ lang }, { patterns, label }) {
+    if (Object.keys(patterns).length === 0) return null;
     const order = Object.entries(patterns).sort(([, a], [, b]) => b - a);
     const lines = order.map(([name, score]) =>
       make(
@@ -152,10 +159,10 @@ class Card {
             ...{ type: "button", "aria-pressed": chosen, "data-link": `${link.query}-${link.key}` },
             onclick: () => this.store.set({ token: link.query, key: link.key }),
           },
-          make("span", { class: "called" }, query),
+          make("bdi", { class: "called" }, query),
           make("span", { class: "unseen" }, ` ${say(lang, "looks_at")} `),
           make("span", { class: "to", "aria-hidden": "true" }, "→"),
-          make("span", { class: "called" }, looked),
+          make("bdi", { class: "called" }, looked),
           make("span", { class: "number" }, figure(link.weight)),
         ),
       );

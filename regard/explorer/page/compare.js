@@ -3,6 +3,7 @@
 
 import { mount as mountAtlas } from "./atlas.js";
 import { fill, make } from "./elements.js";
+import { visibly } from "./labels.js";
 import { mount as mountMap } from "./map.js";
 import { mount as mountRight } from "./rightpane.js";
 import { offerPictures } from "./saving.js";
@@ -214,5 +215,5 @@ export function titleOf({ id, name, text, picture }) {
   const start = Array.from((text ?? "").replace(/\s+/g, " ").trim().slice(0, 200));
   const words = start.length > 60 ? `${start.slice(0, 59).join("")}…` : start.join("");
   const said = [picture, words].filter(Boolean).join(", ");
-  return said ? `${id}: ${said}` : `${id}: ${name}`;
+  return visibly(said ? `${id}: ${said}` : `${id}: ${name}`);
 }

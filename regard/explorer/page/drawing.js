@@ -159,6 +159,39 @@ export function drawHatching(pen, box, paper, line) {
 }
 
 /**
+ * Crossed lines over boxes of paper: numbers that are none.
+ * @param {Pen} pen
+ * @param {Box[]} boxes
+ * @param {string} paper
+ * @param {string} line
+ */
+export function drawCrossed(pen, boxes, paper, line) {
+  const [left, top] = [Math.min(...boxes.map(({ x }) => x)), Math.min(...boxes.map(({ y }) => y))];
+  const right = Math.max(...boxes.map(({ x, width }) => x + width));
+  const bottom = Math.max(...boxes.map(({ y, height }) => y + height));
+  if (!(right > left && bottom > top)) return;
+  pen.save();
+  pen.beginPath();
+  for (const { x, y, width, height } of boxes) pen.rect(x, y, width, height);
+  pen.clip();
+  pen.fillStyle = paper;
+  pen.fillRect(left, top, right - left, bottom - top);
+  pen.strokeStyle = line;
+  pen.lineWidth = 1;
+  pen.globalAlpha = 0.5;
+  pen.beginPath();
+  const high = bottom - top;
+  for (let x = left - high; x < right; x += 7) {
+    pen.moveTo(x, bottom);
+    pen.lineTo(x + high, top);
+    pen.moveTo(x, top);
+    pen.lineTo(x + high, bottom);
+  }
+  pen.stroke();
+  pen.restore();
+}
+
+/**
  * One bar per bin along the top (standing) or the side (lying), of the bins that are seen.
  * @param {Pen} pen
  * @param {Float32Array} bins over all of `count` tokens

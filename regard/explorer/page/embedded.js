@@ -60,12 +60,13 @@ export class EmbeddedSource {
   }
 
   /**
-   * What of a session is not in this page, in a sentence; null where nothing is missing.
+   * What of a session is not in this page, in a sentence; null where nothing is missing, and for a session that an
+   * address made up.
    * @param {string} session
    * @param {string} lang
    */
   leftOut(session, lang) {
-    return this.#session(session).left_out?.[lang] ?? null;
+    return this.data.sessions[session]?.left_out?.[lang] ?? null;
   }
 
   /** @type {Source["overview"]} */
@@ -334,7 +335,7 @@ function largest(values, count) {
  * @param {number} key
  */
 function chosen(weights, key) {
-  const found = largest(weights, SHOWN);
+  const found = largest(weights.map((weight) => (Number.isNaN(weight) ? 1 : weight)), SHOWN); // NaN is to be seen
   return (found.includes(key) ? found : [...found.slice(0, SHOWN - 1), key]).sort((a, b) => a - b);
 }
 

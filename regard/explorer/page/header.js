@@ -2,6 +2,7 @@
 
 import { titleOf } from "./compare.js";
 import { fill, make, segments } from "./elements.js";
+import { visibly } from "./labels.js";
 import { say } from "./words.js";
 
 /** @typedef {import("./source.js").Overview} Overview */
@@ -104,7 +105,7 @@ function facts({ lang }, { name, length, layers, pictures = [] }) {
   const heads = Math.max(0, ...layers.map((layer) => layer.heads));
   const [picture] = pictures;
   return [
-    name,
+    visibly(name),
     picture
       ? say(lang, "pixels_of", { width: picture.width, height: picture.height })
       : say(lang, "tokens_of", { count: length.toLocaleString(lang) }),

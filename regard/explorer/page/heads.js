@@ -3,10 +3,15 @@
 import { readSearch } from "./search.js";
 
 /** @typedef {import("./source.js").Overview} Overview */
-/** @typedef {{layer: number, head: number, numbers: Record<string, number>, label: string | null}} HeadLine */
+/**
+ * numbers: NaN also where a layer does not have the measure; broken: the measures that it has, and that are NaN.
+ * @typedef {{layer: number, head: number, numbers: Record<string, number>, broken: Set<string>, label: string | null}} HeadLine
+ */
 
 /** Measures that are no pattern: their colours begin at the lowest number, not at 0. */
 export const PLAIN = ["entropy", "effective", "received_max"];
+/** Weights of a layer up to which everything is measured, asked for or not. */
+const LITTLE = 2 ** 21;
 
 /**
  * Every head that is there, layer by layer.
@@ -14,14 +19,37 @@ export const PLAIN = ["entropy", "effective", "received_max"];
  * @returns {HeadLine[]}
  */
 export function headsOf(overview) {
-  return overview.layers.flatMap(({ heads }, layer) =>
-    Array.from({ length: heads }, (_, head) => ({
+  return overview.layers.flatMap((found, layer) => {
+    const lines = Array.from({ length: found.heads }, (_, head) => numbersOf(overview, layer, head));
+    const certain = !found.rows || isLittle(found) || !overview.layers.some((other) => other.rows && isLittle(other));
+    const measured = measuredIn(lines, Object.keys(overview.measures), certain);
+    return lines.map((numbers, head) => ({
       layer,
       head,
-      numbers: { layer, head, ...numbersOf(overview, layer, head) },
+      numbers: { layer, head, ...numbers },
+      broken: new Set(measured.filter((name) => Number.isNaN(numbers[name]))),
       label: overview.labels_of_heads[layer]?.[head] ?? null,
-    })),
-  );
+    }));
+  });
+}
+
+/** @param {import("./source.js").Layer} layer */
+function isLittle({ heads, queries, keys, windows }) {
+  return (heads * queries * keys) / (windows ?? 1) <= LITTLE;
+}
+
+/**
+ * The measures that a layer has: those with a number in one of its heads, and those that are no pattern, which every layer
+ * is asked for alike. Where all these are NaN, so are the patterns.
+ * @param {Record<string, number>[]} lines
+ * @param {string[]} names
+ * @param {boolean} certain  false for a large layer beside little ones, of which alone something may have been measured
+ */
+function measuredIn(lines, names, certain) {
+  const known = names.filter((name) => lines.some((numbers) => !Number.isNaN(numbers[name])));
+  const plain = PLAIN.filter((name) => names.includes(name));
+  if (plain.length === 0 || !certain) return known;
+  return plain.some((name) => known.includes(name)) ? [...known, ...plain] : names;
 }
 
 /**

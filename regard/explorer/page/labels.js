@@ -10,6 +10,11 @@
 const PAGE = 1024;
 const LONGEST = 40;
 const SPECIAL = /^(\[[A-Za-z0-9_]{2,16}\]|<\|?[^<>\s]{1,32}\|?>)$/;
+/** What shows nothing or turns the writing around: controls, marks of direction, letters without width, ends of lines. */
+const HIDDEN = /[\p{Cc}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\p{Bidi_Control}\ufff9-\ufffb]/gu;
+/** Of these, what shapes its neighbours: joiners between two of them, variants and tags after one. */
+const JOINERS = /[\u200c\u200d]/;
+const SHAPES = /[\ufe00-\ufe0f\u{e0020}-\u{e007f}]/u;
 const BYTES = /^(\\x[0-9a-f]{2})+$/i;
 const LEADING = "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ";
 const FINAL = "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ";
@@ -90,9 +95,9 @@ export class Labels {
     const label = this.raw(index) ?? "";
     const kind = kindOf(label);
     const bare = label.replace(/^(##|[▁Ġ ]+)/, "").replace(/[\r\n]+/g, "↵").replace(/\t/g, "⇥");
-    const text = kind === "nothing" ? `#${index}` : bare === "" ? "␣" : lettersOf(cut(bare));
+    const text = kind === "nothing" ? `#${index}` : bare === "" ? "␣" : visibly(lettersOf(cut(bare)));
     const joins = index > 0 && kind === "word" && this.#continues(label, this.raw(index - 1) ?? "");
-    return { index, text, joins, breaks: label.includes("\n"), kind, whole: cut(bare) };
+    return { index, text, joins, breaks: label.includes("\n"), kind, whole: visibly(cut(bare)) };
   }
 
   /**
@@ -164,6 +169,26 @@ function kindOf(label) {
 function cut(text) {
   if (text.length <= LONGEST) return text;
   return `${[...text.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("")}…`;
+}
+
+/**
+ * A text in which nothing is hidden: what has no shape, or turns what follows around, is written as its number, and so are
+ * spaces that stand alone.
+ * @param {string} text
+ * @returns {string}
+ */
+export function visibly(text) {
+  const named = (/** @type {string} */ letter) => `‹U+${hex(letter)}›`;
+  if (/^[^\S ]+$/.test(text)) return [...text].map(named).join("");
+  return text.replace(HIDDEN, (letter, at) => {
+    const [before, after] = [at > 0, at + letter.length < text.length];
+    return before && (SHAPES.test(letter) || (after && JOINERS.test(letter))) ? letter : named(letter);
+  });
+}
+
+/** @param {string} letter */
+function hex(letter) {
+  return (letter.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0");
 }
 
 /**

@@ -50,7 +50,7 @@ export class LinkList {
     return make(
       "button",
       { ...given, onclick: () => this.go(key) },
-      make("span", { class: "link-word" }, name),
+      make("bdi", { class: "link-word" }, name),
       make("span", { class: "link-place" }, String(key)),
       make("span", { class: "link-bar" }, make("span", { style: bar })),
       make("span", { class: "link-weight" }, digits(weight)),
@@ -65,25 +65,34 @@ export class LinkList {
  * @returns {Node[]}
  */
 export function sayLink({ row, key, lang, queryName, keyName, place, hint }) {
-  const weight = key === null ? NaN : weightOf(row, key);
+  const weight = key === null ? (hasNaN(row) ? NaN : null) : weightOf(row, key);
   return [
-    make("span", { class: "said-query" }, queryName),
+    make("bdi", { class: "said-query" }, queryName),
     make("span", { class: "said-place" }, String(place)),
     make("span", {}, "→"),
-    make("span", { class: "said-key" }, keyName),
+    make("bdi", { class: "said-key" }, keyName),
     make("span", { class: "said-place" }, key === null ? "" : String(key)),
     make("b", { class: "said-weight", "data-query": row.token, "data-key": key, "data-weight": weight }, digits(weight)),
-    make("span", { class: "said-how" }, howWords(row.how, lang)),
+    make("span", { class: "said-how" }, Number.isNaN(weight) ? wordsFor(lang).nan : howWords(row.how, lang)),
     make("span", { class: "said-hint" }, hint),
   ];
 }
 
 /**
- * The weight of a key, NaN where this answer does not hold it.
+ * Are weights of a row NaN? Where a page holds the strongest alone, NaN stands for those that it does not hold.
+ * @param {import("./source.js").Row} row
+ */
+export function hasNaN({ weights, how }) {
+  return how !== "strongest" && weights.data.some(Number.isNaN);
+}
+
+/**
+ * The weight of a key, null where this answer does not hold it.
  * @param {import("./source.js").Row} row
  * @param {number} key
  */
 function weightOf(row, key) {
-  if (key >= row.start && key < row.stop) return row.weights.data[key - row.start];
-  return row.top.find((link) => link.key === key)?.weight ?? NaN;
+  const weight = row.weights.data[key - row.start];
+  if (key >= row.start && key < row.stop && !(row.how === "strongest" && Number.isNaN(weight))) return weight;
+  return row.top.find((link) => link.key === key)?.weight ?? null;
 }

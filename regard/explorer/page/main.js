@@ -10,7 +10,7 @@ import { fill, make, segments } from "./elements.js";
 import { drawHeader } from "./header.js";
 import { drawHelp, listenToKeys } from "./help.js";
 import { FIRST, compared, createStore, otherSide } from "./state.js";
-import { fromHash, toHash } from "./url.js";
+import { fromHash, saysPlace, toHash } from "./url.js";
 import { browserLanguage, say } from "./words.js";
 
 /** @typedef {import("./source.js").Overview} Overview */
@@ -43,7 +43,9 @@ class Page {
     this.source = source;
     this.owner = options.hash ?? false;
     const lang = options.lang === "ko" || options.lang === "en" ? options.lang : browserLanguage();
-    this.store = createStore({ lang, ...(this.owner ? fromHash(location.hash) : {}) });
+    const said = this.owner ? fromHash(location.hash) : {};
+    this.placed = saysPlace(said);
+    this.store = createStore({ lang, ...said });
     /** @type {SessionLine[]} */
     this.sessions = [];
     /** @type {Overview | null} */
@@ -102,7 +104,8 @@ class Page {
   }
 
   /**
-   * Ask what there is, and show one of it: the asked session, else the newest.
+   * Ask what there is, and show one of it: the asked session, else the newest. An address that says where to look and
+   * names no session means the newest; what it says of a session that is gone means nothing in another one.
    * @param {string | null} wanted
    * @param {Partial<State>} [also]  chosen with it
    */
@@ -114,7 +117,8 @@ class Page {
       if (compare && !this.sessions.some(({ id }) => id === compare.session)) this.store.set({ compare: null });
       if (this.sessions.length === 0) return this.showEmpty();
       const session = known ? wanted : this.sessions[this.sessions.length - 1].id;
-      await this.show(/** @type {string} */ (session), !known, also);
+      await this.show(/** @type {string} */ (session), !known && !(wanted === null && this.placed), also);
+      if (wanted === null) await this.suggest();
     } catch (error) {
       this.showError(error);
     }
@@ -134,16 +138,14 @@ class Page {
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
-    if (anew && this.store.get().token === null) await this.suggest(session, overview);
+    if (anew) await this.suggest();
   }
 
-  /**
-   * Choose a token, so that nobody begins with nothing: that of the head's strongest link between two words.
-   * @param {string} session
-   * @param {Overview} overview
-   */
-  async suggest(session, overview) {
-    const { layer, head, lang } = this.store.get();
+  /** Choose a token, so that nobody begins with nothing: that of the head's strongest link between two words. */
+  async suggest() {
+    const { overview } = this;
+    const { session, layer, head, token, lang } = this.store.get();
+    if (overview === null || session === null || token !== null) return;
     const { links } = await this.source.head(session, layer, head, lang);
     const best = suggested(overview, layer, links);
     const now = this.store.get();
@@ -380,7 +382,9 @@ class Page {
   #watchAddress() {
     const changed = () => {
       const { lang, theme, session: now } = this.store.get();
-      const { session, ...rest } = { ...FIRST, lang, theme, session: now, ...fromHash(location.hash) };
+      const said = fromHash(location.hash);
+      this.placed = saysPlace(said);
+      const { session, ...rest } = { ...FIRST, lang, theme, session: now, ...said };
       if (session !== now || this.overview === null) return void this.find(session, rest);
       this.store.set({ ...rest, ...within({ ...rest, session }, this.overview) });
     };

@@ -194,7 +194,7 @@ class MapPane {
     this.#say(this.error || (head ? "" : words.waiting));
     if (!head || !base) return;
     const fine = this.#squares();
-    const { scale, how } = this.drawing.draw({
+    const { scale, how, broken } = this.drawing.draw({
       ...{ seen: this.seen, limits: this.limits, base, squares: fine.squares, sink: state.sink, scale: state.scale, paper },
       ...(this.part ? { received: NOTHING, entropy: NOTHING } : {
         received: head.received?.data ?? NOTHING,
@@ -204,8 +204,12 @@ class MapPane {
       ...{ queryLabel: (i) => this.#queryLabel(i), keyLabel: (j) => this.#keyLabel(j) },
       words: this.part ? { ...words, received: "", entropy: "" } : words, // which are known of the first window alone
     });
-    this.bar.show(state, { scale, how, paper, missing: fine.missing, error: fine.error, isWhole: this.#isWhole(), window: this.#window() });
-    this.#describe(state, how);
+    if (broken === "all" && !this.error) this.#say(words.nan);
+    this.bar.show(state, {
+      ...{ scale, how, broken, paper, missing: fine.missing, error: fine.error },
+      ...{ isWhole: this.#isWhole(), window: this.#window() },
+    });
+    this.#describe(state, broken ? words.nan : how);
   }
 
   #squares() {

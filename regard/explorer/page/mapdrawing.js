@@ -3,7 +3,7 @@
 
 import { span } from "./camera.js";
 import { scaleOf } from "./colourmaps.js";
-import { boxOf, clean, drawBars, drawCellMarks, drawFrame, drawHatching, drawPicture } from "./drawing.js";
+import { boxOf, clean, drawBars, drawCellMarks, drawCrossed, drawFrame, drawHatching, drawPicture } from "./drawing.js";
 import { fitted, pictureOf, ticks } from "./drawing.js";
 
 /** @typedef {import("./camera.js").Range} Range */
@@ -31,6 +31,7 @@ import { fitted, pictureOf, ticks } from "./drawing.js";
  * @property {{received: string, entropy: string, queries: string, keys: string}} words
  */
 
+/** @typedef {"" | "some" | "all"} Broken  how many of some cells are NaN */
 /** @typedef {{plot: Box, queries: boolean, keys: boolean}} Layout  which axes have words */
 
 const BARS = 34;
@@ -54,7 +55,7 @@ export class MapDrawing {
 
   /**
    * @param {Shown} shown
-   * @returns {{scale: Scale, how: string}} what the colours mean
+   * @returns {{scale: Scale, how: string, broken: Broken}} what the colours mean, and whether NaN is seen
    */
   draw(shown) {
     const { pen, width, height } = clean(this.canvas);
@@ -62,19 +63,21 @@ export class MapDrawing {
     const layout = place(pen, shown, width, height);
     this.plot = layout.plot;
     const top = shown.squares.length > 0 ? shown.squares : [shown.base];
-    const scale = scaleOf(shown.scale, valuesOf(top, shown.seen, shown.sink));
+    const values = valuesOf(top, shown.seen, shown.sink);
+    const scale = scaleOf(shown.scale, values);
     pen.save();
     pen.beginPath();
     pen.rect(this.plot.x, this.plot.y, this.plot.width, this.plot.height);
     pen.clip();
     this.#cells(pen, shown, top, scale);
+    for (const square of top) crossBroken(pen, shown, square, this.plot);
     if (!shown.sink) hatchFirst(pen, shown, top[0], this.plot);
     chosen(pen, shown, this.plot);
     pen.restore();
     drawFrame(pen, this.plot, shown.paper.line);
     marginals(pen, shown, this.plot, width);
     axes(pen, shown, layout);
-    return { scale, how: top.every((square) => square.how !== "pooled") ? top[0].how : "pooled" };
+    return { scale, how: top.every((square) => square.how !== "pooled") ? top[0].how : "pooled", broken: brokenOf(values) };
   }
 
   /**
@@ -100,6 +103,42 @@ export class MapDrawing {
       drawCellMarks(pen, how, square, shown.seen, this.plot, how === "exact" ? shown.paper.gap : shown.paper.dot);
     }
   }
+}
+
+/**
+ * How many of these are NaN.
+ * @param {ArrayLike<number>} values
+ * @returns {Broken}
+ */
+export function brokenOf(values) {
+  let count = 0;
+  for (let i = 0; i < values.length; i++) if (Number.isNaN(values[i])) count++;
+  return count === 0 ? "" : count === values.length ? "all" : "some";
+}
+
+/**
+ * The cells that are NaN, crossed; those beside each other in a row are one box.
+ * @param {Pen} pen
+ * @param {Shown} shown
+ * @param {Square} square
+ * @param {Box} plot
+ */
+function crossBroken(pen, { seen, paper }, { cells, down, across, rows, cols }, plot) {
+  const [top, bottom] = cellsOf(rows, seen.rows, down);
+  const [left, right] = cellsOf(cols, seen.cols, across);
+  const [high, wide] = [span(rows) / down, span(cols) / across];
+  const boxes = [];
+  for (let i = top; i < bottom; i++) {
+    for (let j = left; j < right; j++) {
+      const first = j;
+      while (j < right && Number.isNaN(cells[i * across + j])) j++;
+      if (j === first) continue;
+      /** @type {Range[]} */
+      const [at, from] = [[rows[0] + i * high, rows[0] + (i + 1) * high], [cols[0] + first * wide, cols[0] + j * wide]];
+      boxes.push(boxOf({ rows: at, cols: from }, seen, plot));
+    }
+  }
+  if (boxes.length > 0) drawCrossed(pen, boxes, paper.paper, paper.alarm);
 }
 
 /**

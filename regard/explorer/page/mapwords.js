@@ -24,15 +24,16 @@ export class MapBar {
 
   /**
    * @param {State} state
-   * @param {{scale: import("./colourmaps.js").Scale, how: string, paper: import("./paper.js").Paper, missing: number,
-   *   error: string | null, isWhole: boolean, window: {window: number, windows: number} | null}} shown
+   * @param {{scale: import("./colourmaps.js").Scale, how: string, broken: import("./mapdrawing.js").Broken,
+   *   paper: import("./paper.js").Paper, missing: number, error: string | null, isWhole: boolean, window: {window: number, windows: number} | null}} shown
    */
   show(state, shown) {
     const built = JSON.stringify([state.lang, state.scale, state.sink, shown.isWhole]);
     if (built !== this.built) this.#build(state, shown.isWhole);
     this.built = built;
-    const { scale, how, paper, missing, error, window } = shown;
-    const legended = JSON.stringify([state.lang, scale.kind, scale.low, scale.high, how, paper.dark, missing > 0, error, window]);
+    const { scale, how, broken, paper, missing, error, window } = shown;
+    const colours = [scale.kind, scale.low, scale.high, how, broken, paper.dark];
+    const legended = JSON.stringify([state.lang, colours, missing > 0, error, window]);
     if (legended !== this.legended) this.#explain(state, shown);
     this.legended = legended;
   }
@@ -62,18 +63,23 @@ export class MapBar {
 
   /**
    * @param {State} state
-   * @param {{scale: import("./colourmaps.js").Scale, how: string, paper: import("./paper.js").Paper, missing: number,
-   *   error: string | null, window: {window: number, windows: number} | null}} shown
+   * @param {{scale: import("./colourmaps.js").Scale, how: string, broken: import("./mapdrawing.js").Broken,
+   *   paper: import("./paper.js").Paper, missing: number, error: string | null, window: {window: number, windows: number} | null}} shown
    */
-  #explain(state, { scale, how, paper, missing, error, window }) {
+  #explain(state, { scale, how, broken, paper, missing, error, window }) {
     const words = wordsFor(state.lang);
     const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
     const pooled = how === "pooled";
-    fill(
-      this.legend,
+    const numbers = [
       make("span", { class: "map-low" }, scale.kind === "linear" ? "0" : digits(scale.low)),
       make("span", { class: "map-ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` }),
       make("span", { class: "map-high" }, digits(scale.high)),
+    ];
+    fill(
+      this.legend,
+      ...(broken === "all" ? [] : numbers),
+      broken && make("span", { class: "map-nan", title: words.nan },
+        make("span", { class: "mark-broken", "aria-hidden": "true" }), "NaN"),
       make("span", { class: "map-how", "data-how": how, title: pooled ? words.pooledHint : words.exactHint },
         make("span", { class: pooled ? "mark-pooled" : "mark-exact", "aria-hidden": "true" }), howWords(how, state.lang)),
       window && make("span", { class: "map-window", title: words.windowHint }, words.window(window)),
@@ -127,6 +133,6 @@ export class MapTip {
 function side(name, one, many, [from, to], label) {
   const single = from === to;
   return make("div", { class: `tip-${name}` },
-    make("span", { class: "tip-name" }, single ? one : many), single ? `${label(from)} ` : "",
+    make("span", { class: "tip-name" }, single ? one : many), single && make("bdi", {}, label(from)), single && " ",
     make("span", { class: "tip-place" }, single ? String(from) : `${from}–${to}`));
 }

@@ -2,16 +2,23 @@
 // It does not know which measure it paints.
 
 import { rampFor, stepAt } from "./colourmaps.js";
+import { figure } from "./words.js";
 
-/** @typedef {{low: number, high: number, colour: (value: number) => string, ink: (value: number) => string,
- *   gradient: string}} Painting */
+/**
+ * flat: all numbers are alike in the digits that are shown, and have one colour; low and high are NaN where there is none.
+ * @typedef {{low: number, high: number, flat: boolean, colour: (value: number) => string, ink: (value: number) => string,
+ *   gradient: string}} Painting
+ */
 
 /** Less, nothing and more, in sRGB, on light and on dark paper: blue and orange, told apart by colour-blind eyes. */
 const LIGHT = { less: [33, 102, 172], none: [247, 247, 245], more: [190, 90, 10] };
 const DARK = { less: [120, 180, 240], none: [38, 41, 46], more: [250, 165, 80] };
 
+/** What lies closer together than this is rounding of sums in fp32, and no difference between heads. */
+export const NOISE = 1e-5;
+
 /**
- * One colour path from the lowest number to the highest.
+ * One colour path from the lowest number to the highest; one colour where these are alike in the digits that are shown.
  * @param {ArrayLike<number>} values  NaN is left out
  * @param {boolean} fromZero  whether the path begins at 0 even where the lowest number is larger
  * @param {boolean} dark
@@ -20,11 +27,12 @@ const DARK = { less: [120, 180, 240], none: [38, 41, 46], more: [250, 165, 80] }
 export function sequence(values, fromZero, dark) {
   const [least, high] = bounds(values);
   const low = fromZero ? Math.min(0, least) : least;
+  const flat = !(high - low >= NOISE) || figure(low) === figure(high);
   const ramp = rampFor(dark);
-  const step = (/** @type {number} */ value) => stepAt(high > low ? (value - low) / (high - low) : 0);
-  const stops = Array.from({ length: 9 }, (_, i) => ramp.css[stepAt(i / 8)]);
+  const step = (/** @type {number} */ value) => stepAt(flat ? 0 : (value - low) / (high - low));
+  const stops = Array.from({ length: 9 }, (_, i) => ramp.css[stepAt(flat ? 0 : i / 8)]);
   const gradient = `linear-gradient(to right, ${stops.join(", ")})`;
-  return { low, high, colour: (value) => ramp.css[step(value)], ink: (value) => ramp.ink[step(value)], gradient };
+  return { low, high, flat, colour: (value) => ramp.css[step(value)], ink: (value) => ramp.ink[step(value)], gradient };
 }
 
 /**
@@ -35,7 +43,8 @@ export function sequence(values, fromZero, dark) {
  */
 export function difference(values, dark) {
   const [least, most] = bounds(values);
-  const high = Math.max(Math.abs(least), Math.abs(most)) || 1;
+  const largest = Math.max(Math.abs(least), Math.abs(most));
+  const high = largest > NOISE ? largest : 1;
   const { less, none, more } = dark ? DARK : LIGHT;
   const mixed = (/** @type {number} */ value) => {
     const [end, share] = [value < 0 ? less : more, Math.min(1, Math.abs(value) / high)];
@@ -44,17 +53,20 @@ export function difference(values, dark) {
   const css = (/** @type {number} */ value) => `rgb(${mixed(value).join(" ")})`;
   const stops = [-1, -0.5, 0, 0.5, 1].map((share) => css(share * high));
   const gradient = `linear-gradient(to right, ${stops.join(", ")})`;
-  return { low: -high, high, colour: css, ink: (value) => (light(mixed(value)) > 0.179 ? "#000" : "#fff"), gradient };
+  return { low: -high, high, flat: false, colour: css, ink: (value) => (light(mixed(value)) > 0.179 ? "#000" : "#fff"), gradient };
 }
 
-/** @param {ArrayLike<number>} values */
+/**
+ * The lowest and the highest number; NaN twice where there is none.
+ * @param {ArrayLike<number>} values
+ */
 function bounds(values) {
   let [low, high] = [Infinity, -Infinity];
   for (let i = 0; i < values.length; i++) {
     if (values[i] < low) low = values[i];
     if (values[i] > high) high = values[i];
   }
-  return low > high ? [0, 0] : [low, high];
+  return low > high ? [NaN, NaN] : [low, high];
 }
 
 /**

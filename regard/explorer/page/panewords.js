@@ -62,6 +62,8 @@ const WORDS = {
     heldPatch: "held: point at the picture to read single weights; click again to let go",
     freePatch: "click to hold",
     window: (/** @type {any} */ v) => `window ${v.window} of ${v.windows}`,
+    nan: "weights are NaN: see regard doctor",
+    stretched: "drawn broader than it is, so that patches can be hit",
     windowHint: "The map shows one window, that of the chosen patch: patches of different windows do not see each other.",
     kinds: {
       text: "text",
@@ -90,7 +92,7 @@ const WORDS = {
     log: "로그",
     rank: "순위",
     sink: "첫 키",
-    sinkHint: "어텐션을 많이 받곤 하는 첫 키를 보입니다. 끄면 색에서 빼고 빗금으로 그립니다.",
+    sinkHint: "어텐션을 많이 받곤 하는 첫 키를 보여 줍니다. 끄면 색에서 빼고 빗금으로 그립니다.",
     map: (/** @type {any} */ v) =>
       `어텐션 맵, 레이어 ${v.layer}, 헤드 ${v.head}: 쿼리 ${v.queries}개, 키 ${v.keys}개, ${v.how}.` +
       (v.link ? ` 가장 강한 연결: ${v.link}.` : "") +
@@ -131,6 +133,8 @@ const WORDS = {
     heldPatch: "고정됨: 이미지를 가리키면 가중치가 하나씩 보입니다. 다시 누르면 풀립니다",
     freePatch: "누르면 고정합니다",
     window: (/** @type {any} */ v) => `윈도 ${v.window} / ${v.windows}`,
+    nan: "가중치가 NaN입니다: regard doctor로 확인하세요",
+    stretched: "패치를 가리킬 수 있도록 실제보다 넓게 그렸습니다",
     windowHint: "맵은 고른 패치가 속한 윈도 하나를 보여 줍니다. 서로 다른 윈도의 패치는 서로를 보지 않습니다.",
     kinds: {
       text: "텍스트",
@@ -178,7 +182,8 @@ export function kindWords(kind, lang) {
  * @param {number | null | undefined} weight
  */
 export function digits(weight) {
-  if (weight === null || weight === undefined || Number.isNaN(weight)) return "–";
+  if (weight === null || weight === undefined) return "–";
+  if (Number.isNaN(weight)) return "NaN";
   if (weight === 0) return "0";
   return weight >= 0.001 ? weight.toFixed(4) : weight.toExponential(2).replace("-", "−");
 }

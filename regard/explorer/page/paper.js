@@ -5,7 +5,7 @@ import { onDarkPaper, rampFor } from "./colourmaps.js";
 
 /**
  * @typedef {{dark: boolean, ramp: import("./colourmaps.js").Ramp, paper: string, ink: string, muted: string,
- *   line: string, gap: string, dot: string, bar: string, veil: string, query: string, key: string}} Paper
+ *   line: string, gap: string, dot: string, bar: string, veil: string, query: string, key: string, alarm: string}} Paper
  */
 
 const LIGHT = { gap: "rgb(255 255 255 / 0.75)", dot: "rgb(27 31 38 / 0.3)", veil: "rgb(27 31 38 / 0.12)" };
@@ -22,6 +22,6 @@ export function paperUnder(element) {
   const own = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
   return {
     ...{ dark, ramp: rampFor(dark), paper: own("paper"), ink: own("ink"), muted: own("muted"), line: own("strong-line") },
-    ...{ bar: own("bar"), query: own("query"), key: own("key"), ...(dark ? DARK : LIGHT) },
+    ...{ bar: own("bar"), query: own("query"), key: own("key"), alarm: own("error"), ...(dark ? DARK : LIGHT) },
   };
 }

@@ -4,7 +4,7 @@
 
 import { scaleOf } from "./colourmaps.js";
 import { fill, make } from "./elements.js";
-import { sayLink } from "./linklist.js";
+import { hasNaN, sayLink } from "./linklist.js";
 import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { PhotoAnswers } from "./photoanswers.js";
@@ -64,6 +64,7 @@ class PhotoPane {
       fresh: () => (this.held = false),
     });
     this.picture = 0;
+    this.stretched = false;
     /** @type {number | null} */
     this.token = null; // whose picture is in sight
     this.written = "";
@@ -138,18 +139,22 @@ class PhotoPane {
     if (!line) return this.#read(state);
     const row = this.#shownRow(state);
     const [queries, keys] = [this.answers.tokens(0), this.answers.tokens(1)];
-    const patches = keys?.of(this.picture) ?? [];
+    const [patches, grid] = [keys?.of(this.picture) ?? [], this.#grid()];
     const weight = (/** @type {number} */ key) =>
       row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0;
     const scale = scaleOf(state.scale, this.#patchWeights(row, keys));
-    this.drawing.draw({
+    this.stretched = this.drawing.draw({
       ...{ image: this.answers.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
-      ...{ patches, weight: ({ token }) => weight(token), scale, paper, held: this.held },
+      ...{ patches, weight: ({ token }) => weight(token), broken: row !== null && hasNaN(row), scale, paper, held: this.held },
+      ...{ across: grid?.columns.length ?? 1, down: grid?.rows.length ?? 1 },
       query: this.#boxOf(queries, state.token),
       key: this.#boxOf(keys, state.key),
     });
     this.#write(state);
-    const colours = { start: row?.start ?? 0, weights: row?.weights.data ?? null, held: this.held, sink: true, scale, paper };
+    const colours = {
+      ...{ start: row?.start ?? 0, weights: row?.weights.data ?? null, broken: row !== null && hasNaN(row) },
+      ...{ held: this.held, sink: true, scale, paper },
+    };
     const known = this.answers.same ? colours : { ...colours, weights: null };
     this.asking.colour({ ...known, token: state.token, key: this.answers.same ? state.key : null, lang: state.lang });
     this.asked.colour({ ...colours, token: null, key: state.key, lang: state.lang });
@@ -214,7 +219,8 @@ class PhotoPane {
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
     const windows = this.answers.layer?.windows ?? 1;
     const cut = windows > 1 && windows !== this.answers.overview?.pictures?.length; // several pictures are windows, too
-    const text = noteOf(line, grid, cut ? windows : 1, this.answers.lost.get(this.picture) ?? "", state.lang);
+    const lost = this.answers.lost.get(this.picture) ?? "";
+    const text = noteOf(line, grid, { windows: cut ? windows : 1, stretched: this.stretched, lost }, state.lang);
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 

@@ -2,7 +2,7 @@
 // is hatched; the query and the key are framed. It does not know the store, nor where answers come from.
 
 import { stepAt } from "./colourmaps.js";
-import { clean, drawFrame, drawHatching } from "./drawing.js";
+import { clean, drawCrossed, drawFrame, drawHatching } from "./drawing.js";
 
 /** @typedef {import("./drawing.js").Box} Box */
 /** @typedef {import("./drawing.js").Pen} Pen */
@@ -15,7 +15,10 @@ import { clean, drawFrame, drawHatching } from "./drawing.js";
  * @property {number} width
  * @property {number[]} seen  top, left, bottom, right of what the model saw, fractions
  * @property {Patch[]} patches  of the keys
- * @property {(patch: Patch) => number} weight  NaN where it is not known
+ * @property {number} across  patches beside each other
+ * @property {number} down  patches below each other
+ * @property {(patch: Patch) => number} weight
+ * @property {boolean} broken  NaN is a weight, and not one that is not known
  * @property {import("./colourmaps.js").Scale} scale
  * @property {import("./patches.js").Box | null} query
  * @property {import("./patches.js").Box | null} key
@@ -27,6 +30,9 @@ import { clean, drawFrame, drawHatching } from "./drawing.js";
 const SOFT = 0.6;
 const COVER = 0.92;
 const MARGIN = 6; // around the photograph, for the frames of patches at its edge
+/** The shorter side is no shorter than 0.3 inches, as in the figures; where it would be, patches become as large as this. */
+const LEAST = 29;
+const PATCH = 6;
 
 export class PhotoDrawing {
   /** @param {HTMLCanvasElement} canvas */
@@ -38,7 +44,10 @@ export class PhotoDrawing {
     this.grey = null;
   }
 
-  /** @param {Shown} shown */
+  /**
+   * @param {Shown} shown
+   * @returns {boolean} whether the picture is stretched, its sides not drawn as they are
+   */
   draw(shown) {
     const { pen, width, height } = clean(this.canvas);
     const { paper } = shown;
@@ -51,10 +60,22 @@ export class PhotoDrawing {
     this.#photograph(pen, shown);
     this.#unseen(pen, shown);
     for (const patch of shown.patches) this.#colour(pen, shown, patch);
+    this.#cross(pen, shown);
     pen.restore();
     drawFrame(pen, this.plot, paper.line);
     if (shown.query) this.#frame(pen, shown.query, paper, paper.query, shown.held ? 3.5 : 2.5, []);
     if (shown.key) this.#frame(pen, shown.key, paper, paper.key, 2, [4, 3]);
+    return Math.abs((this.plot.width * shown.height) / (this.plot.height * shown.width) - 1) > 0.01;
+  }
+
+  /**
+   * Patches whose weight is NaN, crossed.
+   * @param {Pen} pen
+   * @param {Shown} shown
+   */
+  #cross(pen, { patches, weight, broken, paper }) {
+    const boxes = broken ? patches.filter((patch) => Number.isNaN(weight(patch))).map(({ box }) => this.#box(box)) : [];
+    if (boxes.length > 0) drawCrossed(pen, boxes, paper.veil, paper.alarm);
   }
 
   /**
@@ -146,6 +167,8 @@ export class PhotoDrawing {
 }
 
 /**
+ * As large as there is room for, in its own shape; of a picture that is a mere line so, the shorter side is stretched until
+ * its patches can be pointed at.
  * @param {Shown} shown
  * @param {number} width
  * @param {number} height
@@ -154,7 +177,10 @@ export class PhotoDrawing {
 function fitting(shown, width, height) {
   const room = { width: Math.max(1, width - 2 * MARGIN), height: Math.max(1, height - 2 * MARGIN) };
   const scale = Math.min(room.width / shown.width, room.height / shown.height);
-  const [wide, high] = [Math.max(1, shown.width * scale), Math.max(1, shown.height * scale)];
+  const side = (/** @type {number} */ length, /** @type {number} */ patches, /** @type {number} */ most) =>
+    length >= LEAST ? length : Math.min(most, Math.max(LEAST, PATCH * patches));
+  const wide = side(shown.width * scale, shown.across, room.width);
+  const high = side(shown.height * scale, shown.down, room.height);
   return { x: MARGIN + (room.width - wide) / 2, y: MARGIN + (room.height - high) / 2, width: wide, height: high };
 }
 

@@ -3,6 +3,7 @@
 
 import { stepAt } from "./colourmaps.js";
 import { fill, make, segments } from "./elements.js";
+import { hasNaN } from "./linklist.js";
 import { digits, kindWords, wordsFor } from "./panewords.js";
 
 /** @typedef {import("./labels.js").Piece} Piece */
@@ -43,7 +44,8 @@ export class PhotoBar {
       return make("span", given, `${kindWords(kind, lang)} `, make("b", {}, digits(share)));
     });
     const choice = pictures > 1 ? this.#choice(lang, picture, pictures) : null;
-    fill(this.element, choice, row && make("span", { class: "photo-legend" }, low, ramp, high), ...shares);
+    const known = row?.weights.data.some((weight) => weight > 0);
+    fill(this.element, choice, known && make("span", { class: "photo-legend" }, low, ramp, high), ...shares);
   }
 
   /**
@@ -67,9 +69,10 @@ function sharesOf(row, keys) {
   if (row === null || keys === null) return [];
   /** @type {Map<string, number>} */
   const sums = new Map();
+  const broken = hasNaN(row);
   row.weights.data.forEach((weight, i) => {
     const kind = keys.kinds[row.start + i];
-    sums.set(kind, (sums.get(kind) ?? 0) + (weight || 0));
+    sums.set(kind, (sums.get(kind) ?? 0) + (broken ? weight : weight || 0));
   });
   return [...sums].sort(([, a], [, b]) => b - a);
 }
@@ -105,11 +108,11 @@ export function piecesOf(tokens, naming) {
  * What is to be known of a picture, in a line.
  * @param {import("./source.js").PictureLine | undefined} line
  * @param {import("./patches.js").Grid | undefined} grid
- * @param {number} windows
- * @param {string} lost  why the picture did not come, "" where it did
+ * @param {{windows: number, stretched: boolean, lost: string}} how  stretched: the sides are not drawn as they are;
+ *   lost: why the picture did not come, "" where it did
  * @param {string} lang
  */
-export function noteOf(line, grid, windows, lost, lang) {
+export function noteOf(line, grid, { windows, stretched, lost }, lang) {
   const words = wordsFor(lang);
   const [top, left, bottom, right] = line?.seen ?? [0, 0, 1, 1];
   const cropped = Math.max(top, left, 1 - bottom, 1 - right) > HAIR;
@@ -117,6 +120,7 @@ export function noteOf(line, grid, windows, lost, lang) {
     grid ? words.patchesOf({ rows: grid.rows.length, columns: grid.columns.length }) : words.noPatches,
     windows > 1 && words.inWindows({ windows }),
     cropped && words.hatched,
+    stretched && words.stretched,
     line && !line.shown && words.noPicture,
     lost && words.pictureLost({ why: lost }),
   ];

@@ -6,7 +6,7 @@ import { bars } from "./bars.js";
 import { fill, make } from "./elements.js";
 import { Naming } from "./naming.js";
 import { isAbort, latest } from "./source.js";
-import { figure, say } from "./words.js";
+import { figure, say, sayAround } from "./words.js";
 
 /** @typedef {import("./source.js").Source} Source */
 /** @typedef {import("./source.js").Steps} Steps */
@@ -108,12 +108,12 @@ class StepsPane {
     const { answer, naming } = this;
     if (answer === null || naming === null) return;
     const { lang, layer } = this.store.get();
-    const token = naming.query(layer, answer.token);
+    const token = quoted(naming.query(layer, answer.token));
     const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset
       .focus;
     fill(
       this.element,
-      make("h2", {}, say(lang, "steps_of", { token: `“${token}”` })),
+      make("h2", {}, ...sayAround(lang, "steps_of", { token: isolated(token) })),
       this.words(answer, token),
       make(
         "div",
@@ -135,11 +135,14 @@ class StepsPane {
     const root = Math.sqrt(d);
     const second = isRoot(answer)
       ? say(lang, "step_2", { d, root: figure(root) })
-      : say(lang, "step_2_other", { scale: figure(answer.scale) });
-    const third = say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
+      : say(lang, answer.scale === 1 ? "step_2_one" : "step_2_other", { d, scale: factor(answer) });
+    const broken = list(answer.weights).some(Number.isNaN);
+    const third = broken
+      ? say(lang, "step_3_nan")
+      : say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
     const fourth = say(lang, answer.v_sum ? "step_4" : "step_4_missing");
-    const all = [say(lang, "step_1", { token: `“${token}”`, d }), second, third, fourth];
-    return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, words)));
+    const all = [sayAround(lang, "step_1", { token: isolated(token), d }), [second], [third], [fourth]];
+    return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, ...words)));
   }
 
   /** @param {Steps} answer */
@@ -151,11 +154,12 @@ class StepsPane {
     const asked = answer.keys.indexOf(answer.key);
     const seen = this.all || few.includes(asked) || asked < 0 ? few : [...few.slice(0, FEW - 1), asked];
     const biased = isBiased(answer);
+    /** @type {import("./words.js").Word[]} */
     const heads = [
       "step_key",
       "step_dot",
       isRoot(answer) ? "step_scaled" : "step_scaled_other",
-      ...(biased ? ["step_score"] : []),
+      ...(biased ? /** @type {const} */ (["step_score"]) : []),
       "step_softmax",
     ];
     const lines = (this.all ? order : seen).map((i) =>
@@ -184,7 +188,7 @@ class StepsPane {
             "tr",
             {},
             ...heads.map((word) =>
-              make("th", { scope: "col" }, say(lang, /** @type {import("./words.js").Word} */ (word))),
+              make("th", { scope: "col" }, say(lang, word, { scale: factor(answer) })),
             ),
           ),
         ),
@@ -219,7 +223,7 @@ class StepsPane {
         make(
           "button",
           { type: "button", class: "called", "aria-pressed": key === answer.key, "data-focus": `key${key}` },
-          name,
+          isolated(name),
         ),
         make("small", {}, String(key)),
       ),
@@ -230,7 +234,7 @@ class StepsPane {
         make(
           "span",
           { class: "bar", "aria-hidden": "true" },
-          make("i", { style: `width:${(100 * weight).toFixed(2)}%` }),
+          make("i", { style: `width:${(100 * (weight || 0)).toFixed(2)}%` }),
         ),
         make("span", { class: "number" }, figure(weight)),
       ),
@@ -243,26 +247,39 @@ class StepsPane {
    */
   pair(answer, token) {
     const { lang, layer } = this.store.get();
-    const key = `“${this.naming?.key(layer, answer.key) ?? ""}”`;
+    const key = quoted(this.naming?.key(layer, answer.key) ?? "");
     const [q, k, product] = [answer.q, answer.k, answer.product].map(list);
     const at = answer.keys.indexOf(answer.key);
-    const [dot, scaled, weight] = [answer.dots, answer.scaled, answer.weights].map((values) =>
-      figure(list(values)[at]),
-    );
+    const [dot, weight] = [answer.dots, answer.weights].map((values) => figure(list(values)[at]));
     const titles = (/** @type {number} */ index) =>
       say(lang, "dimension", { index, q: figure(q[index]), k: figure(k[index]), product: figure(product[index]) });
     // Each by its own largest number: beside a long query a short key would be a flat line.
-    const strip = (/** @type {string} */ label, /** @type {number[]} */ values) =>
-      make("div", { class: "strip" }, make("span", {}, label), bars(values, { label, titles }));
+    const strip = (/** @type {import("./elements.js").Child[]} */ said, /** @type {number[]} */ values) => {
+      const name = make("span", {}, ...said);
+      return make("div", { class: "strip" }, name, bars(values, { label: name.textContent ?? "", titles }));
+    };
     return make(
       "div",
       { class: "pair" },
-      make("h3", {}, say(lang, "pair", { token: `“${token}”`, key })),
-      strip(say(lang, "query_vector", { token: `“${token}”` }), q),
-      strip(say(lang, "key_vector", { key }), k),
-      strip(say(lang, "product_vector"), product),
-      make("p", { class: "sum" }, say(lang, "pair_sum", { d: answer.d, dot, scaled, weight })),
+      make("h3", {}, ...sayAround(lang, "pair", { token: isolated(token), key: isolated(key) })),
+      strip(sayAround(lang, "query_vector", { token: isolated(token) }), q),
+      strip(sayAround(lang, "key_vector", { key: isolated(key) }), k),
+      strip([say(lang, "product_vector")], product),
+      make("p", { class: "sum" }, say(lang, "pair_sum", { d: answer.d, dot, scaled: this.scaled(answer, at), weight })),
     );
+  }
+
+  /**
+   * What becomes of q·k before the softmax, in words: nothing where the scale is 1 and nothing is added.
+   * @param {Steps} answer
+   * @param {number} at
+   */
+  scaled(answer, at) {
+    const { lang } = this.store.get();
+    const [scaled, score] = [answer.scaled, answer.scores].map((values) => figure(list(values)[at]));
+    const times = answer.scale === 1 ? "" : say(lang, "pair_times", { scale: factor(answer), scaled });
+    const first = isRoot(answer) ? say(lang, "pair_divided", { scaled }) : times;
+    return first + (isBiased(answer) ? say(lang, "pair_score", { score }) : "");
   }
 
   /** @param {Steps} answer */
@@ -283,6 +300,27 @@ class StepsPane {
       ),
     );
   }
+}
+
+/** @param {string} label */
+function quoted(label) {
+  return `“${label}”`;
+}
+
+/**
+ * A label in the direction of its own letters, whatever stands around it.
+ * @param {string} label
+ */
+function isolated(label) {
+  return make("bdi", {}, label);
+}
+
+/**
+ * What q·k is multiplied by, in few digits.
+ * @param {Steps} answer
+ */
+function factor({ scale }) {
+  return String(Number(scale.toPrecision(3))).replaceAll("-", "−");
 }
 
 /** @param {Steps} answer */

@@ -5,7 +5,7 @@ import { arcsLayer, drawArcs } from "./arcs.js";
 import { scaleOf } from "./colourmaps.js";
 import { fill, make } from "./elements.js";
 import { Labels } from "./labels.js";
-import { LinkList, sayLink } from "./linklist.js";
+import { LinkList, hasNaN, sayLink } from "./linklist.js";
 import { wordsFor } from "./panewords.js";
 import { paperUnder } from "./paper.js";
 import { Ribbon } from "./ribbon.js";
@@ -237,7 +237,8 @@ class TextPane {
     const scale = this.#scale(state, row);
     this.#write(state, window);
     this.words.colour({
-      ...{ start: row?.start ?? 0, weights: row?.weights.data ?? null, token: this.#wordOf(state.token), key: state.key },
+      ...{ start: row?.start ?? 0, weights: row?.weights.data ?? null, broken: row !== null && hasNaN(row) },
+      ...{ token: this.#wordOf(state.token), key: state.key },
       ...{ held: this.held, sink: state.sink, scale, paper, lang: state.lang },
     });
     if (this.words.bringIntoSight(this.sought, this.scroll)) this.sought = null;

@@ -97,6 +97,14 @@ export function fromHash(hash) {
 }
 
 /**
+ * Does what a hash tells say where to look, and not only how?
+ * @param {Partial<State>} said
+ */
+export function saysPlace(said) {
+  return ["layer", "head", "token", "key", "window", "region"].some((field) => field in said);
+}
+
+/**
  * @param {URLSearchParams} said
  * @param {Record<string, (text: string) => any>} fields
  * @param {string} prefix

@@ -7,9 +7,9 @@ const en = {
   layer: "layer",
   head: "head",
   head_at: "layer {layer}, head {head}",
-  tokens_of: "{count} tokens",
-  pixels_of: "{width} × {height} pixels",
-  heads_of: "{layers} layers × {heads} heads",
+  tokens_of: "{count} {count|token|tokens}",
+  pixels_of: "{height} × {width} pixels, high and wide",
+  heads_of: "{layers} {layers|layer|layers} × {heads} {heads|head|heads}",
   session: "What is looked at",
   new_text: "Read new",
   compare: "Compare",
@@ -43,11 +43,12 @@ const en = {
   view: "Layout",
   find: "Search heads",
   find_example: "induction > 0.4",
-  found: "{count} of {all} heads",
+  found: "{count} of {all} {all|head|heads}",
   and_more: "and {count} more",
   sorted_by: "Sorted by {measure}",
   no_head: "No head fits.",
   legend: "Colours from {low} to {high}",
+  legend_alike: "{value} in every head",
   atlas_label: "Heads: rows are layers, columns are heads. The arrow keys move.",
   find_unknown: "“{word}” is no measure. There are: {names}.",
   find_number: "A number must come after “{word}”, as in {example}.",
@@ -84,6 +85,8 @@ const en = {
   about_induction: "Weight on what came after the same token earlier.",
   max_weight: "largest weight",
   no_label: "no clear pattern",
+  nan_all: "Weights are NaN, all of this head: see regard doctor, or capture.doctor(), which says where NaN came from.",
+  nan_some: "Some weights of this head are NaN: see regard doctor, or capture.doctor(), which says where NaN came from.",
 
   patterns: "Patterns",
   strongest: "Strongest links",
@@ -93,25 +96,30 @@ const en = {
   steps_of: "How {token} comes to look where it looks",
   step_dot: "q·k",
   step_scaled: "÷ √d",
-  step_scaled_other: "× scale",
+  step_scaled_other: "× {scale}",
   step_score: "score",
   step_softmax: "softmax",
   step_key: "key",
   step_1: "q of {token} has {d} numbers. Times the {d} numbers of each token's k, summed: q·k.",
   step_2: "Divided by √{d} = {root}, so that scores do not grow with the vectors' length.",
   step_2_other: "Multiplied by this model's scale, {scale}.",
+  step_2_one: "This model does not divide by √{d}: its scale is 1.",
   step_3: "Softmax makes weights that add up to 1: e^(score − {lse}); {lse} is the log of Σ e^score over all keys.",
+  step_3_nan: "Softmax divides by the sum over all keys: one NaN among the scores makes every weight of the query NaN.",
   step_4: "The result: every token's value vector v times its weight, summed: Σ w·v.",
   step_4_missing: "The result is Σ w·v; this capture does not hold the values v.",
   step_bias: "The score is what the softmax gets: this model also adds a position bias or caps it.",
   result: "Σ w·v, {d} numbers",
   pair: "Why this one? q ⊙ k of {token} and {key}",
-  pair_sum: "The {d} products add up to q·k = {dot}; divided: {scaled}; weight {weight}.",
+  pair_sum: "The {d} products add up to q·k = {dot}; {scaled}weight {weight}.",
+  pair_divided: "divided: {scaled}; ",
+  pair_times: "times {scale}: {scaled}; ",
+  pair_score: "score with what the model adds: {score}; ",
   dimension: "dimension {index}: q {q} × k {k} = {product}",
   query_vector: "q of {token}",
   key_vector: "k of {key}",
   product_vector: "q ⊙ k",
-  keys_shown: "{count} of {all} keys, the largest weights first",
+  keys_shown: "{count} of {all} {all|key|keys}, the largest weights first",
   show_all: "Show all {count}",
   show_fewer: "Show fewer",
   choose_token: "Choose a token in the text (or press j and k) to see how its weights come about.",
@@ -174,7 +182,7 @@ const ko = {
   head: "헤드",
   head_at: "레이어 {layer}, 헤드 {head}",
   tokens_of: "토큰 {count}개",
-  pixels_of: "{width} × {height} 픽셀",
+  pixels_of: "{height} × {width} 픽셀 (세로 × 가로)",
   heads_of: "레이어 {layers} × 헤드 {heads}",
   session: "보고 있는 대상",
   new_text: "새로 읽기",
@@ -214,6 +222,7 @@ const ko = {
   sorted_by: "{measure} 순",
   no_head: "조건에 맞는 헤드가 없습니다.",
   legend: "색 범위 {low} ~ {high}",
+  legend_alike: "모든 헤드에서 {value}",
   atlas_label: "헤드: 행은 레이어, 열은 헤드입니다. 방향키로 이동합니다.",
   find_unknown: "“{word}”라는 지표는 없습니다. 쓸 수 있는 이름: {names}.",
   find_number: "“{word}” 뒤에는 숫자가 와야 합니다. 예: {example}.",
@@ -226,7 +235,7 @@ const ko = {
 
   entropy: "엔트로피",
   effective: "유효 키 수",
-  received_max: "최대 수신 비율",
+  received_max: "한 키가 받는 최대 비율",
   first: "첫 토큰(싱크)",
   own: "자기 자신",
   previous: "이전 토큰",
@@ -250,29 +259,36 @@ const ko = {
   about_induction: "앞서 나온 같은 토큰의 바로 다음 토큰에 주는 가중치입니다.",
   max_weight: "최대 가중치",
   no_label: "뚜렷한 패턴 없음",
+  nan_all: "이 헤드의 가중치가 모두 NaN입니다. NaN이 어디서 왔는지는 regard doctor 또는 capture.doctor()로 확인하세요.",
+  nan_some: "이 헤드의 가중치 일부가 NaN입니다. NaN이 어디서 왔는지는 regard doctor 또는 capture.doctor()로 확인하세요.",
 
   patterns: "패턴",
   strongest: "가장 강한 연결",
   no_links: "알려진 연결이 없습니다.",
-  looks_at: "가 보는 토큰",
+  looks_at: "이(가) 보는 토큰",
   steps: "쿼리 하나의 계산 과정",
   steps_of: "{token}의 가중치가 정해지는 과정",
   step_dot: "q·k",
   step_scaled: "÷ √d",
-  step_scaled_other: "× 스케일",
+  step_scaled_other: "× {scale}",
   step_score: "점수",
   step_softmax: "softmax",
   step_key: "키",
   step_1: "{token}의 q는 숫자 {d}개입니다. 각 토큰의 k와 성분끼리 곱해 모두 더하면 q·k입니다.",
   step_2: "√{d} = {root}(으)로 나눕니다. 벡터가 길어져도 점수가 커지지 않게 하기 위해서입니다.",
   step_2_other: "q·k에 모델의 스케일 {scale}을(를) 곱합니다.",
+  step_2_one: "이 모델은 √{d}(으)로 나누지 않습니다. 스케일이 1입니다.",
   step_3: "softmax로 합이 1인 가중치를 만듭니다: e^(점수 − {lse}). {lse}는 모든 키의 Σ e^점수에 로그를 취한 값입니다.",
+  step_3_nan: "softmax는 모든 키에 대한 합으로 나누므로, 점수 하나가 NaN이면 이 쿼리의 가중치가 모두 NaN이 됩니다.",
   step_4: "결과는 각 토큰의 값 벡터 v에 가중치를 곱해 모두 더한 Σ w·v입니다.",
   step_4_missing: "결과는 Σ w·v이지만, 이 캡처에는 값 벡터 v가 없습니다.",
   step_bias: "점수는 softmax에 들어가는 값입니다. 이 모델은 여기에 위치 편향을 더하거나 상한을 둡니다.",
   result: "Σ w·v, 숫자 {d}개",
   pair: "왜 이 키인가? {token}와(과) {key}의 q ⊙ k",
-  pair_sum: "곱 {d}개를 모두 더하면 q·k = {dot}, 나누면 {scaled}, 가중치는 {weight}입니다.",
+  pair_sum: "곱 {d}개를 모두 더하면 q·k = {dot}, {scaled}가중치는 {weight}입니다.",
+  pair_divided: "나누면 {scaled}, ",
+  pair_times: "{scale}을(를) 곱하면 {scaled}, ",
+  pair_score: "모델이 더하는 값까지 넣은 점수는 {score}, ",
   dimension: "{index}번 성분: q {q} × k {k} = {product}",
   query_vector: "{token}의 q",
   key_vector: "{key}의 k",
@@ -282,7 +298,7 @@ const ko = {
   show_fewer: "줄여 보기",
   choose_token: "텍스트에서 토큰을 고르면(또는 j, k 키) 가중치가 어떻게 정해지는지 보여 줍니다.",
   no_rows:
-    '이 캡처에는 지표만 있고 정확한 행이 없어 계산 과정을 보일 수 없습니다. watch(model, keep="qk")로 캡처하면 쿼리와 키가 함께 저장됩니다.',
+    '이 캡처에는 지표만 있고 정확한 행이 없어 계산 과정을 보여 줄 수 없습니다. watch(model, keep="qk")로 캡처하면 쿼리와 키가 함께 저장됩니다.',
 
   choose: "무엇을 읽을까요?",
   choose_intro: "텍스트를 입력하거나 텍스트·이미지를 끌어다 놓으면, 모델의 헤드마다 어디를 보는지 보여 줍니다.",
@@ -338,14 +354,32 @@ const WORDS = { en, ko };
 /** @typedef {keyof typeof WORDS} Lang */
 
 /**
- * A text of the page, with its places filled: say("ko", "found", { count: 3, all: 72 }).
+ * A text of the page, with its places filled: say("ko", "found", { count: 3, all: 72 }). {count|key|keys} is "key" for 1.
  * @param {Lang} lang
  * @param {Word} word
  * @param {Record<string, string | number>} [given]
  * @returns {string}
  */
 export function say(lang, word, given = {}) {
-  return WORDS[lang][word].replace(/\{(\w+)\}/g, (whole, name) => (name in given ? String(given[name]) : whole));
+  return sayAround(lang, word, given).join("");
+}
+
+/**
+ * The same in parts, so that what fills a place may be an element, as a label in a direction of its own is.
+ * @template Part
+ * @param {Lang} lang
+ * @param {Word} word
+ * @param {Record<string, Part | number>} given
+ * @returns {(Part | string)[]}
+ */
+export function sayAround(lang, word, given) {
+  return WORDS[lang][word].split(/(\{[^}]+\})/).map((part) => {
+    const [, name, one, many] = /^\{(\w+)(?:\|([^|]*)\|([^|]*))?\}$/.exec(part) ?? [];
+    if (name === undefined || !(name in given)) return part;
+    if (one !== undefined) return String(given[name]) === "1" ? one : many;
+    const value = given[name];
+    return typeof value === "number" ? String(value) : value;
+  });
 }
 
 /**
@@ -381,15 +415,16 @@ export function browserLanguage() {
 }
 
 /**
- * A number for people: few digits, no needless zeros, never "0.00" for what is not zero.
+ * A number for people: few digits, no needless zeros, never "0.00" for what is not zero; "–" where it is not known.
  * @param {number | null | undefined} value
  * @returns {string}
  */
 export function figure(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === null || value === undefined) return "–";
+  if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  const digits = size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.01 ? 2 : size >= 0.0001 ? 4 : -1;
+  const digits = size >= 1e7 ? -1 : size === 0 || size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.01 ? 2 : size >= 0.0001 ? 4 : -1;
   const text = digits < 0 ? value.toExponential(0) : digits < 4 ? value.toFixed(digits) : value.toPrecision(1);
   return text.replaceAll("-", "−");
 }

@@ -13,7 +13,8 @@ import { digits, wordsFor } from "./panewords.js";
  * @property {() => void} release
  */
 /**
- * @typedef {{start: number, weights: Float32Array | null, token: number | null, key: number | null, held: boolean,
+ * broken: NaN is a weight, and not one that is not known.
+ * @typedef {{start: number, weights: Float32Array | null, broken: boolean, token: number | null, key: number | null, held: boolean,
  *   sink: boolean, scale: import("./colourmaps.js").Scale, paper: import("./paper.js").Paper, lang: string}} Heat
  */
 
@@ -47,7 +48,7 @@ export class WordView {
     const special = wordsFor(lang).special;
     const groups = words.flatMap(({ pieces, whole }) => {
       const spans = pieces.map((piece, i) => this.#span(piece, special, i > 0, i < pieces.length - 1));
-      const group = make("span", { class: "text-word", "data-whole": whole }, ...spans);
+      const group = make("bdi", { class: "text-word", "data-whole": whole }, ...spans);
       return pieces[pieces.length - 1].breaks ? [group, make("br")] : [group, " "];
     });
     this.element.classList.toggle("spelt", words.some(({ whole }) => whole !== null));
@@ -75,12 +76,13 @@ export class WordView {
    * Colour the words.
    * @param {Heat} heat
    */
-  colour({ start, weights, token, key, held, sink, scale, paper, lang }) {
+  colour({ start, weights, broken, token, key, held, sink, scale, paper, lang }) {
     for (const [index, span] of this.spans) {
-      const weight = weights ? weights[index - start] : NaN;
+      const weight = weights?.[index - start] ?? null;
+      const none = broken && Number.isNaN(weight);
       const hidden = !sink && index === 0;
-      const step = weight > 0 && !hidden ? stepAt(scale.place(weight)) : -1;
-      const marks = { "left-out": hidden, query: index === token, held: index === token && held, key: index === key };
+      const step = weight !== null && weight > 0 && !hidden ? stepAt(scale.place(weight)) : -1;
+      const marks = { "left-out": hidden, broken: none, query: index === token, held: index === token && held, key: index === key };
       // Most words stay as they are from one hover to the next; touching them all would cost a layout of the whole text.
       const look = `${weight} ${step} ${paper.dark} ${lang} ${Object.values(marks)}`;
       if (look === this.looks.get(index)) continue;
@@ -88,7 +90,7 @@ export class WordView {
       span.style.backgroundColor = step < 0 ? "" : paper.ramp.css[step];
       span.style.color = step < 0 ? "" : paper.ramp.ink[step];
       for (const [name, on] of Object.entries(marks)) span.classList.toggle(name, on);
-      this.#name(span, index, weight, index === token, lang);
+      this.#name(span, index, none || !Number.isNaN(weight) ? weight : null, index === token, lang);
     }
     this.#stopAt(token !== null && this.spans.has(token) ? token : (this.spans.keys().next().value ?? -1));
   }
@@ -96,13 +98,13 @@ export class WordView {
   /**
    * @param {HTMLElement} span
    * @param {number} index
-   * @param {number} weight
+   * @param {number | null} weight  null where it is not known
    * @param {boolean} selected
    * @param {string} lang
    */
   #name(span, index, weight, selected, lang) {
-    const known = Number.isNaN(weight) ? null : digits(weight);
-    span.dataset.weight = known === null ? "" : String(weight);
+    const known = weight === null ? null : digits(weight);
+    span.dataset.weight = weight === null ? "" : String(weight);
     span.setAttribute("aria-selected", String(selected));
     span.setAttribute("aria-label", wordsFor(lang).word({ word: span.textContent, index, weight: known }));
   }

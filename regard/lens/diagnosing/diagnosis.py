@@ -48,8 +48,11 @@ WORDS: dict[Lang, dict[str, str]] = {
 SAID: dict[Lang, dict[str, str]] = {  # what facts say, in words; what is not here is said as it is
     "en": {"flag": "by the flag", "in mask": "by the mask", "both": "by both"},
     "ko": {
-        "self": "자기",
-        "cross": "교차",
+        "self": "셀프",
+        "cross": "크로스",
+        "none": "없음",
+        "all visible": "모두 보임",
+        "all so far": "지금까지 모두",
         "no": "아니요",
         "flag": "플래그로",
         "in mask": "마스크로",
@@ -85,9 +88,8 @@ class MaskUse:
         said, facts = SAID[lang], self.facts
         low, high = self.keys
         sizes = f"{facts.sizes[2]} × {low if low == high else f'{low}–{high}'}"
-        names = (self.kind, facts.causal, facts.bias_kind or "–")
-        kind, causal, bias = (said.get(name, name) for name in names)
-        return [places(self.paths), kind, facts.mask, causal, bias, sizes, str(self.calls)]
+        names = (self.kind, facts.mask, facts.causal, facts.bias_kind or "–")
+        return [places(self.paths), *(said.get(name, name) for name in names), sizes, str(self.calls)]
 
     @property
     def drawable(self) -> bool:
@@ -101,7 +103,8 @@ class MaskUse:
         b = min(b, len(bands) - 1)
         batch = WORDS[lang]["batch"].format(b=b, h=0) if bands.shape[0] * bands.shape[1] > 1 else ""
         _, _, nq, nk = self.facts.sizes
-        caption = WORDS[lang]["bands"].format(where=places(self.paths), mask=self.facts.mask, batch=batch, nq=nq, nk=nk)
+        mask = SAID[lang].get(self.facts.mask, self.facts.mask)
+        caption = WORDS[lang]["bands"].format(where=places(self.paths), mask=mask, batch=batch, nq=nq, nk=nk)
         return f"{caption}\n{draw(bands[b, 0])}"
 
 

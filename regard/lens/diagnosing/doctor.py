@@ -236,7 +236,7 @@ def masks_differ(case: Case) -> Iterable[Finding]:
         for record, facts in stack:
             key = _mask_key(facts)
             names.setdefault(key, []).append(record)
-            texts[key] = facts.mask
+            texts[key] = facts.mask if facts.bias_kind is None else f"{facts.mask} with a bias ({facts.bias_kind})"
         if len(names) > 1 and len({facts.causal == "no" for _, facts in stack}) == 1:
             listed = "; ".join(f"{texts[key]}: {places(r.path for r in group)}" for key, group in names.items())
             paths = tuple(record.path for record, _ in stack)

@@ -28,7 +28,7 @@ from regard.masks.mask import Grid
 from regard.rules import read_offset
 from regard.stages import Lang
 
-__all__ = ["MEANING", "NAMES", "THRESHOLDS", "label", "score"]
+__all__ = ["CALLED", "MEANING", "NAMES", "THRESHOLDS", "label", "score"]
 
 NAMES = ("own", "previous", "next", "first", "neighbours", "uniform", "delimiter", "same token", "induction")
 
@@ -59,6 +59,22 @@ MEANING: dict[Lang, dict[str, str]] = {
         "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄",
     },
 }
+
+CALLED: dict[Lang, dict[str, str]] = {
+    "en": {name: name for name in NAMES},
+    "ko": {
+        "own": "자기 자신",
+        "previous": "이전 토큰",
+        "next": "다음 토큰",
+        "first": "첫 토큰",
+        "neighbours": "주변 토큰",
+        "uniform": "고른 분포",
+        "delimiter": "구분자",
+        "same token": "같은 토큰",
+        "induction": "인덕션",
+    },
+}
+"""What a pattern is called in a table."""
 
 
 def score(

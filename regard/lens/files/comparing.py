@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.lens.capture import Capture, Record, per_head
+from regard.lens.capture import Capture, Record
 from regard.lens.diagnosing.findings import spoken
 from regard.lens.diagnosing.layer_names import places
 from regard.lens.files.packing import pool
+from regard.lens.head_values import per_head
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
 
@@ -55,7 +56,7 @@ WORDS: dict[Lang, dict[str, str]] = {
     },
     "ko": {
         "same": "같음: 비교한 모듈 {modules}개, 측정값 {compared}개{tolerance}",
-        "title": "양쪽에 있는 모듈 {modules}개, 서로 다른 측정값 {compared}개 중 {changed}개{tolerance}",
+        "title": "양쪽에 있는 모듈 {modules}개, 측정값 {compared}개 중 {changed}개가 다름{tolerance}",
         "tolerance": " (허용 오차 {:g})",
         "only": "{}에만 있음: {}",
         "unlike": "항목|위치|A|B",

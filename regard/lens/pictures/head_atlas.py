@@ -42,6 +42,7 @@ def atlas(
     values: Any,
     *,
     layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
     measure: str = "entropy",
     unit: str | None = None,
     labels: Sequence[Sequence[str]] | None = None,
@@ -56,27 +57,30 @@ def atlas(
     ['induction']
 
     values: (L, H), at most 256 of each; NaN where a layer has no such head. Infinite ones are red.
+    heads: how many each layer has, 0 where its values are not known: then NaN among these is a number that came out so,
+        and red; NaN beyond them is no head. Without it every NaN is no head.
     layers: the name of each row, such as module paths; what all of them share is cut off, and the legend says how.
     measure, unit: what the colours mean. The unit is known for regard's own measures; "" leaves it out.
     labels: L × H words, "" for none. Written into the squares where they fit, otherwise their beginnings, with a key.
     limits: where the colours begin and end, to compare two atlases; by default from 0 to the largest value, and
         evenly around 0 where some are negative.
-    dark: for dark paper.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     Raises TypeError or ValueError for values, names, labels or limits of a wrong kind or size.
     """
     register_fonts()
     values, names, words = _read(values, layers, labels)
+    there = _there(values, heads)
     theme = DARK if dark else LIGHT
     scale = _scale(values, measure, limits, theme)
     unit = UNITS.get(measure, "") if unit is None else unit
     inches = panel_inches(values.shape, 1, 1, 9.6 if words is None else 12.0)
-    signs, keys = _labelled(words, inches) if words is not None else (_numbers(values, scale, inches), [])
+    signs, keys = _labelled(words, inches) if words is not None else (_numbers(values, there, scale, inches), [])
     cells = scale.paint(values, theme)
-    cells[np.isnan(values)] = rgb(theme.paper)
+    cells[~there] = rgb(theme.paper)
     rows = None if names is None else tuple(clip(drawable(name), 28) for name in short_names(names))
     panel = Panel(cells, values.shape, inches, rows, None, signs=signs)
-    return _compose(panel, title, [*_legend(values, scale, unit, theme), *_cut(names), *keys], theme)
+    return _compose(panel, title, [*_legend(values, there, scale, unit, theme), *_cut(names), *keys], theme)
 
 
 def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...] | None, Array | None]:
@@ -84,8 +88,6 @@ def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...]
     values = read_numbers("values", values, "(layers, heads)")
     if max(values.shape) > MOST:
         raise ValueError(f"an atlas has at most {MOST} layers and {MOST} heads, got {values.shape}; draw some of them")
-    if np.isnan(values).all():
-        raise ValueError("values are all NaN, which means that no head is there; NaN is for heads a layer lacks")
     count, heads = values.shape
     names = None if layers is None else read_tokens("layers", layers, count, "rows of values")
     if labels is None:
@@ -94,6 +96,18 @@ def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...]
         raise ValueError(f"labels must be {count} rows of {heads} words, as values are; got {_amount(labels)}")
     words = [read_tokens(f"labels[{n}]", row, heads, "heads") for n, row in enumerate(labels)]
     return values, names, np.array(words, dtype=object)
+
+
+def _there(values: Array, heads: Any) -> Array:
+    """(L, H) booleans: which heads are there, by their numbers or, without these, by what is no NaN."""
+    if heads is None:
+        if np.isnan(values).all():
+            raise ValueError("values are all NaN, which means that no head is there; heads= says how many there are")
+        return ~np.isnan(values)
+    count, most = values.shape
+    if isinstance(heads, str) or len(heads) != count or not all(isinstance(n, int) and 0 <= n <= most for n in heads):
+        raise ValueError(f"heads must be {count} integers from 0 to {most}, one for each row of values; got {heads!r}")
+    return np.asarray(np.arange(most) < np.array(heads).reshape(-1, 1))
 
 
 def _amount(labels: Any) -> str:
@@ -123,13 +137,14 @@ def _limits(limits: Any, finite: Array) -> Pair:
     return low, high
 
 
-def _legend(values: Array, scale: Scale, unit: str, theme: Theme) -> list[Key]:
+def _legend(values: Array, there: Array, scale: Scale, unit: str, theme: Theme) -> list[Key]:
     _, *ramp = scale.key()
     keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
-    if np.isnan(values).any():
-        keys.append((rgb(theme.paper), "no such head"))
-    if np.isinf(values).any():
-        keys.append((rgb(theme.alarm), "infinite"))
+    if not there.all():
+        keys.append((rgb(theme.paper), "no such head" if there.any(1).all() else "no such head, or not known"))
+    broken = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
+    if any(found.any() for found in broken.values()):
+        keys.append((rgb(theme.alarm), " or ".join(name for name, found in broken.items() if found.any())))
     return keys
 
 
@@ -175,10 +190,10 @@ def _cut(names: Sequence[str] | None) -> list[Key]:
 # ------------------------------------------------------------------------------------------------------- in the squares
 
 
-def _numbers(values: Array, scale: Scale, inches: Pair) -> Array | None:
+def _numbers(values: Array, there: Array, scale: Scale, inches: Pair) -> Array | None:
     """(L, H) values as text where they are few; nothing where there is no head."""
     signs = cell_signs(values, scale, inches, None)
-    return None if signs is None else np.where(np.isnan(values), "", signs)
+    return None if signs is None else np.where(there, np.where(np.isnan(values), "NaN", signs), "")
 
 
 def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
@@ -235,6 +250,7 @@ def atlas_html(
     values: Any,
     *,
     layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
     measure: str = "entropy",
     unit: str | None = None,
     labels: Sequence[Sequence[str]] | None = None,
@@ -246,9 +262,11 @@ def atlas_html(
     >>> "layer 0, head 1: 1.5 nats" in atlas_html(np.array([[0.5, 1.5]]))
     True
 
-    The arguments are those of `atlas`, and so is what it raises; it needs no matplotlib. Labels are shown on hover.
+    values, layers, heads, measure, unit, labels, limits, title: as in `atlas`, and so is what it raises; it needs no
+    matplotlib. Labels are shown on hover.
     """
     values, names, words = _read(values, layers, labels)
+    there = _there(values, heads)
     scale = _scale(values, measure, limits, LIGHT)
     unit = UNITS.get(measure, "") if unit is None else unit
     kind = "signed" if scale.low < 0 else "weight"
@@ -259,8 +277,9 @@ def atlas_html(
         parts.append(f'<span style="text-align:right;padding-right:6px">{escape(clip(name, 28))}</span>')
         for h, value in enumerate(row):
             label = "" if words is None else str(words[n, h])
-            said = f"layer {name}, head {h}: {value:.4g} {unit}".rstrip() + (f", {label}" if label else "")
-            parts.append(_square(value, scale, kind, said))
+            number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
+            said = f"layer {name}, head {h}: {number}" + (f", {label}" if label else "")
+            parts.append(_square(value, scale, kind, said) if there[n, h] else "<span></span>")
     grid = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
     body = f'<div style="{grid};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
     name = f"{measure} ({unit})" if unit else measure
@@ -269,9 +288,8 @@ def atlas_html(
 
 
 def _square(value: float, scale: Scale, kind: str, said: str) -> str:
-    if np.isnan(value):
-        return "<span></span>"
-    place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
-    style = web_colours.shade(kind, web_colours.level(place)).partition(";")[0]
-    style = style if np.isfinite(value) else f"background:{web_colours.ALARM}"
+    style = f"background:{web_colours.ALARM}"
+    if np.isfinite(value):
+        place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
+        style = web_colours.shade(kind, web_colours.level(place)).partition(";")[0]
     return f'<span title="{escape(said)}" style="{style}"></span>'

@@ -50,9 +50,14 @@ def overlay(
 ) -> Figure:
     """Weights of patches, each where its patch lies in the picture.
 
+    >>> picture = overlay([[0, 0, 8, 8], [0, 8, 8, 16]], [0.75, 0.25], (8, 16), title="cls")
+    >>> picture.texts[0].get_text()
+    'cls'
+
     boxes: (P, 4) top, left, bottom, right in the picture's pixels.  weights: (P,), from 0 up.
     picture: height and width.  image: the photograph, as `view.overlay` takes it; bare paper without.
-    asked: (4,) a box to outline.  note: one more entry of the legend.  dark: for dark paper.
+    asked: (4,) a box to outline.  note: one more entry of the legend.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     Colours run from 0, where the photograph is bare, to the largest weight. NaN and infinity are red.
     Raises TypeError or ValueError for numbers, boxes or an image of a wrong kind or size.

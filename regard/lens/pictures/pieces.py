@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Piece", "readable"]
+__all__ = ["Piece", "readable", "visible"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,17 @@ def readable(tokens: Sequence[str]) -> list[Piece]:
     if style == "ends":
         spaces = [False, *(token.endswith("</w>") for token in tokens[:-1])]
     return [
-        Piece(_visible(text.removeprefix(" ")), space and n > 0, text.endswith("\n"))
+        Piece(visible(text.removeprefix(" ")), space and n > 0, text.endswith("\n"))
         for n, (text, space) in enumerate(zip(texts, spaces, strict=True))
     ]
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    r"""A text with signs for what would not be seen: ↵ for a line's end, ⇥ for a tab, ␣ for nothing but spaces.
+
+    >>> visible("\n"), visible(""), visible("a\tb"), visible(" a")
+    ('↵', '␣', 'a⇥b', ' a')
+    """
     if not text.strip(" "):
         return "␣" * max(1, len(text))
     return text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥") or "↵"

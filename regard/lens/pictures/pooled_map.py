@@ -72,7 +72,7 @@ def map_with_marginals(
     sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A key
         that takes most of the weight otherwise leaves all others pale.
     scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
-    dark: for dark paper.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     Raises TypeError or ValueError for arguments of a wrong kind or size, negative weights, exact=True where a cell
     covers several tokens, and sink=False where key 0 is not there or alone.

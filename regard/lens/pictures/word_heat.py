@@ -60,7 +60,7 @@ def text_heat(
     columns: letters per line, 32 to 200; by default what suits the length of the text.
     strongest: how many words have their weight printed above them.
     sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
-    dark: for dark paper.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     A line ends where the text's does (↵), unless there are too many. Up to about 2000 tokens fit; beyond, windows
     around the strongest are shown, and what lies between says what it holds.
@@ -90,7 +90,7 @@ def text_heat_html(
     >>> text_heat_html(["a", "<b>"], [0.25, 0.75]).count("&lt;b&gt;")
     1
 
-    The arguments are those of `text_heat`, and so is what it raises; it needs no matplotlib.
+    tokens, weights, query, sink, title: as in `text_heat`, and so is what it raises; it needs no matplotlib.
     """
     row = _read(tokens, weights, query, sink)
     runs, _ = next(_choices(row))

@@ -63,7 +63,7 @@ def links(
     key_tokens: Nk strings, where the keys are other words; for columns only.
     kind: "columns", queries left and keys right; or "arcs" over one line, above it those that look back or at
         themselves, below it those that look ahead.
-    dark: for dark paper.
+    title: above the picture; none unless given.  dark: for dark paper.
 
     Of more than 100 words only those with links are written, with their positions, and ⋮ for what lies between.
     Raises TypeError or ValueError for tokens, indices or weights of a wrong kind or size, for none, and for links among

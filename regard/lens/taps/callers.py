@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import CO_VARARGS
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -22,7 +23,19 @@ from torch import Tensor, nn
 from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
 from regard.op import attention
 
-__all__ = ["Caller", "Watch", "active", "attempt", "deliver", "find", "join", "leave", "original_path", "running"]
+__all__ = [
+    "Caller",
+    "Watch",
+    "active",
+    "attempt",
+    "deliver",
+    "find",
+    "is_parameter",
+    "join",
+    "leave",
+    "original_path",
+    "running",
+]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
 GENERATED = "<eval_with_key>"
@@ -62,6 +75,8 @@ class Watch:
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
     unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = field(default_factory=dict)  # did a product make its scores?
+    chained: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)  # products used without a softmax
+    storages: frozenset[int] = field(init=False)  # where the model's own numbers lie
 
     def __post_init__(self) -> None:
         self.modules = {id(module): (module, original_path(name)) for name, module in self.model.named_modules()}
@@ -69,6 +84,8 @@ class Watch:
         kinds = {cls for module in modules for cls in type(module).__mro__}
         methods = [value for holder in (*kinds, *modules) for value in vars(holder).values()]
         self.codes = {id(code): code for value in methods for code in _codes(value)}
+        own = (x for module in modules for x in (*module._parameters.values(), *module._buffers.values()))
+        self.storages = frozenset(at for x in own if x is not None for at in _storage(x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +98,7 @@ class Caller:
     kind: Kind
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
+    given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
 
 
 _watches: tuple[Watch, ...] = ()
@@ -150,11 +168,41 @@ def _found(
             if module is not None and not isinstance(module, through):
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
-                yield Caller(watch, module, path, _kind(frame, module, path), compiled or scripted, inside_op)
+                kind, given = _kind(frame, module, path), _given(frame)
+                yield Caller(watch, module, path, kind, compiled or scripted, inside_op, given)
         inside_op = inside_op or code is _OP
         name = str(frame.f_globals.get("__name__", ""))
         compiled = compiled or name.startswith(COMPILERS) or code.co_filename.startswith(GENERATED)
         frame = frame.f_back
+
+
+def _given(frame: FrameType) -> tuple[int, ...]:
+    """The shape of a method's first tensor, (B, …) or (N, B, …); () where there is none, or none of several rows."""
+    code, local = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+    for name in code.co_varnames[1:count]:
+        value = local.get(name)
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, Tensor):
+                return tuple(x.shape) if x.ndim > (2 if x.is_floating_point() else 1) else ()
+    return ()
+
+
+def is_parameter(x: Tensor) -> bool:
+    """Does a tensor lie in a parameter or a buffer of a watched model?"""
+    return any(at in watch.storages for at in _storage(x) for watch in _watches)
+
+
+def _storage(x: Tensor) -> Iterator[int]:
+    """Where a tensor's numbers lie; nothing for one that has none yet, or another kind of memory."""
+    if _is_stand_in(x):
+        return
+    try:
+        at = x.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return
+    if at:
+        yield at
 
 
 def running(caller: Caller, frame: FrameType | None) -> bool:

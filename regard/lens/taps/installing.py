@@ -39,6 +39,7 @@ from regard.lens.taps.fused_taps import CPU_KERNELS, CUDA_KERNELS, FusedTap
 from regard.lens.taps.sightings import HERE, Lent, Sighting
 from regard.lens.taps.softmax_taps import ProductTap, SoftmaxTap, settle
 from regard.op import observe, unobserve
+from regard.untraced import untraced
 
 __all__ = ["Taps"]
 
@@ -66,6 +67,7 @@ class Taps:
         self.model, self.on_sighting = model, on_sighting
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
+        self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
         self._watch: Watch | None = None
 
     @property
@@ -78,10 +80,15 @@ class Taps:
         """Those of them whose scores a product of matrices made, as attention's are."""
         return [at for at, by_product in self._unconfirmed.items() if by_product]
 
+    @property
+    def chained(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(path, shape) of products that met another product without a softmax: attention by other means, or none."""
+        return list(self._chained)
+
     def __enter__(self) -> Taps:
         if self._watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
-        watch = Watch(self.model, self.on_sighting, self.errors, self._unconfirmed)
+        watch = Watch(self.model, self.on_sighting, self.errors, self._unconfirmed, self._chained)
         with _LOCK:
             try:
                 _install(self.model)
@@ -97,7 +104,8 @@ class Taps:
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
         watch, self._watch = self._watch, None
-        assert watch is not None
+        if watch is None:
+            raise RuntimeError("these Taps are not installed: enter them first, by `with Taps(…)`, and leave them once")
         with _LOCK:
             last = leave(watch)
             settle(watch)
@@ -141,7 +149,7 @@ def _covering() -> Library:
     try:
         with _without_the_warning():
             for tap, key in taps:
-                _keep_from_dynamo(tap)
+                untraced("a tap only looks on")(type(tap).__call__)  # a function left alone may call a kernel
                 library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)  # type: ignore
     except BaseException:
         library._destroy()  # type: ignore[no-untyped-call]
@@ -167,18 +175,9 @@ def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:
     kernels = (*CPU_KERNELS, *(CUDA_KERNELS if cuda else ()))
     taps: list[tuple[FusedTap | SoftmaxTap | ProductTap, str]] = [(FusedTap(name, key), key) for name, key in kernels]
     for key in ("CPU", "CUDA") if cuda else ("CPU",):
-        taps += [(SoftmaxTap(key), key), *((ProductTap(name, key), key) for name in ("bmm", "baddbmm"))]
+        taps += [(SoftmaxTap(name, key), key) for name in ("_softmax", "_log_softmax")]
+        taps += [(ProductTap(name, key), key) for name in ("bmm", "baddbmm", "mm")]
     return taps
-
-
-def _keep_from_dynamo(tap: Any) -> None:
-    """Never trace a tap: torch.compile would, where a function that it left alone calls a kernel.
-
-    This is what torch.compiler.disable does, without importing the compiler for those who compile nothing.
-    """
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    frames.set_code_exec_strategy(type(tap).__call__.__code__, skip)
 
 
 # --------------------------------------------------------------------------------------------------- our own operation

@@ -160,6 +160,8 @@ def _located(directory: Path) -> tuple[list[Path], _Index | None]:
     index = _read_index(directory / INDEX)
     names = sorted(set(index.shards.values()))
     if missing := [name for name in names if not (directory / name).is_file()]:
+        if dangling := [name for name in missing if _is_dangling(directory / name)]:
+            raise _no_target(directory, dangling)
         of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
         raise FileNotFoundError(f"{str(directory)!r} lacks {of}: {_list(missing)}; download or copy them too")
     return [directory / name for name in names], index
@@ -167,6 +169,8 @@ def _located(directory: Path) -> tuple[list[Path], _Index | None]:
 
 def _no_weights(directory: Path) -> Exception:
     """What to say of a directory that has neither of the two files."""
+    if dangling := [name for name in (SINGLE, INDEX) if _is_dangling(directory / name)]:
+        return _no_target(directory, dangling)
     there = sorted(path.name for path in directory.iterdir())
     pickles = [name for name in there if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)]
     others = [name for name in there if name.endswith(tuple(OTHERS))]
@@ -183,6 +187,17 @@ def _no_weights(directory: Path) -> Exception:
         )
     holds = f"it holds {_list(there)}" if there else "it is empty"
     return FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
+
+
+def _is_dangling(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
+
+
+def _no_target(directory: Path, links: Sequence[str]) -> FileNotFoundError:
+    """What to say of links to files that are gone, as in a hub cache that was deleted in part."""
+    are = f"{links[0]} is a link" if len(links) == 1 else f"{_list(links)} are links"
+    target = os.readlink(directory / links[0])
+    return FileNotFoundError(f"no model in {str(directory)!r}: {are} to nothing, for there is no {target!r}; {AGAIN}")
 
 
 def _list(names: Sequence[str], most: int = 8) -> str:

@@ -2,7 +2,8 @@
 
 Launching some two hundred kernels from Python takes longer than a GPU needs to run them; a graph launches them at once.
 Nothing is captured where it could not be right: on other devices, for models whose step the kernels do not have, with
-padding that is not on the left alone, or while somebody watches, since a replay calls nobody.
+padding that is not on the left alone, under autocast, which the kernels do not follow, or while somebody watches, since
+a replay calls nobody.
 """
 
 from __future__ import annotations
@@ -21,15 +22,23 @@ from regard.models.parts import Tower
 from regard.models.state import State
 from regard.op import observed
 
-__all__ = ["Captured", "capturable"]
+__all__ = ["Captured", "capturable", "unseen_by_a_replay"]
 
 
 def capturable(tower: Tower, head: object, state: State, dtype: torch.dtype) -> bool:
     """Can the next steps of this state be captured?"""
     place = tower.embed.tokens.weight.device
-    if place.type != "cuda" or observed() or torch.is_grad_enabled() or state.memory is not None:
+    if place.type != "cuda" or unseen_by_a_replay() or torch.is_grad_enabled() or state.memory is not None:
         return False
-    return isinstance(head, LanguageHead) and one_row.refuse(tower, head, dtype) is None and state.padded_left
+    if not isinstance(head, LanguageHead) or one_row.refuse(tower, head, dtype) is not None:
+        return False
+    keys, _ = cast(FixedCache, state.caches[0]).room  # of another dtype where autocast was on for the prompt alone
+    return keys.dtype == dtype and state.padded_left
+
+
+def unseen_by_a_replay() -> bool:
+    """Is there what a replay would pass over: somebody who watches, or autocast?"""
+    return observed() or torch.is_autocast_enabled("cuda")
 
 
 _RAN: WeakKeyDictionary[Tower, set[object]] = WeakKeyDictionary()

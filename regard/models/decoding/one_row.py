@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from regard.cache import FixedCache
 from regard.devices import power_of_two
-from regard.layers import MultiHeadAttention
+from regard.layers import MultiHeadAttention, untouched
 from regard.models.heads import LanguageHead
 from regard.models.parts import Block, Tower
 from regard.models.state import State
@@ -93,7 +93,17 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return "its norms are no RMS norm and no LayerNorm with a bias"
         if block.feed_forward.activation not in ACTS:
             return f"the kernels do not have {block.feed_forward.activation}"
+    if not all(_as_made(module) for part in (tower, head) for module in part.modules()):
+        return "somebody hooks into its layers, or has put others in their place, and the kernels call no layer"
     return None
+
+
+def _as_made(module: nn.Module) -> bool:
+    """Would calling the module do what it was made for, and nothing else? An adapter, a hook or a patch does more."""
+    if isinstance(module, nn.Linear):
+        return untouched(module)
+    ours = type(module).__module__.split(".")[0] in ("regard", "torch") and "forward" not in vars(module)
+    return ours and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:

@@ -95,7 +95,7 @@ def order(settings: Settings) -> list[int]:
 def tower(settings: Settings) -> Tower:
     """Embedding and blocks."""
     d, e = settings.whole("hidden_size"), settings.whole("embedding_size", 128)
-    eps, dropout = settings.number("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.0)
+    eps, dropout = settings.eps("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.0)
     settings.only("position_embedding_type", "absolute")
     embed = Embedding(
         settings.whole("vocab_size"),
@@ -125,7 +125,7 @@ def tower(settings: Settings) -> Tower:
 def words(settings: Settings) -> LanguageHead:
     """The masked LM: vectors made narrow again and scored against the token table, or one of its own."""
     d, e = settings.whole("hidden_size"), settings.whole("embedding_size", 128)
-    norm = nn.LayerNorm(e, settings.number("layer_norm_eps", 1e-12))
+    norm = nn.LayerNorm(e, settings.eps("layer_norm_eps", 1e-12))
     transform = Transform(d, e, settings.text("hidden_act", "gelu_new"), norm)
     return LanguageHead(settings.whole("vocab_size"), None if settings.tied() else e, transform=transform, bias=True)
 

@@ -62,7 +62,7 @@ def names(settings: Settings) -> Names:
 
 def tower(settings: Settings, *, offset: int = 0) -> Tower:
     """Embedding and blocks. offset: of the positions, for RoBERTa."""
-    d, eps = settings.whole("hidden_size"), settings.number("layer_norm_eps", 1e-12)
+    d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-12)
     dropout = settings.number("hidden_dropout_prob", 0.1)
     settings.only("position_embedding_type", "absolute")
     embed = Embedding(
@@ -92,7 +92,7 @@ def tower(settings: Settings, *, offset: int = 0) -> Tower:
 def words(settings: Settings) -> LanguageHead:
     """The masked LM: transformed vectors scored against the token table, or one of its own."""
     d, vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
-    norm = nn.LayerNorm(d, settings.number("layer_norm_eps", 1e-12))
+    norm = nn.LayerNorm(d, settings.eps("layer_norm_eps", 1e-12))
     transform = Transform(d, d, settings.text("hidden_act", "gelu"), norm)
     return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
 

@@ -49,7 +49,7 @@ class Sizes:
     def __init__(self, settings: Settings) -> None:
         self.d, self.vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
         self.d_ff, self.function = settings.whole("intermediate_size"), settings.text("hidden_act", "gelu_new")
-        self.eps, self.dropout = settings.number("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.1)
+        self.eps, self.dropout = settings.eps("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.1)
 
     def feed_forward(self) -> FeedForward:
         """A feed-forward of a block, or of the head for answers."""
@@ -97,6 +97,11 @@ def words(settings: Settings) -> LanguageHead:
     return LanguageHead(sizes.vocabulary, None if settings.tied() else sizes.d, transform=transform, bias=True)
 
 
+def names(settings: Settings) -> Names:
+    """The body's weights, the same in every BigBird."""
+    return NAMES
+
+
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
     sizes, n = Sizes(settings), len(settings.labels())
@@ -121,7 +126,7 @@ FAMILY = Family(
     model_type="big_bird",
     prefix="bert",
     build=build,
-    names=lambda settings: NAMES,
+    names=names,
     tasks={
         "none": Task(architecture="BigBirdModel"),
         "fill": Task(architecture="BigBirdForMaskedLM", names=bert.WORDS, copies=bert.COPIES),

@@ -71,7 +71,7 @@ def names(settings: Settings) -> Names:
 
 def vision_tower(vision: Settings) -> VisionTower:
     """The ViT; its query, key and value are one matrix."""
-    d, eps = vision.whole("hidden_size", 768), vision.number("layer_norm_eps", 1e-5)
+    d, eps = vision.whole("hidden_size", 768), vision.eps("layer_norm_eps", 1e-5)
     vision.only("num_channels", 3)
 
     def block() -> Block:
@@ -87,7 +87,7 @@ def vision_tower(vision: Settings) -> VisionTower:
 
 def text_tower(text: Settings, memory: int, *, causal: bool = False) -> Tower:
     """The BERT. memory: width of what its blocks look at.  causal: does it write."""
-    d, eps = text.whole("hidden_size", 768), text.number("layer_norm_eps", 1e-12)
+    d, eps = text.whole("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
     dropout = text.number("hidden_dropout_prob", 0.0)
     text.only("is_decoder", True)  # without, its blocks have no attention to a picture
     positions = nn.Embedding(text.whole("max_position_embeddings", 512), d)
@@ -110,7 +110,7 @@ def text_tower(text: Settings, memory: int, *, causal: bool = False) -> Tower:
 def words(text: Settings) -> LanguageHead:
     """BERT's masked LM: transformed vectors scored against the table of words."""
     text.only("tie_word_embeddings", True)
-    d, norm = text.whole("hidden_size", 768), text.number("layer_norm_eps", 1e-12)
+    d, norm = text.whole("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
     transform = Transform(d, d, text.text("hidden_act", "gelu"), nn.LayerNorm(d, norm))
     return LanguageHead(text.whole("vocab_size", 30524), None, transform=transform, bias=True)
 

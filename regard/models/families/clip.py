@@ -53,7 +53,7 @@ OLD_END = 2  # an eos_token_id from before anything read it: it is wrong, and a 
 
 def block(settings: Settings, d: int, heads: int, inner: int) -> Block:
     """A block of either tower. heads, inner: how many, and how wide feed-forward is, where nothing is said."""
-    eps, function = settings.number("layer_norm_eps", 1e-5), settings.text("hidden_act", "quick_gelu")
+    eps, function = settings.eps("layer_norm_eps", 1e-5), settings.text("hidden_act", "quick_gelu")
     heads, dropout = settings.whole("num_attention_heads", heads), settings.number("attention_dropout", 0.0)
     return Block(
         MultiHeadAttention(d, heads, fused=True, dropout=dropout),
@@ -65,7 +65,7 @@ def block(settings: Settings, d: int, heads: int, inner: int) -> Block:
 
 def text_tower(settings: Settings) -> Tower:
     """Words, their positions, and blocks that see nothing ahead."""
-    d, eps = settings.whole("hidden_size", 512), settings.number("layer_norm_eps", 1e-5)
+    d, eps = settings.whole("hidden_size", 512), settings.eps("layer_norm_eps", 1e-5)
     positions = nn.Embedding(settings.whole("max_position_embeddings", 77), d)
     embed = Embedding(settings.whole("vocab_size", 49408), d, positions=positions)
     blocks = [block(settings, d, 8, 2048) for _ in range(settings.layers("num_hidden_layers", 12))]
@@ -74,7 +74,7 @@ def text_tower(settings: Settings) -> Tower:
 
 def vision_tower(settings: Settings) -> VisionTower:
     """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
-    d, eps = settings.whole("hidden_size", 768), settings.number("layer_norm_eps", 1e-5)
+    d, eps = settings.whole("hidden_size", 768), settings.eps("layer_norm_eps", 1e-5)
     patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 32), bias=False)
     embed = PatchEmbedding(patches, settings.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
     return VisionTower(embed, [block(settings, d, 12, 3072) for _ in range(settings.layers("num_hidden_layers", 12))])
@@ -88,7 +88,7 @@ def text_pooler(settings: Settings) -> EndPooler:
 
 def vision_pooler(settings: Settings) -> NormedFirst:
     """What sums up a picture."""
-    return NormedFirst(nn.LayerNorm(settings.whole("hidden_size", 768), settings.number("layer_norm_eps", 1e-5)))
+    return NormedFirst(nn.LayerNorm(settings.whole("hidden_size", 768), settings.eps("layer_norm_eps", 1e-5)))
 
 
 def tower_settings(settings: Settings, name: str) -> Settings:

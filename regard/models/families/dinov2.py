@@ -52,7 +52,7 @@ def feed_forward(settings: Settings, d: int) -> FeedForward:
 
 def tower(settings: Settings, *, registers: int, patch: int) -> VisionTower:
     """Patches and blocks. registers: how many.  patch: its size where config.json says nothing."""
-    d, eps = settings.whole("hidden_size"), settings.number("layer_norm_eps", 1e-6)
+    d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-6)
     patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", patch))
     embed = PatchEmbedding(
         patches,

@@ -40,7 +40,7 @@ def names(settings: Settings) -> Names:
 
 def tower(settings: Settings) -> Tower:
     """Embedding and blocks."""
-    d, eps = settings.whole("n_embd"), settings.number("layer_norm_epsilon", 1e-5)
+    d, eps = settings.whole("n_embd"), settings.eps("layer_norm_epsilon", 1e-5)
     heads, inner = settings.whole("n_head"), settings.whole("n_inner", 4 * d)
     added = settings.number("resid_pdrop", 0.1)
     shrinking = settings.flag("scale_attn_by_inverse_layer_idx", False)

@@ -72,7 +72,7 @@ def names(settings: Settings) -> Names:
 
 def vision_tower(settings: Settings) -> VisionTower:
     """Patches and blocks, as CLIP's."""
-    d, eps = settings.whole("embed_dim", 768), settings.number("layer_norm_eps", 1e-5)
+    d, eps = settings.whole("embed_dim", 768), settings.eps("layer_norm_eps", 1e-5)
     patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 14), bias=False)
     embed = PatchEmbedding(patches, settings.pair("image_size", 224), stretch=STRETCH, norm=nn.LayerNorm(d, eps))
     heads, inner = settings.whole("num_attention_heads", 16), settings.whole("intermediate_size", 5120)
@@ -103,7 +103,7 @@ def resampler(settings: Settings, d: int) -> Resampler:
 
 def look(settings: Settings, d: int, d_picture: int) -> GatedLook:
     """A look of words, d wide, at pictures."""
-    heads, eps = settings.whole("num_attention_heads", 32), settings.number("rms_norm_eps", 1e-6)
+    heads, eps = settings.whole("num_attention_heads", 32), settings.eps("rms_norm_eps", 1e-6)
     dropout, size = settings.number("dropout", 0.0), d // heads
     norms = (nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)) if settings.flag("qk_layer_norms", False) else None
     inner, function = settings.whole("intermediate_size", 11008), settings.text("hidden_act", "silu")
@@ -134,7 +134,7 @@ def build(settings: Settings, task: str) -> FlamingoModel:
     if depth % interval:
         raise ValueError(f"{settings.where}: {depth} layers do not divide by a cross_layer_interval of {interval}")
     seeing = settings.inner("vision_config")
-    e, eps = seeing.whole("embed_dim", 768), seeing.number("layer_norm_eps", 1e-5)
+    e, eps = seeing.whole("embed_dim", 768), seeing.eps("layer_norm_eps", 1e-5)
     settings.get("perceiver_config")  # of a resampler that may not be there
     gathering = settings.inner("perceiver_config") if settings.flag("use_resampler", False) else None
     assert text.most is not None

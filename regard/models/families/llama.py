@@ -40,7 +40,7 @@ def names(settings: Settings) -> Names:
 
 def tower(settings: Settings, turning: Rotary) -> Tower:
     """Embedding and blocks. turning: the positions."""
-    d, eps = settings.whole("hidden_size", 4096), settings.number("rms_norm_eps", 1e-6)
+    d, eps = settings.whole("hidden_size", 4096), settings.eps("rms_norm_eps", 1e-6)
     heads, inner = settings.whole("num_attention_heads", 32), settings.whole("intermediate_size", 11008)
     attention_bias, mlp_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
 

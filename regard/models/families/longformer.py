@@ -17,7 +17,7 @@ from regard.models.families import bert, roberta
 from regard.models.family import Family, Task
 from regard.models.heads import FirstToken, Labels, Pooler
 from regard.models.long_attention import SlidingAttention
-from regard.models.long_text_model import Choice, LongTextModel, first_tokens, tokens_before
+from regard.models.long_text_model import Choice, LongTextModel, TokensBefore, first_tokens
 from regard.models.parts import Tower
 from regard.models.settings import Settings
 from regard.models.sources import Names, Rows
@@ -98,7 +98,7 @@ def build(settings: Settings, task: str) -> LongTextModel:
     }
     choices: dict[str, Choice] = {
         "classify": first_tokens,
-        "answer": tokens_before(settings.whole("sep_token_id", 2, least=0)),
+        "answer": TokensBefore(settings.whole("sep_token_id", 2, least=0)),
     }
     pooler = Pooler(d) if task == "none" else None
     return LongTextModel(settings, tower(settings), pooler=pooler, head=heads[task](), choice=choices.get(task))

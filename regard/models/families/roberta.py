@@ -32,7 +32,7 @@ COPIES = {"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_hea
 def words(settings: Settings) -> LanguageHead:
     """The masked LM. Its activation is GELU whatever that of the blocks is."""
     d, vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
-    transform = Transform(d, d, "gelu", nn.LayerNorm(d, settings.number("layer_norm_eps", 1e-12)))
+    transform = Transform(d, d, "gelu", nn.LayerNorm(d, settings.eps("layer_norm_eps", 1e-12)))
     return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
 
 

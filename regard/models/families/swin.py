@@ -83,7 +83,7 @@ def embedding(settings: Settings, *, masked: bool) -> WindowEmbedding:
 def tower(settings: Settings, *, masked: bool) -> WindowTower:
     """Patches and stages. masked: with a token for hidden patches."""
     depths, heads = depths_and_heads(settings)
-    window, eps = settings.whole("window_size", 7), settings.number("layer_norm_eps", 1e-5)
+    window, eps = settings.whole("window_size", 7), settings.eps("layer_norm_eps", 1e-5)
     rate = settings.number("drop_path_rate", 0.1)
 
     def block(stage: int, number: int) -> WindowBlock:

@@ -64,7 +64,7 @@ def _feed_forward(settings: Settings) -> tuple[str, bool]:
 def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
     """One side, its blocks sharing one table of distances."""
     d, heads, width = settings.whole("d_model"), settings.whole("num_heads"), settings.whole("d_kv")
-    eps, dropout = settings.number("layer_norm_epsilon", 1e-6), settings.number("dropout_rate", 0.1)
+    eps, dropout = settings.eps("layer_norm_epsilon", 1e-6), settings.number("dropout_rate", 0.1)
     inner, (function, gated) = settings.whole("d_ff"), _feed_forward(settings)
     distances = T5(
         heads,

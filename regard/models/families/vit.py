@@ -45,7 +45,7 @@ def names(settings: Settings) -> Names:
 
 def tower(settings: Settings, *, masked: bool, distilled: bool = False) -> VisionTower:
     """Patches and blocks. masked: with a token for hidden patches.  distilled: with a second cls, for DeiT."""
-    d, eps = settings.whole("hidden_size"), settings.number("layer_norm_eps", 1e-12)
+    d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-12)
     dropout = settings.number("hidden_dropout_prob", 0.0)
     patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 16))
     embed = PatchEmbedding(

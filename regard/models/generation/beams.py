@@ -121,7 +121,7 @@ def beam_search(
 
     lengths: tokens in each row's prompt, padding left out.  The prompt is read once per row, not once per beam.
     """
-    logits, state = decoder.begin(ids, mask, length=ids.shape[1] + new_tokens)
+    logits, state = decoder.begin(ids, mask, length=ids.shape[1] + new_tokens - 1)  # nobody reads the last token
     device, (batch, vocab), width = logits.device, logits.shape, beams.width
     each = torch.arange(batch, device=device).repeat_interleave(width)  # (B·K,)
     state.keep(each)

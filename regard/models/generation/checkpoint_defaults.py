@@ -6,12 +6,13 @@ What is not understood, and not at the value that changes nothing, is refused. I
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from regard.models.generation.beams import Beams
-from regard.models.generation.choosing import check_whole
+from regard.models.generation.choosing import Choice, check_whole
 from regard.models.generation.stopping import read_eos, read_stop
 
 __all__ = ["Defaults"]
@@ -99,6 +100,9 @@ HARMLESS = frozenset(
         "use_mtp",
     ]
 )
+WHOLE = {"max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0, "num_beams": 1}
+WHOLE |= {"no_repeat_ngram_size": 0}
+"""Keys of whole numbers, and the least there may be."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 NO_BEAMS = Beams(1)
 TOP_K = 50  # what transformers samples among where a checkpoint samples and does not say
@@ -118,6 +122,7 @@ without, name it: ignore=["typical_p"]
 
     new_tokens, max_length: how many new tokens, or tokens with the prompt's, at most.  samples: is a token drawn.
     eos: tokens that end a text.  start: what a decoder begins with.  The others as in `Choice` and `generate`.
+    files: the file that each key was read from.
     """
 
     new_tokens: int | None = None
@@ -140,6 +145,7 @@ without, name it: ignore=["typical_p"]
     pad: int | None = None
     bos: int | None = None
     start: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def read(
@@ -161,18 +167,22 @@ without, name it: ignore=["typical_p"]
             where, values = "generation_config.json", {**{key: config.get(key) for key in TOKENS}, **_said(generation)}
         values = {key: value for key, value in values.items() if key not in ignored}
         _refuse(values, where)
+        other = () if generation is None else TOKENS  # of config.json, where this file is silent
+        files = {key: "config.json" if key in other and key not in _said(generation or {}) else where for key in values}
         try:
-            return cls._of(_said(values))
+            return cls._of(_said(values), files)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
 
     @classmethod
-    def _of(cls, values: Mapping[str, Any]) -> Defaults:
+    def _of(cls, values: Mapping[str, Any], files: Mapping[str, str]) -> Defaults:
         get = values.get
-        eos, samples = read_eos(get("eos_token_id")), bool(get("do_sample", False))
-        for key in ("max_new_tokens", "max_length"):
-            check_whole(key, get(key), 1)
-        return cls(
+        eos, samples = read_eos(get("eos_token_id")), get("do_sample", False)
+        if not isinstance(samples, bool):
+            raise ValueError(f"do_sample must be true or false, got {samples!r:.60}")
+        for key, least in WHOLE.items():
+            check_whole(key, get(key), least)
+        made = cls(
             new_tokens=get("max_new_tokens"),
             max_length=get("max_length"),
             min_new=get("min_new_tokens", 0),
@@ -187,13 +197,43 @@ without, name it: ignore=["typical_p"]
             banned=_banned(get("bad_words_ids", []), get("suppress_tokens", []), eos),
             forced_first=_token("forced_bos_token_id", get("forced_bos_token_id")),
             forced_last=_token("forced_eos_token_id", get("forced_eos_token_id")),
-            beams=Beams(get("num_beams", 1), get("length_penalty", 1.0), get("early_stopping", False)),
+            beams=Beams(get("num_beams", 1), _number("length_penalty", values), get("early_stopping", False)),
             stop=read_stop(get("stop_strings", ())),
             eos=eos,
             pad=_token("pad_token_id", get("pad_token_id")),
             bos=_token("bos_token_id", get("bos_token_id")),
             start=_token("decoder_start_token_id", get("decoder_start_token_id")),
+            files=files,
         )
+        Choice(repetition_penalty=made.repetition_penalty)  # each refuses what is out of range, here with the file
+        if samples:
+            Choice(temperature=made.temperature, top_k=made.top_k, top_p=made.top_p, min_p=made.min_p)
+        return made
+
+    def asks_for(self, keys: Sequence[str]) -> str:
+        """Who asks for what these keys say, for an error that would else blame the caller.
+
+        >>> Defaults.read({"num_beams": 2, "do_sample": True}, {}).asks_for(["num_beams", "do_sample"])
+        'generation_config.json asks for it (num_beams, do_sample)'
+        """
+        files = dict.fromkeys(self.files.get(key, "the checkpoint") for key in keys)
+        return f"{' and '.join(files)} asks for it ({', '.join(keys)})"
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Raise ValueError for tokens that the checkpoint ends a text with, bans or forces, and that do not exist.
+
+        vocabulary: how many tokens there are.
+        """
+        named = {"eos_token_id": self.eos, "forced_bos_token_id": (self.forced_first,)}
+        named |= {"forced_eos_token_id": (self.forced_last,)}
+        named |= {key: self.banned for key in ("bad_words_ids", "suppress_tokens") if key in self.files}
+        for key, tokens in named.items():
+            outside = [token for token in tokens if token is not None and token >= vocabulary]
+            if outside:
+                raise ValueError(
+                    f"{self.files.get(key, 'the checkpoint')}: {key} names token {outside[0]}, and the model's are 0 "
+                    f'to {vocabulary - 1}. To go on without, name it: ignore=["{key}"]'
+                )
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,6 +261,14 @@ def _on(value: int | None) -> int | None:
     return value or None
 
 
+def _number(key: str, values: Mapping[str, Any]) -> float:
+    """A finite number, 1 where nothing is said."""
+    value = values.get(key, 1.0)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+        raise ValueError(f"{key} must be a number, got {value!r:.60}")
+    return value
+
+
 def _token(name: str, value: object) -> int | None:
     """One token; some files write it as a list of one."""
     if isinstance(value, list) and len(value) == 1:
@@ -239,4 +287,7 @@ def _banned(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(
             f'bad_words_ids holds {long[0]!r:.60}, and only single tokens can be banned: ignore=["bad_words_ids"]'
         )
+    for token in [*(word[0] for word in words), *tokens]:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ValueError(f"bad_words_ids and suppress_tokens hold tokens, got {token!r:.60} among them")
     return tuple(dict.fromkeys(word[0] for word in [*words, *([token] for token in tokens)] if word[0] not in eos))

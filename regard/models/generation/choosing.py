@@ -12,7 +12,7 @@ It does not know where logits come from, nor when a row ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import isfinite
 
@@ -54,6 +54,7 @@ class Choice:
     seed: the same seed, the same draws. The draw of row i at step t depends on seed, i and t alone (and on the kind of
       device): not on the other rows, when they end, or how many there are. None: a seed drawn from torch's generator,
       so that torch.manual_seed reaches it.
+    rows: the numbers i of the rows, where they are some of many that run in several batches. None: 0, 1 and so on.
 
     Prompt means tokens: padding is neither counted nor penalised, unlike in `transformers`, where it is both.
     Raises TypeError or ValueError for a number out of its range.
@@ -71,6 +72,7 @@ class Choice:
     forced_first: int | None = None
     forced_last: int | None = None
     seed: int | None = None
+    rows: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -87,12 +89,15 @@ class Choice:
                 f"got {self.repetition_penalty}"
             )
         object.__setattr__(self, "banned", tuple(self.banned))
+        object.__setattr__(self, "rows", None if self.rows is None else tuple(self.rows))
         for name, least in (("top_k", 1), ("no_repeat_ngram", 0), ("min_new", 0), ("min_length", 0)):
             check_whole(name, getattr(self, name), least)
         for name in ("forced_first", "forced_last", "seed"):
             check_whole(name, getattr(self, name), 0)
         for token in self.banned:
             check_whole("a token in banned", token, 0)
+        for row in self.rows or ():
+            check_whole("a number in rows", row, 0)
 
     @property
     def samples(self) -> bool:
@@ -100,6 +105,14 @@ class Choice:
         if self.temperature is not None:
             return self.temperature > 0
         return any(value is not None for value in (self.top_k, self.top_p, self.min_p))
+
+    def seeded(self) -> Choice:
+        """The same with a seed, drawn now where there is none and something is random: for several runs as for one.
+
+        >>> Choice(temperature=1.0, seed=11).seeded().seed, Choice().seeded().seed
+        (11, None)
+        """
+        return replace(self, seed=_drawn_seed()) if self.samples and self.seed is None else self
 
 
 class Filters:
@@ -123,7 +136,7 @@ class Filters:
         device: torch.device,
     ) -> None:
         _check_tokens(choice, vocab, eos)
-        self.choice, self.last = choice, new_tokens - 1
+        self.choice, self.last, self.rows = choice, new_tokens - 1, len(lengths)
         self.reads_seen = choice.repetition_penalty != 1 or choice.no_repeat_ngram > 0
         self.eos, self._banned = (torch.tensor(t, dtype=torch.long, device=device) for t in (eos, choice.banned))
         short = [max(choice.min_new, choice.min_length - n) if eos else 0 for n in lengths]
@@ -163,8 +176,11 @@ class Chooser:
     """
 
     def __init__(self, filters: Filters) -> None:
-        self.filters = filters
-        self._draws = Draws(filters.choice.seed) if filters.choice.samples else None
+        choice = filters.choice
+        self.filters, self.numbers = filters, range(filters.rows) if choice.rows is None else choice.rows
+        if len(self.numbers) != filters.rows:
+            raise ValueError(f"rows has {len(self.numbers)} numbers, and there are {filters.rows} rows: one for each")
+        self._draws = Draws(choice.seed, self.numbers) if choice.samples else None
         self._totals: list[Tensor] = []  # one (B,) a step, when sampling
         self._logits: Tensor | None = None
         self._steps = 0
@@ -194,8 +210,9 @@ class Chooser:
             first = torch.where(steps.any(0), steps.argmax(0), len(steps)).tolist()
             rows = [row for row, n in enumerate(lengths) if first[row] < n]
         if rows:
+            row = self.numbers[rows[0]]
             raise ValueError(
-                f"no token can be chosen in row {rows[0]}: the model's logits hold NaN, or every token is ruled out. "
+                f"no token can be chosen in row {row}: the model's logits hold NaN, or every token is ruled out. "
                 "Look at the weights and the dtype (float16 overflows where bfloat16 does not), or ban less"
             )
 
@@ -233,17 +250,19 @@ def draw(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 class Draws:
     """Uniform numbers in [0, 1), one for each row and step, that depend on nothing but seed, row and step.
 
-    >>> draws = Draws(seed=11)
-    >>> bool((draws(3, torch.zeros(5, 1))[:2] == Draws(seed=11)(3, torch.zeros(2, 1))).all())
+    >>> five, two = (Draws(11, rows)(3, torch.zeros(1)) for rows in (range(5), (4, 1)))
+    >>> bool((five[[4, 1]] == two).all())
     True
+
+    seed: None draws one from torch's generator.  rows: the number of each row.
     """
 
-    def __init__(self, seed: int | None) -> None:
-        self._seed = int(torch.randint(2**62, ())) if seed is None else seed
+    def __init__(self, seed: int | None, rows: Sequence[int]) -> None:
+        self._seed, self._rows = _drawn_seed() if seed is None else seed, rows
         self._block: Tensor | None = None  # (BLOCK, B)
 
     def __call__(self, step: int, like: Tensor) -> Tensor:
-        """The numbers (B,) of a step; steps come in order from 0."""
+        """The numbers (B,) of a step, on the device of `like`; steps come in order from 0."""
         if self._block is None or step % BLOCK == 0:
             self._block = self._drawn(step // BLOCK, like)
         return self._block[step % BLOCK]
@@ -251,11 +270,15 @@ class Draws:
     def _drawn(self, block: int, like: Tensor) -> Tensor:
         generator = torch.Generator(device=like.device)
         rows = []
-        for row in range(like.shape[0]):
+        for row in self._rows:
             key = blake2b(f"{self._seed} {row} {block}".encode(), digest_size=8).digest()
             generator.manual_seed(int.from_bytes(key, "little"))
             rows.append(torch.rand(BLOCK, dtype=torch.float64, generator=generator, device=like.device))
         return torch.stack(rows, -1)
+
+
+def _drawn_seed() -> int:
+    return int(torch.randint(2**62, ()))
 
 
 def check_whole(name: str, value: object, least: int) -> None:

@@ -38,7 +38,7 @@ class Decoder(Protocol[S]):
         """Read a prompt: logits (B, V) after its last position, and the state that `step` continues.
 
         ids: (B, N) tokens.  mask: (B, N), True = token, padding on the left; None: all are tokens.
-        length: positions to make room for, the prompt's and the new ones.
+        length: positions to make room for, the prompt's and those of the new tokens that a `step` will read.
         """
 
     def step(self, state: S, tokens: Tensor) -> Tensor:

@@ -182,7 +182,8 @@ class _Run(Generic[S]):
 
     def tokens(self) -> Iterator[Tensor]:
         """The tokens (B,) of each step, past the end of rows that have ended; the reader says when it is enough."""
-        logits, state = self.decoder.begin(self.ids, self.mask, length=self.ids.shape[1] + self.new_tokens)
+        length = self.ids.shape[1] + self.new_tokens - 1  # the last token is read by nobody
+        logits, state = self.decoder.begin(self.ids, self.mask, length=length)
         vocab, device, start = logits.shape[1], logits.device, self.ids.shape[1]
         filters = Filters(
             self.choice, vocab=vocab, eos=self.eos, new_tokens=self.new_tokens, lengths=self.lengths, device=device

@@ -24,12 +24,14 @@ def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
     >>> read_eos(2), read_eos([5, 2, 5]), read_eos(None)
     ((2,), (5, 2), ())
     """
-    tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(dict.fromkeys(eos))
+    if not isinstance(eos, int | Sequence | None):
+        raise TypeError(f"an eos token must be a whole number, several are a list of them; got {eos!r:.60}")
+    tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
     for token in tokens:
         if token is None:
             raise TypeError("an eos token must be a whole number, got None")
         check_whole("an eos token", token, 0)
-    return tokens
+    return tuple(dict.fromkeys(tokens))
 
 
 def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -28,17 +28,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from regard.models.images.unreadable import LOOKED_AT, describe
+from regard.models.images.unreadable import LOOKED_AT, as_array, as_uint8, describe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "open_picture"]
+__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "are_several", "open_picture"]
 
 INSTALL = "pip install 'regard[models]'"
 
@@ -48,8 +49,9 @@ MOST_PIXELS = 2**27
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
 
-Source: TypeAlias = "str | os.PathLike[str] | bytes | Image | NDArray[np.uint8] | Picture"
-"""What can be opened: a path, a file's bytes, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a Picture."""
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | Picture"
+"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
+Picture."""
 
 Colour = tuple[int, int, int]
 
@@ -80,8 +82,8 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
     >>> image.mode, image.getpixel((0, 0))
     ('RGB', (255, 255, 255))
 
-    source: a path, a file's bytes, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or a Picture, which is
-        returned as it is.
+    source: a path, a file's bytes, a file open in mode "rb", which is read to its end and left open, a Pillow image, a
+        uint8 array (H, W) or (H, W, 1, 3 or 4), or a Picture, which is returned as it is.
     frame: which one, from 0, of an animation or of a file of several pictures.
     background: red, green and blue, 0 to 255, behind what is transparent. None drops transparency: hidden colours show.
 
@@ -100,11 +102,22 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
     if isinstance(given, library.Image):
         path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
         return Picture(_made(given, path or "the image", frame, background), Path(path).name or "image")
-    if isinstance(given, bytes):
+    if isinstance(given, (bytes, bytearray)):
         return _read(io.BytesIO(given), "the data", "bytes", frame, background)
+    if hasattr(given, "read"):
+        return _read(io.BytesIO(_held(given)), "the file", _name(given), frame, background)
     path = _check_path(given)
     with open(path, "rb") as file:
         return _read(file, path, Path(path).name, frame, background)
+
+
+def are_several(pictures: object) -> bool:
+    """Are they several, of which each is opened: a list, a tuple, or what gives one after another?
+
+    >>> are_several(["a.jpg"]), are_several(Path().glob("*.jpg")), are_several("a.jpg"), are_several(io.BytesIO())
+    (True, True, False, False)
+    """
+    return isinstance(pictures, (list, tuple)) or (isinstance(pictures, Iterator) and not hasattr(pictures, "read"))
 
 
 def _pillow() -> Any:
@@ -121,9 +134,10 @@ def _pillow() -> Any:
 def _check_path(source: object) -> str:
     """The path of a file that is there."""
     if not isinstance(source, (str, os.PathLike)):
+        hint = f": {as_array(source)}" if isinstance(source, Tensor) else ""
         raise TypeError(
             "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
-            f"got {type(source).__name__}"
+            f"got {type(source).__name__}{hint}"
         )
     path = os.fsdecode(source)
     if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", path):
@@ -135,13 +149,23 @@ def _check_path(source: object) -> str:
     return path
 
 
+def _held(file: IO[bytes]) -> bytes:
+    """What is left of an open file."""
+    held = file.read()
+    if not isinstance(held, bytes):
+        raise TypeError(f"a picture's file is read as bytes, got {type(held).__name__} of it: open it in mode 'rb'")
+    return held
+
+
+def _name(file: IO[bytes]) -> str:
+    name = getattr(file, "name", None)  # a number, of a file without one
+    return Path(name).name if isinstance(name, str) else "file"
+
+
 def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     """(H, W), or (H, W, 3 or 4), as Pillow takes it."""
     if array.dtype != np.uint8:
-        raise ValueError(
-            f"an array of pixels must be uint8, 0 to 255, got {array.dtype}. "
-            "From 0 to 1: (array * 255).round().astype('uint8'); 16 bits: (array >> 8).astype('uint8')"
-        )
+        raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{as_uint8(array)}")
     if array.ndim == 4:
         raise ValueError(f"one array is one picture, got shape {array.shape}: give a list of them, list(array)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):

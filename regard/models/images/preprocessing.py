@@ -14,11 +14,11 @@ H height, W width. It knows no model: patches are the model's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.frames import Frame
 from regard.models.checkpoint.side_files import read_side
 from regard.models.images.options import Plan, defaults, kind_of_model, kind_of_type, read_plan
-from regard.models.images.pictures import Picture, Source, open_picture
+from regard.models.images.pictures import Picture, Source, are_several, open_picture
 from regard.models.settings import Settings
 
 __all__ = ["FILE", "Prepared", "Preprocessor"]
@@ -100,17 +100,17 @@ class Preprocessor:
         plan = read_plan(kind, Settings(defaults(kind) | values, where), ignore=ignore)
         return cls(kind, plan, deepcopy(values))
 
-    def __call__(self, pictures: Source | list[Source] | tuple[Source, ...]) -> Prepared:
+    def __call__(self, pictures: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> Prepared:
         """Make the pixels of one picture or of several.
 
         >>> Preprocessor.of("ViT")([np.zeros((5, 7), np.uint8), np.zeros((11, 3), np.uint8)]).pixels.shape
         torch.Size([2, 3, 224, 224])
 
-        pictures: a Picture, or whatever `open_picture` opens, or a list of them.
+        pictures: a Picture, or whatever `open_picture` opens, or several of them, in a list or one after another.
         Raises ValueError for no picture, for pictures that become pixels of different sizes, and for one so long and
         narrow that it would be enlarged beyond all bounds; and what `open_picture` raises.
         """
-        several = pictures if isinstance(pictures, (list, tuple)) else [pictures]
+        several: Iterable[Any] = cast(Iterable[Any], pictures) if are_several(pictures) else [pictures]
         opened = [open_picture(picture) for picture in several]
         if not opened:
             raise ValueError("there is no picture to prepare: the list is empty")

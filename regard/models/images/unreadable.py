@@ -1,16 +1,21 @@
-"""What a file is that cannot be opened as a picture, in words, from its first bytes.
+"""What cannot be opened as a picture, in words: a file by its first bytes, an array or a tensor by its numbers.
 
     >>> describe(b"<svg xmlns='http://www.w3.org/2000/svg'>")
     'is an SVG drawing, which has no pixels: draw it to a PNG first'
 
-It opens nothing, and knows no picture beyond the bytes that it begins with.
+It opens nothing, and knows no picture beyond that.
 """
 
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from typing import Any
 
-__all__ = ["LOOKED_AT", "describe"]
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["LOOKED_AT", "as_array", "as_uint8", "describe"]
 
 LOOKED_AT = 512
 """How many bytes say enough."""
@@ -54,6 +59,41 @@ def describe(head: bytes) -> str:
     if begun is not None:
         return f"begins as {begun} does, but it is broken or cut off: get it again"
     return f"is of a format that is not read here: {CONVERT}"
+
+
+def as_uint8(array: NDArray[Any]) -> str:
+    """How an array of another dtype becomes uint8, as the end of a sentence about it; as far as its numbers say.
+
+    >>> import numpy as np
+    >>> as_uint8(np.array([0, 255])), as_uint8(np.array([0.0, 0.5]))
+    (': array.astype(np.uint8)', ': (array * 255).round().astype(np.uint8)')
+    """
+    kind = array.dtype.kind
+    if kind == "b":
+        return ": array.astype(np.uint8) * 255"
+    if kind not in "iuf" or array.size == 0:
+        return ""
+    low, high = array.min(), array.max()
+    if low >= 0 and high <= 255:
+        scaled = "(array * 255).round()" if high <= 1 else "array.round()"
+        return f": {scaled if kind == 'f' else 'array'}.astype(np.uint8)"
+    if kind != "f" and 0 <= low <= high <= 65535:
+        return f" up to {high}: 16 bits are (array >> 8).astype(np.uint8)"
+    return f" from {low} to {high}, which does not say what is black and what is white"
+
+
+def as_array(tensor: Tensor) -> str:
+    """How a tensor becomes an array that is a picture, if it is one as torchvision has them: colours first.
+
+    >>> as_array(torch.zeros(3, 5, 7, dtype=torch.uint8))
+    'colours come last, tensor.permute(1, 2, 0).numpy()'
+    """
+    if tensor.ndim == 4:
+        return "give pictures as a list; pixels that are prepared already go to the model itself, model(pixels=…)"
+    bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
+    if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
+        return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
+    return f"{bytes_of}.numpy()"
 
 
 def _begun(head: bytes) -> str | None:

@@ -24,19 +24,19 @@ KOREAN = {
     "token ids": "토큰 id",
     "embedding": "임베딩",
     "attention weights": "어텐션 가중치",
-    "cross-attention weights": "교차 어텐션 가중치",
+    "cross-attention weights": "크로스 어텐션 가중치",
     "hidden states": "은닉 상태",
     "pooled": "풀링 벡터",
     "next sentence": "다음 문장",
     "last norm": "마지막 norm",
     "text vectors": "텍스트 벡터",
-    "picture vectors": "그림 벡터",
+    "picture vectors": "이미지 벡터",
     "cosines": "코사인",
     "logits": "로짓",
-    "greedy ids": "greedy 생성 id",
+    "greedy ids": "그리디 생성 id",
     "encoder": "인코더",
     "decoder": "디코더",
-    "picture": "그림",
+    "picture": "이미지",
     "text": "텍스트",
     "question": "질문",
     "answer": "답",
@@ -202,7 +202,11 @@ class Certificate:
         return _say(lang, f"bug: first in {where}", f"버그: 처음 나타나는 곳은 {where}")
 
     def _table(self, lang: Lang) -> str:
-        headers = _say(lang, "compared/where/our error/theirs/allowed", "비교 대상/위치/우리 오차/상대 오차/허용 오차")
+        headers = _say(
+            lang,
+            "compared/where/our error/theirs/allowed",
+            "비교 대상/위치/regard 오차/transformers 오차/허용 오차",
+        )
         wide = any(line.wide is not None for line in self.lines)
         columns = headers.split("/")
         if wide:
@@ -238,7 +242,7 @@ class Certificate:
             f"{self._counts(lang)}. Error: the largest difference from transformers in fp64; "
             "allowed: 2 · (theirs + one rounding step), 3 · where fp64 itself rounds as much.",
             f"{self._counts(lang)}. 오차: fp64 transformers와의 최대 차이. "
-            "허용 오차: 2 · (상대 오차 + 반올림 한 단위). fp64도 같은 크기로 반올림하면 3배.",
+            "허용 오차: 2 · (transformers 오차 + 반올림 한 단위). fp64도 같은 크기로 반올림하면 3배.",
         )
         notes = ["", counted, *self._drawn(lang)]
         if self.not_compared:
@@ -268,7 +272,7 @@ class Certificate:
         """How many of what were compared."""
         said = []
         if self.pictures:
-            said.append(_say(lang, f"{self.pictures} pictures", f"그림 {self.pictures}개"))
+            said.append(_say(lang, f"{self.pictures} pictures", f"이미지 {self.pictures}개"))
         if self.texts:
             said.append(
                 _say(lang, f"{self.texts} texts, {self.tokens} tokens", f"텍스트 {self.texts}개, 토큰 {self.tokens}개")

@@ -14,7 +14,7 @@ that shrinks with the rounding step is rounding, one that stays is a bug. Two th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
@@ -64,6 +64,7 @@ def verify(
     device: torch.device | str = "cpu",
     rows: int = 8,
     seed: int = 0,
+    ignore: Iterable[str] = (),
     progress: Callable[[Stage], None] | None = None,
 ) -> Certificate:
     """Compare a checkpoint in regard with the same one in transformers, on this machine.
@@ -80,17 +81,18 @@ def verify(
       in models of long texts (Longformer, BigBird) ids enough for their attention to be sparse.
     dtype: of the weights and of both computations.  device: where both run.
     rows: how many queries' attention weights are compared, in every layer.  seed: of what is drawn.
+    ignore: keys of its files that you know to change nothing, as in `regard.load`, which a model has been told.
     progress: called with each stage as it begins.
 
     Raises ImportError without transformers; ValueError for texts that are empty, longer than the model, that have no
-    tokenizer or are for a model of pictures or of questions, a model that has no directory or is narrower than dtype, a
-    family that transformers does not have, and whatever `regard.load` refuses.
+    tokenizer or are for a model of pictures or of questions, a model that has no directory or is narrower than dtype,
+    keys to ignore beside a model, a family that transformers does not have, and whatever `regard.load` refuses.
     """
     library()
     _check(texts, dtype, rows)
     tell = progress if progress is not None else lambda stage: None
     tell("load ours")
-    ours = _ours(path_or_model, dtype, _device(device))
+    ours = _ours(path_or_model, dtype, _device(device), ignore)
     assert ours.directory is not None
     has_words = has_tokenizer(ours.directory)
     sentences = _sentences(ours, texts, has_words)
@@ -253,10 +255,14 @@ def _device(device: torch.device | str) -> torch.device:
     return found
 
 
-def _ours(path_or_model: str | Path | Model, dtype: torch.dtype, device: torch.device) -> Model:
+def _ours(path_or_model: str | Path | Model, dtype: torch.dtype, device: torch.device, ignore: Iterable[str]) -> Model:
     """Our model, ours alone: it will be changed."""
     if not isinstance(path_or_model, Model):
-        return load(path_or_model, dtype=dtype, device=device)
+        return load(path_or_model, dtype=dtype, device=device, ignore=ignore)
+    if named := tuple(ignore):
+        raise ValueError(
+            f"ignore={list(named)} is for a checkpoint, and this model is loaded: give regard.load ignore="
+        )
     if path_or_model.directory is None:
         raise ValueError("this model was not loaded from a directory, so there is no checkpoint to compare it with")
     if torch.finfo(path_or_model.dtype).eps > torch.finfo(dtype).eps:

@@ -9,20 +9,22 @@ Axis letters: B pictures of a batch, N tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from regard.models.flamingo_model import FlamingoModel
 from regard.models.generation.checkpoint_defaults import Defaults
-from regard.models.images.pictures import Source
+from regard.models.images.pictures import Source, are_several
 from regard.models.model import Model
 from regard.models.picture_text_model import Answerer, Captioner
 from regard.models.picture_writer import PictureWriter
 from regard.models.verbs.asking import positions, require
 from regard.models.verbs.picture_prompts import caption_prompt, question_prompt
 from regard.models.verbs.picturing import Several, as_list, look_at
-from regard.models.verbs.writing import Begun, Wishes, Written, begin, defaults_of, finish, make_ready
+from regard.models.verbs.wishes import Wishes
+from regard.models.verbs.writing import Begun, Written, begin, defaults_of, finish, make_ready
 
 __all__ = ["answer_about", "caption"]
 
@@ -48,7 +50,7 @@ def caption(
     else:
         require(model, "caption", "caption")
     written = _written(model, given, [prompt or ""] * len(given), wishes, batch, on_token)
-    return written if isinstance(pictures, (list, tuple)) else written[0]
+    return written if are_several(pictures) else written[0]
 
 
 def answer_about(
@@ -68,7 +70,7 @@ def answer_about(
     else:
         require(model, "answer", "answer")
     written = _written(model, given, questions, wishes, batch, on_token)
-    return written if isinstance(pictures, (list, tuple)) else written[0]
+    return written if are_several(pictures) else written[0]
 
 
 def _pairs(pictures: Source | Several, question: str | Sequence[str]) -> tuple[list[Source], list[str]]:
@@ -91,6 +93,7 @@ def _written(
 ) -> list[Written]:
     """What is written about each picture; on_token counts the steps of all batches."""
     said = defaults_of(model, wishes)
+    wishes = replace(wishes, seed=wishes.choice(said).seeded().seed)  # one for all batches
     found: dict[int, Written] = {}
     steps = before = 0
 
@@ -102,7 +105,7 @@ def _written(
 
     for part in look_at(model, pictures, batch):
         texts = [prompts[number] for number in part.numbers]
-        ready = make_ready(model, _begun(model, texts, said, part.pixels), wishes, said)
+        ready = make_ready(model, _begun(model, texts, said, part.pixels), wishes, said, part.numbers)
         found |= dict(zip(part.numbers, finish(ready, texts, stepped), strict=True))
         before = steps
     return [found[n] for n in range(len(found))]
@@ -118,7 +121,8 @@ def _begun(model: Model, texts: list[str], said: Defaults, pixels: Tensor) -> Be
     _check_length(model, batch.ids.shape[1])
     decoder = model.read_picture(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
     starts = torch.full((len(texts), 1), model.start, device=model.device)
-    return Begun(decoder, starts, None, model.decoder.embed.most, None, (model.end,), model.pad)
+    embed = model.decoder.embed
+    return Begun(decoder, starts, None, embed.most, embed.tokens.num_embeddings, None, (model.end,), model.pad)
 
 
 def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
@@ -130,7 +134,8 @@ def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
         _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
         ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
     after = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
-    return Begun(model.read_picture(pixels), ids, mask, model.decoder.embed.most, after, (model.end,), model.pad)
+    embed, words = model.decoder.embed, model.decoder.embed.tokens.num_embeddings
+    return Begun(model.read_picture(pixels), ids, mask, embed.most, words, after, (model.end,), model.pad)
 
 
 def _check_length(model: Model, count: int) -> None:

@@ -50,7 +50,7 @@ def embed(
     if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
         raise ValueError(
             f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
-            "them with pictures: model.match(pictures, texts) says how well they go together"
+            f"them with pictures: {_instead(model)}"
         )
     if pooling is None or normalize is None:
         said = said_by(model.directory)
@@ -67,6 +67,17 @@ def embed(
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         rows |= dict(zip(numbers, vectors, strict=True))
     return torch.stack([rows[n] for n in range(len(rows))])
+
+
+def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
+    """What a model of texts and pictures has instead of `embed`."""
+    if isinstance(model, (Answerer, Captioner)):
+        return "it makes no vector of a text alone"
+    texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
+    pictures = "model.encode_picture(model.preprocessor(pictures).pixels) gives vectors of pictures"
+    if isinstance(model, DualModel) and (model.text is None or model.vision is None):
+        return pictures if model.text is None else texts
+    return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:

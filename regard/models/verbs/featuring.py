@@ -1,4 +1,4 @@
-"""The vectors of a picture's patches, where they lie: for detection and segmentation heads, for search, for looking.
+"""The vectors of a picture's patches, where they lie: for detection and segmentation heads, and for looking.
 
 It does not know any family, and nothing of what is made of the vectors.
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.frames import Frame
 from regard.layouts import Layout
 from regard.models.dual_model import DualModel
-from regard.models.images.pictures import Source
+from regard.models.images.pictures import Source, are_several
 from regard.models.model import Model, Result
 from regard.models.verbs.picturing import Looked, Several, as_list, look_at, tower_of
 from regard.models.vision_model import VisionModel, check_pixels
@@ -39,7 +39,8 @@ class Features:
 
     name: of its file.  vectors: (N, d).  grid: rows and columns of the patches.
     layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the picture.
-    pooled: (d,) or another width, the model's own summary; None where it has none, or another layer was asked for.
+    pooled: (d,) or another width, the tower's own summary; None where it has none, or another layer was asked for. It
+      is not the vector that CLIP and BLIP compare with texts: `model.encode_picture` gives that.
     """
 
     name: str
@@ -82,7 +83,7 @@ def features(
     for part in look_at(model, as_list(pictures), batch):
         found |= dict(zip(part.numbers, _of(model, tower, part, number), strict=True))
     several = [found[n] for n in range(len(found))]
-    return several if isinstance(pictures, (list, tuple)) else several[0]
+    return several if are_several(pictures) else several[0]
 
 
 def _layer(layer: int, depth: int) -> int:

@@ -1,6 +1,7 @@
 """Labels with their probabilities: of whole texts, of pictures, of each token; and whether one text follows another.
 
-The names of the labels are config.json's. It does not know any family.
+The names of the labels are config.json's; of a new head with another number of them, LABEL_0 and so on. It does not
+know any family.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.models.dual_model import DualModel
+from regard.models.heads import label_names
 from regard.models.images.pictures import Source
 from regard.models.model import Model
 from regard.models.verbs.asking import Texts, batches, one, positions, probabilities, require, result_of, shortened
@@ -116,7 +118,8 @@ def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 
 
 def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
     """logits: (B, labels)."""
-    labels, kind = model.settings.labels(logits.shape[1]), model.settings.get("problem_type")
+    count, kind = logits.shape[1], model.settings.get("problem_type")
+    labels = label_names(model.settings.labels(count), count)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
     if kind == "regression" or len(labels) == 1:
         return Classified(names, labels, wide, "value", of)
@@ -185,7 +188,7 @@ def tag(model: Model, text: str) -> Tagged:
     logits = result_of(model, one(model, text)).logits
     assert logits is not None
     values, numbers = probabilities(logits[0]).max(-1)  # (N,)
-    labels = model.settings.labels(logits.shape[2])
+    labels = label_names(model.settings.labels(logits.shape[2]), logits.shape[2])
     found = zip(spans, numbers.tolist(), values.tolist(), strict=True)
     return Tagged(
         text,

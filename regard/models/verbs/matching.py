@@ -76,7 +76,7 @@ def match(
             "match needs a model that compares pictures with texts (CLIP, or BLIP with task 'none' or 'match'), and "
             f"this {model.family.title} has the task {model.task!r}"
         )
-    given = [texts] if isinstance(texts, str) else texts
+    given = _checked([texts] if isinstance(texts, str) else texts, "text")
     read = _read(model, given, batch, truncate)
     if isinstance(model, Matcher):
         names, values = judge(model, pictures, batch, lambda pixels: _beside(model, pixels, read))
@@ -106,7 +106,7 @@ def classify_by(
         raise ValueError(f"prompt must hold {{}} where the label goes, as {PROMPT!r} does, got {prompt!r}")
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
-    said = [prompt.replace("{}", label) if isinstance(label, str) else label for label in labels]
+    said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
     words = _vectors(model, _read(model, said, batch, truncate))  # (T, e)
     names, logits = judge(model, pictures, batch, lambda pixels: model.head(words, model.encode_picture(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="picture")
@@ -116,6 +116,14 @@ def classify_by(
 
 Read = list[tuple[list[int], Batch]]
 """Texts as batches, with their numbers."""
+
+
+def _checked(texts: Sequence[str], what: str) -> Sequence[str]:
+    """Refuse what is no text among texts or labels: pairs are for models of texts. What is no list is told later."""
+    for number, text in enumerate(texts if isinstance(texts, Sequence) else ()):
+        if not isinstance(text, str):
+            raise TypeError(f"{what} {number} must be a str, got {type(text).__name__}: {text!r:.60}")
+    return texts
 
 
 def _read(model: Model, texts: Sequence[str], batch: int, truncate: bool) -> Read:
@@ -134,10 +142,10 @@ def _vectors(model: DualModel, read: Read) -> Tensor:
 def _beside(model: Matcher, pixels: Tensor, read: Read) -> Tensor:
     """How likely each text belongs to each picture: (B, T)."""
     rows = []
-    for picture in pixels.unsqueeze(1):  # (1, 3, H, W)
+    for memory in model.look(pixels).unsqueeze(1):  # (1, patches, d)
         found: dict[int, Tensor] = {}
         for numbers, part in read:
-            found |= dict(zip(numbers, probabilities(model.judge(picture, part.ids, part.mask))[:, 1], strict=True))
+            found |= dict(zip(numbers, probabilities(model.judge(memory, part.ids, part.mask))[:, 1], strict=True))
         rows.append(torch.stack([found[n] for n in range(len(found))]))
     return torch.stack(rows)
 

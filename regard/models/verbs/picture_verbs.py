@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from torch import nn
 
+from regard.models.verbs.evaluating import in_eval_mode
+
 if TYPE_CHECKING:
     from regard.models.generation.beams import Beams
     from regard.models.images.pictures import Source
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from regard.models.verbs.labelling import Classified
     from regard.models.verbs.matching import Matched
     from regard.models.verbs.picturing import Several
-    from regard.models.verbs.writing import Wished, Written
+    from regard.models.verbs.wishes import Wished
+    from regard.models.verbs.writing import Written
 
 __all__ = ["PictureVerbs"]
 
@@ -29,8 +32,11 @@ __all__ = ["PictureVerbs"]
 class PictureVerbs(nn.Module):
     """A part of `Model`, and nothing by itself.
 
-    A picture is a path, a file's bytes, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or an opened
-    `Picture`; a list of them gives an answer for each, the same that it gets alone.
+    A picture is a path, a file's bytes, an open file, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or an
+    opened `Picture`. A list of them, or what gives one after another (`Path("photos").glob("*.jpg")`), gives an answer
+    for each, the same that it gets alone; drawn texts (temperature above 0) go by its place in the list, too.
+
+    Each answers in eval mode, and leaves the model in the mode that it was in.
     """
 
     @overload
@@ -47,6 +53,7 @@ class PictureVerbs(nn.Module):
         truncate: bool = False,
     ) -> Classified: ...
 
+    @in_eval_mode
     def classify(
         self,
         *asked: Any,
@@ -114,6 +121,7 @@ class PictureVerbs(nn.Module):
         **how: Unpack[Wished],
     ) -> list[Written]: ...
 
+    @in_eval_mode
     def answer(
         self,
         *asked: Any,
@@ -154,7 +162,7 @@ class PictureVerbs(nn.Module):
         from regard.models.verbs.asking import taken
         from regard.models.verbs.captioning import answer_about
         from regard.models.verbs.picturing import looks
-        from regard.models.verbs.writing import Wishes
+        from regard.models.verbs.wishes import Wishes
 
         wishes = Wishes(
             new_tokens=new_tokens,
@@ -197,6 +205,7 @@ class PictureVerbs(nn.Module):
         **how: Unpack[Wished],
     ) -> list[Written]: ...
 
+    @in_eval_mode
     def caption(
         self,
         pictures: Source | Several,
@@ -228,7 +237,7 @@ class PictureVerbs(nn.Module):
         opened, a prompt that leaves no room, and as `generate`.
         """
         from regard.models.verbs.captioning import caption
-        from regard.models.verbs.writing import Wishes
+        from regard.models.verbs.wishes import Wishes
 
         wishes = Wishes(
             new_tokens=new_tokens,
@@ -244,6 +253,7 @@ class PictureVerbs(nn.Module):
         )
         return caption(cast("Model", self), pictures, prompt, wishes, batch=batch, on_token=on_token)
 
+    @in_eval_mode
     def match(
         self, pictures: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
     ) -> Matched:
@@ -258,7 +268,7 @@ class PictureVerbs(nn.Module):
         batch, truncate: as in `embed`.
 
         Raises ValueError for a model that does neither, a text that is too long or empty, and a picture that cannot be
-        opened.
+        opened; TypeError for a text that is no str.
         """
         from regard.models.verbs.matching import match
 
@@ -270,16 +280,19 @@ class PictureVerbs(nn.Module):
     @overload
     def features(self, pictures: Several, *, layer: int | None = None, batch: int = 32) -> list[Features]: ...
 
+    @in_eval_mode
     def features(
         self, pictures: Source | Several, *, layer: int | None = None, batch: int = 32
     ) -> Features | list[Features]:
-        """The vectors of a picture's patches, for detection and segmentation heads, search, and looking.
+        """The vectors of a picture's patches, for detection and segmentation heads, and for looking.
 
         >>> regard.load("facebook/dinov2-base").features("photo.jpg").map.shape     # doctest: +SKIP
         torch.Size([768, 16, 16])
 
         `.map` (d, rows, columns), `.vectors` (N, d), `.cls` and `.pooled` where the model has them, `.layout` what each
-        token is and where it lies in the model's pixels, `.frame` where these lie in the picture.
+        token is and where it lies in the model's pixels, `.frame` where these lie in the picture. `.pooled` is the
+        tower's summary; to search with CLIP or BLIP, `model.encode_picture(pixels)` and `model.encode_text(ids, mask)`
+        give the vectors that are compared.
 
         layer: after how many blocks (Swin: stages), 0 before the first, below 0 from the end; without the norm that the
           last vectors have. None: the last, normed, and with `.pooled`.

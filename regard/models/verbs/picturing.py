@@ -8,9 +8,9 @@ Axis letters: P pictures, B those of a batch, H, W height and width in pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.frames import Frame
 from regard.models.dual_model import DualModel
 from regard.models.flamingo_model import FlamingoModel
-from regard.models.images.pictures import Source, open_picture
+from regard.models.images.pictures import Source, are_several, open_picture
 from regard.models.images.preprocessing import Prepared, Preprocessor
 from regard.models.model import Model
 from regard.models.picture_text_model import Answerer, Captioner, Matcher
@@ -30,8 +30,8 @@ from regard.models.window_parts import WindowTower
 
 __all__ = ["Looked", "Several", "as_list", "judge", "look_at", "looks", "tower_of"]
 
-Several: TypeAlias = "list[Any] | tuple[Source, ...]"
-"""A list of pictures. Of Any, because a list of paths is no list of sources to a type checker."""
+Several: TypeAlias = "list[Any] | tuple[Source, ...] | Iterator[Any]"
+"""Several pictures. Of Any, because a list of paths is no list of sources to a type checker."""
 
 REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
 
@@ -69,9 +69,10 @@ def as_list(pictures: Source | Several) -> list[Source]:
     >>> as_list("photo.jpg")
     ['photo.jpg']
     """
-    several = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
+    several: list[Any] = list(cast(Iterable[Any], pictures)) if are_several(pictures) else [pictures]
     if not several:
-        raise ValueError("there must be at least one picture, got an empty list")
+        got = "an empty list" if isinstance(pictures, (list, tuple)) else "none: nothing was found"
+        raise ValueError(f"there must be at least one picture, got {got}")
     return several
 
 

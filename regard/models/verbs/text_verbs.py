@@ -1,6 +1,7 @@
 """The verbs that a model is asked with text: embed, fill, tag, follows, generate, stream.
 
-What each takes and raises; how it is done, the other files of this folder say. It does not know any family.
+What each takes and raises; how it is done, the other files of this folder say. Each answers in eval mode and leaves the
+model in the mode that it was in. It does not know any family.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
 from torch import Tensor, nn
+
+from regard.models.verbs.evaluating import in_eval_mode
 
 if TYPE_CHECKING:
     from regard.models.generation.beams import Beams
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from regard.models.verbs.filling import Filled
     from regard.models.verbs.labelling import Tagged
     from regard.models.verbs.picturing import Several
-    from regard.models.verbs.writing import Wished, Written
+    from regard.models.verbs.wishes import Wished
+    from regard.models.verbs.writing import Written
 
 __all__ = ["TextVerbs"]
 
@@ -27,6 +31,7 @@ __all__ = ["TextVerbs"]
 class TextVerbs(nn.Module):
     """A part of `Model`, and nothing by itself."""
 
+    @in_eval_mode
     def embed(
         self,
         texts: Texts,
@@ -53,6 +58,7 @@ class TextVerbs(nn.Module):
 
         return embed(cast("Model", self), texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
 
+    @in_eval_mode
     def fill(self, text: str, top: int = 5) -> Filled:
         """The `top` likeliest tokens at each mask token of a text; prints as a table.
 
@@ -64,17 +70,25 @@ class TextVerbs(nn.Module):
 
         return fill(cast("Model", self), text, top)
 
+    @in_eval_mode
     def tag(self, text: str) -> Tagged:
         """The likeliest label of each token of a text, and of spans of them (`.spans`); prints as a table.
 
+        >>> print(regard.load("dslim/bert-base-NER").tag("Paris is in France."))     # doctest: +SKIP
+
+        text: as it is written.
         Raises ValueError without task "tag", and for a text that is too long.
         """
         from regard.models.verbs.labelling import tag
 
         return tag(cast("Model", self), text)
 
+    @in_eval_mode
     def follows(self, first: str, second: str) -> float:
-        """How likely it is that the second text follows the first.
+        """How likely it is that the second text follows the first, from 0 to 1.
+
+        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
+        >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
         Raises ValueError without task "next" (or "pretrain"), and for texts that are too long together.
         """
@@ -100,6 +114,7 @@ class TextVerbs(nn.Module):
         **how: Unpack[Wished],
     ) -> list[Written]: ...
 
+    @in_eval_mode
     def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -137,7 +152,8 @@ class TextVerbs(nn.Module):
         are placeholders, numbers out of range, beams with sampling or stop strings, and settings of the checkpoint that
         would change the text and are not offered.
         """
-        from regard.models.verbs.writing import Wishes, write
+        from regard.models.verbs.wishes import Wishes
+        from regard.models.verbs.writing import write
 
         wishes = Wishes(
             new_tokens=new_tokens,
@@ -153,6 +169,7 @@ class TextVerbs(nn.Module):
         )
         return write(cast("Model", self), prompt, wishes, on_token, pictures)
 
+    @in_eval_mode
     def stream(
         self,
         prompt: str,
@@ -176,7 +193,8 @@ class TextVerbs(nn.Module):
         Arguments as in `generate`; beams: 1, said where the checkpoint itself asks for more. Nothing is computed before
         the first piece is asked for, but for an encoder's part. Raises as `generate` does.
         """
-        from regard.models.verbs.writing import Wishes, stream
+        from regard.models.verbs.wishes import Wishes
+        from regard.models.verbs.writing import stream
 
         wishes = Wishes(
             new_tokens=new_tokens,

@@ -9,8 +9,8 @@ It does not know how tokens are chosen: generation/ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypedDict, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,20 +25,20 @@ from regard.models.generation.decoder import Decoder
 from regard.models.generation.generating import Stream, generate
 from regard.models.generation.pieces import Decode
 from regard.models.generation.stopping import Reason, read_stop
-from regard.models.images.pictures import Source
+from regard.models.images.pictures import Source, are_several
 from regard.models.model import Model
 from regard.models.picture_writer import PictureWriter
 from regard.models.text_model import TextModel
 from regard.models.tokenizers.tokenizing import Tokenizer
 from regard.models.verbs.asking import positions, require
+from regard.models.verbs.evaluating import one_by_one
 from regard.models.verbs.picture_prompts import read_pictures, spoken, without_special
 from regard.models.verbs.picturing import Several
+from regard.models.verbs.wishes import Wishes
 
 __all__ = [
     "Begun",
     "Ready",
-    "Wished",
-    "Wishes",
     "Written",
     "beams_of",
     "begin",
@@ -49,10 +49,7 @@ __all__ = [
     "write",
 ]
 
-NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
 ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,72 +76,12 @@ class Written:
         return f"Written({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
 
 
-class Wished(TypedDict, total=False):
-    """The arguments of `Model.generate` by name, for the signatures that only a type checker reads."""
-
-    new_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    beams: int | Beams | None
-    seed: int | None
-    stop: str | Sequence[str]
-    ignore: Sequence[str]
-    on_token: Callable[[int], None] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the caller asks of the text; None where the checkpoint's own setting holds. See `Model.generate`."""
-
-    new_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    beams: int | Beams | None = None
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    ignore: Sequence[str] = ()
-
-    def said(self) -> dict[str, Any]:
-        """The wishes that there are, by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
-
-    def choice(self, said: Defaults) -> Choice:
-        """How tokens are chosen: sampled if the caller asks for it, or the checkpoint does and the caller does not."""
-        temperature, top_k, top_p, min_p = self.temperature, self.top_k, self.top_p, self.min_p
-        if temperature is None:
-            samples = said.samples or bool(top_k) or top_p not in (None, 1) or bool(min_p)  # 0, 1 and 0: switched off
-            temperature = said.temperature if samples else 0.0
-        if temperature != 0:
-            top_k = _first(top_k, said.top_k)
-            top_p, min_p = _first(top_p, said.top_p), _first(min_p, said.min_p)
-        penalty = _first(self.repetition_penalty, said.repetition_penalty)
-        return Choice(
-            temperature=temperature,
-            top_k=None if top_k == 0 else top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=1.0 if penalty is None else penalty,
-            no_repeat_ngram=said.no_repeat_ngram,
-            banned=said.banned,
-            min_new=said.min_new,
-            min_length=said.min_length,
-            forced_first=said.forced_first,
-            forced_last=said.forced_last,
-            seed=self.seed,
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Begun:
     """Where a model begins to write.
 
     ids, mask: (B, N), padded on the left.  most: positions of who decodes, None without a limit.
+    vocabulary: how many tokens there are to choose from.
     after: the ids after which the new ones read as text; None where a text begins.
     eos, pad: where the model itself says them.
     """
@@ -153,6 +90,7 @@ class Begun:
     ids: Tensor
     mask: Tensor | None
     most: int | None
+    vocabulary: int
     after: Tensor | None
     eos: tuple[int, ...] = ()
     pad: int | None = None
@@ -224,7 +162,7 @@ def stream(model: Model, prompt: str, wishes: Wishes, pictures: Source | Several
             f"the text of {ready.beams.width} beams is not known before the end, so it cannot be streamed: "
             "model.generate(…) gives it, and model.stream(…, beams=1) does without beams"
         )
-    return Stream(
+    pieces = Stream(
         ready.decoder,
         ready.ids,
         ready.mask,
@@ -235,11 +173,12 @@ def stream(model: Model, prompt: str, wishes: Wishes, pictures: Source | Several
         choice=ready.choice,
         stop=ready.stop,
     ).text()
+    return one_by_one(model, pieces)
 
 
 def beams_of(model: Model, wishes: Wishes) -> int:
     """How many beams a generation will have, by the caller's wish or the checkpoint's."""
-    return _beams(wishes, defaults_of(model, wishes)).width
+    return wishes.searched(defaults_of(model, wishes)).width
 
 
 # ---------------------------------------------------------------------------------------------------------- made ready
@@ -251,31 +190,38 @@ def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tenso
     mask: Tensor | None
     if isinstance(model, (PictureWriter, FlamingoModel)):
         ids, mask = _read(model, [spoken(model, text, own) for text, own in zip(texts, pixels, strict=True)], said)
-        return Begun(read_pictures(model, pixels), ids, mask, model.most, ids)
+        return Begun(read_pictures(model, pixels), ids, mask, model.most, model.vocabulary, ids)
     ids, mask = _read(model, texts, said)
     if isinstance(model, EncoderDecoder):
         start = model.start if said.start is None else said.start
         starts = torch.full((len(texts), 1), start, device=model.device)
-        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.most, None)
+        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.most, model.vocabulary, None)
     assert isinstance(model, TextModel)
-    return Begun(model, ids, mask, model.most, ids)
+    return Begun(model, ids, mask, model.most, model.vocabulary, ids)
 
 
-def make_ready(model: Model, begun: Begun, wishes: Wishes, said: Defaults) -> Ready:
-    """All that a generation needs, by the caller's wishes and the checkpoint's. Raises as `Model.generate`."""
+def make_ready(
+    model: Model, begun: Begun, wishes: Wishes, said: Defaults, rows: tuple[int, ...] | None = None
+) -> Ready:
+    """All that a generation needs, by the caller's wishes and the checkpoint's. Raises as `Model.generate`.
+
+    rows: the number of each row, where they are some of many; None: 0, 1 and so on.
+    """
+    said.check_tokens(begun.vocabulary)
     special = model.tokenizer.ids_of
     eos = begun.eos or said.eos or (() if special.eos is None else (special.eos,))
     pads = (begun.pad, said.pad, special.pad, *eos, 0)
+    wishes.check_beams(said)
     return Ready(
         begun.decoder,
         begun.ids,
         begun.mask,
         _text_after(model, begun.after),
-        _new_tokens(wishes, said, begun.ids.shape[1], begun.most),
+        wishes.count(said, begun.ids.shape[1], begun.most),
         eos,
         next(pad for pad in pads if pad is not None),
-        wishes.choice(said),
-        _beams(wishes, said),
+        replace(wishes.choice(said), rows=rows),
+        wishes.searched(said),
         (*read_stop(wishes.stop), *said.stop),
     )
 
@@ -296,13 +242,13 @@ def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tens
         return [None] * prompts
     if not isinstance(model, (PictureWriter, FlamingoModel)):
         raise ValueError(f"{model.family.title} with task {model.task!r} looks at no pictures: leave out pictures=")
-    each = [pictures] if alone else pictures
-    if not isinstance(each, (list, tuple)) or len(each) != prompts:
+    each = [pictures] if alone else list(pictures) if are_several(pictures) else pictures
+    if not isinstance(each, list) or len(each) != prompts:
         raise ValueError(
             f"there are {prompts} prompts: pictures must be a list of as many, each one's own, which is a picture or a "
             "list of them"
         )
-    lists = [list(own) if isinstance(own, (list, tuple)) else [] if own is None else [own] for own in each]
+    lists = [list(own) if are_several(own) else [] if own is None else [own] for own in each]
     every = [picture for own in lists for picture in own]
     if not every:
         return [None] * prompts
@@ -340,35 +286,6 @@ def _read(model: Model, texts: list[str], said: Defaults) -> tuple[Tensor, Tenso
     return ids.to(model.device), mask.to(model.device)
 
 
-def _new_tokens(wishes: Wishes, said: Defaults, start: int, most: int | None) -> int:
-    """How many new tokens at most. What nobody asked for by number gives way to the positions there are."""
-    if wishes.new_tokens is not None:
-        return wishes.new_tokens
-    if said.new_tokens is None and said.max_length is not None and said.max_length <= start:
-        raise ValueError(
-            f"the prompt has {start} tokens, and the checkpoint's max_length is {said.max_length} with the prompt's: "
-            "say how many new_tokens, or shorten the prompt"
-        )
-    of_length = NEW_TOKENS if said.max_length is None else said.max_length - start
-    new = of_length if said.new_tokens is None else said.new_tokens
-    if most is not None and start >= most:
-        raise ValueError(f"the prompt takes all of the model's {most} positions: shorten it")
-    return new if most is None else min(new, most - start)
-
-
-def _beams(wishes: Wishes, said: Defaults) -> Beams:
-    """The caller's number of beams, compared as the checkpoint compares them; a `Beams` says all itself."""
-    if wishes.beams is None:
-        return said.beams
-    if isinstance(wishes.beams, Beams):
-        if wishes.beams.returned != 1:
-            raise ValueError(
-                f"one text is written for each prompt, and beams asks for {wishes.beams.returned}: returned=1"
-            )
-        return wishes.beams
-    return Beams(wishes.beams, said.beams.length_penalty, said.beams.early_stopping)
-
-
 def _text_after(model: Model, ids: Tensor | None) -> Decode:
     """Turns new tokens into text, as it reads after the prompt's ids: sentencepiece drops the space of a first token.
 
@@ -392,7 +309,3 @@ def _anchor(tokenizer: Tokenizer, rows: list[list[int]]) -> list[int]:
             if text and "\ufffd" not in text:
                 return row[-n:]
     return []
-
-
-def _first(asked: T | None, said: T | None) -> T | None:
-    return said if asked is None else asked

@@ -1,0 +1,63 @@
+"""One number per head of a view: the mean of a measure, or the score of a pattern; and which of them a view can tell.
+
+It does not know captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from regard.lens.view import PER_QUERY, View
+
+__all__ = ["known_values", "no_such_value", "per_head"]
+
+
+def per_head(view: View, measure: str) -> Tensor:
+    """One number per head, (B, H): a measure's mean over the queries, or a pattern's score.
+
+    >>> import torch, regard
+    >>> x = torch.zeros(1, 2, 4, 3)
+    >>> per_head(regard.look(x, x, x), "entropy")
+    tensor([[1.3863, 1.3863]])
+
+    measure: "entropy", "effective", "max_logit", "lse", or a pattern's name. Raises LookupError where it is not known.
+    """
+    plain = (
+        view if view.lead is None and not view.numpy else View(view.sizes, view.held, place=view.place, kind=view.kind)
+    )
+    if measure in PER_QUERY:  # an overview keeps the means, which its pooled numbers no longer give
+        found: Any = plain.held[f"mean {measure}"] if f"mean {measure}" in plain.held else plain.mean(measure)
+    else:
+        scores = plain.patterns()
+        if measure not in scores:
+            raise LookupError(no_such_value(measure, known_values(plain)))
+        found = scores[measure]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def known_values(view: View) -> list[str]:
+    """The measures and patterns that `per_head` can tell of a view.
+
+    >>> import torch, regard
+    >>> x = torch.zeros(1, 2, 4, 3)
+    >>> known_values(regard.look(x, x, x))[:4]
+    ['lse', 'entropy', 'max_logit', 'effective']
+    """
+    held, exact = view.held, view.weights is not None
+    told = [n for n in PER_QUERY if f"mean {n}" in held or (n in held and n not in view.pooled)]
+    told += [n for n in ("entropy", "effective") if exact and n not in told]
+    scored = exact or any(name.startswith("pattern ") for name in held)
+    return [*told, *(view.patterns() if scored else ())]
+
+
+def no_such_value(measure: str, known: Sequence[str]) -> str:
+    """What to say where a measure is not known.
+
+    >>> no_such_value("nope", ["entropy", "own", "own"])
+    "no measure or pattern 'nope' here; there are entropy, own"
+    """
+    return f"no measure or pattern {measure!r} here; there are {', '.join(dict.fromkeys(known)) or 'none'}"

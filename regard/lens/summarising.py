@@ -1,0 +1,83 @@
+"""A capture as text: a line for each run of each module, with its sizes, kernel and the most telling numbers.
+
+It does not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from regard import tables
+from regard.lens.capture import Capture, Ran
+from regard.lens.diagnosing.diagnosis import SAID
+from regard.lens.diagnosing.findings import spoken
+from regard.lens.diagnosing.patterns import CALLED, label
+from regard.lens.head_values import per_head
+from regard.lens.view import View
+from regard.stages import Lang
+
+__all__ = ["summary_of"]
+
+LITTLE = 1 << 21  # weights of a run whose patterns are scored here, where they were not measured
+
+WORDS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "title": "{}: {} attention modules, {} calls",
+        "headers": "|module|kind|heads|queries × keys|calls|entropy|patterns|seen by",
+        "unseen": "not seen",
+    },
+    "ko": {
+        "title": "{}: 어텐션 모듈 {}개, 호출 {}번",
+        "headers": "|모듈|종류|헤드|쿼리 × 키|호출|엔트로피|패턴|찾은 곳",
+        "unseen": "보지 못함",
+    },
+}
+
+
+def summary_of(capture: Capture, lang: Lang = "en") -> str:
+    """The table of a capture that is not empty, and what was not seen.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer) as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> print(summary_of(seen).splitlines()[0])
+    TransformerEncoderLayer: 1 attention modules, 1 calls
+
+    Raises ValueError for a language that is not spoken here.
+    """
+    words = WORDS[spoken(lang)]
+    rows = [_line(i, run, lang) for i, run in enumerate(capture.runs())]
+    lines = [words["title"].format(capture.model or "model", len(capture.names), len(capture.records)), ""]
+    lines.append(tables.text(words["headers"].split("|"), rows, right=[0, 3, 5, 6]))
+    unseen = (f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items())
+    return "\n".join([*lines, "", *unseen]).rstrip()
+
+
+def _line(i: int, run: Ran, lang: Lang) -> list[str]:
+    """A line of the summary."""
+    first, view = run.records[0], run.view
+    _, heads, nq, nk = view.sizes
+    entropy = "–"
+    if "entropy" in view.held:
+        entropy = f"{float(per_head(view, 'entropy').mean()):.2f}".replace("nan", "NaN")
+    seen_by = first.source + (" (compiled)" if first.compiled else "")
+    kind, calls = SAID[lang].get(first.kind, first.kind), len(run.records)
+    name = run.name if run.path else f"(model){run.name}"
+    return [str(i), name, kind, str(heads), f"{nq} × {nk}", str(calls), entropy, _commonest(view, lang), seen_by]
+
+
+def _commonest(view: View, lang: Lang) -> str:
+    """The pattern names of the first batch row's heads with how many bear each, the most common first."""
+    measured = any(name.startswith("pattern ") for name in view.held)
+    if not measured and (view.weights is None or prod(view.sizes) > LITTLE):
+        return "–"
+    scores = view.patterns()
+    broken = torch.stack([values[0] for values in scores.values()]).isnan().any(0)  # (H,)
+    names = [names[0] for names, nan in zip(label(scores)[0], broken, strict=True) if names and not nan]
+    counts = sorted(((names.count(n), n) for n in set(names)), reverse=True)
+    none = SAID[lang].get("none", "none")
+    said = [f"{count} {CALLED[lang][name]}" for count, name in counts[:3]]
+    return ", ".join([*said, *([f"{int(broken.sum())} NaN"] if broken.any() else [])]) or none

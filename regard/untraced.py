@@ -1,0 +1,56 @@
+"""What depends on numbers, and who has none: functions that torch.compile leaves alone, tensors that are only shapes.
+
+It does not import the compiler, which takes a second: most of those who call us compile nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["followed", "has_numbers", "untraced"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def untraced(why: str) -> Callable[[Function], Function]:
+    """Mark a function: torch.compile runs it, and all that it calls, as it is, between two graphs.
+
+    >>> @untraced("it asks for numbers")
+    ... def total(x):
+    ...     return int(x.sum())
+    >>> total(torch.ones(3))
+    3
+
+    why: said to those who asked for one whole graph. It is what torch.compiler.disable does.
+    """
+
+    def mark(function: Function) -> Function:
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(function.__code__, skip)
+        function._torchdynamo_disable, function._torchdynamo_disable_msg = True, why  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Can the numbers of a tensor be asked for? Not of one on the meta device, a fake one, or while a graph is traced.
+
+    >>> has_numbers(torch.zeros(3)), has_numbers(torch.zeros(3, device="meta"))
+    (True, False)
+    """
+    return not (torch.compiler.is_compiling() or x.is_meta or type(x).__name__ == "FakeTensor")
+
+
+def followed() -> bool:
+    """Does somebody follow every operation, so that what is made now may be no common tensor and must not be kept?
+
+    >>> followed()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
