@@ -19,6 +19,7 @@ import regard
 from regard.cli import look_text
 from regard.cli.look_text import Asked, print_sections
 from regard.cli.terminal import Terminal
+from regard.cli.terminal_atlas import print_atlas
 from regard.explorer.sentences import WARNING
 from regard.explorer.sessions import open_file
 from regard.tables import width
@@ -457,3 +458,30 @@ def test_loading_is_told_to_the_bar_to_its_end(run: Any, reader: str, monkeypatc
     monkeypatch.setattr(look_text, "bar", lambda title: Bar())
     run(TEXT, "--model", reader)
     assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("atlas", "lines"),
+    [
+        (
+            [[0.5971, 0.59712], [0.597, None]],
+            ["Heads by entropy: 0.597 in every head", "layer 0   0· 0·", "layer 1   0· –·"],
+        ),
+        ([[3e-8, 0.0], [6e-8, 1e-8]], ["Heads by entropy: 0 in every head", "layer 1   0· 0·"]),
+        (
+            [[float("nan"), 1.0], [2.0, None]],
+            ["layer 0   !! 0·", "layer 1   9· –·", "!! weights are NaN: see regard doctor ×1"],
+        ),
+        (
+            [[float("nan")] * 2] * 2,
+            ["Heads by entropy: no numbers", "layer 1   !! !!", "!! weights are NaN: see regard doctor ×4"],
+        ),
+    ],
+)
+def test_heads_that_differ_by_rounding_look_alike_and_nan_is_marked(atlas, lines, capsys):
+    said = {"measure": "entropy", "layers": [{"index": 0}, {"index": 1}], "atlas": atlas, "patterns": [[[], []]] * 2}
+    print_atlas(said, "en", Terminal())
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line not in out] == []
+    sound = sum(v is None or v == v for row in atlas for v in row)
+    assert (f"· no pattern ×{sound}" in out) == (sound > 0)

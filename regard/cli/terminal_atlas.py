@@ -7,7 +7,7 @@ again. It does not know where the numbers come from.
 from __future__ import annotations
 
 from collections import Counter
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import Any
 
 from regard.cli.language import Lang, Say, speaker
@@ -30,6 +30,7 @@ LETTERS = {
 }
 PIPE = 100  # cells on a line where there is no terminal
 CELL = 3
+NOISE = 1e-5  # differences below it are rounding
 
 
 def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
@@ -45,14 +46,18 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
     f first ×1   looks at the first token, where heads often rest that have nothing to find
     · no pattern ×1
 
+    A head whose weights are NaN is marked !!.
+
     said: "measure", "layers", "atlas" (layers, heads) with None where nothing is known, "patterns" names per head.
     """
     say = speaker(lang)
     low, high = _range(said)
-    out.print(
-        (say(f"Heads by {said['measure']}", f"헤드별 {said['measure']}"), "bold"),
-        say(f": 0 is {low:.3g}, 9 is {high:.3g}", f": 0은 {low:.3g}, 9는 {high:.3g}"),
-    )
+    scale = say(f": 0 is {low:.3g}, 9 is {high:.3g}", f": 0은 {low:.3g}, 9는 {high:.3g}")
+    if isnan(low):
+        scale = say(": no numbers", ": 값 없음")
+    elif low == high:
+        scale = say(f": {low:.3g} in every head", f": 모든 헤드에서 {low:.3g}")
+    out.print((say(f"Heads by {said['measure']}", f"헤드별 {said['measure']}"), "bold"), scale)
     names = [say(f"layer {layer['index']}", f"레이어 {layer['index']}") for layer in said["layers"]]
     label = max(width(name) for name in [*names, say("head", "헤드")]) + 2
     heads = max(map(len, said["atlas"]), default=0)
@@ -67,15 +72,24 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
                 parts += _cell(values[h] if h < len(values) else None, patterns, h, (low, high), out)
             out.print(*parts)
     out.print()
-    _print_patterns(said["patterns"], lang, say, out)
+    sound = [
+        [names for names, value in zip(patterns, values, strict=False) if value is None or not isnan(value)]
+        for patterns, values in zip(said["patterns"], said["atlas"], strict=True)
+    ]
+    broken = sum(value is not None and isnan(value) for values in said["atlas"] for value in values)
+    if broken:
+        told = say("!! weights are NaN: see regard doctor", "!! 가중치가 NaN입니다. regard doctor로 확인하세요.")
+        out.print((f"{told} ×{broken}", "bold red"))
+    _print_patterns(sound, lang, say, out)
 
 
 def _range(said: dict[str, Any]) -> tuple[float, float]:
-    """From 0 to 1 for a pattern, which has that scale; else from the least to the most there is."""
+    """From 0 to 1 for a pattern, which has that scale; else from the least to the most there is, NaN if nothing is."""
     if said["measure"] in LETTERS or said["measure"] == "received_max":
         return 0.0, 1.0
     known = [v for row in said["atlas"] for v in row if v is not None and isfinite(v)]
-    return (min(known), max(known)) if known else (0.0, 0.0)
+    low, high = (min(known), max(known)) if known else (nan, nan)
+    return (low, low) if f"{low:.3g}" == f"{high:.3g}" or high - low < NOISE else (low, high)
 
 
 def _cell(
@@ -84,6 +98,8 @@ def _cell(
     if head >= len(patterns):
         return [" " * CELL]
     letter = LETTERS[patterns[head][0]] if patterns[head] else "·"
+    if value is not None and isnan(value):
+        return [" ", ("!!", "bold red")]
     if value is None or not isfinite(value):
         return [f" –{letter}"]
     low, high = ends
