@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 from regard import tables
 from regard.costs import BYTES, Count
-from regard.efficient.whole_numbers import check_whole
+from regard.whole_numbers import check_whole
 
 __all__ = ["WAYS", "Growth", "GrowthSizes", "WayCount", "counted", "growth", "lengths_up_to", "visible_links"]
 

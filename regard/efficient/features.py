@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.efficient.whole_numbers import check_whole
+from regard.whole_numbers import check_whole
 
 __all__ = ["LogFeatures", "chunk_on", "largest_product", "log_features", "orthogonal_features", "usual_count"]
 

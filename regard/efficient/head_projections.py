@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.efficient.whole_numbers import check_whole
 from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, part, split
+from regard.whole_numbers import check_whole
 
 __all__ = ["HeadProjections"]
 

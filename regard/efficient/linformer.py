@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from regard.backends import load
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.seen_keys import read_seen
-from regard.efficient.whole_numbers import check_whole
 from regard.layers import ContextKeys, MultiHeadAttention
 from regard.op import attention
+from regard.whole_numbers import check_whole
 
 __all__ = ["LinformerAttention", "SlotProjection"]
 

@@ -20,9 +20,9 @@ from regard.efficient.feature_sums import Rows, no_keys
 from regard.efficient.features import orthogonal_features, usual_count
 from regard.efficient.head_projections import HeadProjections
 from regard.efficient.performer_state import PerformerState
-from regard.efficient.whole_numbers import check_whole
 from regard.layers import ContextKeys, MultiHeadAttention
 from regard.rotary import Angles, Rotary
+from regard.whole_numbers import check_whole
 
 __all__ = ["PerformerAttention", "kernel_attention"]
 

@@ -19,6 +19,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from regard import whole_numbers
 from regard.models.generation.filters import (
     ban,
     force,
@@ -288,12 +289,8 @@ def check_whole(name: str, value: object, least: int) -> None:
     Traceback (most recent call last):
     ValueError: top_k must be at least 1, got 0
     """
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value is not None:
+        whole_numbers.check_whole(name, value, least)
 
 
 def _check_number(name: str, value: object) -> None:
