@@ -197,7 +197,8 @@ def test_a_model_in_the_cache_without_its_weights_is_not_complete(offline):
     snapshot = cached(offline)
     (snapshot / SINGLE).resolve().unlink()  # the link stays, and leads nowhere
     words = (
-        r"^'owner/name' is not complete: no model in '.*': looked for .*; it holds config.json, .*; load it again with"
+        r"^'owner/name' is not complete: no model in '.*': model.safetensors is a link to nothing, for there is no "
+        r"'.*'; download or copy it again; load it again with a network$"
     )
     with pytest.raises(FileNotFoundError, match=words):
         find("owner/name")

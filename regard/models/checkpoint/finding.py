@@ -105,8 +105,8 @@ def _snapshot(name: str, revision: str | None) -> Path:
     except FileNotFoundError as error:
         call = f"AutoModel.from_pretrained({name!r}).save_pretrained(directory)"
         pickled = f"; if the hub has only a pickle, which can run any code, convert it with transformers: {call}"
-        shards = (folder / INDEX).is_file()
-        raise FileNotFoundError(f"{name!r} is not complete: {error}; {AGAIN}{'' if shards else pickled}") from None
+        known = any((folder / file).is_symlink() or (folder / file).is_file() for file in (SINGLE, INDEX))
+        raise FileNotFoundError(f"{name!r} is not complete: {error}; {AGAIN}{'' if known else pickled}") from None
     return folder
 
 
