@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 import regard
+from regard.explorer import carrying
 from regard.explorer.exporting import write_html
 from regard.explorer.sessions import Session, session_of
 from regard.lens.capture import Capture, Record
@@ -95,6 +96,21 @@ def ready(page: Any, address: str) -> Any:
 
 def chosen(page: Any, layer: int, head: int) -> None:
     expect(page.locator(f'.cell[data-layer="{layer}"][data-head="{head}"]')).to_have_attribute("aria-selected", "true")
+
+
+# ------------------------------------------------------------------------------------------------------ what is left out
+
+
+def test_steps_that_a_file_does_not_hold_are_said_without_alarm(browser, session, tmp_path, monkeypatch):
+    monkeypatch.setattr(carrying, "ROOM", 1000)
+    address, (q, k) = written(session, tmp_path), drawn(LAYERS, HEADS, len(WORDS))[3]
+    weights = regard.look(q, k, k).tile(range(len(WORDS)), range(len(WORDS)))[0, 1]
+    faint = int(weights[10].argmin())
+    for locale, words in (("en-US", "does not hold the steps of this pair"), ("ko-KR", "이 쌍의 계산 과정이 없습니다")):
+        with opened(browser, locale=locale) as page:
+            ready(page, f"{address}#layer=3&head=1&token=10&key={faint}&lang={locale[:2]}")
+            expect(page.locator(".steps")).to_contain_text(words)
+            expect(page.locator(".steps .error")).to_have_count(0)
 
 
 # ------------------------------------------------------------------------------------------------------------ addresses
@@ -192,7 +208,7 @@ OUTSIDE = """() => {
 
 
 @pytest.mark.parametrize(
-    ("width", "height"), [(360, 740), (400, 800), (1024, 600), (1119, 700), (1120, 700), (1280, 800)]
+    ("width", "height"), [(360, 740), (400, 800), (1024, 600), (979, 700), (980, 700), (1280, 800)]
 )
 def test_nothing_is_out_of_reach_in_a_window_of_any_width(browser, site, width, height):
     with opened(browser, viewport={"width": width, "height": height}) as page:

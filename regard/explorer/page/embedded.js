@@ -24,6 +24,9 @@ import { numbers } from "./packed.js";
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
 
+/** What is asked for was left out when the page was written: no failure, and to be said as what it is. */
+export class NotCarried extends Error {}
+
 const RIBBON = 1024; // bins of a row's ribbon
 const TOP = 12; // largest weights of a row
 const SHOWN = 64; // keys in the steps
@@ -120,7 +123,7 @@ export class EmbeddedSource {
     if (carried !== undefined) return this.#once(`${session}/steps/${name}`, () => carried);
     const arrays = this.#arrays(session, layer, head);
     if (!arrays.q || !arrays.k || !arrays.lse)
-      throw new Error("the steps of this pair are not in this page, but those of the head's strongest links may be");
+      throw new NotCarried("the steps of this pair are not in this page, but those of the head's strongest links may be");
     const [queries, allKeys, lses] = await Promise.all([arrays.q, arrays.k, arrays.lse].map(numbers));
     const { weights } = await rowOf(arrays, token, 1);
     const [q, k, keys] = [line(queries, token), line(allKeys, key), chosen(weights, key)];

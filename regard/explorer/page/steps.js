@@ -4,6 +4,7 @@
 import { list } from "./arrays.js";
 import { bars } from "./bars.js";
 import { fill, make } from "./elements.js";
+import { NotCarried } from "./embedded.js";
 import { Naming } from "./naming.js";
 import { isAbort, latest } from "./source.js";
 import { figure, say, sayAround } from "./words.js";
@@ -76,6 +77,7 @@ class StepsPane {
       if (!signal.aborted) this.draw();
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
+      if (error instanceof NotCarried) return this.note(say(lang, "steps_left_out"));
       this.note(say(lang, "failed", { error: String(/** @type {Error} */ (error).message) }), "error");
     }
   }
