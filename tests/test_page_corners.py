@@ -98,7 +98,7 @@ def chosen(page: Any, layer: int, head: int) -> None:
     expect(page.locator(f'.cell[data-layer="{layer}"][data-head="{head}"]')).to_have_attribute("aria-selected", "true")
 
 
-# ------------------------------------------------------------------------------------------------------ what is left out
+# ----------------------------------------------------------------------------------------------------- what is left out
 
 
 def test_steps_that_a_file_does_not_hold_are_said_without_alarm(browser, session, tmp_path, monkeypatch):

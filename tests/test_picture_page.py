@@ -123,7 +123,7 @@ def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, sessio
     assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
     assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 1", "register 2"]
     expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
-    expect(page.locator(".facts")).to_contain_text("37 × 53 pixels, high and wide")
+    expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
     overlay = session.capture[2].overlay(token="cls", head=0)
     assert shares(page) == pytest.approx(overlay.shares, abs=1e-6)
 
@@ -164,7 +164,7 @@ def test_patches_of_a_picture_that_is_a_mere_line_can_be_hit(page, height, width
     for row, column in ((0, 0), (3, 5), (5, 9)):  # of 4 × 4 pixels of 27 × 41
         page.mouse.move(*over(page, (4 * row + 2) / 27, (4 * column + 2) / 41))
         expect(page.locator(".said-query")).to_have_text(f"({row}, {column})")
-    expect(page.locator(".facts")).to_contain_text(f"{height} × {width} pixels, high and wide")
+    expect(page.locator(".facts")).to_contain_text(f"{height} × {width} pixels (h × w)")
     expect(page.locator(".photo-note")).to_contain_text("drawn broader than it is")
     page.locator("[data-choice=lang] [data-value=ko]").click()
     expect(page.locator(".facts")).to_contain_text(f"{height} × {width} 픽셀 (세로 × 가로)")
@@ -302,7 +302,7 @@ def test_capture_that_is_dropped_brings_its_photograph(page, session, tmp_path):
         with page.expect_response("**/picture/0") as came:
             dropped(page, "run.regard", "application/octet-stream", (tmp_path / "run.regard").read_bytes())
         assert came.value.body() == session.pictures[0].data
-        expect(page.locator(".facts")).to_contain_text("37 × 53 pixels, high and wide")
+        expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
         expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
         expect(page.locator(".photo-note")).not_to_contain_text("the picture itself is not in this capture")
 
@@ -422,7 +422,7 @@ def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
     with serving([session], ModelShelf([str(seeing)], demo=False)) as address:
         ready(page, address)
         dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
-        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
         assert "고양이.png" in page.locator("[data-role=session] option:checked").inner_text()
         ready_row = look_at_picture(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
         assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
@@ -434,7 +434,7 @@ def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
         expect(page.locator("[data-role=start]")).to_be_visible()
         (tmp_path / "photo.png").write_bytes(as_png(4, tmp_path))
         page.locator("input[type=file]").set_input_files(tmp_path / "photo.png")
-        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
 def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
@@ -460,7 +460,7 @@ def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_
         expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
         page.locator("[data-role=model]").select_option("1")
         page.locator("[data-role=start]").click()
-        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
 def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(page, seeing, tmp_path):
@@ -476,7 +476,7 @@ def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(pa
         expect(file).to_have_attribute("accept", re.compile("image"))
         expect(file).to_have_attribute("aria-label", "Open a picture or a .regard file")
         file.set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": as_png(5, tmp_path)})
-        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels, high and wide")
+        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
 def test_model_that_nobody_knows_yet_may_be_given_a_picture(page):

@@ -8,7 +8,7 @@ const en = {
   head: "head",
   head_at: "layer {layer}, head {head}",
   tokens_of: "{count} {count|token|tokens}",
-  pixels_of: "{height} × {width} pixels, high and wide",
+  pixels_of: "{height} × {width} pixels (h × w)",
   heads_of: "{layers} {layers|layer|layers} × {heads} {heads|head|heads}",
   session: "What is looked at",
   new_text: "Read new",
