@@ -58,3 +58,11 @@ def test_what_another_module_hands_out_is_not_overwritten():
     with torch.no_grad():
         layer(x)
     assert torch.equal(x, given)
+
+
+def test_what_a_patched_layer_hands_out_is_not_overwritten():
+    layer, x = FeedForward(6, 6, "gelu"), torch.randn(2, 5, 6)
+    layer.w_in.forward, given = lambda y: y, x.clone()
+    with torch.no_grad():
+        layer(x)
+    assert torch.equal(x, given)

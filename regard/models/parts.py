@@ -17,11 +17,10 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention
+from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, untouched
 from regard.masks import Mask
 from regard.models.activations import OVERWRITING, activation
 from regard.models.attention_layer import AttentionLayer
@@ -77,10 +76,7 @@ class FeedForward(nn.Module):
 
         A new buffer of this size costs the CPU as much in page faults as the function itself.
         """
-        held = self.w_in._forward_hooks or _global_forward_hooks
-        if torch.is_grad_enabled() or type(self.w_in) is not Linear or held:
-            return None
-        return OVERWRITING.get(self.activation)
+        return None if torch.is_grad_enabled() or not untouched(self.w_in) else OVERWRITING.get(self.activation)
 
 
 class Waves(nn.Module):
