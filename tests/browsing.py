@@ -1,6 +1,6 @@
 """A real browser for the tests of the page: a server in a thread, Chromium, and what went wrong in each page.
 
-It does not know what the page shows.
+It does not know what the page shows, but for the panes of a text.
 """
 
 from __future__ import annotations
@@ -112,3 +112,13 @@ def opened(browser: Any, **options: Any) -> Iterator[Any]:
         assert troubles.asked == []
     finally:
         context.close()
+
+
+def ready(page: Any, address: str) -> Any:
+    """The page of a text at an address, once its panes are drawn."""
+    from playwright.sync_api import expect
+
+    page.goto(address)
+    for part in ("#regard[data-state=ready]", ".map-how", ".text-piece"):
+        expect(page.locator(part).first).to_be_visible()
+    return page

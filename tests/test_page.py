@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from browsing import PATIENCE, PLAYWRIGHT, browsing, opened, serving, until
+from browsing import PATIENCE, PLAYWRIGHT, browsing, opened, ready, serving, until
 from torch import Tensor
 
 import regard
@@ -109,15 +109,6 @@ def long_site(long: tuple[Session, Tensor, Tensor]) -> Iterator[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-
-
-def ready(page: Any, address: str) -> Any:
-    """The page at an address, once its panes are drawn."""
-    page.goto(address)
-    expect(page.locator("#regard[data-state=ready]")).to_be_visible()
-    expect(page.locator(".map-how").first).to_be_visible()
-    expect(page.locator(".text-piece").first).to_be_visible()
-    return page
 
 
 def chosen(page: Any, layer: int, head: int) -> None:

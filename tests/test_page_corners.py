@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, serving
+from browsing import PLAYWRIGHT, browsing, opened, ready, serving
 from PIL import Image
 from torch import Tensor
 
@@ -83,15 +83,6 @@ def written(session: Session, folder: Path) -> str:
     """The address of a session's exported page."""
     write_html(session, folder / "page.html")
     return (folder / "page.html").as_uri()
-
-
-def ready(page: Any, address: str) -> Any:
-    """The page at an address, once its panes are drawn."""
-    page.goto(address)
-    expect(page.locator("#regard[data-state=ready]")).to_be_visible()
-    expect(page.locator(".map-how").first).to_be_visible()
-    expect(page.locator(".text-piece").first).to_be_visible()
-    return page
 
 
 def chosen(page: Any, layer: int, head: int) -> None:
