@@ -303,7 +303,11 @@ def test_classify_as_json(run: Any, judge: str) -> None:
             ["embed", "cat " * 40, "--model", "BERT"],
             "text 0 has 42 tokens, and the model takes 37: shorten it, or pass",
         ),
-        (["classify", "a", "--model", "BERT"], "the checkpoint does not fit BERT with task 'classify'"),
+        (
+            ["classify", "a", "--model", "BERT"],
+            "this BERT was saved for the task 'fill', and classify asks for the task 'classify': the checkpoint does "
+            "not fit BERT with task 'classify'",
+        ),
     ],
 )
 def test_wrong_input_is_told_in_one_line(

@@ -31,18 +31,24 @@ def open_model(
     verb: the command, for the error where it can have none.  dtype: None is as stored.
     ignore: keys of config.json to go on without.
 
-    Raises ValueError for a family without such a task, a dtype or a device that is none; else as `regard.load`.
+    Raises ValueError for a family without such a task, a dtype or a device that is none; else as `regard.load`, with
+    the task that the checkpoint was saved for, where that is another one.
     """
     from regard.models.checkpoint.finding import find
-    from regard.models.loading import family_of, load
-    from regard.models.settings import Settings
+    from regard.models.loading import load
 
     kind = _dtype(dtype, device)
     directory = find(name)
-    settings = Settings.open(directory)
-    task = _task(family_of(settings), settings.values.get("architectures"), verb, tasks)
-    with bar("/".join(Path(name).parts[-2:])) as tick:
-        return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
+    family, own = family_and_task(str(directory))
+    task = _task(family, own, verb, tasks)
+    try:
+        with bar("/".join(Path(name).parts[-2:])) as tick:
+            return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
+    except ValueError as error:
+        if own in (None, "none", task):
+            raise
+        asked = f"{verb} asks for the task {task!r}"
+        raise ValueError(f"this {family.title} was saved for the task {own!r}, and {asked}: {error}") from None
 
 
 def family_and_task(name: str) -> tuple[Family, str | None]:
@@ -61,8 +67,9 @@ def family_and_task(name: str) -> tuple[Family, str | None]:
     from regard.models.settings import Settings
 
     settings = Settings.open(find(name))
-    family = family_of(settings)
-    return family, _own(family, settings.values.get("architectures"))
+    family, architectures = family_of(settings), settings.values.get("architectures")
+    known = {task.architecture: name for name, task in family.tasks.items()}
+    return family, known.get(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 @contextmanager
@@ -84,17 +91,11 @@ def bar(title: str) -> Iterator[Tick]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _task(family: Family, architectures: object, verb: str, tasks: Sequence[str]) -> str:
+def _task(family: Family, own: str | None, verb: str, tasks: Sequence[str]) -> str:
     there = [task for task in tasks if task in family.tasks]
     if not there:
         raise ValueError(f"{verb} needs a model with the task {' or '.join(tasks)}; {family.title} has {_list(family)}")
-    own = _own(family, architectures)
     return own if own in there else there[0]
-
-
-def _own(family: Family, architectures: object) -> str | None:
-    known = {task.architecture: name for name, task in family.tasks.items()}
-    return known.get(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 def _list(family: Family) -> str:
