@@ -9,34 +9,19 @@ It does not know which backend runs, nor any model family.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.nn.modules import module as everywhere
 
 from regard.backends import load
 from regard.cache import FixedCache, GrowingCache, KeyValueCache
+from regard.linear_maps import Joined, Linear, apart, part
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
 
-__all__ = [
-    "ContextKeys",
-    "Joined",
-    "JoinedTable",
-    "Linear",
-    "MultiHeadAttention",
-    "apart",
-    "part",
-    "split",
-    "untouched",
-]
-
-WIDE = 192  # inputs from which on several products are faster than one, on a CPU
+__all__ = ["ContextKeys", "MultiHeadAttention", "split"]
 
 
 @runtime_checkable
@@ -45,64 +30,6 @@ class ScorePosition(Protocol):
 
     def bias(self, q: Tensor, scale: float) -> Bias:
         """The term to add to the scores of q (B, H, Nq, D)."""
-
-
-class Linear(nn.Linear):
-    """As torch's, but a layer without memory (device "meta") draws no initial weights: that would take a while.
-
-    >>> Linear(2, 3, device="meta").weight.shape
-    torch.Size([3, 2])
-    """
-
-    def reset_parameters(self) -> None:
-        """Draw initial weights, where there is memory for them."""
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
-class Joined(Linear):
-    """Several linear maps of one input, their rows one under another: one product instead of several.
-
-    >>> Joined(4, (8, 2, 2), bias=False).weight.shape
-    torch.Size([12, 4])
-
-    rows: how many rows each map has, in order.
-    """
-
-    def __init__(self, inputs: int, rows: tuple[int, ...], *, bias: bool = True) -> None:
-        super().__init__(inputs, sum(rows), bias)
-        self.rows = rows
-
-
-def untouched(layer: nn.Module) -> bool:
-    """Is a layer as it was made, so that its weights may be used without calling it?
-
-    >>> layer = Linear(2, 3)
-    >>> untouched(layer), untouched(nn.utils.parametrizations.weight_norm(layer))
-    (True, False)
-
-    Adapters wrap a layer or patch its forward, pruning and weight norms hook into it, tools hook into all layers.
-    """
-    if type(layer) not in (Linear, Joined, nn.Linear) or "forward" in vars(layer):
-        return False
-    own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return not (own or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
-
-
-def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...]:
-    """What each of the maps joined in a layer makes of x (…, inputs); rows: how many each has, in order.
-
-    >>> [y.shape[-1] for y in apart(Joined(4, (8, 2, 2)), (8, 2, 2), torch.zeros(3, 4))]
-    [8, 2, 2]
-
-    On a CPU several products are as fast as one or up to 10 % faster, from 192 inputs on, if nobody differentiates:
-    then each has its own rows of the matrix.
-    """
-    plain = x.is_cpu and x.shape[-1] >= WIDE and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if not plain or not untouched(layer):
-        return torch.split(layer(x), list(rows), -1)
-    ends = list(accumulate(rows))
-    return tuple(part(layer, x, end - n, end) for n, end in zip(rows, ends, strict=True))
 
 
 def split(y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
@@ -115,33 +42,6 @@ def split(y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
     if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
         y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
     return y.transpose(1, 2)
-
-
-def part(layer: nn.Module, x: Tensor, start: int, stop: int) -> Tensor:
-    """The columns start to stop of layer(x), without the others where they need not be computed.
-
-    >>> part(Linear(2, 7), torch.zeros(5, 2), 3, 6).shape
-    torch.Size([5, 3])
-    """
-    if not untouched(layer):
-        return cast(Tensor, layer(x))[..., start:stop]
-    linear_layer = cast(nn.Linear, layer)
-    bias = None if linear_layer.bias is None else linear_layer.bias[start:stop]
-    return linear(x, linear_layer.weight[start:stop], bias)
-
-
-class JoinedTable(nn.Embedding):
-    """Several tables of vectors, one under another: words, and words that were added to them later (Idefics).
-
-    >>> JoinedTable((8, 2), 4)(torch.tensor([9])).shape
-    torch.Size([1, 4])
-
-    rows: how many rows each table has, in order.  d: width of a vector.
-    """
-
-    def __init__(self, rows: tuple[int, ...], d: int) -> None:
-        super().__init__(sum(rows), d)
-        self.rows = rows
 
 
 class ContextKeys(NamedTuple):

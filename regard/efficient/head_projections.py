@@ -13,7 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, part, split
+from regard.layers import ContextKeys, MultiHeadAttention, split
+from regard.linear_maps import Joined, Linear, part
 from regard.whole_numbers import check_whole
 
 __all__ = ["HeadProjections"]

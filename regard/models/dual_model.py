@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.frames import Frame
-from regard.layers import Linear
 from regard.layouts import Sides
+from regard.linear_maps import Linear
 from regard.models.heads import EndPooler, Pooler
 from regard.models.model import Model, Result
 from regard.models.parts import Tower

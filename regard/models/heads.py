@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.layers import Linear
+from regard.linear_maps import Linear
 from regard.models.activations import activation
 
 __all__ = [

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.layers import Joined, JoinedTable
+from regard.linear_maps import Joined, JoinedTable
 from regard.models.checkpoint.checkpoints import Checkpoint
 from regard.models.checkpoint.finding import find
 from regard.models.family import Family

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, apart
+from regard.layers import ContextKeys, MultiHeadAttention
+from regard.linear_maps import Joined, Linear, apart
 from regard.masks import Mask
 from regard.masks.marked import booleans, fit_length
 from regard.masks.mask import Bounds, Grid

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.layers import Linear
+from regard.linear_maps import Linear
 from regard.models.heads import Pooler, Seen
 from regard.models.long_attention import Roles
 from regard.models.model import Result

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, Joined, Linear, MultiHeadAttention, untouched
+from regard.layers import ContextKeys, MultiHeadAttention
+from regard.linear_maps import Joined, Linear, untouched
 from regard.masks import Mask
 from regard.models.activations import OVERWRITING, activation
 from regard.models.attention_layer import AttentionLayer

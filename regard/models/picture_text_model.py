@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.frames import Frame
-from regard.layers import Linear
 from regard.layouts import Layout, Sides
+from regard.linear_maps import Linear
 from regard.models.encoder_decoder import Reading
 from regard.models.heads import LanguageHead, Seen, first_token
 from regard.models.model import Model, Result

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.frames import Frame
-from regard.layers import Linear
 from regard.layouts import Layout, Sides
+from regard.linear_maps import Linear
 from regard.models.activations import activation
 from regard.models.heads import LanguageHead
 from regard.models.model import Model, Result

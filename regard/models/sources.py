@@ -105,7 +105,7 @@ class Led(Plain):
 
 @dataclass(frozen=True, init=False)
 class Rows:
-    """Several tensors, one under another: query, key and value in one matrix (`regard.layers.Joined`)."""
+    """Several tensors, one under another: query, key and value in one matrix (`regard.linear_maps.Joined`)."""
 
     parts: tuple[str, ...]
     needed: ClassVar[bool] = True

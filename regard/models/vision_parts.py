@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear, pad, pixel_shuffle
 
 from regard.frames import Frame
-from regard.layers import Linear
 from regard.layouts import Sides
+from regard.linear_maps import Linear
 from regard.models.parts import Block, Passed
 
 __all__ = [

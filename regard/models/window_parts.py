@@ -24,8 +24,9 @@ from torch.nn.functional import pad
 
 from regard import masks
 from regard.frames import Frame
-from regard.layers import Linear, MultiHeadAttention
+from regard.layers import MultiHeadAttention
 from regard.layouts import Sides
+from regard.linear_maps import Linear
 from regard.masks import Mask
 from regard.models.parts import DropPath, FeedForward, Passed
 from regard.models.vision_parts import Grid, Patches, bent

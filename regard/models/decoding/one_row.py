@@ -19,7 +19,8 @@ from torch.nn.functional import linear
 
 from regard.cache import FixedCache
 from regard.devices import power_of_two
-from regard.layers import MultiHeadAttention, untouched
+from regard.layers import MultiHeadAttention
+from regard.linear_maps import untouched
 from regard.models.heads import LanguageHead
 from regard.models.parts import Block, Tower
 from regard.models.state import State

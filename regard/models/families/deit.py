@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from regard.layers import Linear
+from regard.linear_maps import Linear
 from regard.models.families.vit import NAMES, rebuilding, tower
 from regard.models.family import Family, Task
 from regard.models.heads import Pooler

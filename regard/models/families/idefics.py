@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import Joined, JoinedTable, MultiHeadAttention
+from regard.layers import MultiHeadAttention
+from regard.linear_maps import Joined, JoinedTable
 from regard.models.families import clip, llama
 from regard.models.family import Family, Task
 from regard.models.flamingo_model import FlamingoModel

@@ -18,7 +18,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from regard.layers import Joined, MultiHeadAttention
+from regard.layers import MultiHeadAttention
+from regard.linear_maps import Joined
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import Family, Task
 from regard.models.heads import LanguageHead
