@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from regard.layouts import Sides
@@ -20,7 +19,7 @@ from regard.lens.diagnosing.diagnosis import Diagnosis
 from regard.lens.diagnosing.facts import Facts
 from regard.lens.diagnosing.layer_names import places
 from regard.lens.diagnosing.patterns import NAMES
-from regard.lens.head_values import known_values, no_such_value, per_head
+from regard.lens.head_values import known_values, no_such_value, per_head, table_of
 from regard.lens.indexing import index_among
 from regard.lens.placing import Placed, Run, fit_layouts, read_layouts
 from regard.lens.runs import Link, by_sizes, runs_of
@@ -83,7 +82,7 @@ class Ran:
 class Capture:
     """Every attention call of a run. `capture[i]` or `capture["path"]` is a `View`; `capture["path", n]` the n-th call.
 
-    >>> import regard
+    >>> import torch, regard
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> with regard.watch(layer) as seen:
     ...     _ = layer(torch.zeros(1, 3, 8))
@@ -237,7 +236,7 @@ class Capture:
     def save(self, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
         """Write it to a file that `regard.open` reads: whole, or not at all.
 
-        >>> import tempfile, regard
+        >>> import tempfile, torch, regard
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))
@@ -260,7 +259,7 @@ class Capture:
     def atlas(self, measure: str = "entropy", batch: int | None = None) -> Tensor:
         """One number per run and head, (runs, heads): a row for each module, or for each of its runs; see `row_names`.
 
-        >>> import regard
+        >>> import torch, regard
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))
@@ -274,12 +273,7 @@ class Capture:
         IndexError for a batch row that is not there.
         """
         rows = self.atlas_rows(measure, batch)
-        most = max(record.view.sizes[1] for record in self.records if record.view is not None)
-        whole = torch.full((len(rows), most), float("nan"))
-        for line, row in zip(whole, rows, strict=True):
-            if row is not None:
-                line[: len(row)] = row
-        return whole
+        return table_of(rows, max(record.view.sizes[1] for record in self.records if record.view is not None))
 
     def atlas_rows(self, measure: str = "entropy", batch: int | None = None) -> list[Tensor | None]:
         """The rows of the atlas, (heads,) each; None for a run that does not know the measure. Raises as `atlas`."""
@@ -317,7 +311,7 @@ class Capture:
     ) -> Figure:
         """A picture: all heads coloured by a measure; with a layer, its maps; with a head as well, its map and margins.
 
-        >>> import regard
+        >>> import torch, regard
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))
@@ -350,7 +344,7 @@ class Capture:
     def doctor(self) -> Diagnosis:
         """What is wrong with the masks and numbers of this run, and what is worth a look.
 
-        >>> import regard
+        >>> import torch, regard
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))
@@ -365,7 +359,7 @@ class Capture:
     def summary(self, lang: Lang = "en") -> str:
         """The run as text: a line per module, or per run of it, with its sizes, kernel and the most telling numbers.
 
-        >>> import regard
+        >>> import torch, regard
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> with regard.watch(layer) as seen:
         ...     _ = layer(torch.zeros(1, 3, 8))

@@ -6,19 +6,21 @@ It does not know captures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.lens.view import PER_QUERY, View
 
-__all__ = ["known_values", "no_such_value", "per_head"]
+__all__ = ["known_values", "no_such_value", "per_head", "table_of"]
 
 
 def per_head(view: View, measure: str) -> Tensor:
     """One number per head, (B, H): a measure's mean over the queries, or a pattern's score.
 
-    >>> import torch, regard
+    >>> import regard
     >>> x = torch.zeros(1, 2, 4, 3)
     >>> per_head(regard.look(x, x, x), "entropy")
     tensor([[1.3863, 1.3863]])
@@ -42,7 +44,7 @@ def per_head(view: View, measure: str) -> Tensor:
 def known_values(view: View) -> list[str]:
     """The measures and patterns that `per_head` can tell of a view.
 
-    >>> import torch, regard
+    >>> import regard
     >>> x = torch.zeros(1, 2, 4, 3)
     >>> known_values(regard.look(x, x, x))[:4]
     ['lse', 'entropy', 'max_logit', 'effective']
@@ -61,3 +63,17 @@ def no_such_value(measure: str, known: Sequence[str]) -> str:
     "no measure or pattern 'nope' here; there are entropy, own"
     """
     return f"no measure or pattern {measure!r} here; there are {', '.join(dict.fromkeys(known)) or 'none'}"
+
+
+def table_of(rows: Sequence[Tensor | None], heads: int) -> Tensor:
+    """Rows of numbers (at most `heads` each) as one table (rows, heads), NaN where there is none.
+
+    >>> table_of([torch.ones(1), None], 2)
+    tensor([[1., nan],
+            [nan, nan]])
+    """
+    whole = torch.full((len(rows), heads), nan)
+    for line, row in zip(whole, rows, strict=True):
+        if row is not None:
+            line[: len(row)] = row
+    return whole

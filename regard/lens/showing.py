@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.lens import figures
+from regard.lens.head_values import table_of
 from regard.lens.measuring.measures import MAP_SIZE
 from regard.lens.view import View
 
@@ -84,8 +85,9 @@ def atlas_of(capture: Capture, measure: str = "entropy", dark: bool = False, *, 
 
 def _atlas(capture: Capture, measure: str, batch: int | None = None) -> tuple[Tensor, list[int]]:
     """The atlas (layers, heads), and how many heads each layer has in it."""
-    heads = [0 if row is None else len(row) for row in capture.atlas_rows(measure, batch)]
-    return capture.atlas(measure, batch)[:, : max(heads)], heads
+    rows = capture.atlas_rows(measure, batch)
+    heads = [0 if row is None else len(row) for row in rows]
+    return table_of(rows, max(heads)), heads
 
 
 def html_of(capture: Capture) -> str:
