@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["current", "no_triton", "power_of_two"]
+__all__ = ["current", "no_triton", "overlapping", "power_of_two"]
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -28,6 +28,18 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 def no_triton() -> str | None:
     """What to say where triton is not installed; None where it is."""
     return "triton is not installed: pip install 'regard[gpu]'" if find_spec("triton") is None else None
+
+
+@cache
+def overlapping(device: torch.device) -> bool:
+    """Can a kernel there begin before the one ahead of it has ended (programmatic dependent launch)? From Hopper on.
+
+    >>> overlapping(torch.device("cpu"))
+    False
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def power_of_two(n: int) -> int:

@@ -1,7 +1,8 @@
-"""Triton kernels for one query per text: a matrix times a vector, positions and cache in one, attention in pieces.
+"""Triton kernels for one token per text: a matrix times a vector; positions, cache and attention, in pieces.
 
 A decoding step reads every weight once and computes almost nothing with it, so what counts is that memory never waits:
-norms, biases, activations and residual sums ride along with the matrix they belong to. Numbers are fp32 inside.
+norms, biases, activations and residual sums ride along with the matrix they belong to, and where the GPU can (OVERLAP)
+a kernel begins while the one before it still runs, and fetches what does not depend on it. Numbers are fp32 inside.
 
 The kernels know pointers and sizes: neither torch, nor models, nor masks.
 """
@@ -10,13 +11,25 @@ The kernels know pointers and sizes: neither torch, nor models, nor masks.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend", "combine", "place", "project"]
+__all__ = ["attend", "combine", "project"]
 
 # NORM: 1 root mean square, 2 mean and variance.  ACT: 1 relu, 2 silu, 3 gelu, 4 gelu by tanh.  0 is none, for both.
 LOG2E = tl.constexpr(1.4426950408889634)
 ROOT_HALF = tl.constexpr(0.7071067811865476)
 ROOT_2_BY_PI = tl.constexpr(0.7978845608028654)
+
+
+@triton.jit
+def take_over(OVERLAP: tl.constexpr):
+    """Let the next kernel begin, then wait for all that the ones before have written. Every program must come by here.
+
+    A kernel that ended without waiting would tell the next one that its forerunners have ended, too.
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -35,23 +48,45 @@ def activate(y, ACT: tl.constexpr):
 
 
 @triton.jit
+def tile(ROWS, inside, column, inputs):
+    """The weights of these rows and columns, (BLOCK_ROWS, BLOCK_INPUTS). They are read once: no cache need keep them."""
+    here = inside[:, None] & (column < inputs)[None, :]
+    return tl.load(ROWS + column[None, :], mask=here, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def inputs_at(X, GAIN, SHIFT, column, inputs, mean, rate, NORM: tl.constexpr):
+    """Two of X at these columns: as it is, and as W shall see it, normed but for what is divided in the end."""
+    here = column < inputs
+    x = tl.load(X + column, mask=here, other=0.0).to(tl.float32)
+    seen = x
+    if NORM == 1:
+        seen = x * tl.load(GAIN + column, mask=here, other=0.0).to(tl.float32)
+    if NORM == 2:
+        seen = (x - mean) * rate * tl.load(GAIN + column, mask=here, other=0.0).to(tl.float32)
+        seen += tl.load(SHIFT + column, mask=here, other=0.0).to(tl.float32)
+    return x, seen
+
+
+@triton.jit
 def project(
     X, W, BIAS, GAIN, SHIFT, RESIDUAL, OUT, rows, inputs, eps,
     NORM: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """OUT (rows) = RESIDUAL + act(W · norm(X) + BIAS), W (rows, inputs); gated: act(W₁·x) · (W₂·x), W (2·rows, inputs).
 
-    A program has BLOCK_ROWS rows. The mean square of X divides what was summed, at the end; a mean has to be known
-    first: WHOLE is a power of two that holds all of X.
+    A program has BLOCK_ROWS rows; its first weights are on their way before X is there. The mean square of X divides
+    what was summed, at the end; a mean has to be known first: WHOLE is a power of two that holds all of X.
     """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = row < rows
     weights = W + row.to(tl.int64)[:, None] * inputs
     beside = W + (row + rows).to(tl.int64)[:, None] * inputs
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_INPUTS], tl.float32)
-    sums_beside = tl.zeros([BLOCK_ROWS, BLOCK_INPUTS], tl.float32)
-    squares = tl.zeros([BLOCK_INPUTS], tl.float32)
+    column = tl.arange(0, BLOCK_INPUTS)
+    w = tile(weights, inside, column, inputs)
+    u = tile(beside, inside, column, inputs) if GATED else w
+    take_over(OVERLAP)
     mean = 0.0
     rate = 1.0
     if NORM == 2:
@@ -60,21 +95,18 @@ def project(
         mean = tl.sum(whole, 0) / inputs
         whole = tl.where(every < inputs, whole - mean, 0.0)
         rate = 1.0 / tl.sqrt(tl.sum(whole * whole, 0) / inputs + eps)
-    for start in range(0, inputs, BLOCK_INPUTS):
+    x, seen = inputs_at(X, GAIN, SHIFT, column, inputs, mean, rate, NORM)
+    squares = x * x
+    sums = w.to(tl.float32) * seen[None, :]
+    sums_beside = u.to(tl.float32) * seen[None, :] if GATED else sums
+    for start in range(BLOCK_INPUTS, inputs, BLOCK_INPUTS):
         column = start + tl.arange(0, BLOCK_INPUTS)
-        here = column < inputs
-        w = tl.load(weights + column[None, :], mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
-        x = tl.load(X + column, mask=here, other=0.0).to(tl.float32)
-        if NORM == 1:
-            squares += x * x
-            x *= tl.load(GAIN + column, mask=here, other=0.0).to(tl.float32)
-        if NORM == 2:
-            x = (x - mean) * rate * tl.load(GAIN + column, mask=here, other=0.0).to(tl.float32)
-            x += tl.load(SHIFT + column, mask=here, other=0.0).to(tl.float32)
-        sums += w * x[None, :]
+        w = tile(weights, inside, column, inputs)
+        x, seen = inputs_at(X, GAIN, SHIFT, column, inputs, mean, rate, NORM)
+        squares += x * x
+        sums += w.to(tl.float32) * seen[None, :]
         if GATED:
-            w = tl.load(beside + column[None, :], mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
-            sums_beside += w * x[None, :]
+            sums_beside += tile(beside, inside, column, inputs).to(tl.float32) * seen[None, :]
     rate = 1.0 / tl.sqrt(tl.sum(squares, 0) / inputs + eps) if NORM == 1 else 1.0
     y = tl.sum(sums, 1) * rate
     if HAS_BIAS:
@@ -91,52 +123,43 @@ def project(
 
 
 @triton.jit
-def place(
-    QKV, COS, SIN, Q, K, V, AT, q_heads, kv_heads, head_dim, width, room,
-    TURN: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Turn queries and keys to their positions; write queries to Q (B, H, D), keys and values into the caches at AT.
+def turned(HEADS, COS, SIN, d, inside, width, TURN: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Heads turned to their position, (M, BLOCK) in fp32. HEADS: (M, 1), where each begins.  d: (1, BLOCK).
 
-    QKV: (B, (H + 2·Hkv)·D), queries, then keys, then values.  COS, SIN: (B, width/2).  K, V: (B, Hkv, room, D).
-    A program has one head of one text.
+    Of a head, the first `width` dimensions turn in pairs. COS, SIN: (width/2), of this text.
     """
-    text, head = tl.program_id(0), tl.program_id(1)
-    heads = q_heads + 2 * kv_heads
-    d = tl.arange(0, BLOCK)
-    inside = d < head_dim
-    source = QKV + (text * heads + head) * head_dim
-    x = tl.load(source + d, mask=inside, other=0.0)
-    y = x.to(tl.float32)
+    x = tl.load(HEADS + d, mask=inside, other=0.0).to(tl.float32)
     if TURN:
         half = width // 2
         if INTERLEAVED:
             pair, partner, first = d // 2, d ^ 1, d % 2 == 0
         else:
             pair, partner, first = d % half, tl.where(d < half, d + half, d - half), d < half
-        turned = tl.where(head < q_heads + kv_heads, width, 0)  # values are not
-        turning = d < turned
-        other = tl.load(source + partner, mask=turning, other=0.0).to(tl.float32)
-        cos = tl.load(COS + text * half + pair, mask=turning, other=1.0)
-        sin = tl.load(SIN + text * half + pair, mask=turning, other=0.0)
-        y = y * cos + tl.where(first, -other, other) * sin
-    at = tl.load(AT)
-    if head < q_heads:
-        tl.store(Q + (text * q_heads + head) * head_dim + d, y, mask=inside)
-    elif head < q_heads + kv_heads:
-        cell = (text * kv_heads + head - q_heads).to(tl.int64) * room + at
-        tl.store(K + cell * head_dim + d, y, mask=inside)
-    else:
-        cell = (text * kv_heads + head - q_heads - kv_heads).to(tl.int64) * room + at
-        tl.store(V + cell * head_dim + d, x, mask=inside)
+        other = tl.load(HEADS + partner, mask=inside & (d < width), other=0.0).to(tl.float32)
+        cos = tl.load(COS + pair, mask=d < width, other=1.0)
+        sin = tl.load(SIN + pair, mask=d < width, other=0.0)
+        x = x * cos + tl.where(first, -other, other) * sin
+    return x
+
+
+@triton.jit
+def older(CACHE, cells, start, first, end, d, head_dim, TILE: tl.constexpr):
+    """Keys or values of the TILE tokens from `start` on, (TILE, BLOCK); 0 before `first` and from `end` on."""
+    j = start + tl.arange(0, TILE)[:, None]
+    here = (j >= first) & (j < end) & (d < head_dim)
+    return tl.load(CACHE + cells + j.to(tl.int64) * head_dim, mask=here, other=0.0)
 
 
 @triton.jit
 def attend(
-    Q, K, V, START, AT, SUMS, MOST, TOTAL, q_heads, kv_heads, head_dim, room, pieces, scale,
-    GROUP: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    QKV, COS, SIN, K, V, START, AT, SUMS, MOST, TOTAL, q_heads, kv_heads, head_dim, width, room, pieces, scale,
+    TURN: tl.constexpr, INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one query per text over one chunk of its keys, from START of the text to AT.
+    """Attention of one new token per text over one chunk of its keys, from START of the text to AT, its own.
 
+    QKV: (B, (H + 2·Hkv)·D), the token's queries, then keys, then values.  COS, SIN: (B, width/2).
+    K, V: (B, Hkv, room, D), the caches; its own key and value are written to them at AT.
     A program has the GROUP query heads of one key head and CHUNK keys, TILE at a time. It leaves Σ e^(s − most)·v in
     SUMS (B·H, pieces, D), and most and Σ e^(s − most) in MOST and TOTAL (B·H, pieces), in units of log₂.
     """
@@ -144,23 +167,26 @@ def attend(
     text, kv_head = pair // kv_heads, pair % kv_heads
     first, last = tl.load(START + text), tl.load(AT)
     begin = piece * CHUNK
+    end = tl.minimum(begin + CHUNK, last)  # of the older keys; they do not depend on the kernel before
+    d, g = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)
+    cells = pair.to(tl.int64) * room * head_dim + d
+    k = older(K, cells, begin, first, end, d, head_dim, TILE)
+    v = older(V, cells, begin, first, end, d, head_dim, TILE)
+    take_over(OVERLAP)
     if (begin > last) | (begin + CHUNK <= first):
         return
-    d, g = tl.arange(0, BLOCK), tl.arange(0, PADDED)
-    head = text * q_heads + kv_head * GROUP + g
-    inside = (g < GROUP)[:, None] & (d < head_dim)[None, :]
-    q = tl.load(Q + head[:, None] * head_dim + d[None, :], mask=inside, other=0.0)
+    token = QKV + text * (q_heads + 2 * kv_heads) * head_dim
+    COS += text * (width // 2)
+    SIN += text * (width // 2)
+    inside = (g < GROUP)[:, None] & (d < head_dim)
+    queries = token + (kv_head * GROUP + g)[:, None] * head_dim
+    q = turned(queries, COS, SIN, d, inside, width, TURN, INTERLEAVED).to(K.dtype.element_ty)
     most = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     sums = tl.zeros([PADDED, BLOCK], tl.float32)
-    cells = pair.to(tl.int64) * room * head_dim
-    for start in range(begin, tl.minimum(begin + CHUNK, last + 1), TILE):
+    for start in range(begin, end, TILE):
         j = start + tl.arange(0, TILE)
-        seen = (j >= first) & (j <= last)
-        at = cells + j.to(tl.int64)[:, None] * head_dim + d[None, :]
-        here = seen[:, None] & (d < head_dim)[None, :]
-        k = tl.load(K + at, mask=here, other=0.0)
-        v = tl.load(V + at, mask=here, other=0.0)
+        seen = (j >= first) & (j < end)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)  # (PADDED, TILE)
         s = tl.where(seen[None, :], s, float("-inf"))
         higher = tl.maximum(most, tl.max(s, 1))
@@ -170,8 +196,22 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
         sums = sums * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         most = higher
-    slot = head.to(tl.int64) * pieces + piece
-    tl.store(SUMS + slot[:, None] * head_dim + d[None, :], sums, mask=inside)
+        k = older(K, cells, start + TILE, first, end, d, head_dim, TILE)
+        v = older(V, cells, start + TILE, first, end, d, head_dim, TILE)
+    if last < begin + CHUNK:
+        own = token + (q_heads + kv_head + tl.arange(0, 1)[:, None]) * head_dim
+        new_k = turned(own, COS, SIN, d, d < head_dim, width, TURN, INTERLEAVED).to(K.dtype.element_ty)  # (1, BLOCK)
+        new_v = tl.load(own + kv_heads * head_dim + d, mask=d < head_dim, other=0.0)
+        tl.store(K + cells + last.to(tl.int64) * head_dim, new_k, mask=d < head_dim)
+        tl.store(V + cells + last.to(tl.int64) * head_dim, new_v, mask=d < head_dim)
+        score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * (scale * LOG2E)  # (PADDED)
+        peak = tl.maximum(most, score)
+        weight = tl.exp2(score - peak)
+        total = total * tl.exp2(most - peak) + weight
+        sums = sums * tl.exp2(most - peak)[:, None] + weight[:, None] * new_v.to(tl.float32)
+        most = peak
+    slot = (text * q_heads + kv_head * GROUP + g).to(tl.int64) * pieces + piece
+    tl.store(SUMS + slot[:, None] * head_dim + d, sums, mask=inside)
     tl.store(MOST + slot, most, mask=g < GROUP)
     tl.store(TOTAL + slot, total, mask=g < GROUP)
 
@@ -179,11 +219,12 @@ def attend(
 @triton.jit
 def combine(
     SUMS, MOST, TOTAL, START, AT, OUT, q_heads, head_dim, pieces,
-    CHUNK: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, SOME: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What `attend` left of each chunk into one result, OUT (B·H, D). A program has one head; SOME chunks at a time."""
     head = tl.program_id(0).to(tl.int64)
     text = head // q_heads
+    take_over(OVERLAP)
     first, last = tl.load(START + text) // CHUNK, tl.load(AT) // CHUNK
     d = tl.arange(0, BLOCK)
     most = float("-inf")

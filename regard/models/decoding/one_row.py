@@ -1,6 +1,6 @@
 """One step of a decoder, one query per text, on the kernels made for it.
 
-    normed x ─ W_QKV → place (turn, write into the caches) → attend, combine → W_O + x → feed-forward + x
+    normed x ─ W_QKV → attend (turn, write into the caches), combine → W_O + x → feed-forward + x
 
 The numbers are those of `Tower`, but for rounding; tests hold both to the numeric rule. Everything that changes from
 step to step is in tensors of fixed places (`Steady`), so that a step can be captured by a CUDA graph.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.cache import FixedCache
-from regard.devices import power_of_two
+from regard.devices import overlapping, power_of_two
 from regard.layers import MultiHeadAttention
 from regard.linear_maps import untouched
 from regard.models.heads import LanguageHead
@@ -130,8 +130,7 @@ def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
 def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady) -> Tensor:
     attention, feed = cast(MultiHeadAttention, block.attention), block.feed_forward
     qkv = project(x, attention.w_qkv.weight, attention.w_qkv.bias, norm=block.attention_norm)  # (B, (H + 2·Hkv)·D)
-    q = place(qkv, k, v, angles, attention.position, steady, attention.heads)  # (B, H, D)
-    mixed = attend(q, k, v, steady, attention.scale)  # (B, H·D)
+    mixed = attend(qkv, k, v, angles, steady, attention)  # (B, H·D)
     x = project(mixed, attention.w_o.weight, attention.w_o.bias, residual=x)
     inner = project(
         x,
@@ -168,7 +167,7 @@ def project(
         rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
         NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=shape.rows,
-        BLOCK_INPUTS=min(shape.inputs, power_of_two(inputs)), num_warps=shape.warps,
+        BLOCK_INPUTS=min(shape.inputs, power_of_two(inputs)), num_warps=shape.warps, **_overlap(x.device),
     )  # fmt: skip
     return out
 
@@ -193,41 +192,30 @@ def _project_many(
     return y if residual is None else y + residual
 
 
-def place(
-    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, rotary: object, steady: Steady, heads: int
+def attend(
+    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady, attention: MultiHeadAttention
 ) -> Tensor:
-    """Queries (B, H, D) turned to their position; keys and values written into the caches."""
+    """Attention of one token in each text over those before it and itself, (B, H·D); it goes into the caches k and v."""
     from regard.models.decoding import kernels
 
     batch, kv_heads, room, head_dim = k.shape
-    q = qkv.new_empty(batch, heads, head_dim)
+    heads, pieces, rotary = attention.heads, _pieces(room), attention.position
     turn = angles is not None and isinstance(rotary, Rotary)
     cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
-    kernels.place[(batch, heads + 2 * kv_heads)](
-        qkv, cos, sin, q, k, v, steady.at, heads, kv_heads, head_dim, rotary.width if isinstance(rotary, Rotary) else 2,
-        room, TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved",
-        BLOCK=power_of_two(head_dim), num_warps=1,
-    )  # fmt: skip
-    return q
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, steady: Steady, scale: float) -> Tensor:
-    """Attention of q (B, H, D) over the positions written so far: (B, H·D)."""
-    from regard.models.decoding import kernels
-
-    (batch, heads, head_dim), kv_heads, room = q.shape, k.shape[1], k.shape[2]
-    pieces, group = _pieces(room), heads // kv_heads
-    sums = q.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
+    sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
-    block = max(16, power_of_two(head_dim))
+    group, overlap = heads // kv_heads, _overlap(qkv.device)
     kernels.attend[(batch * kv_heads, pieces)](
-        q, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim, room, pieces, scale,
-        GROUP=group, PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=block, num_warps=4,
+        qkv, cos, sin, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim,
+        rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
+        TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
+        PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
+        num_warps=4, **overlap,
     )  # fmt: skip
-    out = q.new_empty(batch, heads * head_dim)
+    out = qkv.new_empty(batch, heads * head_dim)
     kernels.combine[(batch * heads,)](
         sums, most, total, steady.start, steady.at, out, heads, head_dim, pieces,
-        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4,
+        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **overlap,
     )  # fmt: skip
     return out
 
@@ -247,7 +235,12 @@ class Cut:
 
 def cut(rows: int) -> Cut:
     """What was fastest on an H200: of few rows many programs, of many rows more bytes in flight in each."""
-    return Cut(2, 1024, 4) if rows < FEW else Cut(8, 512, 4)
+    return Cut(2, 1024, 4) if rows < FEW else Cut(4, 1024, 4)
+
+
+def _overlap(device: torch.device) -> dict[str, bool]:
+    """Options of a launch that may begin before the last one has ended, where the device can."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
 
 
 def _has_kernel(norm: nn.Module) -> bool:
