@@ -29,8 +29,8 @@ from regard.rotary import Angles, Rotary
 __all__ = ["Steady", "refuse", "step"]
 
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
-CHUNK, TILE = 256, 64  # keys of a program of `attend`, and of its loop
-FEW = 4096  # rows of a matrix
+CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200
+ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
 SOME = 8  # chunks that `combine` takes at once
 
 
@@ -160,14 +160,13 @@ def project(
 
     rows, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     out = x.new_empty(1, rows)
-    shape = cut(rows)
     gain = x if norm is None else norm.weight
-    kernels.project[((rows + shape.rows - 1) // shape.rows,)](
+    kernels.project[((rows + ROWS - 1) // ROWS,)](
         x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out,
         rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
         NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=shape.rows,
-        BLOCK_INPUTS=min(shape.inputs, power_of_two(inputs)), num_warps=shape.warps, **_overlap(x.device),
+        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=ROWS,
+        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_overlap(x.device),
     )  # fmt: skip
     return out
 
@@ -222,20 +221,6 @@ def attend(
 
 def _pieces(room: int) -> int:
     return (room + CHUNK - 1) // CHUNK
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How `project` is cut: rows and columns of a program's tile, and its warps."""
-
-    rows: int
-    inputs: int
-    warps: int
-
-
-def cut(rows: int) -> Cut:
-    """What was fastest on an H200: of few rows many programs, of many rows more bytes in flight in each."""
-    return Cut(2, 1024, 4) if rows < FEW else Cut(4, 1024, 4)
 
 
 def _overlap(device: torch.device) -> dict[str, bool]:
