@@ -21,7 +21,8 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     ...     torch.zeros(1).device
     device(type='cpu')
     """
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)
 
 
 @cache  # looking for a package takes as long as a small kernel

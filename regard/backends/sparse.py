@@ -57,7 +57,7 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    engine = sparse_gpu.Launcher(call) if sparse_gpu.refuse(call) is None else _ByTorch(Plan(call))
+    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.refuse(call) is None else _ByTorch(Plan(call))
     if not call.wants_gradient:  # one call of autograd takes as long as a short sequence
         return _forward(engine, call.q, call.k, call.v, call.sinks)
     out, lse = _Sparse.apply(engine, call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]

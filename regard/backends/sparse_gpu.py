@@ -25,6 +25,8 @@ __all__ = ["Launcher", "pays", "refuse"]
 LOG2E = log2(e)
 MOST_HEADS = 65535  # CUDA's limit for the second axis of a grid
 MOST_TILES = 1 << 27  # in the table that is made while they are listed
+WARPS = 4  # of a program
+ALIGNED = 16  # bytes, of which an address is a multiple where the kernels load many numbers at once
 SIDES = (64, 32, 16)  # of a tile; 16 is what the product of two tiles needs
 WIDEST = 128  # head size whose tiles fit into a core
 SPARSE = 0.25  # share of the tiles that is visible, up to which the kernels are taken for any length
@@ -71,8 +73,8 @@ def refuse_anywhere(call: Call) -> str | None:
 
 def tile_size(call: Call) -> tuple[int, int]:
     """Queries and keys of a tile: what was fastest on an H200, or less where a bias is one number for smaller tiles."""
-    fit = (n for n in SIDES if call.bias is None or call.bias.one_per_tile((n, n)))
-    side = next(fit, SIDES[0])
+    bias = call.bias
+    side = SIDES[0] if bias is None else next((n for n in SIDES if bias.one_per_tile((n, n))), SIDES[0])
     return side, side
 
 
@@ -86,7 +88,7 @@ def pays(call: Call) -> bool:
     assert call.mask is not None
     if max(call.q.shape[-1], call.v.shape[-1]) > MEASURED_WIDTH and not _looks_up_booleans(call.mask):
         return False
-    share = Launcher(call).lists.share
+    share = Launcher.of(call).lists.share
     return share <= SPARSE or share * call.sizes[2] * call.sizes[3] <= MEASURED_CELLS
 
 
@@ -95,10 +97,22 @@ def _looks_up_booleans(mask: Mask) -> bool:
 
 
 class Launcher:
-    """One call's lists and launches: `forward`, then `backward` with what it gave."""
+    """The launches of calls of one kind under one mask: `forward`, then `backward` with what it gave."""
+
+    @classmethod
+    def of(cls, call: Call) -> Launcher:
+        """The launcher of a call, kept with the mask of one without a bias: to make it takes as long as a short kernel.
+
+        call: on torch tensors, as `refuse` lets pass, no size 0.
+        """
+        if call.bias is not None:
+            return cls(call)
+        assert call.mask is not None
+        q, k, v = call.q, call.k, call.v
+        kind = (call.sizes, k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, call.scale)
+        return keep(call.mask, ("launcher", *kind), lambda: cls(call))
 
     def __init__(self, call: Call) -> None:
-        """call: on torch tensors, as `refuse` lets pass, no size 0."""
         assert call.mask is not None
         mask, size, leading = call.mask, tile_size(call), _leading(call)
         # Not the call itself: what autograd lets go after backward would live as long as the graph.
@@ -107,21 +121,34 @@ class Launcher:
         _, _, nq, nk = call.sizes
         key = ("lists", nq, nk, size, leading, self.device)
         self.lists = keep(mask, key, lambda: TileLists(mask, nq, nk, size, self.device, leading))
+        self.named = self._named(call.q, call.v)
+        self.ready: dict[tuple[int, ...], Any] = {}  # compiled, by the steps in memory from number to number
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1) in fp32, without sinks."""
         from regard.backends.sparse_kernels import attend
 
-        q, k, v = (rows_together(x) for x in (q, k, v))
+        q, k, v = rows_together(q), rows_together(k), rows_together(v)
         batch, heads, nq, _ = self.sizes
         out = q.new_empty(batch, nq, heads, v.shape[-1]).transpose(1, 2)  # as the layer after it reads it
         lse = q.new_empty(batch, heads, nq, 1, dtype=torch.float32)
-        lists, launch = self.lists, self._launch(q.dtype)
+        lists = self.lists
+        steps = (*_steps(q), *_steps(k), *_steps(v), *_steps(out))
+        given = (
+            q, k, v, out, lse, lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
+            *steps, *lists.steps, *self.named.values(),
+        )  # fmt: skip
+        grid = (lists.order.shape[1], batch * heads, 1)
+        # Triton looks at each argument for what to compile, which takes longer than to launch. With these steps, and
+        # from addresses like these, it would find what it found before.
+        common = not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNED
         with current(self.device):
-            attend[(lists.order.shape[1], batch * heads)](
-                q, k, v, out, lse, lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
-                *_steps(q), *_steps(k), *_steps(v), *_steps(out), *lists.steps, **self._sizes(q, v), **launch,
-            )  # fmt: skip
+            if common and steps in self.ready:
+                self.ready[steps][grid](*given)
+            else:
+                made = attend[grid](*given, num_warps=WARPS)
+                if common and made is not None:  # triton's interpreter gives None
+                    self.ready[steps] = made
         return out, lse
 
     def backward(
@@ -132,21 +159,20 @@ class Launcher:
 
         q, k, v, out, grad = (rows_together(x) for x in (q, k, v, out, grad))
         batch, heads, nq, _ = self.sizes
-        lists, launch, sizes = self.lists, self._launch(q.dtype), self._sizes(q, v)
-        sizes["plain_scale"] = self.scale
+        lists, named = self.lists, {**self.named, "plain_scale": self.scale, "num_warps": WARPS}
         d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         delta = lse.new_empty(batch, heads, nq)
         with current(self.device):
             differentiate_queries[(lists.order.shape[1], batch * heads)](
                 q, k, v, out, grad, lse, delta, d_q,
                 lists.order, *self._tiles("full"), *self._tiles("mixed"), lists.cells,
-                *_steps(q), *_steps(k), *_steps(v), *_steps(out), *_steps(grad), *lists.steps, **sizes, **launch,
+                *_steps(q), *_steps(k), *_steps(v), *_steps(out), *_steps(grad), *lists.steps, **named,
             )  # fmt: skip
             differentiate_keys[(lists.order_by_columns.shape[1], batch * k.shape[1])](
                 q, k, v, grad, lse, delta, d_k, d_v,
                 lists.order_by_columns, *self._tiles("full_by_columns"), *self._tiles("mixed_by_columns"),
                 lists.numbers_by_columns, lists.cells,
-                *_steps(q), *_steps(k), *_steps(v), *_steps(grad), *lists.steps, **sizes, **launch,
+                *_steps(q), *_steps(k), *_steps(v), *_steps(grad), *lists.steps, **named,
             )  # fmt: skip
         return d_q, d_k, d_v
 
@@ -165,26 +191,27 @@ class Launcher:
             added[name] = term(b, h, row * self.size[0], col * self.size[1]) * LOG2E
         return tiles.begin, tiles.index, added[name]
 
-    def _sizes(self, q: Tensor, v: Tensor) -> dict[str, Any]:
+    def _named(self, q: Tensor, v: Tensor) -> dict[str, Any]:
+        """What a kernel is given after tensors and steps, in the order of its arguments."""
         (_, heads, nq, nk), band = self.sizes, self.lists.band or (0, 0, 0)
+        whole = q.dtype == torch.float32
         return {
             "heads": heads, "group": heads // self.kv_heads, "nq": nq, "nk": nk,
             "scale": self.scale * LOG2E, "offset": band[0], "before": band[1], "after": band[2],
             "D": q.shape[-1], "DV": v.shape[-1], "WIDTH": _width(q), "WIDTH_V": _width(v),
             "BLOCK_Q": self.size[0], "BLOCK_K": self.size[1],
             "EVEN_Q": nq % self.size[0] == 0, "EVEN_K": nk % self.size[1] == 0,
-            "IEEE": q.dtype == torch.float32, "BAND": self.lists.band is not None, "ADDED": self.bias is not None,
+            "IEEE": whole, "BAND": self.lists.band is not None, "ADDED": self.bias is not None,
+            "STAGES": 1 if whole else 2,  # loads in flight
         }  # fmt: skip
-
-    def _launch(self, dtype: torch.dtype) -> dict[str, int]:
-        """Loads in flight, and warps."""
-        return {"STAGES": 1 if dtype == torch.float32 else 2, "num_warps": 4}
 
 
 def _leading(call: Call) -> tuple[int, int]:
     """(B, H) over which mask and bias vary, and so the lists and what is added to their tiles."""
+    if call.bias is None:
+        return (1, 1) if call.mask is None else call.mask.leading
     given = [rule.leading for rule in (call.mask, call.bias) if rule is not None]
-    return max((b for b, _ in given), default=1), max((h for _, h in given), default=1)
+    return max(b for b, _ in given), max(h for _, h in given)
 
 
 def _steps(x: Tensor) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class TileLists:
         """(L, Tk): the columns of tiles, those that most see first."""
         return self._order(by_columns=True)
 
-    @property
+    @cached_property  # asked for in every call
     def share(self) -> float:
         """How many of all tiles are visible."""
         return (len(self.full.index) + len(self.mixed.index)) / self._kinds.numel()
