@@ -329,7 +329,9 @@ def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_fl
     ("mask", "d", "first"),
     [
         (masks.window(9, 0), 64, "sparse"),
-        (masks.causal() & masks.padding([300]), 64, "flex"),  # half of the square, and more cells than were measured
+        (masks.causal() & masks.padding([300]), 64, "flex"),  # half of the square, and many cells
+        (masks.window(99, 0), 64, "flex"),
+        (masks.window(99, 0) | masks.globals([0]), 64, "sparse"),  # as many, but booleans
         (masks.window(9, 0), 65, "flex"),  # a wider head than was measured
         (masks.window(9, 0) | masks.globals([0]), 65, "sparse"),  # booleans, of which FlexAttention reads a byte each
         (masks.window(9, 0) & masks.queries(torch.ones(1, 320, dtype=torch.bool)), 65, "sparse"),
@@ -339,9 +341,17 @@ def test_on_a_gpu_plain_calls_go_to_sdpa_masks_to_our_kernels_and_the_rest_to_fl
 )
 def test_on_a_gpu_our_kernels_are_taken_where_they_are_faster(mask, d, first, monkeypatch):
     monkeypatch.setattr(sparse_gpu, "no_triton", lambda: None)
-    monkeypatch.setattr(sparse_gpu, "MEASURED_CELLS", 320 * 40)
+    monkeypatch.setattr(sparse_gpu, "QUICK", 320 * 40)
     monkeypatch.setattr(sparse_gpu, "SIDES", (16,))
     assert order(*tensors(1, 1, 320, 320, d, d), mask=mask)[0] == first
+
+
+@pytest.mark.usefixtures("on_cuda", "nothing_is_small")
+@pytest.mark.parametrize(("heads", "first"), [(1, "sparse"), (4, "flex")])
+def test_on_a_gpu_our_kernels_are_taken_for_what_they_do_while_flex_is_launched(heads, first, monkeypatch):
+    monkeypatch.setattr(sparse_gpu, "no_triton", lambda: None)
+    monkeypatch.setattr(sparse_gpu, "QUICK", 2 * 320 * 320)
+    assert order(*tensors(1, heads, 320, 320, 64, 64), mask=masks.causal() & masks.padding([300]))[0] == first
 
 
 @pytest.mark.usefixtures("on_cuda", "nothing_is_small")

@@ -216,3 +216,44 @@ def test_the_lists_die_with_their_mask(launched: list[Call]) -> None:
         assert alive() is None
     finally:
         gc.enable()
+
+
+class Kernel:
+    """In the place of a Triton kernel: notes who was looked at anew, and who was launched as before."""
+
+    def __init__(self) -> None:
+        self.looked_at, self.launched = [], []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def first(*given: Any, **named: Any) -> Any:
+            self.looked_at.append(given)
+            return {grid: lambda *given: self.launched.append(given)}
+
+        return first
+
+
+def test_a_call_like_one_before_is_launched_without_a_look_at_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.backends import sparse_kernels
+
+    kernel, mask = Kernel(), masks.window(5, 5) & masks.padding([71, 30])
+    monkeypatch.setattr(sparse_kernels, "attend", kernel)
+    q, k, v = tensors()
+
+    def call(q: torch.Tensor, **extra: Any) -> tuple[int, int]:
+        regard.attention(q, k, v, mask=mask, backend="sparse", **extra)
+        return len(kernel.looked_at), len(kernel.launched)
+
+    assert call(q) == (1, 0)
+    assert call(q.clone()) == (1, 1)
+    before, after = kernel.looked_at[0], kernel.launched[0]
+    assert len(before) == len(after)
+    assert all(a is b for a, b in zip(before[5:], after[5:], strict=True) if isinstance(a, torch.Tensor))
+    assert [a for a in before if not isinstance(a, torch.Tensor)] == [a for a in after if not isinstance(a, torch.Tensor)]
+    other = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert call(other) == (2, 1)  # other steps in memory
+    assert call(other) == (2, 2)
+    shifted = torch.empty(q.numel() + 1, device=DEVICE)[1:].view(q.shape).copy_(q)
+    assert call(shifted) == (3, 2)  # an address that is no multiple of 16
+    assert call(shifted) == (4, 2)
+    assert call(q, scale=0.3) == (5, 2)
+    assert call(q, bias=Repeated(torch.ones(1, 1, 5, 5, dtype=torch.int64), 16)) == (6, 2)

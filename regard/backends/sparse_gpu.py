@@ -30,7 +30,8 @@ ALIGNED = 16  # bytes, of which an address is a multiple where the kernels load 
 SIDES = (64, 32, 16)  # of a tile; 16 is what the product of two tiles needs
 WIDEST = 128  # head size whose tiles fit into a core
 SPARSE = 0.25  # share of the tiles that is visible, up to which the kernels are taken for any length
-MEASURED_CELLS, MEASURED_WIDTH = 1 << 23, 64  # visible cells of a head and head size, up to which they are anyway
+QUICK = 1 << 26  # visible cells of all heads, which the kernels do while FlexAttention is being launched
+MEASURED_CELLS, MEASURED_WIDTH = 1 << 23, 64  # visible cells of a head, and head size
 
 
 def refuse(call: Call) -> str | None:
@@ -81,15 +82,20 @@ def tile_size(call: Call) -> tuple[int, int]:
 def pays(call: Call) -> bool:
     """Is a call that `refuse` lets pass expected to be faster than FlexAttention?
 
-    Measured on an H200, bf16, 12 heads of 64, 4,096 positions: a window of 512 takes 28 µs against 37, documents 56
-    against 78, half of the square 117 against 121, global tokens 38 against 576: booleans that a mask looks up, a byte
-    each, cost FlexAttention that much. More cells than that half, and wider heads, have not been measured.
+    Measured on an H200, bf16, heads of 64. 12 heads, 4,096 positions: a window of 512 takes 28 µs against 37, documents
+    56 against 78, half of the square 117 against 121, global tokens 38 against 576: booleans that a mask looks up, a
+    byte each, cost FlexAttention that much. 64 heads, 2,048 positions, where more than a quarter is visible: a window
+    of 1,024 takes 126 µs against 113, a prefix of a quarter 168 against 137. To launch FlexAttention takes about 100 µs
+    of Python, in which our kernels do some 80 million cells. Wider heads have not been measured.
     """
     assert call.mask is not None
-    if max(call.q.shape[-1], call.v.shape[-1]) > MEASURED_WIDTH and not _looks_up_booleans(call.mask):
+    booleans = _looks_up_booleans(call.mask)
+    if max(call.q.shape[-1], call.v.shape[-1]) > MEASURED_WIDTH and not booleans:
         return False
-    share = Launcher.of(call).lists.share
-    return share <= SPARSE or share * call.sizes[2] * call.sizes[3] <= MEASURED_CELLS
+    share, (batch, heads, nq, nk) = Launcher.of(call).lists.share, call.sizes
+    if booleans and share * nq * nk <= MEASURED_CELLS:
+        return True
+    return share <= SPARSE or share * batch * heads * nq * nk <= QUICK
 
 
 def _looks_up_booleans(mask: Mask) -> bool:
