@@ -1,4 +1,5 @@
-"""Every Triton kernel compiles for a GPU that is not here: the interpreter of the other tests knows no types."""
+"""The kernels of decoding and of sparse masks compile for a GPU that is not here: the interpreter, by which the other
+tests run them, knows no types."""
 
 from __future__ import annotations
 
@@ -6,27 +7,64 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")
+triton = pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from triton.runtime.jit import JITFunction
-
-from regard.backends import sparse_kernels
-from regard.lens import kernels as lens_kernels
-from regard.models.decoding import kernels as decoding
-
-HOPPER = GPUTarget("cuda", 90, 32)
+FLOATS, WHOLE = (
+    ("scale", "plain_scale", "eps"),
+    ("START", "AT", "ORDER", "FULL_AT", "FULL", "MIXED_AT", "MIXED", "NUMBERS"),
+)
+SINGLE = ("COS", "SIN", "SUMS", "MOST", "TOTAL", "LSE", "DELTA", "FULL_ADDED", "MIXED_ADDED")
+SMALL = {"D": 24, "DV": 16, "WIDTH": 32, "WIDTH_V": 16, "BLOCK_Q": 64, "BLOCK_K": 64, "EVEN_Q": False, "STAGES": 2}
 
 
-def compiled(kernel: JITFunction, constants: dict[str, Any], **types: str) -> str:
-    """The kernel's PTX. types: of arguments that are no constants; of others by how they are written."""
-    signature = {name: "constexpr" if name in constants else types.get(name) or usual(name) for name in kernel.arg_names}
+def assembly(kernel: Any, number: str, constants: dict[str, Any]) -> str:
+    """What Hopper would run. number: the dtype of q, weights and the like."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        if not name.isupper():
+            return "fp32" if name in FLOATS else "i32"
+        return "*i32" if name in WHOLE else "*fp32" if name in SINGLE else "*u8" if name == "CELLS" else f"*{number}"
+
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=places)
-    return compile(source, target=HOPPER, options={"num_warps": 4}).asm["ptx"]
+    source = ASTSource(kernel, {name: kind(name) for name in kernel.arg_names}, constexprs=places)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True})
+    return str(made.asm["ptx"])
 
 
-def usual(name: str) -> str:
-    """Tensors are named in capitals, and most are of half precision; sizes and steps are whole numbers."""
-    return "*bf16" if name.isupper() else "fp32" if name in ("scale", "plain_scale", "eps") else "i32"
+@pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapping"])
+@pytest.mark.parametrize(("norm", "gated"), [(0, False), (1, True), (2, True)])
+def test_a_matrix_times_a_vector_compiles(norm: int, gated: bool, overlap: bool) -> None:
+    from regard.models.decoding import kernels
+
+    cut = {"WHOLE": 4096, "BLOCK_ROWS": 4, "BLOCK_INPUTS": 1024, "OVERLAP": overlap}
+    found = assembly(kernels.project, "bf16", {
+        "NORM": norm, "ACT": norm + 2, "GATED": gated, "HAS_BIAS": gated, "HAS_RESIDUAL": not gated, **cut,
+    })  # fmt: skip
+    assert ("griddepcontrol.wait" in found) == overlap
+    assert ("griddepcontrol.launch_dependents" in found) == overlap
+
+
+@pytest.mark.parametrize(
+    ("number", "turn", "interleaved"), [("bf16", True, False), ("fp32", True, True), ("fp16", False, False)]
+)
+def test_attention_of_one_token_compiles(number: str, turn: bool, interleaved: bool) -> None:
+    from regard.models.decoding import kernels
+
+    cut = {"GROUP": 4, "PADDED": 16, "CHUNK": 128, "TILE": 64, "BLOCK": 64, "OVERLAP": True}
+    found = assembly(kernels.attend, number, {"TURN": turn, "INTERLEAVED": interleaved, **cut})
+    assert "griddepcontrol.wait" in found
+    found = assembly(kernels.combine, number, {"CHUNK": 128, "SOME": 8, "BLOCK": 64, "OVERLAP": True})
+    assert "griddepcontrol.wait" in found
+
+
+@pytest.mark.parametrize("name", ["attend", "differentiate_queries", "differentiate_keys"])
+@pytest.mark.parametrize(("number", "band", "added"), [("bf16", True, False), ("fp32", False, True)])
+def test_attention_over_listed_tiles_compiles(name: str, number: str, band: bool, added: bool) -> None:
+    from regard.backends import sparse_kernels
+
+    form = {"BAND": band, "ADDED": added, "IEEE": number == "fp32", "EVEN_K": band}
+    assert "mma" in assembly(getattr(sparse_kernels, name), number, {**SMALL, **form}) or number == "fp32"

@@ -49,7 +49,7 @@ def activate(y, ACT: tl.constexpr):
 
 @triton.jit
 def tile(ROWS, inside, column, inputs):
-    """The weights of these rows and columns, (BLOCK_ROWS, BLOCK_INPUTS). They are read once: no cache need keep them."""
+    """The weights of these rows and columns, (BLOCK_ROWS, BLOCK_INPUTS). Read once: no cache need keep them."""
     here = inside[:, None] & (column < inputs)[None, :]
     return tl.load(ROWS + column[None, :], mask=here, other=0.0, eviction_policy="evict_first")
 
@@ -176,11 +176,10 @@ def attend(
     if (begin > last) | (begin + CHUNK <= first):
         return
     token = QKV + text * (q_heads + 2 * kv_heads) * head_dim
-    COS += text * (width // 2)
-    SIN += text * (width // 2)
+    cos, sin = COS + text * (width // 2), SIN + text * (width // 2)
     inside = (g < GROUP)[:, None] & (d < head_dim)
     queries = token + (kv_head * GROUP + g)[:, None] * head_dim
-    q = turned(queries, COS, SIN, d, inside, width, TURN, INTERLEAVED).to(K.dtype.element_ty)
+    q = turned(queries, cos, sin, d, inside, width, TURN, INTERLEAVED).to(K.dtype.element_ty)
     most = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     sums = tl.zeros([PADDED, BLOCK], tl.float32)
@@ -200,7 +199,7 @@ def attend(
         v = older(V, cells, start + TILE, first, end, d, head_dim, TILE)
     if last < begin + CHUNK:
         own = token + (q_heads + kv_head + tl.arange(0, 1)[:, None]) * head_dim
-        new_k = turned(own, COS, SIN, d, d < head_dim, width, TURN, INTERLEAVED).to(K.dtype.element_ty)  # (1, BLOCK)
+        new_k = turned(own, cos, sin, d, d < head_dim, width, TURN, INTERLEAVED).to(K.dtype.element_ty)  # (1, BLOCK)
         new_v = tl.load(own + kv_heads * head_dim + d, mask=d < head_dim, other=0.0)
         tl.store(K + cells + last.to(tl.int64) * head_dim, new_k, mask=d < head_dim)
         tl.store(V + cells + last.to(tl.int64) * head_dim, new_v, mask=d < head_dim)

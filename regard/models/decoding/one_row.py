@@ -194,7 +194,7 @@ def _project_many(
 def attend(
     qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady, attention: MultiHeadAttention
 ) -> Tensor:
-    """Attention of one token in each text over those before it and itself, (B, H·D); it goes into the caches k and v."""
+    """Attention of one token per text over those before it and itself, (B, H·D); it goes into the caches k and v."""
     from regard.models.decoding import kernels
 
     batch, kv_heads, room, head_dim = k.shape
