@@ -150,8 +150,11 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
 }
 
 
+FINER = 1 + 2**-30  # what fp64 is given must not be a number of fp32: who rounds to fp32 on the way would not be seen
+
+
 def _bias(s: Shape, dtype: torch.dtype) -> Tensor:
-    return torch.randn(s.heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).to(dtype)
+    return (torch.randn(s.heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).double() * FINER).to(dtype)
 
 
 def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
@@ -160,7 +163,7 @@ def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _sinks(s: Shape, dtype: torch.dtype) -> Tensor:
-    return torch.linspace(-1, 2, s.heads).to(dtype)
+    return (torch.linspace(-1, 2, s.heads).double() * FINER).to(dtype)
 
 
 ARGUMENTS: dict[str, Callable[[Shape, torch.dtype], dict[str, Any]]] = {

@@ -83,6 +83,10 @@ def test_compiled_flex_agrees_with_the_definition(mask, arguments):
         conform(partial(regard.attention, backend="flex"), Case(shape, mask, arguments), gradient=False)
 
 
+def test_compiled_flex_does_not_round_sinks_to_fp32():
+    conform(partial(regard.attention, backend="flex"), Case("square", "none", "sinks"), torch.float64, gradient=False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -135,7 +135,8 @@ def _kernel(
     if sinks is None:
         return out, lse
     # The sink adds e^sink to each row's sum: the output shrinks by e^lse / (e^lse + e^sink).
-    sink = sinks[:, None].to(lse.dtype)
+    # Not lse's own dtype: while the call is traced, FlexAttention says fp32 also where it computes in fp64.
+    sink = sinks[:, None].to(torch.promote_types(q.dtype, torch.float32))
     gate = torch.sigmoid(lse - sink)
     gate = torch.where(lse == -inf, 0.0, gate)  # a sink of −∞ before a row that sees nothing
     return (out * gate.unsqueeze(-1)).to(q.dtype), torch.logaddexp(lse, sink) if with_lse else None
