@@ -11,7 +11,10 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["current", "no_triton", "overlapping", "power_of_two"]
+__all__ = ["ROUNDED_ONCE", "current", "no_triton", "overlapping", "power_of_two"]
+
+ROUNDED_ONCE = {"enable_fp_fusion": True}
+"""Given to each launch: a product and the sum it goes into are rounded once. Triton 3.10 will change its default."""
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -33,14 +36,17 @@ def no_triton() -> str | None:
 
 @cache
 def overlapping(device: torch.device) -> bool:
-    """Can a kernel there begin before the one ahead of it has ended (programmatic dependent launch)? From Hopper on.
+    """Can a kernel there begin before the one ahead of it has ended (programmatic dependent launch), in a graph, too?
 
     >>> overlapping(torch.device("cpu"))
     False
+
+    Hopper can; later GPUs have not been tried. Drivers before CUDA 12.3 do not capture it.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and torch._C._cuda_getDriverVersion() >= 12030  # type: ignore[attr-defined]
 
 
 def power_of_two(n: int) -> int:

@@ -226,6 +226,8 @@ WRONG = [
     ({"mask": IDS > 0, "pixels": PIXELS}, ValueError, "mask says which ids are tokens, and there are no ids"),
     ({"ids": IDS, "mask": IDS}, ValueError, r"mask must be booleans \(2, 5\), True = token, got torch.int64 \(2, 5\)"),
     ({"ids": IDS + 26}, ValueError, "token id 31 is outside the vocabulary of 31"),
+    ({"ids": IDS.to("meta")}, ValueError, r"the model is on cpu, and ids came on meta: ids.to\(model.device\)"),
+    ({"ids": IDS, "mask": (IDS > 0).to("meta")}, ValueError, "the model is on cpu, and mask came on meta"),
     ({"ids": IDS.float()}, TypeError, "ids must be a torch tensor of int64 or int32"),
     ({"ids": torch.full((2, 12), 5)}, ValueError, "the text has 12 tokens, and the model has 11 positions"),
     ({"ids": torch.tensor([[5, 7], [7, 8]])}, ValueError, r"text 1 has no end token \(id 5\) to sum it up"),

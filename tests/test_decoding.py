@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, LlamaConfig
 from twins import Twin
 
-from regard.models.decoding import one_row
+from regard.models.decoding import capturing, one_row
 from regard.models.decoding.capturing import capturable, unseen_by_a_replay
 from regard.models.generation.generating import generate
 from regard.models.text_model import TextModel
@@ -153,6 +153,32 @@ def test_what_was_added_to_a_model_is_not_passed_over_by_its_kernels(what, tmp_p
     assert one_row.refuse(model.tower, model.head, torch.float32) == why
 
 
+def test_weights_that_lie_otherwise_in_memory_are_refused(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    layer = model.tower.blocks[1].attention.w_o
+    layer.weight = nn.Parameter(layer.weight.detach().T.contiguous().T)  # the same numbers
+    why = "the kernels read weights row after row, and some lie otherwise in memory"
+    assert one_row.refuse(model.tower, model.head, torch.float32) == why
+
+
+def test_a_backend_that_a_layer_asks_for_is_refused(tmp_path):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    model.tower.blocks[1].attention.backend = "reference"
+    why = "its attention asks for the backend 'reference'"
+    assert one_row.refuse(model.tower, model.head, torch.float32) == why
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("missing", [None, "triton is not installed"])
+def test_a_step_is_captured_only_where_there_is_triton(missing, tmp_path, monkeypatch):
+    model = model_of("LLaMA", tmp_path, torch.float32)
+    ids, mask = prompt(1, 5, padded=False)
+    _, state = model.begin(ids, mask, length=9)
+    monkeypatch.setattr(capturing, "no_triton", lambda: missing)
+    monkeypatch.setattr(nn.Parameter, "device", torch.device("cuda", 0))
+    assert capturable(model.tower, model.head, state, torch.float32) == (missing is None)
+
+
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
 def test_norms_of_each_head_are_refused(name, tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
@@ -217,3 +243,21 @@ def test_a_step_captured_again_is_not_run_aside_and_gives_the_same(batch, tmp_pa
         made.append(generate(model, ids, mask, new_tokens=6, eos=None, pad=0).ids)
     assert len(ran) == 4  # once aside, and once for each capture
     assert all(torch.equal(other, made[0]) for other in made)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_captured_steps_of_one_wide_text_are_those_of_the_tower(tmp_path):
+    """Wide enough that kernels overlap: what one read too early would not be the tower's."""
+    config = LlamaConfig(
+        vocab_size=1009, hidden_size=1024, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4,
+        intermediate_size=2816, max_position_embeddings=700,
+    )  # fmt: skip
+    model = Twin("LlamaForCausalLM", config, tmp_path).ours(torch.float32).to(DEVICE)
+    ids, _ = prompt(1, 300, padded=False)
+    new = torch.randint(3, 1009, (1, 60), generator=torch.Generator().manual_seed(8)).to(DEVICE)
+    _, state = model.begin(ids, None, length=360)
+    ours = torch.stack([model.step(state, column).clone() for column in new.T])
+    assert state.captured is not None
+    baseline = steps(model, ids, None, new, by_kernels=False)
+    assert_rule(ours, baseline, steps(model.double(), ids, None, new, by_kernels=False))

@@ -35,6 +35,12 @@ def assembly(kernel: Any, number: str, constants: dict[str, Any]) -> str:
     return str(made.asm["ptx"])
 
 
+def before_waiting(found: str) -> dict[str, int]:
+    """What a program does before it waits for the kernels ahead of it. A thread loads one number at a time here."""
+    first = found[found.index("{") : found.index("griddepcontrol.wait")]
+    return {what: first.count(what) for what in ("ld.global", "st.global", "bra", "ret;")}
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapping"])
 @pytest.mark.parametrize(("norm", "gated"), [(0, False), (1, True), (2, True)])
 def test_a_matrix_times_a_vector_compiles(norm: int, gated: bool, overlap: bool) -> None:
@@ -46,6 +52,9 @@ def test_a_matrix_times_a_vector_compiles(norm: int, gated: bool, overlap: bool)
     })  # fmt: skip
     assert ("griddepcontrol.wait" in found) == overlap
     assert ("griddepcontrol.launch_dependents" in found) == overlap
+    if overlap:  # its first weights, of 4 × 1024 for 128 threads, and nothing of what the kernels ahead write
+        loads = 4 * 1024 // 128 * (1 + gated)
+        assert before_waiting(found) == {"ld.global": loads, "st.global": 0, "bra": 0, "ret;": 0}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +65,10 @@ def test_attention_of_one_token_compiles(number: str, turn: bool, interleaved: b
 
     cut = {"GROUP": 4, "PADDED": 16, "CHUNK": 128, "TILE": 64, "BLOCK": 64, "OVERLAP": True}
     found = assembly(kernels.attend, number, {"TURN": turn, "INTERLEAVED": interleaved, **cut})
-    assert "griddepcontrol.wait" in found
+    loads = 2 + 2 * 64 * 64 // 128  # where the text begins and ends; its first tile of keys and of values
+    assert before_waiting(found) == {"ld.global": loads, "st.global": 0, "bra": 0, "ret;": 0}
     found = assembly(kernels.combine, number, {"CHUNK": 128, "SOME": 8, "BLOCK": 64, "OVERLAP": True})
-    assert "griddepcontrol.wait" in found
+    assert before_waiting(found) == {"ld.global": 0, "st.global": 0, "bra": 0, "ret;": 0}
 
 
 @pytest.mark.parametrize("name", ["attend", "differentiate_queries", "differentiate_keys"])

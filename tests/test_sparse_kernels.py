@@ -239,9 +239,13 @@ def test_a_call_like_one_before_is_launched_without_a_look_at_its_arguments(monk
     monkeypatch.setattr(sparse_kernels, "attend", kernel)
     q, k, v = tensors()
 
-    def call(q: torch.Tensor, **extra: Any) -> tuple[int, int]:
+    def call(q: torch.Tensor, k: torch.Tensor = k, v: torch.Tensor = v, **extra: Any) -> tuple[int, int]:
         regard.attention(q, k, v, mask=mask, backend="sparse", **extra)
         return len(kernel.looked_at), len(kernel.launched)
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        """The same at an address that is no multiple of 16."""
+        return torch.empty(x.numel() + 1, device=DEVICE)[1:].view(x.shape).copy_(x)
 
     assert call(q) == (1, 0)
     assert call(q.clone()) == (1, 1)
@@ -251,8 +255,12 @@ def test_a_call_like_one_before_is_launched_without_a_look_at_its_arguments(monk
     other = q.transpose(1, 2).contiguous().transpose(1, 2)
     assert call(other) == (2, 1)  # other steps in memory
     assert call(other) == (2, 2)
-    shifted = torch.empty(q.numel() + 1, device=DEVICE)[1:].view(q.shape).copy_(q)
-    assert call(shifted) == (3, 2)  # an address that is no multiple of 16
-    assert call(shifted) == (4, 2)
-    assert call(q, scale=0.3) == (5, 2)
-    assert call(q, bias=Repeated(torch.ones(1, 1, 5, 5, dtype=torch.int64), 16)) == (6, 2)
+    for n, given in enumerate(((shifted(q), k, v), (q, shifted(k), v), (q, k, shifted(v)))):
+        assert call(*given) == (3 + 2 * n, 2)
+        assert call(*given) == (4 + 2 * n, 2)
+    assert call(q, scale=0.3) == (9, 2)
+    assert call(q, bias=Repeated(torch.ones(1, 1, 5, 5, dtype=torch.int64), 16)) == (10, 2)
+    assert call(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)) == (11, 2)
+    assert call(q, k, torch.cat([v, v], -1)[..., :31].contiguous()) == (12, 2)
+    assert call(q.half(), k.half(), v.half()) == (13, 2)
+    assert call(q, k, v) == (13, 3)

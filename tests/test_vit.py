@@ -180,6 +180,9 @@ def test_patches_lie_where_they_were_cut(tmp_path):
     there = model.map(result, given)
     assert there.shape == (3, 20, 5, 3)
     assert torch.equal(there[1, :, 2, 1], result.hidden[1, 1 + 2 * 3 + 1])
+    for pixels, made in ((torch.zeros(3, 3, 24, 12), "3 of 6 × 3"), (torch.zeros(2, 3, 20, 12), "2 of 5 × 3")):
+        with pytest.raises(ValueError, match=f"the result has 3 pictures of 15 patches, and pixels .* make {made}"):
+            model.map(result, pixels)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -203,6 +206,7 @@ WRONG = [
     (torch.zeros(3, 20, 12), ValueError, r"must be \(B, 3, H, W\) with at least one picture, got \(3, 20, 12\)"),
     (torch.zeros(1, 4, 20, 12), ValueError, r"got \(1, 4, 20, 12\)"),
     (torch.zeros(0, 3, 20, 12), ValueError, "at least one picture"),
+    (torch.zeros(1, 3, 20, 12, device="meta"), ValueError, "the model is on cpu, and pixels came on meta: pixels.to"),
     (torch.zeros(1, 3, 3, 12), ValueError, "3 × 12, and the smallest picture that this model can read is 4 × 4"),
 ]
 

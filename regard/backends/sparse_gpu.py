@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, rows_together
-from regard.devices import current, no_triton, power_of_two
+from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
 from regard.masks import Mask
 from regard.masks.tile_lists import TileLists, Tiles
 from regard.rules import keep, leaves
@@ -83,10 +83,11 @@ def pays(call: Call) -> bool:
     """Is a call that `refuse` lets pass expected to be faster than FlexAttention?
 
     Measured on an H200, bf16, heads of 64. 12 heads, 4,096 positions: a window of 512 takes 28 µs against 37, documents
-    56 against 78, half of the square 117 against 121, global tokens 38 against 576: booleans that a mask looks up, a
-    byte each, cost FlexAttention that much. 64 heads, 2,048 positions, where more than a quarter is visible: a window
-    of 1,024 takes 126 µs against 113, a prefix of a quarter 168 against 137. To launch FlexAttention takes about 100 µs
-    of Python, in which our kernels do some 80 million cells. Wider heads have not been measured.
+    56 against 78, global tokens 38 against 576: booleans that a mask looks up, a byte each, cost FlexAttention that
+    much. 64 heads, 2,048 positions, where more than a quarter is visible: a window of 1,024 takes 126 µs against 113, a
+    prefix of a quarter 168 against 137; half of the square, 12 heads, 4,096 positions, is a tie. To launch
+    FlexAttention takes about 100 µs of Python, in which our kernels do some 80 million cells. Wider heads have not been
+    measured.
     """
     assert call.mask is not None
     booleans = _looks_up_booleans(call.mask)
@@ -152,7 +153,7 @@ class Launcher:
             if common and steps in self.ready:
                 self.ready[steps][grid](*given)
             else:
-                made = attend[grid](*given, num_warps=WARPS)
+                made = attend[grid](*given, num_warps=WARPS, **ROUNDED_ONCE)
                 if common and made is not None:  # triton's interpreter gives None
                     self.ready[steps] = made
         return out, lse
@@ -165,7 +166,7 @@ class Launcher:
 
         q, k, v, out, grad = (rows_together(x) for x in (q, k, v, out, grad))
         batch, heads, nq, _ = self.sizes
-        lists, named = self.lists, {**self.named, "plain_scale": self.scale, "num_warps": WARPS}
+        lists, named = self.lists, {**self.named, "plain_scale": self.scale, "num_warps": WARPS, **ROUNDED_ONCE}
         d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         delta = lse.new_empty(batch, heads, nq)
         with current(self.device):

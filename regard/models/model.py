@@ -151,6 +151,13 @@ class Model(TextVerbs, PictureVerbs):
         """What `print(model)` says before its parts."""
         return f"{self.family.title}, task={self.task!r}"
 
+    def check_device(self, name: str, given: Tensor) -> None:
+        """Raise ValueError unless a tensor is where the model is: torch would say so from deep inside a layer."""
+        if given.device != self.device:
+            raise ValueError(
+                f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
+            )
+
     def check(self, ids: Tensor, mask: Tensor | None, vocabulary: int, most: int | None) -> Tensor | None:
         """Check ids and mask before anything runs; the mask, or None where it hides nothing.
 
@@ -164,6 +171,7 @@ class Model(TextVerbs, PictureVerbs):
             )
         if ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"ids must be (B, N) with at least one text and one token, got {tuple(ids.shape)}")
+        self.check_device("ids", ids)
         n = ids.shape[1]
         if most is not None and n > most:
             raise ValueError(
@@ -175,6 +183,8 @@ class Model(TextVerbs, PictureVerbs):
         ):
             got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(f"mask must be booleans ({len(ids)}, {n}), True = token, got {got}")
+        if mask is not None:
+            self.check_device("mask", mask)
         if torch.compiler.is_compiling():
             return mask
         low, high = torch.aminmax(ids)

@@ -24,9 +24,10 @@ __all__ = ["VisionModel", "check_pixels"]
 
 
 def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
-    """Pixels in the model's dtype. Raises TypeError or ValueError naming what came and what was expected.
+    """Pixels (B, channels, H, W) in the model's dtype.
 
     least: height and width of the smallest picture that the model can read.
+    Raises TypeError or ValueError naming what came, what was expected and what to do.
     """
     if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
         got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
@@ -41,6 +42,7 @@ def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: M
             f"pixels are {pixels.shape[2]} × {pixels.shape[3]}, and the smallest picture that this model can read is "
             f"{least[0]} × {least[1]}"
         )
+    model.check_device("pixels", pixels)
     return pixels.to(model.dtype)
 
 
@@ -86,9 +88,19 @@ class VisionModel(Model):
         return Result(found, logits, pooled, layers=layers if every_layer else None)
 
     def map(self, result: Result, pixels: Tensor) -> Tensor:
-        """The patches' vectors where they lie: (B, d, rows, columns), for detection and segmentation heads."""
+        """The patches' vectors where they lie: (B, d, rows, columns), for detection and segmentation heads.
+
+        result: what the model gave for these pixels.  pixels: (B, C, H, W), of which the shape alone is read.
+        Raises ValueError for pixels of which the model would have made another number of patches.
+        """
         patches = result.hidden[:, len(self.tower.embed.before) :].mT  # (B, d, rows·columns)
-        return patches.reshape(*patches.shape[:2], *self.grid(pixels))
+        rows, columns = self.grid(pixels)
+        if patches.shape[2] != rows * columns or len(patches) != len(pixels):
+            raise ValueError(
+                f"the result has {len(patches)} pictures of {patches.shape[2]} patches, and pixels "
+                f"{tuple(pixels.shape)} make {len(pixels)} of {rows} × {columns}: give those the result is of"
+            )
+        return patches.reshape(*patches.shape[:2], rows, columns)
 
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.

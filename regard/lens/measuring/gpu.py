@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import DenseBias
-from regard.devices import current
+from regard.devices import ROUNDED_ONCE, current
 from regard.lens.measuring.gpu_call import LOG2E, Blocks, KernelCall, Part, blocks_for
 from regard.lens.measuring.gpu_top import MOST_LINKS, Links
 from regard.lens.measuring.measures import Wanted, cell_of_positions, finish_effective, finish_entropy, finish_map
@@ -148,7 +148,7 @@ class _Launch:
             GROUP=self.blocks.keys if links is None else links.group,
             WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names, WANT_SQUARES="effective" in names,
             WANT_MAXIMUM="max_logit" in names and links is None, WANT_MAXIMA=links is not None,
-            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
+            num_warps=self.blocks.warps, maxnreg=self.blocks.registers, **ROUNDED_ONCE,
         )  # fmt: skip
 
     def found(self) -> dict[str, Tensor]:

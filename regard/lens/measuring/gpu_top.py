@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.devices import power_of_two
+from regard.devices import ROUNDED_ONCE, power_of_two
 from regard.lens.measuring.gpu_call import Blocks, KernelCall, Part
 from regard.lens.measuring.measures import finish_top
 
@@ -98,24 +98,24 @@ class Links:
             at.maxima, at.threshold, at.cut, self.highest,
             **part.numbers, nq=self.sizes[2], tiles=self.tiles, k=self.k,
             GROUPS=groups, GROUP=self.group, PER_TILE=self.per_tile, ROWS=tall, WANT_MAXIMUM=self.want_maximum,
-            num_warps=max(1, min(32, groups * tall // 2048)),
+            num_warps=max(1, min(32, groups * tall // 2048)), **ROUNDED_ONCE,
         )  # fmt: skip
         top_kernels.enlist[(self.tiles, part.heads)](
             at.maxima, at.threshold, at.lists, at.lengths,
-            rows=part.rows, PER_TILE=self.per_tile, STEP=STEP, num_warps=4,
+            rows=part.rows, PER_TILE=self.per_tile, STEP=STEP, num_warps=4, **ROUNDED_ONCE,
         )  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](
             **kernel_call.arguments, **part.numbers, k=self.k,
             THRESHOLD=at.threshold, CUT=at.cut, LISTS=at.lists, LENGTHS=at.lengths,
             COUNTS=at.counts, SCORES=at.scores, KEYS=at.keys, ROOM=self.room, PER_TILE=self.per_tile,
-            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
+            num_warps=self.blocks.warps, maxnreg=self.blocks.registers, **ROUNDED_ONCE,
         )  # fmt: skip
         wide = power_of_two(self.room)
         tall = max(1, min(32, SORTED // wide))
         top_kernels.finish[(-(-part.rows // tall), part.heads)](
             at.scores, at.keys, at.counts, at.threshold, self.score, self.key, self.tied.view(torch.uint8),
             **part.numbers, nq=self.sizes[2], k=self.k,
-            ROWS=tall, ROOM=self.room, WIDE=wide, FEW=min(FEW, wide), num_warps=4,
+            ROWS=tall, ROOM=self.room, WIDE=wide, FEW=min(FEW, wide), num_warps=4, **ROUNDED_ONCE,
         )  # fmt: skip
 
     def found(self, lse: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.cache import FixedCache
-from regard.devices import current
+from regard.devices import current, no_triton
 from regard.models.decoding import one_row
 from regard.models.heads import LanguageHead
 from regard.models.parts import Tower
@@ -28,7 +28,9 @@ __all__ = ["Captured", "capturable", "unseen_by_a_replay"]
 def capturable(tower: Tower, head: object, state: State, dtype: torch.dtype) -> bool:
     """Can the next steps of this state be captured?"""
     place = tower.embed.tokens.weight.device
-    if place.type != "cuda" or unseen_by_a_replay() or torch.is_grad_enabled() or state.memory is not None:
+    if place.type != "cuda" or no_triton() is not None:
+        return False
+    if unseen_by_a_replay() or torch.is_grad_enabled() or state.memory is not None:
         return False
     if not isinstance(head, LanguageHead) or one_row.refuse(tower, head, dtype) is not None:
         return False
@@ -41,8 +43,9 @@ def unseen_by_a_replay() -> bool:
     return observed() or torch.is_autocast_enabled("cuda")
 
 
-_RAN: WeakKeyDictionary[Tower, set[object]] = WeakKeyDictionary()
-"""The forms of step that each tower has made: their kernels are compiled and loaded, which a capture must not do."""
+_RAN: WeakKeyDictionary[Tower, WeakKeyDictionary[LanguageHead, set[object]]] = WeakKeyDictionary()
+"""The forms of step that each tower and head have made: their kernels are compiled and loaded, which a capture must not
+do."""
 
 
 class Captured:
@@ -55,7 +58,8 @@ class Captured:
             self.graph, self.logits = self._captured(tower, head)
 
     def _captured(self, tower: Tower, head: LanguageHead) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        at, ran, form = self.steady.at.clone(), _RAN.setdefault(tower, set()), (self.steady.form, id(head))
+        at, form = self.steady.at.clone(), self.steady.form
+        ran = _RAN.setdefault(tower, WeakKeyDictionary()).setdefault(head, set())
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

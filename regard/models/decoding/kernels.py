@@ -2,7 +2,7 @@
 
 A decoding step reads every weight once and computes almost nothing with it, so what counts is that memory never waits:
 norms, biases, activations and residual sums ride along with the matrix they belong to, and where the GPU can (OVERLAP)
-a kernel begins while the one before it still runs, and fetches what does not depend on it. Numbers are fp32 inside.
+a kernel begins while those before it still run, and fetches what none of them writes. Numbers are fp32 inside.
 
 The kernels know pointers and sizes: neither torch, nor models, nor masks.
 """
@@ -25,7 +25,9 @@ ROOT_2_BY_PI = tl.constexpr(0.7978845608028654)
 def take_over(OVERLAP: tl.constexpr):
     """Let the next kernel begin, then wait for all that the ones before have written. Every program must come by here.
 
-    A kernel that ended without waiting would tell the next one that its forerunners have ended, too.
+    Several kernels may be under way at a time: before this, a program reads only what no kernel of the step writes
+    (weights, places, older keys and values), and writes nothing. One that ended without waiting would tell the next
+    that its forerunners have ended, too.
     """
     if OVERLAP:
         gdc_launch_dependents()
@@ -167,7 +169,7 @@ def attend(
     text, kv_head = pair // kv_heads, pair % kv_heads
     first, last = tl.load(START + text), tl.load(AT)
     begin = piece * CHUNK
-    end = tl.minimum(begin + CHUNK, last)  # of the older keys; they do not depend on the kernel before
+    end = tl.minimum(begin + CHUNK, last)  # of the older keys, which no kernel of this step writes
     d, g = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)
     cells = pair.to(tl.int64) * room * head_dim + d
     k = older(K, cells, begin, first, end, d, head_dim, TILE)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.cache import FixedCache
-from regard.devices import overlapping, power_of_two
+from regard.devices import ROUNDED_ONCE, overlapping, power_of_two
 from regard.layers import MultiHeadAttention
 from regard.linear_maps import untouched
 from regard.models.heads import LanguageHead
@@ -86,6 +86,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return f"its attention is a {type(attention).__name__}, and the kernels are softmax attention's"
         if not (attention.position is None or isinstance(attention.position, Rotary)) or not attention.fused:
             return "its attention has a position bias, or separate projections"
+        if attention.backend != "auto":
+            return f"its attention asks for the backend {attention.backend!r}"
         if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
             return "its attention has a softcap, or more than 128 heads on one key head"
         if attention.q_norm is not None or attention.k_norm is not None:
@@ -96,6 +98,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return f"the kernels do not have {block.feed_forward.activation}"
     if not all(_as_made(module) for part in (tower, head) for module in part.modules()):
         return "somebody hooks into its layers, or has put others in their place, and the kernels call no layer"
+    if not all(weight.is_contiguous() for part in (tower, head) for weight in part.parameters()):
+        return "the kernels read weights row after row, and some lie otherwise in memory"
     return None
 
 
@@ -166,7 +170,7 @@ def project(
         rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
         NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=ROWS,
-        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_overlap(x.device),
+        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_options(x.device),
     )  # fmt: skip
     return out
 
@@ -203,18 +207,18 @@ def attend(
     cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
     sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
-    group, overlap = heads // kv_heads, _overlap(qkv.device)
+    group, options = heads // kv_heads, _options(qkv.device)
     kernels.attend[(batch * kv_heads, pieces)](
         qkv, cos, sin, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim,
         rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
         PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
-        num_warps=4, **overlap,
+        num_warps=4, **options,
     )  # fmt: skip
     out = qkv.new_empty(batch, heads * head_dim)
     kernels.combine[(batch * heads,)](
         sums, most, total, steady.start, steady.at, out, heads, head_dim, pieces,
-        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **overlap,
+        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
     )  # fmt: skip
     return out
 
@@ -223,9 +227,10 @@ def _pieces(room: int) -> int:
     return (room + CHUNK - 1) // CHUNK
 
 
-def _overlap(device: torch.device) -> dict[str, bool]:
-    """Options of a launch that may begin before the last one has ended, where the device can."""
-    return {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
+def _options(device: torch.device) -> dict[str, bool]:
+    """Of every launch; where the device can, it may begin before the last one has ended."""
+    overlap = {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
+    return overlap | ROUNDED_ONCE
 
 
 def _has_kernel(norm: nn.Module) -> bool:
