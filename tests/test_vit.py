@@ -14,6 +14,7 @@ import regard
 from regard.frames import Frame
 from regard.models.loading import load
 from regard.models.parts import DropPath
+from regard.models.vision_parts import Grid, bent
 from regard.testing import largest_error
 
 DINOV2 = os.environ.get("REGARD_DINOV2")
@@ -198,6 +199,14 @@ def test_layouts_fit_what_is_watched(family, tmp_path):
     patches = len(sides.keys.indices("patch"))
     assert patches == 5 * 6
     assert sides.keys.shape[1] - patches == len(model.tower.embed.before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_positions_in_half_precision_are_interpolated_in_single(dtype):
+    learnt = torch.randn(7 * 5, 6, generator=torch.Generator().manual_seed(3)).to(dtype)
+    found = bent(learnt, Grid(7, 5), Grid(11, 13))
+    assert found.dtype == dtype
+    assert torch.equal(found, bent(learnt.float(), Grid(7, 5), Grid(11, 13)).to(dtype))
 
 
 WRONG = [

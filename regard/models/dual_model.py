@@ -186,7 +186,7 @@ class DualModel(Model):
 
     def _check_pixels(self, pixels: Tensor) -> Tensor:
         patches = self._vision().embed.patches
-        return check_pixels(pixels, patches.channels, patches.size, self)
+        return check_pixels(pixels, patches.channels, patches.least, self)
 
     def _read(self, ids: Tensor, mask: Tensor | None, ends: Tensor | None, every_layer: bool) -> _Read:
         assert self.text_pooler is not None

@@ -236,7 +236,8 @@ class FlamingoModel(Model):
         if memory is None or sees is None:
             return None
         vectors = memory.shape[1] if isinstance(memory, Tensor) else memory[0].k.shape[2]
-        return Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))  # words before a picture see none
+        # Sight hides all from words before a picture; `queries` says so where the lens looks for rows that see nothing.
+        return Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """(B, N, d) → (B, N, V)."""

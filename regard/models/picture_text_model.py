@@ -272,7 +272,7 @@ def _look(
 ) -> Passed:
     """What the tower makes of pixels, checked; texts: how many there are beside them, one for each picture."""
     patches = vision.embed.patches
-    pixels = check_pixels(pixels, patches.channels, patches.size, model)
+    pixels = check_pixels(pixels, patches.channels, patches.least, model)
     if texts is not None and texts != len(pixels):
         raise ValueError(
             f"there are {texts} texts and {len(pixels)} pictures, and each text looks at one picture: "
