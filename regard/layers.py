@@ -4,6 +4,9 @@ d_model is split into heads, each head attends, the heads are put side by side a
 
     x (B, N, d_model) ─ W_Q, W_K, W_V → (B, H, N, D) ─ attention → (B, H, N, D) → (B, N, H·D) ─ W_O → (B, N, d_model)
 
+In self-attention q, k and v are made of the same x; in cross-attention k and v are made of the context. H heads share
+d_model, so they cost what one head of its whole width costs.
+
 It does not know which backend runs, nor any model family.
 """
 
@@ -63,7 +66,8 @@ class MultiHeadAttention(nn.Module):
     d_model: width of x and of the result.  heads: query heads; must divide d_model unless head_dim is given.
     kv_heads: key/value heads (grouped-query attention), default heads.  d_context: width of `context`, default d_model.
     bias: do the projections have one.  out_bias: does W_O, default as bias.
-    fused: one matrix for [Q|K|V] instead of three; the same numbers, one product.
+    fused: one matrix for [Q|K|V] instead of three; the same numbers, one product. 12 heads in 768 have a
+      Linear(768, 2304): (B, N, 2304) → (B, N, 3, 12, 64) → q, k, v, each (B, 12, N, 64).
     position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None. Rotary
       with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass, as they do in
       the models that use it.

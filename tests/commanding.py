@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-ENVIRONMENT = ("LC_ALL", "LC_MESSAGES", "LANG", "FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS", "COLORFGBG")
+ENVIRONMENT = (
+    "LC_ALL",
+    "LC_MESSAGES",
+    "LANG",
+    "LANGUAGE",
+    "FORCE_COLOR",
+    "TTY_COMPATIBLE",
+    "NO_COLOR",
+    "COLUMNS",
+    "COLORFGBG",
+)
 
 
 @pytest.fixture

@@ -110,7 +110,16 @@ def test_weights_beyond_the_room_are_rounded_and_say_by_how_much(monkeypatch):
         "Weights are rounded to 1/65535. It holds the steps of the 3 strongest links of 2 heads. "
         "`regard serve` shows everything."
     )
-    assert "반올림" in mine["left_out"]["ko"]
+    assert mine["left_out"]["ko"] == (
+        "가중치는 1/65535 단위로 반올림했습니다. 계산 과정은 헤드 2개의 가장 강한 연결 3개씩만 들어 있습니다. "
+        "`regard serve`에서는 모두 볼 수 있습니다."
+    )
+
+
+def test_every_weight_of_16_by_16_patches_a_cls_and_four_registers_is_carried(monkeypatch):
+    monkeypatch.setattr(carrying, "ROOM", 1 << 17)  # less than one head
+    (array,) = one(carried(session(n=261, layers=1, heads=1)))["arrays"].values()
+    assert array["weights"]["shape"] == [261, 261]
 
 
 def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypatch):

@@ -280,8 +280,11 @@ def test_a_link_to_nothing_is_called_that(sharded, tmp_path):
 def test_weights_that_are_only_pickled_are_refused_with_the_way_to_convert_them(tmp_path, name):
     (tmp_path / name).touch()
     words = rf"only as pickles \({name}\), and opening a pickle can run any code; if you trust .* convert it once with "
-    call = r"transformers: AutoModel.from_pretrained\(directory\).save_pretrained\(new_directory\)$"
-    with pytest.raises(CheckpointError, match=words + call):
+    call = r"transformers: {}\.from_pretrained\(directory\)\.save_pretrained\(new_directory\).*; copy the files of to"
+    with pytest.raises(CheckpointError, match=words + call.format("C")):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["BlipForQuestionAnswering"]}')
+    with pytest.raises(CheckpointError, match=words + call.format("BlipForQuestionAnswering")):
         Checkpoint.open(tmp_path)
 
 

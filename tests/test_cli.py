@@ -1,3 +1,4 @@
+import builtins
 import json
 import os
 import re
@@ -144,6 +145,20 @@ def test_help_fits_eighty_columns(run, command, lang, monkeypatch):
         (["steps", "--lang", "ko"], {}, "ko"),
         (["steps", "--lang=en", "--help"], {"LANG": "ko_KR"}, "en"),
         (["steps", "--lang"], {"LANG": "ko_KR"}, "ko"),
+        (["--lang=ko", "steps", "--lang", "en"], {}, "en"),
+        (["--lang", "en", "steps", "--lang=ko"], {}, "ko"),
+        ([], {"LANG": "kok_IN"}, "en"),
+        ([], {"LANG": "KO"}, "ko"),
+        ([], {"LANG": "ko@variant"}, "ko"),
+        ([], {"LANG": "ko.eucKR"}, "ko"),
+        ([], {"LANG": "en_US", "LANGUAGE": "ko"}, "ko"),
+        ([], {"LANG": "en_US", "LANGUAGE": "de:ko_KR:en"}, "ko"),
+        ([], {"LANG": "ko_KR", "LANGUAGE": "en:ko"}, "en"),
+        ([], {"LANG": "ko_KR", "LANGUAGE": "de"}, "en"),
+        ([], {"LANG": "ko_KR", "LANGUAGE": ""}, "ko"),
+        ([], {"LANG": "C.UTF-8", "LANGUAGE": "ko"}, "en"),
+        ([], {"LANGUAGE": "ko"}, "en"),
+        (["--lang", "en"], {"LANG": "ko_KR", "LANGUAGE": "ko"}, "en"),
     ],
 )
 def test_language_is_that_of_the_option_and_then_of_the_locale(arguments, environment, lang):
@@ -183,13 +198,59 @@ def test_missing_matplotlib_is_named_with_the_command_that_installs_it(fail, mon
 
 
 @pytest.mark.parametrize(
+    "arguments", [["steps"], ["steps", "--json"], ["--help"], ["mask", "causal", "--queries", "999"]]
+)
+def test_closed_pipe_ends_quietly_and_not_by_an_answer(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *arguments]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, timeout=300, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["steps"], ["steps", "--json"]])
+def test_answer_that_cannot_be_written_is_told_once(arguments):
+    code = "import sys\nfrom regard.cli import main\nsys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment, check=False
+        )
+    assert ended.returncode == 2
+    assert re.fullmatch(rb"regard: .*No space left on device\n", ended.stderr)
+
+
+def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatch, capsys):
+    def interrupted(name, *rest):
+        if name == "regard.cli.commands":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    real = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert main(["--help"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["attend"], "No such command 'attend'; see 'regard --help'"),
         (["--quiet"], "No such option: --quiet; see 'regard --help'"),
         (["cost", "--n", "3"], "Missing option '--d-model'; see 'regard cost --help'"),
         (["mask"], "Missing argument 'SPEC'; see 'regard mask --help'"),
-        (["cost", "--n", "few", "--d-model", "4"], "'--n'"),
+        (["cost", "--n", "few", "--d-model", "4"], "'few'"),
+        (["cost", "--n=1e3", "--d-model", "4"], "'1e3'"),
+        (["cost", "--n=3", "--n", "1e3", "--d-model", "4"], "'1e3'"),
+        (["cost", "--n", "3", "--n=1e3", "--d-model", "4"], "'1e3'"),
+        (["backends", "--softcap", "x"], "'x'"),
+        (["look", "나는", "고양이를"], "(고양이를); put a text with spaces in quotes; see 'regard look --help'"),
+        (["mask", "causal", "&", "causal"], "(& causal); put a text with spaces in quotes; see 'regard mask --help'"),
+        (["doctor", "a.regard", "b.regard"], "(b.regard); see 'regard doctor --help'"),
         (["cost", "--n", "7", "--d-model", "5", "--heads", "3"], "d_model must divide by heads, got d_model=5"),
         (["cost", "--n", "0", "--d-model", "5"], "n must be at least 1, got 0"),
         (["cost", "--n", "7", "--d-model", "5", "--dtype", "int8"], "dtype must be one of"),
@@ -327,7 +388,7 @@ def test_demo_speaks_korean(run):
     assert re.findall(r"^(\d  .+?)   ", out, re.MULTILINE) == [
         "1  점수",
         "2  √d_k로 나누기",
-        "3  소프트맥스",
+        "3  softmax",
         "4  V의 가중합",
     ]
     assert out.splitlines()[-1] == "확인: 가중치의 각 행의 합은 1입니다 (3행, 허용 오차 8.9e-16)"

@@ -134,6 +134,103 @@ def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
         }
 
 
+@pytest.mark.parametrize(
+    "make", [(blip, "ForConditionalGeneration"), (llava,), (idefics,)], ids=["blip", "llava", "idefics"]
+)
+def test_a_placeholder_is_a_prompt_to_those_who_read_one_and_a_text_to_blip(run: Any, folder: Any, make: Any) -> None:
+    where = folder(*make)
+    said = run("caption", "photo.png", "--model", where, "--prompt", "a <image> cat", "--new-tokens", "3")
+    text = regard.load(where).caption("photo.png", "a <image> cat", new_tokens=3).text
+    begun = "a <image> cat" if make[0] is blip else ""
+    assert said == " ".join((begun + text).split()) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "make"),
+    [
+        (["caption", "photo.png"], (blip, "ForConditionalGeneration")),
+        (["answer", "photo.png", "was it?"], (blip, "ForQuestionAnswering")),
+    ],
+)
+def test_captions_and_answers_end_before_a_stop_string(run: Any, folder: Any, words: list[str], make: Any) -> None:
+    command = [*words, "--model", folder(*make), "--new-tokens", "9", "--json"]
+    (whole,) = json.loads(run(*command)).popitem()[1]
+    stop = whole["text"][len(whole["text"]) // 2 :][:2]
+    (found,) = json.loads(run(*command, "--stop", "no such words", "--stop", stop)).popitem()[1]
+    assert (found["text"], found["reason"]) == (whole["text"][: whole["text"].index(stop)], "stop")
+    for lang, said in (("en", "Ends the text"), ("ko", "텍스트를 끝내는 문자열")):
+        assert said in run(words[0], "--lang", lang, "--help")
+
+
+@pytest.mark.parametrize("words", [["caption"], ["answer"]])
+def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch: Any, capsys: Any, words: Any) -> None:
+    """Control-C in a long list keeps what was printed, and --json is whole or nothing."""
+    from regard.cli import main
+    from regard.models.verbs import captioning
+
+    where = folder(llava)
+    several = ["photo.png"] * 11 if words == ["caption"] else ["photo.png", *["was it?"] * 11]
+    runs, usual = [], captioning.continued
+
+    def interrupted(*given: Any) -> Any:
+        runs.append(1)
+        if len(runs) % 2 == 0:
+            raise KeyboardInterrupt
+        return usual(*given)
+
+    monkeypatch.setattr(captioning, "continued", interrupted)
+    command = [*words, *several, "--model", where, "--new-tokens", "3"]
+    assert main(command) == 130
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    assert main([*command, "--json"]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_pictures_are_checked_before_the_model_is_loaded(fail: Any, monkeypatch: Any) -> None:
+    from regard.models import loading
+
+    monkeypatch.setattr(loading, "load", None)
+    Path("bad.jpg").write_text("no picture")
+    several = ["photo.png", "other.png", "bad.jpg"]
+    assert "picture 2: bad.jpg is text, not a picture" in fail("caption", *several, "--model", "nowhere")
+    assert "regard: bad.jpg is text, not a picture" in fail("answer", "bad.jpg", "a?", "--model", "nowhere")
+    assert "regard: bad.jpg is text, not" in fail("generate", "<image>", "--picture", "bad.jpg", "--model", "nowhere")
+
+
+def test_a_bar_on_the_terminal_leaves_captions_on_standard_output(folder: Any, monkeypatch: Any, capsys: Any) -> None:
+    from regard.cli import main
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    where = folder(blip, "ForConditionalGeneration")
+    assert main(["caption", *["photo.png"] * 11, "--model", where, "--new-tokens", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11
+
+
+# ------------------------------------------------------------------------------------------------------------ generate
+
+
+@pytest.mark.parametrize("make", [llava, idefics])
+def test_generate_writes_about_several_pictures(run: Any, folder: Any, make: Any, monkeypatch: Any) -> None:
+    where, prompt = folder(make), "<image> is wide, <image> the cat"
+    wanted = regard.load(where).generate(prompt, pictures=["photo.png", "other.png"], new_tokens=7)
+    command = ["generate", prompt, "--model", where, "--new-tokens", "7", "--picture", "photo.png", "--picture"]
+    assert run(*command, "other.png") == wanted.text + "\n"
+    (found,) = json.loads(run(*command, "other.png", "--json"))["texts"]
+    assert (found["prompt"], found["ids"]) == (prompt, wanted.ids.tolist())
+    piped(monkeypatch, Path("other.png").read_bytes())
+    assert run(*command, "-") == wanted.text + "\n"
+    several = run(*command, "other.png", "--beams", "3")
+    assert several == regard.load(where).generate(
+        prompt, pictures=["photo.png", "other.png"], new_tokens=7, beams=3
+    ).text + "\n"  # fmt: skip
+
+
+def test_help_of_generate_speaks_of_pictures_in_both_languages(run: Any) -> None:
+    for lang, said in (("en", "For <image> in the prompt"), ("ko", "프롬프트의 <image>에")):
+        assert said in run("generate", "--lang", lang, "--help")
+
+
 def test_captions_are_drawn_again_with_the_same_seed(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
     options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "9"]
@@ -213,7 +310,11 @@ def test_features_are_described_and_written(run: Any, folder: Any) -> None:
         "Map: new/map.npy",
     ]
     assert np.array_equal(np.load("new/map.npy"), found.map.numpy())
-    assert "맵: 5행 7열" in run("features", "photo.png", "--model", where, "--lang", "ko")
+    assert run("features", "photo.png", "--model", where, "--lang", "ko").splitlines() == [
+        "photo.png: 37 × 53, 모델 입력 30 × 42픽셀",
+        "토큰 38개, 벡터 크기 20",
+        "맵: 5행 7열",
+    ]
 
 
 def test_features_as_json_have_every_number(run: Any, folder: Any) -> None:
@@ -247,7 +348,7 @@ def test_features_in_bfloat16_are_written_as_float32(run: Any, folder: Any) -> N
 
 def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) -> None:
     assert "Models of pictures (ViT, Swin, CLIP, BLIP, LLaVA, Idefics)" in " ".join(run("verify", "--help").split())
-    assert "이미지 모델(ViT, CLIP, LLaVA 등)은" in run("verify", "--lang", "ko", "--help")
+    assert "이미지 모델(ViT, CLIP, LLaVA 등)은" in " ".join(run("verify", "--lang", "ko", "--help").split())
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -317,6 +418,22 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
             ["answer", "photo.png", "a?", "--model", "VIT"],
             "answer needs a model with the task answer or generate; ViT has",
         ),
+        (
+            ["generate", "<image> a", "--picture", "photo.png", "--model", "GPT2"],
+            "--picture is for models that write about pictures (LLaVA, Idefics), and GPT-2 reads texts alone: leave it",
+        ),
+        (
+            ["generate", "<image>", "<image>", "--picture", "photo.png", "--model", "LLAVA"],
+            "--picture is of one prompt, and there are 2: ask one at a time",
+        ),
+        (
+            ["generate", "-", "--picture", "-", "--model", "LLAVA"],
+            "'-' is standard input, which can be read once",
+        ),
+        (
+            ["generate", "a", "--picture", "photo.png", "--model", "LLAVA"],
+            " '<image>', and there ",
+        ),
         (["match", "photo.png", "--model", "CLIP"], "Missing argument 'TEXT'"),
         (
             ["match", "photo.png", "a", "--model", "VITBODY"],
@@ -354,6 +471,7 @@ def test_wrong_input_is_told_in_one_line(
         "ANSWER": (blip, "ForQuestionAnswering"),
         "MATCH": (blip, "ForImageTextRetrieval"),
         "GPT2": (gpt2,),
+        "LLAVA": (llava,),
         "BERT": (bert, "ForQuestionAnswering" if arguments[0] == "answer" else "ForSequenceClassification"),
     }
     said = fail(*[folder(*models[word]) if word in models else word for word in arguments])

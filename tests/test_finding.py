@@ -314,8 +314,19 @@ def test_a_full_disk_is_passed_on(monkeypatch):
 def test_a_hub_model_without_safetensors_says_that_it_may_be_pickled(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     answering(monkeypatch, tmp_path)
-    words = r"; if the hub has only a pickle, which can run any code, convert it with transformers: AutoModel.from_pre"
-    with pytest.raises(FileNotFoundError, match=words):
+    words = r"; if the hub has only a pickle, which can run any code, convert it with transformers: "
+    with pytest.raises(FileNotFoundError, match=words + r"C\.from_pretrained\('owner/name'\)\.save_pretrained\("):
+        find("owner/name")
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(FileNotFoundError, match=words + r"GPT2LMHeadModel\.from_pretrained\('owner/name'\)\.save_pr"):
+        find("owner/name")
+
+
+def test_a_hub_model_of_another_library_is_called_what_it_is_before_its_weights_are_looked_for(tmp_path, monkeypatch):
+    """The pickles of the original LLaVA cannot be converted by a class of transformers."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
+    answering(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json is of the original LLaVA code \(LlavaLlamaForCausalLM\)"):
         find("owner/name")
 
 

@@ -252,6 +252,13 @@ def test_public_name_stays_the_same_once_every_module_is_imported(name):
 def test_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(AttributeError, match=f"regard has no 'attend'; it has {', '.join(PUBLIC)}"):
         regard.attend  # noqa: B018
+    with pytest.raises(AttributeError, match="regard has no '__wrapped__'"):
+        regard.__wrapped__  # noqa: B018
+
+
+def test_module_of_the_package_is_there_without_an_import_of_its_own():
+    said = python("import regard\nprint(regard.explorer.__name__, regard.lens.files.saving.__name__, len(dir(regard)))")
+    assert said.split() == ["regard.explorer", "regard.lens.files.saving", str(len(PUBLIC) + 1)]
 
 
 @pytest.mark.parametrize("name", modules())
@@ -396,6 +403,8 @@ def run_blocks(name: str, *kinds: str) -> None:
         ("docs/explorer.md", "explorer/page"),
         ("docs/lens.md", "lens"),
         ("docs/models.md", "models"),
+        ("docs/models.md", "models/images"),
+        ("docs/models.md", "models/verbs"),
     ],
 )
 def test_map_of_the_files_names_each_of_them(name, folder):

@@ -19,7 +19,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.frames import Frame
 from regard.layouts import Layout
-from regard.models.families.llava import FAMILY
+from regard.models.families.llava import FAMILY, placeholder
 from regard.models.generation.generating import generate
 from regard.models.images.pictures import open_picture
 from regard.models.loading import empty, load, places
@@ -421,6 +421,13 @@ def test_a_prompt_padded_on_the_right_and_too_much_room_are_refused(model):
         ("", {"projector_hidden_act": "quick"}, "unknown activation 'quick'"),
         ("", {"multimodal_projector_bias": False}, r"2 tensors have no place: multi_modal_projector\.linear_1\.bias, "),
         ("", {"image_token_index": 47}, "image_token_index must be a whole number from 0 to 46, got 47"),
+        ("", {"image_token_index": None}, "image_token_index is missing$"),
+        (
+            "",
+            {"image_token_index": None, "image_token_id": 47},
+            "image_token_id must be a whole number from 0 to 46, got",
+        ),
+        ("", {"image_token_id": 6}, "image_token_index is 5 and image_token_id is 6, two names of one token: take the"),
         ("", {"image_grid_pinpoints": [[336, 672]]}, r"keys that LLaVA does not know.*image_grid_pinpoints"),
     ],
 )
@@ -655,19 +662,33 @@ def test_questions_about_photographs_are_read_as_the_processor_reads_them(config
             assert model(ids, pixels=seen.pixels).logits.shape == (1, ids.shape[1], 364)
 
 
+def test_the_placeholder_may_be_called_image_token_id(model, tmp_path):
+    directory = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path).directory
+    assert load(change(directory, image_token_index=None, image_token_id=PLACEHOLDER)).placeholder == PLACEHOLDER
+    load(directory).save(tmp_path / "again")
+    assert load(tmp_path / "again").placeholder == PLACEHOLDER
+    assert load(change(directory, image_token_index=PLACEHOLDER)).placeholder == PLACEHOLDER, "both may be there"
+    assert placeholder(Settings({}), 32001) == 32000
+
+
 def test_a_text_with_more_or_fewer_placeholders_than_pictures_is_refused(model):
     for text, pixels, message in (
         (
             "<image> and <image>",
             torch.zeros(1, 3, 20, 20),
-            "the text has 2 placeholders '<image>', and there are 1 pict",
+            "^the text has 2 placeholders '<image>', and there is 1 picture: write one where each picture stands$",
         ),
         (
             "nothing",
             torch.zeros(3, 3, 20, 20),
-            "the text has 0 placeholders '<image>', and there are 3 pictures: write",
+            "^the text has no placeholder '<image>', and there are 3 pictures: write",
         ),
-        ("<image>", None, "the text has 1 placeholders '<image>', and there are 0 pictures"),
+        ("<image>", None, "has 1 placeholder '<image>', and there is no picture: give pixels=…, or leave it out$"),
+        (
+            "<image>" * 2,
+            None,
+            "has 2 placeholders '<image>', and there is no picture: give pixels=…, or leave them out$",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             model.expand(text, pixels, token="<image>")

@@ -93,6 +93,32 @@ def test_a_missing_head_says_how_to_read_the_body(folder):
         load(folder, task="classify")
 
 
+def test_a_missing_body_is_not_said_to_be_readable_without_a_head(folder):
+    """Neither where all is there but a tensor of the body, nor where a left-over one would be in the way."""
+    rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.key.bias"))
+    for task in ("fill", "classify"):
+        with pytest.raises(ValueError, match=r"tensors are missing: (?!.*task='none').*key\.bias"):
+            load(folder, task=task)
+
+
+def test_a_missing_head_beside_a_tensor_without_a_place_is_not_said_to_be_readable(folder):
+    rewrite(folder, lambda tensors: tensors.update(extra=torch.ones(2)))
+    with pytest.raises(ValueError, match=r"1 tensors have no place: extra$"):
+        load(folder, task="classify")
+
+
+def test_a_missing_head_of_a_family_whose_body_is_another_is_not_said_to_be_readable(tmp_path):
+    """BLIP's body has projections of its own, which the file of who writes captions lacks."""
+    text = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 10, "intermediate_size": 17}
+    config = transformers.BlipConfig(text_config=text, vision_config=text | {"image_size": 12, "patch_size": 6})
+    Twin("BlipForConditionalGeneration", config, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.pop("text_decoder.cls.predictions.transform.dense.bias"))
+    with pytest.raises(
+        ValueError, match=r"1 tensors are missing: text_decoder\.cls\.predictions\.transform\.dense\.bias$"
+    ):
+        load(tmp_path)
+
+
 def test_a_tensor_without_a_place_is_named(folder):
     rewrite(folder, lambda tensors: tensors.update({"bert.encoder.gate": torch.ones(2)}))
     with pytest.raises(ValueError, match=r"1 tensors have no place: bert\.encoder\.gate$"):
@@ -421,6 +447,50 @@ def test_numbers_of_labels_follow_their_new_names(tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["id2label"] == {"0": "hen", "1": "owl", "2": "emu"}
     assert config["label2id"] == {"hen": 0, "owl": 1, "emu": 2}
+
+
+def test_names_whose_numbers_do_not_count_from_0_are_refused_where_they_are_asked_for_and_saved_as_they_came(tmp_path):
+    Twin("BertForSequenceClassification", BertConfig(**CONFIG, **THREE), tmp_path)
+    given = {"id2label": {"1": "cat", "2": "dog", "3": "mat"}, "label2id": {"cat": 1, "dog": 2, "mat": 3}}
+    model = load(change(tmp_path, **given))
+    assert model(torch.tensor([[5, 7, 11]])).logits.shape == (1, 3)
+    with pytest.raises(ValueError, match=r"id2label names the numbers 1, 2, 3, and 3 outputs are numbered from 0 to 2"):
+        model.settings.labels(3)
+    model.save(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {key: saved[key] for key in given} == given
+    model.settings.values["id2label"] = {0: "cat", 1: "dog", 2: "mat"}
+    assert model.settings.labels(3) == ("cat", "dog", "mat")
+    model.head.score = torch.nn.Linear(12, 7)
+    model.settings.values["id2label"] = given["id2label"]
+    model.save(tmp_path / "new")
+    assert load(tmp_path / "new").settings.labels() == tuple(f"LABEL_{n}" for n in range(7))
+
+
+def test_keys_that_were_ignored_are_not_written_again(tmp_path):
+    Twin("BertForMaskedLM", BertConfig(**CONFIG), tmp_path)
+    change(tmp_path, use_rotary=True, use_cache=False)
+    load(tmp_path, ignore=["use_rotary", "hidden_size", "use_cache"]).save(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert ("use_rotary" in saved, saved["hidden_size"], saved["use_cache"]) == (False, 12, False)
+    assert load(tmp_path / "out").task == "fill"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("opened", [False, True])
+def test_keys_of_the_preprocessor_that_were_ignored_are_not_written_again(nested, opened, tmp_path):
+    Twin("ViTForImageClassification", ViTConfig(**SIGHT, **THREE), tmp_path)
+    values = {"image_processor_type": "ViTImageProcessor", "size": {"height": 12, "width": 12}, "do_thumbnail": True}
+    name, kept = (
+        ("processor_config.json", {"image_processor": values}) if nested else ("preprocessor_config.json", values)
+    )
+    (tmp_path / name).write_text(json.dumps(kept))
+    model = load(tmp_path, ignore=["do_thumbnail"])
+    assert not opened or model.preprocessor.kind == "ViT"
+    model.save(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / name).read_text())
+    assert (saved["image_processor"] if nested else saved) == {k: v for k, v in values.items() if k != "do_thumbnail"}
+    assert load(tmp_path / "out").preprocessor == model.preprocessor
 
 
 def test_number_of_labels_in_the_config_follows_the_head(tmp_path):

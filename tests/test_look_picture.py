@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,6 +113,21 @@ def test_json_holds_what_the_overlay_says(run, photo, model, session):
     assert len(said["atlas"]) == 1
 
 
+def test_picture_on_standard_input_is_looked_at(run, fail, photo, model, monkeypatch):
+    def piped(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    wanted = json.loads(run(photo, "--model", model, "--json"))
+    piped(Path(photo).read_bytes())
+    found = json.loads(run("-", "--model", model, "--json", "--figure", "seen.png"))
+    assert found["grid"] == wanted["grid"]
+    assert Path("seen.png").exists()
+    piped(Path(photo).read_bytes())
+    assert "a picture needs a model that looks at pictures" in fail("-")
+    piped(b"\xff\xfe no picture")
+    assert "standard input is not UTF-8 text: byte 0 is not" in fail("-")
+
+
 def test_place_in_the_picture_is_the_patch_there(run, photo, model, session):
     said = json.loads(run(photo, "--model", model, "--at", "20,30.5", "--layer", "0", "--json"))
     overlay = session.capture[0].overlay(at=(20, 30.5))
@@ -147,7 +164,7 @@ def test_korean_says_the_same(run, photo, model):
     assert "레이어 2, 헤드 1" in out
     assert out.endswith(WARNING["ko"] + "\n")
     lines = out.splitlines()
-    assert lines[2].startswith("전처리: 짧은 변을 30(으)로 크기 조정 (")
+    assert lines[2].startswith("전처리: 짧은 변을 30으로 크기 조정 (")
     assert lines[2].endswith("정규화")
     assert lines[5] == "cls → 이미지   레이어 2, 헤드 1"
     assert set(re.findall(r"[^ ]+(?= \d\.\d{3})", lines[6])) == {"패치", "cls", "레지스터"}
@@ -175,12 +192,11 @@ def test_title_of_an_overlay_is_said_in_korean(english, korean):
         (Plan((), Numbers(None, None, None), None), "0~255 그대로"),
         (
             Plan((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Numbers(0.5, None, None), Pad(None)),
-            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7(으)로 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
+            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7로 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
         ),
         (
             Plan((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Numbers(1 / 255, None, None), Pad((13, 17))),
-            "(긴 변은 최대 11) 짧은 변을 5(으)로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
-            "13 × 17까지 0으로 채우기",
+            "(긴 변은 최대 11) 짧은 변을 5로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, 13 × 17까지 0으로 채우기",
         ),
         (
             Plan((Resize(Within(5, 7), 1),), Numbers(None, (0, 0, 0), (1, 1, 1)), None),
@@ -190,6 +206,15 @@ def test_title_of_an_overlay_is_said_in_korean(english, korean):
 )
 def test_preparation_is_said_in_korean(plan, korean):
     assert plan_in_korean(plan) == korean
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [(1, "1로"), (2, "2로"), (13, "13으로"), (224, "224로"), (256, "256으로"), (30, "30으로"), (37, "37로")],
+)
+def test_particle_is_that_of_the_number(side, said):
+    plan = Plan((Resize(ShorterSide(side), 0), Resize(Exactly(5, side), 0)), Numbers(None, None, None), None)
+    assert plan_in_korean(plan).startswith(f"짧은 변을 {said} 크기 조정 (nearest), 5 × {said} 크기 조정")
 
 
 # ------------------------------------------------------------------------------------------------------ on the terminal

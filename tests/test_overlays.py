@@ -16,8 +16,10 @@ from PIL import Image
 import regard
 from regard.frames import Frame
 from regard.layouts import Layout, Sides
+from regard.lens import overlays
 from regard.lens.files.saving import overview_of
 from regard.lens.overlays import Overlay
+from regard.lens.placed_patches import Patches, find_token, name_token
 from regard.lens.placing import Placed
 from regard.lens.view import View
 
@@ -91,6 +93,24 @@ def test_padding_around_a_photograph_is_no_part_of_its_heat():
     np.testing.assert_allclose(view.overlay(token="cls").heat, heat_by_hand(weight, frame), rtol=STEP)
 
 
+def test_patches_beyond_the_photograph_have_a_share_of_their_own():
+    frame = Frame.whole(6, 12).cropped(-3, 0, 12, 12)  # a row of patches above it, one below
+    view = looked(Sides.patches(frame, patch=3))
+    row = exact(view)[0].mean(0)[0]
+    seen = view.overlay(token="cls")
+    parts = {"cls": row[0], "patch": row[5:13], "beyond the picture": np.concatenate([row[1:5], row[13:]])}
+    assert seen.shares == pytest.approx({name: part.sum() for name, part in parts.items()}, rel=1e-12)
+    assert "beyond the picture 0." in repr(seen)
+    beside, within = (view.overlay(token=token).figure() for token in (2, 6))
+    assert "the patch itself" not in [text.get_text() for text in beside.texts]
+    assert "the patch itself" in [text.get_text() for text in within.texts]
+
+
+def test_a_patch_that_reaches_into_the_photograph_is_not_beyond_it():
+    frame = Frame.whole(5, 7).cropped(-2, -1, 9, 9)
+    assert "beyond the picture" not in looked(Sides.patches(frame, patch=3)).overlay(token="cls").shares
+
+
 SWINS = {
     "stage 0": ((18, 23), 2, 3, 0, Frame.whole(18, 23)),
     "stage 0, a window as large as the grid": ((9, 9), 3, 3, 0, Frame.whole(9, 9)),
@@ -158,7 +178,7 @@ def test_a_column_is_where_a_patch_is_looked_at_from():
 
 
 def test_without_a_token_it_is_the_mean_of_all_queries():
-    view = looked(Sides.windows((10, 14), stage=0, shifted=True, patch=2, window=3), entries=2)
+    view = looked(Sides.windows((12, 18), stage=0, shifted=True, patch=2, window=3), entries=2)  # fills its windows
     windows = view.placed.windows
     seen = view.overlay(batch=1)
     mean = exact(view)[windows:].mean((1, 2)) / windows  # (W, N)
@@ -167,6 +187,32 @@ def test_without_a_token_it_is_the_mean_of_all_queries():
     assert sum(seen.shares.values()) == pytest.approx(1)
     assert seen.asked is None
     assert seen.title == "layer, mean of 3 heads: all queries → the picture"
+
+
+PADDED = Sides.windows((10, 14), stage=0, shifted=True, patch=2, window=3)  # 5 × 7 patches in 6 × 9
+
+
+def test_queries_that_are_padding_have_no_part_in_the_mean_of_all(monkeypatch):
+    monkeypatch.setattr(overlays, "AT_ONCE", 1000)  # so that rows come in several parts
+    view, real = looked(PADDED, entries=2), PADDED.queries.kind == "patch"  # (W, N)
+    rows = exact(view)[len(real) :]  # (W, H, N, N) of the second entry
+    mean = (rows * real[:, None, :, None]).sum(2).mean(1) / 35  # (W, N)
+    seen = view.overlay(batch=1)
+    np.testing.assert_allclose(seen.weights, mean.ravel(), rtol=1e-12)
+    assert seen.shares == pytest.approx({"patch": mean[real].sum(), "padding": mean[~real].sum()}, rel=1e-12)
+    assert sum(seen.shares.values()) == pytest.approx(1)
+    assert seen.title == "layer, mean of 3 heads: all queries → the picture"
+    one = view.overlay(batch=1, head=2).weights
+    np.testing.assert_allclose(one, (rows[:, 2] * real[..., None]).sum(1).ravel() / 35, rtol=1e-12)
+
+
+def test_padding_that_cannot_be_left_out_is_said():
+    view = looked(PADDED, measures=["received"])
+    every = exact(view).mean((1, 2)) / len(PADDED.queries.kind)
+    view.weights = None
+    seen = view.overlay()
+    np.testing.assert_allclose(seen.weights, every.ravel(), rtol=1e-12)
+    assert seen.title == "layer, mean of 3 heads: all queries (padding included) → the picture"
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
@@ -232,8 +278,48 @@ def test_a_patch_of_another_picture_is_named_as_such():
     seen = view.overlay(token=5, picture=0)
     assert seen.title.endswith(": patch (1, 0) of picture 1 → picture 0")
     assert seen.asked is None
-    assert view.overlay(token=3).title.endswith(": register 3 → picture 0")
+    assert view.overlay(token=3).title.endswith(": register 1 → picture 0")
     assert view.overlay(token=5, picture=1).asked.tolist() == [4, 0, 8, 4]
+
+
+def test_a_latent_has_one_name_among_queries_and_keys():
+    latents = Layout.latents(3, picture=0)
+    view = looked(Sides(latents, Layout.grid(2, 2, (4, 4)) + latents, (Frame.whole(8, 8),)))
+    assert view.overlay(token=1).title.endswith(": latent 1 → the picture")
+    assert name_token(Patches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
+
+
+def test_tokens_of_a_kind_are_counted_in_each_picture():
+    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(2, picture=0)
+    both += Layout.grid(1, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1) + Layout.text(2)
+    patches = Patches(both, Frame.whole(4, 8), 0)
+    names = [name_token(patches, (0, n), None) for n in range(both.shape[1])]
+    first = ["cls of picture 0", "register 0", "register 1", "patch (0, 0)", "patch (0, 1)"]
+    first += ["latent 0 of picture 0", "latent 1 of picture 0"]
+    second = ["cls of picture 1", "patch (0, 0) of picture 1", "latent 0 of picture 1", "latent 1 of picture 1"]
+    assert names == [*first, *second, "text 0", "text 1"]
+
+
+def test_words_with_space_around_them_are_named_without():
+    layout = Layout.text(7)
+    words = ["The", " cat", "\n", " the", "cat", " sat", "Sat"]
+    assert find_token(layout, " cat", words, "query") == (0, 1)
+    assert find_token(layout, "cat", words, "query") == (0, 4), "as it is written comes first"
+    assert find_token(layout, "sat", words, "query") == (0, 5)
+    assert find_token(layout, "the", words, "query") == (0, 3)
+    assert find_token(layout, "CAT", ["a", " Cat"] + [""] * 5, "query") == (0, 1)
+    with pytest.raises(LookupError, match=r"2 tokens are 'THE' \(0, 3\): name an index"):
+        find_token(layout, "THE", words, "query")
+    for absent in ("dog", "", " "):
+        with pytest.raises(
+            LookupError, match=r"is '.*': Layout\(7 text\); its words are 'The', 'cat', 'the', 'sat', 'Sat'$"
+        ):
+            find_token(layout, absent, words, "query")
+    with pytest.raises(LookupError, match=r"its words are 'w0', 'w1', 'w2', 'w3', 'w4', 'w5', …$"):
+        find_token(layout, "dog", [f" w{n}" for n in range(7)], "query")
+    view = looked(words_and_pictures(), words=[["the", " cat", " sat", " "]])
+    assert view.overlay(token="cat").title.endswith(": “cat” (1) → picture 0")
+    assert view.overlay(token=3).title.endswith(": “ ” (3) → picture 0")
 
 
 def test_a_sink_has_its_share():
@@ -283,7 +369,9 @@ def test_a_token_that_is_not_there_is_refused():
         )
     with pytest.raises(LookupError, match=r"2 tokens are 'the' \(0, 3\): name an index"):
         view.overlay(token="the")
-    with pytest.raises(LookupError, match=r"no query of this attention is 'dog': Layout\(4 text\)$"):
+    with pytest.raises(
+        LookupError, match=r"no query of this attention is 'dog': Layout\(4 text\); its words are 'the', 'cat', 'sat'$"
+    ):
         view.overlay(token="dog")
     with pytest.raises(LookupError, match=r"no query of this attention is 'cls': Layout\(4 text\)$"):
         view.overlay(token="cls")
@@ -352,6 +440,10 @@ def test_arguments_that_do_not_go_together_are_refused():
     for at in (3, (1, 2, 3), "ab"):
         with pytest.raises(TypeError, match=r"at must be a place \(y, x\) in the photograph's pixels, got "):
             view.overlay(at=at)
+    for at in (("3", "4"), (3, None), (True, 2)):
+        with pytest.raises(TypeError, match=r"at must be two numbers, \(y, x\) in the photograph's pixels; got \("):
+            view.overlay(at=at)
+    assert view.overlay(at=(np.float32(3), np.int64(4))).title == view.overlay(at=(3.0, 4)).title
     with pytest.raises(IndexError, match="batch 2 is out of range: there are 2 batch entries"):
         view.overlay(batch=2)
     with pytest.raises(IndexError, match="head 3 is out of range: there are 3 heads"):

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import shutil
+import subprocess
 from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +21,17 @@ from torch import Tensor
 import regard
 from regard.explorer import answers
 from regard.explorer.answer_types import TokenLayout
+from regard.explorer.bundling import bundle
 from regard.explorer.carrying import carried
+from regard.explorer.exporting import modules
 from regard.explorer.packing import unpacked
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file, session_of
 from regard.explorer.shown_pictures import show_picture
 from regard.explorer.token_labels import key_label, query_label
 from regard.explorer.windowed_head import head_of
-from regard.layouts import Layout
+from regard.frames import Frame
+from regard.layouts import Layout, Sides
 from regard.models.loading import load
 
 HIGH, WIDE = 37, 53
@@ -147,7 +152,7 @@ def test_caption_is_written_where_none_is_given(tmp_path):
     found = look_at_picture(picture(), directory)
     written = load(directory).caption(picture(), new_tokens=32)
     assert found.text == written.text.strip()
-    assert len(found.tokens) == 1 + len(written.ids)
+    assert found.tokens == ("[start]", *load(directory).tokenizer.tokens(written.ids[:-1]))
 
 
 def test_words_of_a_capture_come_back_with_it(captioned, tmp_path):
@@ -202,6 +207,9 @@ def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
     assert sorted(map(tuple, kinds)) == [("cls", "patch"), ("cls", "patch", "latent"), ("latent",), ("text",)]
     looks = next(layer for layer in got["layers"] if layer["path"].startswith("looks."))
     assert key_label(found, looks["index"], 2) == "latent 2"
+    gathers = next(n for n, layer in enumerate(found.layers) if {"patch", "latent"} <= set(layer.sides.keys.kind.flat))
+    first = int((found.layers[gathers].sides.keys.kind[0] == "latent").argmax())
+    assert query_label(found, gathers, 1) == key_label(found, gathers, first + 1) == "latent 1"
 
 
 # --------------------------------------------------------------------------------------------------------- the overview
@@ -269,9 +277,35 @@ def test_text_has_neither_pictures_nor_layouts(session):
 
 def test_tokens_are_called_by_what_they_are(session):
     assert [key_label(session, 0, n) for n in (0, 1, 2, 3, 9, 10, 37)] == [
-        "cls", "register 1", "register 2", "(0, 0)", "(0, 6)", "(1, 0)", "(4, 6)"
+        "cls", "register 0", "register 1", "(0, 0)", "(0, 6)", "(1, 0)", "(4, 6)"
     ]  # fmt: skip
     assert query_label(session, 0, 10) == "(1, 0)"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
+def test_page_calls_tokens_as_python_does():
+    both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(3, picture=0)
+    both += Layout.grid(2, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1)
+    both += Layout.of(["padding"] * 2)
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 7, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer) as seen:
+        layer(torch.randn(1, both.shape[1], 6))
+    seen.layouts = Sides(both, both, (Frame.whole(4, 8), Frame.whole(8, 4)))
+    found = Session("toy", seen, ())
+    script, name = bundle(modules(), "patches.js")
+    (layout,) = answers.overview(found)["layouts"]
+    ask = f"""
+const tokens = {name}.placedTokens({json.dumps(layout)});
+console.log(JSON.stringify(tokens.kinds.map((_, token) => tokens.name(token))));
+"""
+    done = subprocess.run(
+        ["node", "--input-type=module"], input=script + ask, capture_output=True, text=True, check=True
+    )
+    names = json.loads(done.stdout)
+    assert names == [key_label(found, 0, key) for key in range(both.shape[1])]
+    assert names[1:3] == ["register 0", "register 1"]
+    assert names[5:9] == ["latent 0 of picture 0", "latent 1 of picture 0", "latent 2 of picture 0", "cls of picture 1"]
+    assert names[-2:] == ["padding 0", "padding 1"]
 
 
 def test_sentence_names_the_patch_that_receives_most(session):
@@ -415,11 +449,14 @@ def test_key_of_another_window_has_no_steps(windowed):
 def test_numbers_of_a_head_are_of_all_windows(windowed):
     view, count = windowed.layers[0].view, windowed.layers[0].windows
     got = answers.overview(windowed)["measures"]["entropy"]
-    torch.testing.assert_close(array(got)[0, :2], view.entropy[:count].mean((0, 2)), rtol=1e-5, atol=1e-6)
-    whole = every_window(windowed, 0, 1)
-    card = answers.head(windowed, 0, 1)
-    assert card["numbers"]["received_key"] == int(whole.sum(0).argmax())
-    assert abs(card["numbers"]["received_max"] - float(whole.sum(0).max()) / 9) < 1e-6
+    real = torch.from_numpy(windowed.layers[0].sides.queries.kind != "padding")  # (W, 9)
+    assert not real.all()
+    mean = view.entropy[:count].transpose(1, 2)[real].mean(0)  # over the queries that are no padding
+    torch.testing.assert_close(array(got)[0, :2], mean, rtol=1e-5, atol=1e-6)
+    received = every_window(windowed, 0, 1)[real.flatten()].sum(0)
+    card, best = answers.head(windowed, 0, 1), int(received.argmax())
+    assert card["numbers"]["received_key"] == best
+    assert abs(card["numbers"]["received_max"] - float(received[best] / real[best // 9].sum())) < 1e-6
     assert card["sentence"].endswith("of the attention in its window.")
     assert "그 윈도 안 어텐션의" in answers.head(windowed, 0, 1, "ko")["sentence"]
 

@@ -17,11 +17,15 @@ from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
 from speaking_twins import bert
 
+import regard
+from regard.explorer import carrying
 from regard.explorer.exporting import styles, write_html
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf
 from regard.explorer.widget import answer, module
+from regard.frames import Frame
+from regard.layouts import Sides
 from regard.models.loading import load
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
@@ -121,7 +125,7 @@ def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, sessio
     shown, exact = said(page, 0, int(row.argmax()))
     assert abs(exact - float(row.max())) < 1e-6
     assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
-    assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 1", "register 2"]
+    assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 0", "register 1"]
     expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
     expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
     overlay = session.capture[2].overlay(token="cls", head=0)
@@ -185,6 +189,23 @@ def test_patches_of_nan_are_crossed_and_their_shares_are_nan(page, seeing):
         assert ((red[..., 0] - red[..., 1] > 25) & (red[..., 0] - red[..., 2] > 25)).mean() > 0.05
         ready(page, f"{address}#session=1&layer=0&head=0&token=0")
         expect(page.locator(".photo-legend")).to_be_visible()
+
+
+def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 7, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer, keep="qk") as seen:
+        layer(torch.randn(1, 17, 6))
+    seen.layouts = Sides.patches(Frame.whole(6, 12).cropped(-3, 0, 12, 12), patch=3)  # a row above, one below
+    with serving([Session("toy", seen, ())]) as address:
+        ready(page, f"{address}#session=1&layer=0&head=1&token=0")
+        expected = seen[0].overlay(token="cls", head=1).shares
+        assert set(expected) == {"cls", "patch", "beyond the picture"}
+        assert shares(page) == pytest.approx(expected, abs=1e-6)
+        outside = page.locator('.photo-share[data-kind="beyond the picture"]')
+        expect(outside).to_contain_text("beyond the picture 0.")
+        page.locator("[data-choice=lang] [data-value=ko]").click()
+        expect(outside).to_contain_text("이미지 밖 0.")
 
 
 def test_picture_of_an_ordinary_shape_keeps_it(page, site):
@@ -564,6 +585,25 @@ def test_exported_page_shows_the_picture_and_the_same_weights_from_a_file(page, 
     assert abs(exact - float(row.max())) < 1e-6
     expect(page.locator(".said-how")).to_have_text("exact")
     assert (colour(page, *middle(session, 1, BEFORE + 34)) < 250).any(), "the photograph is there, not bare paper"
+
+
+@pytest.mark.parametrize(
+    ("lang", "words"),
+    [
+        ("en", "strongest only: of bare patches this file does not hold the weight"),
+        ("ko", "강한 것만: 색이 없는 패치의 가중치는 이 파일에 없습니다"),
+    ],
+)
+def test_exported_page_of_the_strongest_links_gives_no_shares(page, session, tmp_path, monkeypatch, lang, words):
+    monkeypatch.setattr(carrying, "SHORT", 1)
+    monkeypatch.setattr(carrying, "LINKS", 2)
+    monkeypatch.setattr(carrying, "ROOM", 2 * (BEFORE + ROWS * COLUMNS) ** 2 - 1)  # room for links, for no whole head
+    target = tmp_path / "links.html"
+    write_html(session, target)
+    page.goto(f"{target.as_uri()}#session=1&layer=2&head=0&token=0&lang={lang}")
+    expect(page.locator("#regard[data-state=ready]")).to_be_visible()
+    expect(page.locator(".photo-part")).to_have_text(words)
+    assert shares(page) == {}, "what is not in the file was counted as 0"
 
 
 def test_exported_page_shows_windows(page, windowed, tmp_path):

@@ -588,6 +588,17 @@ def test_one_question_is_for_all_pictures(twin) -> None:
     assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in each]
 
 
+@pytest.mark.parametrize(("make", "arguments"), [(blip, ("ForQuestionAnswering",)), (llava, ()), (idefics, ())])
+def test_one_picture_is_for_all_questions(twin, make, arguments) -> None:
+    _, model = twin(make, *arguments)
+    with io.BytesIO(png(PICTURES[1])) as file:  # which is read once
+        found = model.answer(file, QUESTIONS, new_tokens=5, batch=2)
+    each = [model.answer(PICTURES[1], question, new_tokens=5) for question in QUESTIONS]
+    assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in each]
+    (alone,) = model.answer(PICTURES[1], QUESTIONS[:1], new_tokens=5)
+    assert alone.ids.tolist() == each[0].ids.tolist()
+
+
 def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
     _, model = twin(blip, "ForQuestionAnswering")
     photo, reading = PICTURES[0], load(bert(tmp_path, "ForQuestionAnswering"))
@@ -597,7 +608,12 @@ def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
             ValueError,
             "there are 3 pictures and 2 questions: give as many",
         ),
-        (lambda: model.answer(photo, ["a", "b"]), ValueError, "there are 1 pictures and 2 questions: give as many"),
+        (
+            lambda: model.answer([photo], ["a", "b"]),
+            ValueError,
+            "there are 1 pictures and 2 .* one picture, in no list",
+        ),
+        (lambda: model.answer(photo, []), ValueError, "there must be at least one question, got an empty list"),
         (lambda: model.answer(photo, 5), TypeError, "a question is a str, several are a list of them, got int: 5"),
         (lambda: model.answer("no such.jpg", "a"), FileNotFoundError, "there is no file 'no such.jpg'"),
         (lambda: model.answer(photo), TypeError, "answer of BLIP takes pictures and question, and question is missing"),
@@ -748,14 +764,18 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
         (
             "<image> a",
             PICTURES[:2],
-            "the text has 1 placeholders '<image>', and there are 2 pictures: write one where each",
+            "the text has 1 placeholder '<image>', and there are 2 pictures: write one where each",
         ),
-        ("<image> a", [], "the text has 1 placeholders '<image>', and there are 0 pictures: write one where each"),
-        ("a", PICTURES[0], "the text has 0 placeholders '<image>', and there are 1 pictures: write one where each"),
+        (
+            "<image> a",
+            [],
+            r"^the text has 1 placeholder '<image>', and there is no picture: give pictures=…, or leave it",
+        ),
+        ("a", PICTURES[0], "the text has no placeholder '<image>', and there is 1 picture: write one where each"),
         (
             ["<image>", "<image><image>"],
             [PICTURES[:2], PICTURES[0]],
-            "the text has 1 placeholders '<image>', and there are 2",
+            "^prompt 0: the text has 1 placeholder '<image>', and there are 2",
         ),
         (["<image>", "b"], PICTURES[0], "there are 2 prompts: pictures must be a list of as many, each one's own"),
         (["<image>", "b"], [PICTURES[0]], "there are 2 prompts: pictures must be a list of as many, each one's own"),
@@ -765,6 +785,111 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
 def test_more_or_fewer_pictures_than_placeholders_are_refused(twin, make, prompt, pictures, message) -> None:
     with pytest.raises(ValueError, match=message):
         twin(make)[1].generate(prompt, pictures=pictures)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("make", [llava, idefics])
+def test_a_long_question_leaves_the_answers_to_others_as_they_are_alone(twin, make, beams) -> None:
+    _, model = twin(make)
+    questions = ["<image> cat", "<image> " + "cat " * 85, "<image> mat"]
+    alone = [model.answer(PICTURES[0], asked, beams=beams) for asked in questions]
+    assert [len(one.ids) < 50 and one.reason == "length" for one in alone] == [False, True, False]
+    for batch in (1, 3):
+        together = model.answer(PICTURES[0], questions, beams=beams, batch=batch)
+        assert [(one.ids.tolist(), one.text, one.reason) for one in together] == [
+            (one.ids.tolist(), one.text, one.reason) for one in alone
+        ]
+    with pytest.raises(
+        ValueError, match=r"^question 1: \d+ positions are asked for, and the model has 131: .* at most"
+    ):
+        model.answer(PICTURES[0], questions, new_tokens=60)
+    with pytest.raises(ValueError, match=r"^new_tokens must be at least 1, got 0$"):
+        model.answer(PICTURES[0], questions, new_tokens=0)
+
+
+def read_nothing(model: Any, monkeypatch: Any) -> None:
+    """Make the model raise as soon as it looks at a picture."""
+
+    def forward(*given: Any, **named: Any) -> None:
+        raise AssertionError("a picture was looked at")
+
+    monkeypatch.setattr(model.vision.embed, "forward", forward)
+
+
+@pytest.mark.parametrize("make", [llava, idefics])
+def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin, make, monkeypatch, tmp_path) -> None:
+    _, model = twin(make)
+    read_nothing(model, monkeypatch)
+    (tmp_path / "photo.jpg").write_text("no")
+    asked = ["what?"] * 9
+    refused = [
+        (lambda: model.caption([PICTURES[0]] * 9 + [b"no"]), ValueError, "^picture 9: the data is text, not a picture"),
+        (
+            lambda: model.caption([PICTURES[0]] * 9 + [tmp_path / "none.jpg"]),
+            FileNotFoundError,
+            "^picture 9: there is no file",
+        ),
+        (
+            lambda: model.answer([PICTURES[0]] * 9 + [tmp_path / "photo.jpg"], "a"),
+            ValueError,
+            r"^picture 9: .* is text",
+        ),
+        (
+            lambda: model.answer(PICTURES[0], [*asked, "cat " * 140]),
+            ValueError,
+            r"^question 9: the prompt has \d+ tokens, and the model has 131 positions: shorten it",
+        ),
+        (lambda: model.answer(PICTURES[0], [*asked, "<image><image>"]), ValueError, "^question 9: the "),
+        (
+            lambda: model.features([PICTURES[0]] * 2 + [animation()], batch=1),
+            ValueError,
+            "^picture 2: the data has 2 frames",
+        ),
+    ]
+    for call, error, message in refused:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_questions_that_are_too_long_are_told_before_the_first_is_answered(twin, monkeypatch) -> None:
+    _, model = twin(blip, "ForQuestionAnswering")
+    read_nothing(model, monkeypatch)
+    with pytest.raises(ValueError, match=r"^question 9: the text has 42 tokens, and the model has 37 positions"):
+        model.answer(PICTURES[0], ["what?"] * 9 + ["cat " * 40])
+
+
+def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at(twin, monkeypatch) -> None:
+    model = load(twin(clip)[0])
+    model.preprocessor = Preprocessor.of("CLIP", {"size": 700, "crop_size": 30})
+    read_nothing(model, monkeypatch)
+    with pytest.raises(ValueError, match=r"^picture 2: .* 1 to 33,554,432 pixels can be made: crop it first"):
+        model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
+
+
+def test_open_files_are_read_once_and_keep_their_names(twin, tmp_path) -> None:
+    _, model = twin(vit)
+    path = tmp_path / "cat.png"
+    path.write_bytes(png(PICTURES[0]))
+    with path.open("rb") as one, path.open("rb") as two:
+        found = model.classify([one, two], batch=1)
+    assert found.texts == ("cat.png", "cat.png")
+    close(found.probabilities, model.classify([PICTURES[0]] * 2).probabilities)
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"^picture 1: the file was read to its end already"):
+        model.classify([file, file])
+
+
+@pytest.mark.parametrize("make", [llava, idefics])
+def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
+    _, model = twin(make)
+    for prompts, given in (
+        (["<image> a"] * 3, [*PICTURES[:2], b"no"]),
+        (["<image><image> a", "<image>"], [PICTURES[:2], b"no"]),
+        ("<image><image><image>", [*PICTURES[:2], b"no"]),
+    ):
+        with pytest.raises(ValueError, match=r"^picture 2: the data is text, not a picture"):
+            model.generate(prompts, pictures=given)
+    with pytest.raises(ValueError, match=r"^prompt 1: the "):
+        model.generate(["<image> a", "<image><image>"], pictures=PICTURES[:2])
 
 
 def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:

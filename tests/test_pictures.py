@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from regard.models.images.pictures import FORMATS, MOST_PIXELS, Picture, open_picture
+from regard.models.images.pictures import FORMATS, MOST_PIXELS, Picture, glance, open_picture
 
 WHITE = (255, 255, 255)
 
@@ -158,6 +158,20 @@ def test_whole_numbers_that_fit_16_bits_are_16_bits():
     assert pixels(open_picture(stored))[0, :, 0].tolist() == [0, 128, 255]
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16])
+def test_grey_of_8_bits_in_a_wider_type_is_as_it_is(dtype):
+    """The upper byte would be black all over; load_image takes them as they are, too."""
+    grey = noise(11, 7).astype(dtype)
+    grey[0, 0] = 255
+    image = Image.fromarray(grey)
+    assert image.mode == {np.int32: "I", np.uint16: "I;16"}[dtype]
+    for source in (image, bytes_of(image, "TIFF")):
+        assert np.array_equal(pixels(open_picture(source)), grey[:, :, None].repeat(3, 2))
+    assert np.array_equal(pixels(open_picture(image)), np.asarray(load_image(image)))
+    grey[0, 0] = 256
+    assert pixels(open_picture(Image.fromarray(grey))).max() == 1
+
+
 @pytest.mark.parametrize(("low", "high"), [(-1, 5), (0, 65536)])
 def test_whole_numbers_beyond_16_bits_are_refused(low, high):
     image = Image.fromarray(np.array([[low, high]], np.int32))
@@ -229,6 +243,91 @@ def test_bytearray_and_open_file_are_pictures(tmp_path):
         open_picture(io.BytesIO())
     with pytest.raises(TypeError, match=r"^a picture's file is read as bytes, got str of it: open it in mode 'rb'$"):
         open_picture(io.StringIO("a"))
+
+
+def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
+    file = io.BytesIO(bytes_of(colours(), "PNG"))
+    open_picture(file)
+    with pytest.raises(ValueError, match=r"^the file was read to its end already, nothing is left of it: file\.seek"):
+        open_picture(file)
+    file.seek(0)
+    assert open_picture(file).size == (11, 7)
+
+    class Pipe(io.RawIOBase):
+        """Says nothing of where it stands."""
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            return 0
+
+    with pytest.raises(ValueError, match=r"^the file is empty: it has 0 bytes\."):
+        open_picture(Pipe())
+
+
+# ------------------------------------------------------------------------------------------------- before it is decoded
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_glance_tells_the_size_of_every_kind(mode, tmp_path):
+    stored = MODES[mode]()
+    path = tmp_path / "picture"
+    path.write_bytes(stored)
+    for source in (stored, bytearray(stored), path, str(path), io.BytesIO(stored), Image.open(io.BytesIO(stored))):
+        later, size = glance(source)
+        opened = open_picture(later)
+        assert opened.size == size
+        assert np.array_equal(pixels(opened), pixels(open_picture(stored)))
+    assert glance(opened) == (opened, opened.size)
+    array = noise(5, 3, 4)
+    assert glance(array)[1] == (5, 3)
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_glance_tells_the_size_upright(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = bytes_of(colours(), kind, exif=exif)
+    assert glance(stored)[1] == open_picture(stored).size
+
+
+def test_glance_decodes_nothing(monkeypatch):
+    stored = [bytes_of(colours(), kind) for kind in ("PNG", "JPEG", "WEBP", "TIFF")]
+
+    def load(image):
+        raise AssertionError("decoded")
+
+    for kind in ("PngImagePlugin.PngImageFile", "ImageFile.ImageFile"):
+        monkeypatch.setattr(f"PIL.{kind}.load", load)
+    assert [glance(one)[1] for one in stored] == [(11, 7)] * 4
+
+
+def test_glance_keeps_what_an_open_file_held_and_its_name(tmp_path):
+    path = tmp_path / "cat.png"
+    path.write_bytes(bytes_of(colours(), "PNG"))
+    with path.open("rb") as file:
+        later, _ = glance(file)
+    assert repr(open_picture(later)) == "Picture(cat.png, 11 high, 7 wide)"
+
+
+def test_glance_refuses_what_the_header_tells(tmp_path):
+    animated = io.BytesIO()
+    colours().save(animated, "GIF", save_all=True, append_images=[Image.new("RGB", (7, 11))])
+    floats = Image.fromarray(np.ones((3, 5), np.float32))
+    refused = [
+        (b"words", ValueError, "^the data is text, not a picture"),
+        (animated.getvalue(), ValueError, "^the data has 2 frames: name one"),
+        (floats, ValueError, "^the image holds floats"),
+        (np.zeros((3, 5)), ValueError, "^an array of pixels must be uint8"),
+        (tmp_path / "none.png", FileNotFoundError, "^there is no file"),
+        (tmp_path, IsADirectoryError, "is a directory"),
+        (5, TypeError, "^a picture is given as a path"),
+    ]
+    for source, error, message in refused:
+        with pytest.raises(error, match=message):
+            glance(source)
 
 
 def test_strided_array_is_a_picture_of_what_it_shows():

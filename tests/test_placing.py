@@ -67,6 +67,14 @@ def test_layouts_by_path_are_kept_for_what_was_seen():
     assert seen.layouts == {}
 
 
+def test_layouts_by_path_may_be_given_for_each_batch_entry():
+    wide = Sides.patches(Frame.whole(31, 47).resized(8, 12), patch=4)  # as many patches, of another photograph
+    across = Sides(Layout.text(5), wide.keys, wide.frames)
+    seen = seen_of(layouts=[{"patches": PATCHES, "words": CROSS}, {"words": across, "patches": wide}])
+    assert seen.layouts == {"patches": (PATCHES, wide), "words": (CROSS, across)}
+    assert [seen["words"].overlay(batch=n).picture for n in range(2)] == [(8, 12), (31, 47)]
+
+
 def test_layouts_may_be_given_before_the_model_runs():
     seen = seen_of(layouts={"patches": PATCHES, "words": CROSS})
     assert seen.layouts == {"patches": (PATCHES,), "words": (CROSS,)}
@@ -116,6 +124,16 @@ def test_what_is_no_layout_is_refused_before_the_model_runs():
             regard.watch(Model(), layouts=given)
         with pytest.raises(TypeError, match=wrong + kind):
             seen_of().layouts = given
+
+
+def test_batch_entries_of_unlike_paths_are_refused():
+    both, one = {"patches": PATCHES, "words": CROSS}, {"patches": PATCHES}
+    with pytest.raises(ValueError, match="of the same paths: only one of entries 0 and 2 has 'words'"):
+        seen_of().layouts = [both, both, one]
+    with pytest.raises(ValueError, match="each batch entry must have one Sides under a path, got 2 of 'patches'"):
+        seen_of().layouts = [one, {"patches": [PATCHES, PATCHES]}]
+    with pytest.raises(TypeError, match="got dict"):
+        seen_of().layouts = [PATCHES, one]
 
 
 def test_layouts_of_a_run_that_saw_nothing_are_refused():

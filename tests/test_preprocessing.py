@@ -518,8 +518,13 @@ def test_value_that_is_none_is_refused(kind, options, said):
 def test_bad_picture_in_a_batch_is_refused_by_name(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_text("words")
-    with pytest.raises(ValueError, match=r"photo\.jpg is text, not a picture"):
+    with pytest.raises(ValueError, match=r"^picture 1: .*photo\.jpg is text, not a picture"):
         Preprocessor.of("ViT")([noise(3, 5), path])
+    with pytest.raises(ValueError, match=r"^picture 1: .* pixels can be made: crop it first"):
+        Preprocessor.of("CLIP", {"size": 700})([noise(3, 5), np.zeros((1, 2000), np.uint8)])
+    with pytest.raises(ValueError, match=r"photo\.jpg is text") as alone:
+        Preprocessor.of("ViT")([path])
+    assert not str(alone.value).startswith("picture")
 
 
 def test_shape_of_a_picture_whose_shorter_side_fits_already_is_left_alone():

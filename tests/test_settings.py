@@ -153,8 +153,8 @@ def test_values_of_the_wrong_kind_are_refused(read, value, message):
 
 
 def test_labels_are_named_in_the_order_of_their_numbers():
-    named = {str(i): f"label {i}" for i in (10, 2, 0, 1, 9)}
-    assert Settings({"id2label": named}).labels() == ("label 0", "label 1", "label 2", "label 9", "label 10")
+    named = {str(i): f"label {i}" for i in (10, 2, 0, 1, 9, 3, 4, 5, 8, 7, 6)}
+    assert Settings({"id2label": named}).labels() == tuple(f"label {i}" for i in range(11))
     assert Settings({"num_labels": 3}).labels() == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert Settings({}).labels() == ("LABEL_0", "LABEL_1")
     assert Settings({}).labels(1) == ("LABEL_0",)
@@ -163,6 +163,36 @@ def test_labels_are_named_in_the_order_of_their_numbers():
     for named in (["bad", "good"], {"bad": 0, "good": 1}):
         with pytest.raises(ValueError, match=r"id2label must give a name for each number, got .'bad'"):
             Settings({"id2label": named}).labels()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ("1 2 3", "1, 2, 3, and 3 outputs are numbered from 0 to 2"),
+        ("0 2 3", "0, 2, 3, and 3 outputs are numbered from 0 to 2"),
+        ("0 1 01", "0, 1, 01, and 3 outputs are numbered from 0 to 2"),
+        ("1 2 3 4 5 6 7 8 9", "1, 2, 3, 4, 5, 6, 7, 8, …, and 9 outputs are numbered from 0 to 8"),
+    ],
+)
+def test_names_whose_numbers_do_not_count_from_0_are_refused_and_counted(numbers, said):
+    settings = Settings({"id2label": {number: f"label {number}" for number in numbers.split()}}, "here")
+    message = f"here: id2label names the numbers {said}, so some name would be wrong: correct it in the file, or "
+    message += 'write the right names to model.settings.values["id2label"]'
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        settings.labels()
+    assert settings.label_count() == len(numbers.split())
+
+
+def test_ignored_keys_are_left_out_unless_somebody_read_them():
+    values = {"size": 3, "odd": 5, "top_k": 50, "other": 7, "part": {"size": 2, "odd": 1}, "none": None}
+    settings = Settings(values)
+    settings.whole("size")
+    settings.inner("part").whole("size")
+    settings.inner("none")
+    kept = settings.without_ignored(harmless=["other"], ignore=["size", "odd", "top_k", "other"])
+    assert kept == {"size": 3, "top_k": 50, "other": 7, "part": {"size": 2}, "none": None}
+    assert settings.without_ignored(ignore=["odd"])["other"] == 7, "not ignored, and refused elsewhere"
+    assert values["part"] == {"size": 2, "odd": 1}, "what was given stays"
 
 
 # --------------------------------------------------------------------------------------------------- what nobody read

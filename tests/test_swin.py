@@ -386,6 +386,21 @@ def test_settings_of_the_published_files_are_read(tmp_path):
     assert load(change(tmp_path, path_norm=True, encoder_stride=32)).family.title == "Swin"
 
 
+def test_masks_and_indices_that_old_files_keep_are_passed_over(tmp_path):
+    build("SwinModel", SwinConfig(**ODD), torch.float32).save_pretrained(tmp_path)
+    expected = load(tmp_path).state_dict()
+    tensors = load_file(tmp_path / "model.safetensors")
+    block = "encoder.layers.0.blocks.1"
+    extra = {
+        f"{block}.attn_mask": torch.zeros(4, 9, 9),
+        f"{block}.attention.self.relative_position_index": torch.ones(3),
+    }
+    save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
+    found = load(tmp_path).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_model_compiles_as_one_graph(config, tmp_path):
     model, pixels = twin_of("Model", config, tmp_path).ours(torch.float32), given(config)["pixels"].float()

@@ -683,6 +683,8 @@ def test_what_the_module_says_of_itself_counts_before_its_name(answer):
         ("decoder.block.0.layer.1.EncDecAttention", "cross"),
         ("h.0.crossattention.self", "cross"),
         ("layers.0.cross_attn_token_to_image", "cross"),
+        ("decoder.blocks.0.cross", "cross"),
+        ("crossing.0.attention", "self"),
         ("layers.0.self_attn", "self"),
         ("cross_attention_block.self_attn", "self"),
         ("cross_encoder.layer.0.attention.self", "self"),
@@ -865,7 +867,8 @@ def test_own_layer_with_a_context_is_cross():
     layer, seen = regard.MultiHeadAttention(H * D, H), []
     with Taps(layer, seen.append):
         layer(tokens(), tokens(NK))
-    assert [(s.kind, s.call.sizes) for s in seen] == [("cross", (B, H, NQ, NK))]
+        layer(tokens(), layer.keys(tokens(NK)))
+    assert [(s.kind, s.call.sizes) for s in seen] == [("cross", (B, H, NQ, NK))] * 2
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "flex"])

@@ -252,7 +252,10 @@ def test_a_git_lfs_pointer_and_a_renamed_pickle_are_called_what_they_are(path):
     for new in (True, False):
         torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=new)
         said = refusal(path, path.read_bytes())
-        assert "it is a pickle by another name, which can run any code; convert it: AutoModel" in said
+        assert "it is a pickle by another name, which can run any code; if you trust where it came from, call " in said
+        assert "it pytorch_model.bin and convert it once with transformers: C.from_pretrained(directory)" in said
+    (path.parent / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    assert "with transformers: GPT2LMHeadModel.from_pretrained(directory)" in refusal(path, path.read_bytes())
 
 
 @settings(max_examples=300, deadline=None)

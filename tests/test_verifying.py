@@ -387,6 +387,7 @@ def test_a_certificate_speaks_korean():
     rounding = replace(LINE, place=Place("encoder", None, "embedding"), wide=0.0, wide_allowed=0.0)
     assert "반올림: float32에서" in certificate(rounding).text("ko")
     said = replace(certificate(replace(LINE, error=0.0)), narrow=True, new_tokens=0).text("ko")
+    assert said.startswith("같음: 1가지를 비교했고 모두 수치 규칙 안에 있습니다(transformers 5, float32)\n")
     english = [word for word in ("same", "texts", "rounding", "layer", "room") if word in said]
     assert english == []
     assert "상대 오차" not in said  # which is the relative error

@@ -15,7 +15,7 @@ from regard.models.generation.beams import Beams
 from regard.models.generation.choosing import Choice
 from regard.models.generation.generating import generate
 from regard.models.loading import load
-from regard.models.verbs import writing
+from regard.models.verbs import continuing, writing
 from regard.models.verbs.wishes import Wishes
 from regard.models.verbs.writing import Written
 
@@ -360,7 +360,7 @@ def test_new_text_is_what_follows_the_prompt_wherever_it_is_cut(tokenizer: Any, 
     cuts = [n for n in range(1, len(ids)) if "\ufffd" not in model.tokenizer.decode(ids[:n])]
     assert len(cuts) > 9
     for n in cuts:
-        after = writing._text_after(model, torch.tensor([ids[:n]]))
+        after = continuing._text_after(model, torch.tensor([ids[:n]]))
         assert model.tokenizer.decode(ids[:n]) + after(ids[n:]) == whole
 
 

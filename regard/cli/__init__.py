@@ -28,15 +28,18 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from regard.cli.language import preferred
 
 __all__ = ["main"]
 
 INSTALL = "pip install 'regard[cli]'"
-WRONG_INPUT, MISSING_PART, INTERRUPTED = 2, 1, 130
+WRONG_INPUT, MISSING_PART, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 """Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
-`regard diff` found a difference, `regard verify` a bug."""
+`regard diff` found a difference, `regard verify` a bug. 141 is what a shell says of who wrote to a closed pipe."""
+
+SPACED = {"WHAT", "TEXT", "SPEC", "QUESTION"}  # arguments that a space may be in
 
 # How the library advises to ignore keys, a list in JSON's words: in loading, and in what was loaded.
 KEY = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
@@ -47,7 +50,8 @@ ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C.
 
-    A command may answer by 1 as well (steps, doctor, diff, verify), as its help says.
+    A command may answer by 1 as well (steps, doctor, diff, verify), as its help says. 141 is for a reader that left, as
+    in `regard steps | head -1`.
 
     >>> main(["--version"])
     regard 0.1.0
@@ -61,6 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of cp949 lacks ᵀ: a ? there, not a traceback
             stream.reconfigure(errors="replace")
+    code = 0
+    try:
+        code = _answer(given)
+        if sys.stdout is not None:  # as where Python has no console
+            sys.stdout.flush()  # here, where a closed pipe is still told from an error
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _write_nowhere()
+        return PIPE_CLOSED
+    except OSError as error:  # of the flush: a full disk, which may have been told already
+        _write_nowhere()
+        return (
+            code
+            if code == WRONG_INPUT
+            else _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
+        )
+
+
+def _answer(given: list[str]) -> int:
+    """The exit code of a command line, whose answer or complaint is printed."""
     try:
         import rich  # noqa: F401
         import typer.main
@@ -72,25 +98,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         command = typer.main.get_command(app_in(preferred(given, os.environ)))
-        return int(command.main(args=given, prog_name="regard", standalone_mode=False) or 0)
-    except (KeyboardInterrupt, typer.Abort):
+        # Its own main() ends the process with 1 where a pipe is closed.
+        with command.make_context("regard", list(given)) as context:
+            command.invoke(context)
+        return 0
+    except typer.Exit as ended:
+        return int(ended.exit_code)
+    except typer.Abort:
         return INTERRUPTED
     except usage_error as error:
-        return _complain(_usage_message(error), WRONG_INPUT)
+        return _complain(_usage_message(error, given), WRONG_INPUT)
+    except BrokenPipeError:
+        raise
     except ImportError as error:
         return _complain(str(error), MISSING_PART)
     except KeyError as error:  # whose text is the quoted form of its message
         return _complain(str(error.args[0]), WRONG_INPUT)
-    except (ValueError, TypeError, LookupError, OSError) as error:
+    except (ValueError, TypeError, LookupError, OSError, EOFError) as error:
         return _complain(str(error), WRONG_INPUT)
 
 
-def _usage_message(error: object) -> str:
-    """What typer says of options it cannot read, and where help is."""
+def _write_nowhere() -> None:
+    """Standard output goes nowhere from here on: Python writes at its end what is left, and would complain."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # no file, as in a test
+        return
+
+
+def _usage_message(error: object, given: Sequence[str]) -> str:
+    """What typer says of options it cannot read, with what came, and where help is."""
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]
-    return f"{message.rstrip('.')}; see '{path} --help'"
+    said = re.sub(r", unable to parse .*", "", message.rstrip("."))
+    came = _value(getattr(getattr(error, "param", None), "opts", ()), given)
+    if came is not None and repr(came) not in said:
+        said += f", got {came!r}"
+    names = set() if context is None else {parameter.metavar for parameter in context.command.params}
+    if "unexpected extra argument" in said and names & SPACED:
+        said += "; put a text with spaces in quotes"
+    return f"{said}; see '{path} --help'"
+
+
+def _value(options: Sequence[str], given: Sequence[str]) -> str | None:
+    """What was typed last for an option; None where it was not given.
+
+    >>> _value(["--n"], ["cost", "--n", "1e3"]), _value(["--n"], ["cost", "--n=few"]), _value(["--n"], ["cost"])
+    ('1e3', 'few', None)
+    """
+    found = None
+    for before, this in pairwise(["", *given]):
+        name, sign, value = this.partition("=")
+        if sign and name in options:
+            found = value
+        elif before in options:
+            found = this
+    return found
 
 
 def _complain(message: str, code: int) -> int:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.language import Lang, known, speaker
-from regard.cli.model_files import bar, open_model
-from regard.cli.picture_input import read_pictures, require_sight
+from regard.cli.model_files import open_model
+from regard.cli.picture_input import check_pictures, read_pictures, require_sight
 from regard.cli.shared_options import options_in
 from regard.cli.writing_options import refuse_idle_seed, writing_options_in
+from regard.cli.written_lines import gather
 
 if TYPE_CHECKING:
     from regard.models.verbs.writing import Written
@@ -38,8 +39,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "LLaVA and Idefics: a QUESTION that holds <image> is the whole prompt. PICTURE '-' is standard input. "
             "Options left out are as the checkpoint says, else greedy, 50 tokens.",
             "이미지에 대한 질문에 답합니다: BLIP, LLaVA, Idefics. 질문마다 한 줄.\n\n"
-            "LLaVA와 Idefics에서 <image>가 든 QUESTION은 프롬프트 전체입니다.\n\n"
-            "PICTURE가 '-'이면 표준 입력을 읽습니다.\n\n"
+            "LLaVA와 Idefics에서 <image>가 든 QUESTION은 프롬프트 전체입니다. "
+            "PICTURE가 '-'이면 표준 입력을 읽습니다. "
             "생략한 옵션은 체크포인트의 설정을, 없으면 그리디와 50토큰을 씁니다.",
         ),
     )
@@ -57,6 +58,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         repetition_penalty: Annotated[float | None, writing.repetition_penalty] = None,
         beams: Annotated[int | None, writing.beams] = None,
         seed: Annotated[int | None, writing.seed] = None,
+        stop: Annotated[list[str] | None, writing.stop] = None,
         ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
@@ -65,9 +67,11 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         known(lang)
         (given,) = read_pictures([picture])
+        check_pictures([given])
         tasks = ["answer", "generate"]
         opened = open_model(model, "answer", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "answer")
+        from regard.models.verbs.captioning import answer_parts
         from regard.models.verbs.wishes import Wishes
 
         wishes = Wishes(
@@ -79,16 +83,17 @@ def add(app: typer.Typer, lang: Lang) -> None:
             repetition_penalty=repetition_penalty,
             beams=beams,
             seed=seed,
+            stop=stop or (),
             ignore=ignore or (),
         )
         refuse_idle_seed(opened, wishes)
-        with bar("answer") as tick:
-            made = opened.answer(
-                [given] * len(question), question, **wishes.said(), on_token=lambda steps: tick(steps, None)
-            )
-        print(
-            _as_json(model, picture, question, made) if json_ else "\n".join(" ".join(one.text.split()) for one in made)
+        made = gather(
+            "answer",
+            lambda tell: answer_parts(opened, given, question, wishes, on_token=tell),
+            None if json_ else lambda one: " ".join(one.text.split()),
         )
+        if json_:
+            print(_as_json(model, picture, question, made))
 
 
 def _as_json(model: str, picture: str, questions: list[str], made: "list[Written]") -> str:

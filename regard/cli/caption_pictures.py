@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.language import Lang, known, speaker
-from regard.cli.model_files import bar, open_model
-from regard.cli.picture_input import read_pictures, require_sight
+from regard.cli.model_files import open_model
+from regard.cli.picture_input import check_pictures, read_pictures, require_sight
 from regard.cli.shared_options import options_in
 from regard.cli.writing_options import refuse_idle_seed, writing_options_in
+from regard.cli.written_lines import gather
 
 if TYPE_CHECKING:
+    from regard.models.model import Model
     from regard.models.verbs.writing import Written
 
 __all__ = ["add"]
@@ -38,7 +40,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "What is to be seen in pictures, in words: BLIP, LLaVA, Idefics. A line for each.\n\n"
             "PICTURE '-' is standard input. Options left out are as the checkpoint says, else greedy, 50 tokens.",
             "이미지에 보이는 것을 텍스트로 씁니다: BLIP, LLaVA, Idefics. 이미지마다 한 줄.\n\n"
-            "PICTURE가 '-'이면 표준 입력을 읽습니다.\n\n"
+            "PICTURE가 '-'이면 표준 입력을 읽습니다. "
             "생략한 옵션은 체크포인트의 설정을, 없으면 그리디와 50토큰을 씁니다.",
         ),
     )
@@ -61,6 +63,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         repetition_penalty: Annotated[float | None, writing.repetition_penalty] = None,
         beams: Annotated[int | None, writing.beams] = None,
         seed: Annotated[int | None, writing.seed] = None,
+        stop: Annotated[list[str] | None, writing.stop] = None,
         ignore: Annotated[list[str] | None, options.ignore] = None,
         device: Annotated[str, options.device] = "cpu",
         dtype: Annotated[str | None, options.dtype] = None,
@@ -69,9 +72,11 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         known(lang)
         pictures = read_pictures(picture or [], file)
+        check_pictures(pictures)
         tasks = ["caption", "generate"]
         opened = open_model(model, "caption", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "caption")
+        from regard.models.verbs.captioning import caption_parts
         from regard.models.verbs.wishes import Wishes
 
         wishes = Wishes(
@@ -83,21 +88,31 @@ def add(app: typer.Typer, lang: Lang) -> None:
             repetition_penalty=repetition_penalty,
             beams=beams,
             seed=seed,
+            stop=stop or (),
             ignore=ignore or (),
         )
         refuse_idle_seed(opened, wishes)
-        with bar("caption") as tick:
-            made = opened.caption(pictures, prompt, **wishes.said(), on_token=lambda steps: tick(steps, None))
-        names = [path if isinstance(path, str) else "-" for path in pictures]
-        print(_as_json(model, names, made) if json_ else "\n".join(_whole(one, prompt) for one in made))
+        begun = _begun(opened, prompt)
+        made = gather(
+            "caption",
+            lambda tell: caption_parts(opened, pictures, prompt, wishes, on_token=tell),
+            None if json_ else lambda one: " ".join((begun + one.text).split()),
+        )
+        if json_:
+            print(_as_json(model, [path if isinstance(path, str) else "-" for path in pictures], made))
 
 
-def _whole(made: "Written", prompt: str | None) -> str:
-    """A caption in one line, with how it was begun; what else the model was told is no part of it."""
-    from regard.models.verbs.picture_prompts import PLACEHOLDER
+def _begun(model: "Model", prompt: str | None) -> str:
+    """How the captions begin, as it is printed before them: a prompt that is the whole of what the model was told, and
+    where the picture stands in it, is no part of a caption. To BLIP it is a text like any other.
+    """
+    from regard.models.flamingo_model import FlamingoModel
+    from regard.models.picture_writer import PictureWriter
+    from regard.models.verbs.picture_prompts import placeholder
 
-    begun = "" if prompt is None or PLACEHOLDER in prompt else prompt
-    return " ".join((begun + made.text).split())
+    if isinstance(model, (PictureWriter, FlamingoModel)) and placeholder(model) in (prompt or ""):
+        return ""
+    return prompt or ""
 
 
 def _as_json(model: str, names: list[str], made: "list[Written]") -> str:

@@ -1,4 +1,4 @@
-"""A capture from a file, for the commands that take one. It does not know what is done with it."""
+"""A capture from a file, for the commands that take one, and where one may be written. It does not know what for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ if TYPE_CHECKING:
     from regard.explorer.sessions import Session
     from regard.lens.capture import Capture
 
-__all__ = ["read_capture", "read_session"]
+__all__ = ["check_capture", "read_capture", "read_session"]
+
+
+def check_capture(path: Path | None) -> None:
+    """Refuse a path that no capture can be written to, with a ValueError, before anything is computed.
+
+    >>> check_capture(Path("out/run.regard"))
+
+    path: None asks for no file.
+    """
+    if path is not None and (path.suffix.lower() != ".regard" or path.is_dir()):
+        raise ValueError(f"--save {str(path)!r} must be a file that ends in .regard")
 
 
 def read_capture(path: Path) -> Capture:

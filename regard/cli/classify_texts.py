@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard import tables
+from regard.cli.file_names import refuse_missing, refuse_pictures
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.model_files import family_and_task, open_model
@@ -45,7 +46,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "TEXT is a path where the model looks at pictures; '-' is standard input. The labels are the checkpoint's "
             "own; to CLIP, and to BLIP without a head, they are given.",
             "텍스트나 이미지의 레이블과 확률을 보여 줍니다.\n\n"
-            "이미지 모델에서 TEXT는 경로입니다. '-'이면 표준 입력을 읽습니다.\n\n"
+            "이미지 모델에서 TEXT는 경로입니다. '-'이면 표준 입력을 읽습니다. "
             "레이블은 체크포인트의 것이고, CLIP과 헤드 없는 BLIP에는 직접 줍니다.",
         ),
     )
@@ -79,6 +80,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         given = text or []
         if not given and file is None:
             read_texts(given, file)  # which says what is missing before the model is opened
+        refuse_missing(given)
         named = _labels(labels)
         if named is not None:
             _require_headless(model)
@@ -90,6 +92,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
 
         if named is not None and not isinstance(opened, DualModel):
             raise ValueError(NEEDED.format(opened.family.title, ", which does not compare pictures with texts"))
+        if not looks(opened):
+            refuse_pictures(given, opened.family.title)
         things = read_pictures(given, file) if looks(opened) else read_texts(given, file)
         found = opened.classify(things, labels=named, prompt=prompt, truncate=truncate)
         if json_:

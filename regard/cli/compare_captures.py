@@ -38,8 +38,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Compare two captures: masks, kernels and the measures of every head.\n\n"
             "Exit code: 0 if attention was the same, 1 if it was not. A kernel of another name alone is no difference.",
             "두 캡처의 마스크, 커널, 헤드별 측정값을 비교합니다.\n\n"
-            "종료 코드: 어텐션이 같으면 0, 다르면 1.\n\n"
-            "커널 이름만 다른 것은 차이로 보지 않습니다.",
+            "종료 코드: 어텐션이 같으면 0, 다르면 1. 커널 이름만 다른 것은 차이로 보지 않습니다.",
         ),
     )
     def diff(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard import tables
+from regard.cli.file_names import refuse_pictures
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, known, speaker
 from regard.cli.matrices import print_matrix
@@ -43,9 +44,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
         help=say(
             "A vector for each text, pooled as the checkpoint says, else the mean of its tokens.\n\n"
             "Without --model it is all-MiniLM-L6-v2 of regard[demo]. TEXT '-' is standard input.",
-            "텍스트마다 벡터 하나를 만듭니다.\n\n"
-            "풀링은 체크포인트를 따르고, 없으면 평균입니다.\n\n"
-            "--model이 없으면 regard[demo]의 all-MiniLM-L6-v2를 씁니다.\n\n"
+            "텍스트마다 벡터 하나를 만듭니다. 풀링은 체크포인트를 따르고, 없으면 토큰의 평균입니다.\n\n"
+            "--model이 없으면 regard[demo]의 all-MiniLM-L6-v2를 씁니다. "
             "TEXT가 '-'이면 표준 입력을 읽습니다.",
         ),
     )
@@ -78,6 +78,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         spoken = speaker(known(lang))
         check_npy(out)
+        refuse_pictures(text or [], "embed")
         texts = read_texts(text or [], file)
         from regard.explorer.sessions import default_model
 

@@ -38,8 +38,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Words that could stand at the mask tokens of a text, and how likely.\n\n"
             "TEXT holds the model's own mask token, such as [MASK] or <mask>; '-' is standard input.",
             "텍스트의 마스크 자리에 올 수 있는 단어와 확률을 보여 줍니다.\n\n"
-            "TEXT에는 [MASK], <mask> 같은 모델의 마스크 토큰을 씁니다.\n\n"
-            "'-'이면 표준 입력을 읽습니다.",
+            "TEXT에는 [MASK], <mask> 같은 모델의 마스크 토큰을 씁니다. '-'이면 표준 입력을 읽습니다.",
         ),
     )
     def fill(

@@ -160,13 +160,16 @@ def print_call(said: dict[str, Any], chosen: Choice, lang: Lang) -> None:
     if sizes["batch"] > 1:
         out.print(say(f"shown: batch row {b}", f"배치 {b}행"))
     out.print()
-    _print_heads([line for line in said["heads"] if line["batch"] == b], said, say, out)
+    _print_heads([line for line in said["heads"] if line["batch"] == b], said, lang, out)
     _print_links(said, say, out)
     if said["row"] is not None:
         _print_row(said, LINKS if chosen.top is None else chosen.top, say, out)
 
 
-def _print_heads(lines: list[dict[str, Any]], said: dict[str, Any], say: Say, out: Terminal) -> None:
+def _print_heads(lines: list[dict[str, Any]], said: dict[str, Any], lang: Lang, out: Terminal) -> None:
+    from regard.lens.diagnosing.patterns import CALLED
+
+    say = speaker(lang)
     headers = say(
         "head|entropy|effective keys|most received|share|patterns", "헤드|엔트로피|유효 키|가장 많이 받은 키|비율|패턴"
     )
@@ -174,7 +177,8 @@ def _print_heads(lines: list[dict[str, Any]], said: dict[str, Any], say: Say, ou
     for line in lines[:MOST_HEADS]:
         numbers = [_number(line[name]) for name in ("entropy", "effective", "share")]
         key = "–" if line["keys"] is None else _keys(line["keys"], said["tokens"])
-        rows.append([str(line["head"]), numbers[0], numbers[1], key, numbers[2], ", ".join(line["labels"]) or "–"])
+        labels = ", ".join(CALLED[lang][label] for label in line["labels"])
+        rows.append([str(line["head"]), numbers[0], numbers[1], key, numbers[2], labels or "–"])
     out.print(tables.text(headers.split("|"), rows, right=[0, 1, 2, 4]))
     if len(lines) > MOST_HEADS:
         more = f"{MOST_HEADS} / {len(lines)}"

@@ -4,6 +4,7 @@ Both versions of a sentence stand side by side where it is used: `say("queries",
 sentence, and errors are in English only, as the library's are.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
@@ -44,10 +45,24 @@ def preferred(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
     >>> preferred(["mask", "causal"], {"LANG": "ko_KR.UTF-8"}), preferred(["--lang", "en"], {"LANG": "ko_KR.UTF-8"})
     ('ko', 'en')
 
-    arguments: as typed.  environment: LC_ALL, LC_MESSAGES and LANG are read, in this order, as gettext does.
+    arguments: as typed.  environment: LC_ALL, LC_MESSAGES or LANG names the locale, the first that is set; LANGUAGE
+    lists what is liked better, between colons, and is not read where the locale is C, as GNU gettext has it.
     """
-    asked = [value for option, value in pairwise(arguments) if option == "--lang"]
-    asked += [argument.removeprefix("--lang=") for argument in arguments if argument.startswith("--lang=")]
+    pairs = pairwise(["", *arguments])  # each argument after the one before it
+    asked = [this.removeprefix("--lang=") for before, this in pairs if before == "--lang" or this.startswith("--lang=")]
     locale = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
-    choice = asked[-1] if asked else locale[:2].lower()
-    return "ko" if choice == "ko" else "en"
+    own = _language(locale)
+    liked = (
+        [] if own in ("", "c", "posix") else [_language(name) for name in environment.get("LANGUAGE", "").split(":")]
+    )
+    spoken = [name for name in (liked if any(liked) else [own]) if name in get_args(Lang)]
+    return "ko" if [*asked[-1:], *spoken, "en"][0] == "ko" else "en"
+
+
+def _language(locale: str) -> str:
+    """The language of a locale, without country, encoding and variant.
+
+    >>> _language("ko_KR.UTF-8"), _language("kok_IN"), _language("C.UTF-8")
+    ('ko', 'kok', 'c')
+    """
+    return re.split("[_.@]", locale)[0].lower()

@@ -6,7 +6,6 @@ It reads options, and prints arrays and captures, which `regard.lens` measures. 
 
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +14,15 @@ import typer
 
 from regard.cli import look_picture, look_text, picture_files
 from regard.cli.array_files import SUFFIXES, read_arrays
-from regard.cli.capture_files import read_session
+from regard.cli.capture_files import check_capture, read_session
+from regard.cli.file_names import is_file
 from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, known, speaker
 from regard.cli.look_text import Asked
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
-from regard.cli.text_input import read_one
+from regard.cli.text_input import as_text, read_one, read_piped
 
 if TYPE_CHECKING:
     from regard.explorer.sessions import Session
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Chosen", "add"]
 
 LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
-TEXT_SUFFIXES = (".txt", ".md")
 ALONE = {"are": "is", "need": "needs"}  # the verb of one option
 TAKES = (
     f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, a picture, or a capture that was saved, such as "
@@ -75,7 +74,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         "look",
         help=say(
             "What attention looks at: in a text or a picture that a model reads, or in a file.\n\n"
-            "WHAT is a text, '-' for standard input, a picture, a capture (.regard), or a file with q, k and v (.npz, "
+            "WHAT is a text, a picture, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
             ".safetensors; an .npy is all three at once).\n\n"
             "A picture needs --model. Without --token or --at it is what cls looks at, in the last layer.\n\n"
             "Links are ranked by (weight - what their key gets from a query on the mean) x (1 - 1/distance), so far "
@@ -83,13 +82,12 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "word are left out. --all ranks every token by weight alone.\n\n"
             "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
             "모델이 읽는 텍스트나 이미지, 또는 파일에서 어텐션을 살펴봅니다.\n\n"
-            "WHAT은 텍스트, 표준 입력('-'), 이미지, 캡처(.regard),\n\n"
+            "WHAT은 텍스트, 이미지, 표준 입력의 텍스트나 이미지('-'), 캡처(.regard), "
             "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
-            "이미지에는 --model이 필요합니다.\n\n"
-            "--token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
-            "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리).\n\n"
-            "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다.\n\n"
-            "--all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
+            "이미지에는 --model이 필요합니다. --token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
+            "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리). "
+            "그래서 먼 연결이 앞에 오고 이웃은 빠집니다. "
+            "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다. --all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
             "캡처: --save run.regard, 또는 파이썬의 regard.watch(model)",
         ),
     )
@@ -203,6 +201,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         lang: Annotated[str, options.lang] = lang,
     ) -> None:
         picture_files.check_place(figure)
+        check_capture(save)
         spoken = known(lang)
         chosen = Chosen(batch=batch, head=head, row=row, size=size, top=top)
         _check_positive(("--top", top), ("--size", size))
@@ -222,19 +221,21 @@ def add(app: typer.Typer, lang: Lang) -> None:
         of_words = (
             ("--token", token), ("--measure", measure), ("--all", every or None), ("--html", html), ("--save", save)
         )  # fmt: skip
-        if text_file is None and what is not None and look_picture.is_picture(what):
+        piped = read_piped(what, text_file)
+        seen = what if piped is None else piped
+        if text_file is None and seen is not None and look_picture.is_picture(seen):
             _refuse("are of files; of a picture there are --layer, --head, --token and --at", *of_arrays, *of_files)
             _refuse("are of texts; this is a picture", ("--all", every or None), ("--truncate", truncate or None))
             place = look_picture.read_place(at)
-            session = look_picture.read_picture(what, model, text=beside, device=device or "cpu", ignore=ignore or ())
-            look_picture.show(session, asked, place, what, json_=json_, lang=spoken)
+            session = look_picture.read_picture(seen, model, text=beside, device=device or "cpu", ignore=ignore or ())
+            look_picture.show(session, asked, place, seen, json_=json_, lang=spoken)
             return
         _refuse("are of pictures; this is none", ("--text", beside))
         of_pictures = (("--at", at), ("--no-photo", no_photo or None))
-        if text_file is not None or what is None or not _is_file(what):
+        if text_file is not None or what is None or not is_file(what, TAKES):
             _refuse("are of pictures; this is none", *of_pictures)
             _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
-            text = read_one(what, text_file)
+            text = read_one(what, text_file) if piped is None else as_text(piped)
             session, length = look_text.read_text(
                 text, model, device=device or "cpu", truncate=truncate, ignore=ignore or ()
             )
@@ -252,8 +253,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         session = read_session(file)
         if session.frames and any(value is not None for value in (at, token, html, save, no_photo or None)):
             _refuse("are of the tables of one call; leave out --at, --token and the like", *of_files)
-            place = look_picture.read_place(at)
-            look_picture.show(session, asked, place, None, json_=json_, lang=spoken)
+            look_picture.show(session, asked, look_picture.read_place(at), None, json_=json_, lang=spoken)
             return
         _refuse("are of captures of a picture; this one does not say where its tokens lie", *of_pictures)
         if any(value is not None for _, value in of_words):
@@ -265,16 +265,6 @@ def add(app: typer.Typer, lang: Lang) -> None:
             _show_capture(session, file, figure, json_, spoken)
             return
         _show_call(_of_capture(file, session.capture, layer, call, size), chosen, figure, json_, spoken)
-
-
-def _is_file(what: str) -> bool:
-    """Is it the name of a file, and not a text? Raises ValueError for the name of one that is not there."""
-    if what == "-" or os.path.exists(what):  # Path.exists raises for a text that is longer than a name may be
-        return what != "-"
-    suffixes = (*SUFFIXES, ".regard", *TEXT_SUFFIXES, *look_picture.SUFFIXES)
-    if not any(letter.isspace() for letter in what) and what.lower().endswith(suffixes):
-        raise ValueError(f"there is no file {what!r}; {TAKES}")
-    return False
 
 
 def _refuse(why: str, *options: tuple[str, object]) -> None:
@@ -363,8 +353,7 @@ def _show_capture(session: "Session", file: Path, figure: Path | None, json_: bo
     out.print((title, "bold"), (say("   written ", "   저장: ") + capture.origin["written"], "dim"))
     out.print("\n".join(rest))
     out.print()
-    asked = Asked()
-    look_text.print_sections(look_text.as_plain(session, asked, lang), asked, lang, out)
+    look_text.print_sections(look_text.as_plain(session, Asked(), lang), Asked(), lang, out)
     out.print()
     out.print((say("--layer N shows the heads of one module", "--layer N으로 모듈 하나의 헤드를 봅니다"), "dim"))
     if figure is not None:

@@ -49,12 +49,14 @@ LATER = {(8, b"WEBP"), (4, b"ftypavif")}
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def is_picture(what: str) -> bool:
-    """Is it the name of a file that is a picture, by its suffix or by its first bytes?
+def is_picture(what: str | bytes) -> bool:
+    """Is it the name of a file that is a picture, by its suffix or by its first bytes? Or the bytes of one?
 
-    >>> is_picture("no such file.jpg")
-    False
+    >>> is_picture("no such file.jpg"), is_picture(b"GIF89a")
+    (False, True)
     """
+    if isinstance(what, bytes):
+        return _begins(what)
     path = Path(what)
     try:
         if not path.is_file():
@@ -68,7 +70,11 @@ def is_picture(what: str) -> bool:
             head = file.read(16)
     except OSError:
         return False
-    return head.startswith(BEGINNINGS) or any(head[at:].startswith(mark) for at, mark in LATER)
+    return _begins(head)
+
+
+def _begins(head: bytes) -> bool:
+    return head.startswith(BEGINNINGS) or any(head.startswith(mark, at) for at, mark in LATER)
 
 
 def read_place(at: str | None) -> tuple[float, float] | None:
@@ -86,7 +92,9 @@ def read_place(at: str | None) -> tuple[float, float] | None:
     return y, x
 
 
-def read_picture(path: str, model: str | None, *, text: str | None, device: str, ignore: Sequence[str] = ()) -> Session:
+def read_picture(
+    picture: str | bytes, model: str | None, *, text: str | None, device: str, ignore: Sequence[str] = ()
+) -> Session:
     """Let a model look at a picture while a bar shows how far it is loaded.
 
     >>> read_picture("photo.jpg", None, text=None, device="cpu")
@@ -95,7 +103,7 @@ def read_picture(path: str, model: str | None, *, text: str | None, device: str,
     ValueError: a picture needs a model that looks at pictures: --model DIR, or a hub id such as \
 --model facebook/dinov2-small
 
-    ignore: keys of the model's files to go on without.
+    picture: its path, or a file's bytes.  ignore: keys of the model's files to go on without.
     Raises ValueError without a model, for a device that is none, and as `look_at_picture` does.
     """
     from regard.explorer.picture_reading import look_at_picture
@@ -108,10 +116,10 @@ def read_picture(path: str, model: str | None, *, text: str | None, device: str,
             "--model facebook/dinov2-small"
         )
     check_device(device)
-    picture = open_picture(path)  # before the model is loaded, which takes long
+    opened = open_picture(picture)  # before the model is loaded, which takes long
     with bar("/".join(Path(model).parts[-2:])) as tick:
         loaded = load(model, device=device, ignore=ignore, progress=tick)
-    return look_at_picture(picture, loaded, text=text)
+    return look_at_picture(opened, loaded, text=text)
 
 
 # --------------------------------------------------------------------------------------------------------- plain values
@@ -252,18 +260,25 @@ def _grid(overlay: Overlay) -> list[list[float]]:
 
 
 def show(
-    session: Session, asked: Asked, at: tuple[float, float] | None, path: str | None, *, json_: bool, lang: Lang
+    session: Session,
+    asked: Asked,
+    at: tuple[float, float] | None,
+    photo: str | bytes | None,
+    *,
+    json_: bool,
+    lang: Lang,
 ) -> None:
     """Print what a model looks at in a picture, or what JSON holds of it, and write the files that were asked for.
 
-    path: of the picture, for the figure; None for a capture, whose own copy is drawn, or else patches on bare paper.
+    photo: the picture's path, or its file's bytes, for the figure; None for a capture, whose own copy is drawn, or else
+      patches on bare paper.
     Raises as `as_plain`, and ValueError for a capture's picture that cannot be decoded.
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
     kept = session if asked.photo else replace(session, pictures=())
     if asked.figure is not None:
-        _draw(kept, asked, focus, at, path if asked.photo else None)
+        _draw(kept, asked, focus, at, photo if asked.photo else None)
     written = write_session(kept, asked.html, asked.save, lang) | _named(asked.figure)
     inside = bool(kept.pictures) and any(written.values())
     if json_:
@@ -280,7 +295,9 @@ def _named(figure: Path | None) -> dict[str, str | None]:
     return {"figure": None if figure is None else str(figure)}
 
 
-def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, path: str | None) -> None:
+def _draw(
+    session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, photo: str | bytes | None
+) -> None:
     """The overlay on the photograph, which is opened again where its file is there: a session keeps a smaller copy."""
     from regard.models.images.pictures import open_picture
 
@@ -289,8 +306,8 @@ def _draw(session: Session, asked: Asked, focus: _Focus, at: tuple[float, float]
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
     token = None if at is not None else _token(seen, asked.token)
     image: object = None
-    if path is not None:
-        image = open_picture(path).image
+    if photo is not None:
+        image = open_picture(photo).image
     elif session.pictures:
         image = _enlarged(session.pictures[0])
     drawn = view.overlay(image, token=token, at=at, head=asked.head)

@@ -15,6 +15,7 @@ from regard.cli import picture_files
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, Say, speaker
 from regard.cli.model_files import bar
+from regard.cli.picture_input import require_reading
 from regard.cli.session_files import print_written, write_session
 from regard.cli.terminal import Terminal
 from regard.cli.unknown_words import unknown_words
@@ -86,9 +87,7 @@ def read_text(
     """
     from regard.explorer.sessions import default_model, look_at
     from regard.models.loading import load
-    from regard.models.picture_text_model import Answerer, Captioner, Matcher
     from regard.models.text_model import TextModel
-    from regard.models.vision_model import VisionModel
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
@@ -96,11 +95,7 @@ def read_text(
     name = str(default_model()) if model is None else model
     with bar("/".join(Path(name).parts[-2:])) as tick:
         loaded = load(name, device=device, ignore=ignore, progress=tick)
-    if isinstance(loaded, (VisionModel, Captioner, Answerer, Matcher)):
-        raise ValueError(
-            f"{loaded.family.title} looks at pictures, and {text[:40]!r} is a text: name the file of a picture, as "
-            f"in regard look photo.jpg --model {name}"
-        )
+    require_reading(loaded, text, f"regard look photo.jpg --model {name}")
     length = int(loaded.tokenizer.batch([text]).ids.shape[1])
     most = loaded.most if isinstance(loaded, TextModel) else None
     if most is not None and length > most and not truncate:

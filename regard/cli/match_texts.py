@@ -40,8 +40,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "CLIP and BLIP compare vectors: a cosine, -1 to 1. BLIP trained for retrieval says how likely the two "
             "belong together. PICTURE '-' is standard input.",
             "텍스트가 이미지와 얼마나 잘 맞는지, 잘 맞는 것부터 보여 줍니다.\n\n"
-            "CLIP과 BLIP은 벡터를 비교합니다: 코사인, -1에서 1까지.\n\n"
-            "검색용 BLIP은 둘이 짝일 확률을 냅니다.\n\n"
+            "CLIP과 BLIP은 벡터를 비교합니다: 코사인, -1에서 1까지. 검색용 BLIP은 둘이 짝일 확률을 냅니다. "
             "PICTURE가 '-'이면 표준 입력을 읽습니다.",
         ),
     )

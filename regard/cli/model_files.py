@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tick", "bar", "family_and_task", "open_model"]
 
+OF_PICTURES = ("caption", "answer", "match", "features")
 Tick = Callable[[int, int | None], None]
 """Told how much is done, and of how much, where that is known."""
 
@@ -31,15 +32,20 @@ def open_model(
     verb: the command, for the error where it can have none.  dtype: None is as stored.
     ignore: keys of config.json to go on without.
 
-    Raises ValueError for a family without such a task, a dtype or a device that is none; else as `regard.load`, with
-    the task that the checkpoint was saved for, where that is another one.
+    Raises ValueError for a family without such a task, or of texts alone where the verb is about pictures, and for a
+    dtype or a device that is none; else as `regard.load`, with the task that the checkpoint was saved for, where that
+    is another one.
     """
+    from regard.explorer.seeing_models import takes_pictures
     from regard.models.checkpoint.finding import find
     from regard.models.loading import load
 
     kind = _dtype(dtype, device)
     directory = find(name)
     family, own = family_and_task(str(directory))
+    # Before its weights are looked for: BERT has a task 'answer' too, of texts.
+    if verb in OF_PICTURES and takes_pictures(str(directory)) is False:
+        raise ValueError(f"{verb} is about pictures, and {family.title} reads texts alone")
     task = _task(family, own, verb, tasks)
     try:
         with bar("/".join(Path(name).parts[-2:])) as tick:

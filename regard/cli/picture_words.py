@@ -23,14 +23,16 @@ KINDS = {  # as the page calls them
     "latent": "잠재 토큰",
     "padding": "패딩",
     "other pictures": "다른 이미지",
+    "beyond the picture": "이미지 밖",
     "sink": "싱크",
 }
 # What an overlay's title is made of; a word in “…” stays as it was read.
 TITLES = (
-    (r"^all queries(?= → )|(?<= → )all queries$", "모든 쿼리"),
+    (r"^all queries(?= → | \()|(?<= → )all queries$", "모든 쿼리"),
+    (r"\(padding included\)", "(패딩 포함)"),
     (r"^the picture(?= → )|(?<= → )the picture$", "이미지"),
     (r"^picture (\d+)(?= → )|(?<= → )picture (\d+)$", r"이미지 \1\2"),
-    (r"^(patch \(\d+, \d+\)) of picture (\d+)", r"이미지 \2의 \1"),
+    (r"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of picture (\d+)", r"이미지 \2의 \1"),
 )
 
 
@@ -48,6 +50,8 @@ def title_in_korean(title: str) -> str:
 
     >>> title_in_korean("cls → the picture"), title_in_korean("patch (1, 0) → picture 2")
     ('cls → 이미지', '패치 (1, 0) → 이미지 2')
+    >>> title_in_korean("latent 0 of picture 1 → picture 1"), title_in_korean("all queries (padding included) → text")
+    ('이미지 1의 잠재 토큰 0 → 이미지 1', '모든 쿼리 (패딩 포함) → 텍스트')
     """
     for english, korean in TITLES:
         title = re.sub(english, korean, title)
@@ -62,7 +66,7 @@ def plan_in_korean(plan: Plan) -> str:
     >>> from regard.models.images.sizes import ShorterSide
     >>> numbers = Numbers(1 / 255, (0, 0, 0), (1, 1, 1))
     >>> plan_in_korean(Plan((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None))
-    '짧은 변을 256(으)로 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
+    '짧은 변을 256으로 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
     """
     parts = [*map(_step, plan.steps), _numbers(plan.numbers), *([] if plan.pad is None else [_pad(plan.pad)])]
     return ", ".join(parts)
@@ -87,9 +91,18 @@ def _target(target: Target) -> str:
 
     if isinstance(target, ShorterSide):
         bound = "" if target.longest is None else f"(긴 변은 최대 {target.longest}) "
-        return f"{bound}짧은 변을 {target.side}(으)로"
-    into = " 안에 들어가게" if isinstance(target, Within) else "(으)로"
-    return f"{target.height} × {target.width}{into}"
+        return f"{bound}짧은 변을 {_to(target.side)}"
+    into = f"{target.width} 안에 들어가게" if isinstance(target, Within) else _to(target.width)
+    return f"{target.height} × {into}"
+
+
+def _to(number: int) -> str:
+    """A whole number with 로, or 으로 after a consonant other than ㄹ: 영, 삼, 육, and 십, 백, 천, 만.
+
+    >>> _to(224), _to(256), _to(30), _to(1)
+    ('224로', '256으로', '30으로', '1로')
+    """
+    return f"{number}{'으로' if number % 10 in (0, 3, 6) else '로'}"
 
 
 def _numbers(numbers: Numbers) -> str:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.capture_files import read_capture
+from regard.cli.file_names import is_file
 from regard.cli.language import Lang, known, speaker
 from regard.cli.look_picture import is_picture
 from regard.cli.model_files import bar
+from regard.cli.picture_input import require_reading
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import read_one
@@ -31,7 +33,8 @@ __all__ = ["add"]
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 FIRST = "The animal didn't cross the street because it was too tired."
-"""What is looked at where nothing was given and the demo's model is there."""
+"""What is looked at where nothing was given, by a model of texts."""
+TAKES = "serve takes texts, files with a text, pictures, and captures that were saved, such as run.regard"
 
 
 def add(app: typer.Typer, lang: Lang) -> None:
@@ -52,9 +55,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "compared.\n\n"
             "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
             "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
-            "WHAT은 텍스트, 텍스트가 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다.\n\n"
+            "WHAT은 텍스트, 텍스트가 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다. "
             "여러 개면 서로 비교할 수 있습니다.\n\n"
-            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다.\n\n"
+            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다. "
             "pip install 'regard[explorer]'가 필요합니다.",
         ),
     )
@@ -132,14 +135,14 @@ def _need_server() -> None:
 
 
 def _sessions(what: Sequence[str], models: "ModelShelf", truncate: bool) -> "list[Session]":
-    """What was given, read or opened; without anything, the documents' sentence if its model is there."""
+    """What was given, read or opened; without anything, a sentence, if there is a model that reads texts alone."""
     from regard.explorer.shelves import MOST_SESSIONS
 
     if list(what).count("-") > 1:
         raise ValueError("'-' is standard input, which can be read once")
     if len(what) > MOST_SESSIONS:
         raise ValueError(f"{len(what)} texts, pictures and captures are too many: at most {MOST_SESSIONS} are kept")
-    if not what and models.offered:
+    if not what and models.offered and not models.sees(models.offered[0]):
         what = [FIRST]
     return [_open(Path(one)) if one.lower().endswith(".regard") else _read(one, models, truncate) for one in what]
 
@@ -154,12 +157,13 @@ def _read(what: str, models: "ModelShelf", truncate: bool) -> "Session":
     from regard.explorer.picture_reading import look_at_picture
     from regard.explorer.sessions import look_at
 
+    found = is_file(what, TAKES)
     if is_picture(what):
         with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
             return look_at_picture(what, model)
-    # Path.exists raises for a text that is longer than a name may be
-    text = read_one(None, Path(what)) if os.path.isfile(what) else read_one(what, None)
+    text = read_one(None, Path(what)) if found else read_one(what, None)
     with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
+        require_reading(model, text, f"regard serve photo.jpg --model {models.find(None).where}")
         return look_at(text, model, truncate=truncate)
 
 

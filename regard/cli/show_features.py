@@ -43,7 +43,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "The vectors of a picture's patches as a map, for detection, segmentation, search.\n\n"
             "--out writes the map, (numbers, rows, columns). PICTURE '-' is standard input.",
             "이미지 패치들의 벡터를 맵으로 만듭니다. 탐지, 분할, 검색용.\n\n"
-            "--out은 (수, 행, 열) 맵을 저장합니다.\n\n"
+            "--out은 (벡터 크기, 행, 열) 맵을 저장합니다. "
             "PICTURE가 '-'이면 표준 입력을 읽습니다.",
         ),
     )
@@ -82,11 +82,14 @@ def _print(found: "Features", out: Path | None, say: Say) -> None:
     (high, wide), (rows, columns) = found.frame.picture, found.grid
     pixels, tokens = " × ".join(map(str, found.frame.pixels)), len(found.vectors)
     terminal.print(
-        say(f"{found.name}: {high} × {wide}, seen as {pixels} pixels", f"{found.name}: {high} × {wide}, 픽셀 {pixels}")
+        say(
+            f"{found.name}: {high} × {wide}, seen as {pixels} pixels",
+            f"{found.name}: {high} × {wide}, 모델 입력 {pixels}픽셀",
+        )
     )
     d = found.vectors.shape[1]
     terminal.print(
-        say(f"tokens: {tokens}, numbers in each vector: {d}", f"토큰 {tokens}개, 벡터마다 수 {d}개"),
+        say(f"tokens: {tokens}, numbers in each vector: {d}", f"토큰 {tokens}개, 벡터 크기 {d}"),
     )
     terminal.print(say(f"map: {rows} rows, {columns} columns", f"맵: {rows}행 {columns}열"))
     if out is not None:

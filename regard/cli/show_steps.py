@@ -33,7 +33,7 @@ HEADINGS = {
     "scaled": ("2", "Divide by √d_k", "√d_k로 나누기"),
     "capped": ("·", "Softcap", "소프트캡"),
     "masked": ("·", "Mask", "마스크"),
-    "weights": ("3", "Softmax", "소프트맥스"),
+    "weights": ("3", "Softmax", "softmax"),
     "output": ("4", "Weighted sum of V", "V의 가중합"),
 }
 
@@ -55,7 +55,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Without --input it is the worked example 'The cat sat'. An .npy file is one array: q, k and v at once.\n\n"
             "Exit code: 0, or 1 if the weights fail their check, as NaN does.",
             "어텐션을 단계별로, 모든 숫자와 함께 보여 줍니다.\n\n"
-            "--input이 없으면 예제 'The cat sat'을 씁니다.\n\n"
+            "--input이 없으면 예제 'The cat sat'을 씁니다. "
             ".npy는 배열 하나를 q, k, v로 함께 씁니다.\n\n"
             "종료 코드: 0, 가중치가 확인을 통과하지 못하면(NaN 등) 1.",
         ),

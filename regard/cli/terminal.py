@@ -14,6 +14,13 @@ Part = str | tuple[str, str]
 """A piece of a line: a text, or a text and its style in rich's words, such as ("Scores", "bold")."""
 
 
+class _Console(Console):
+    """A console that says that its reader left, instead of ending the process with 1, which is an answer here."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Terminal:
     """Standard output, and the room there is on a line of it.
 
@@ -22,7 +29,7 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._console = _Console(highlight=False, markup=False, emoji=False)
 
     @property
     def room(self) -> int | None:

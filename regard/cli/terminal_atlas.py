@@ -28,6 +28,7 @@ LETTERS = {
     "same token": "s",
     "induction": "i",
 }
+MEASURES = {"entropy": "엔트로피", "effective": "유효 키", "received_max": "가장 많이 받은 키의 비율"}
 PIPE = 100  # cells on a line where there is no terminal
 CELL = 3
 NOISE = 1e-5  # differences below it are rounding
@@ -57,7 +58,7 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
         scale = say(": no numbers", ": 값 없음")
     elif low == high:
         scale = say(f": {low:.3g} in every head", f": 모든 헤드에서 {low:.3g}")
-    out.print((say(f"Heads by {said['measure']}", f"헤드별 {said['measure']}"), "bold"), scale)
+    out.print((say(f"Heads by {said['measure']}", f"헤드별 {_measure_in_korean(said['measure'])}"), "bold"), scale)
     names = [say(f"layer {layer['index']}", f"레이어 {layer['index']}") for layer in said["layers"]]
     label = max(width(name) for name in [*names, say("head", "헤드")]) + 2
     heads = max(map(len, said["atlas"]), default=0)
@@ -81,6 +82,13 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
         told = say("!! weights are NaN: see regard doctor", "!! 가중치가 NaN입니다. regard doctor로 확인하세요.")
         out.print((f"{told} ×{broken}", "bold red"))
     _print_patterns(sound, lang, say, out)
+
+
+def _measure_in_korean(measure: str) -> str:
+    """As the columns of the tables are called, and the patterns in them."""
+    from regard.lens.diagnosing.patterns import CALLED
+
+    return MEASURES.get(measure) or CALLED["ko"][measure]
 
 
 def _range(said: dict[str, Any]) -> tuple[float, float]:
@@ -111,15 +119,15 @@ def _cell(
 
 def _print_patterns(patterns: list[list[list[str]]], lang: Lang, say: Say, out: Terminal) -> None:
     """A line for each pattern that names a head, with how many it names first."""
-    from regard.lens.diagnosing.patterns import MEANING
+    from regard.lens.diagnosing.patterns import CALLED, MEANING
 
     count = Counter(names[0] if names else "" for row in patterns for names in row)
     known = [(name, letter) for name, letter in LETTERS.items() if count[name]]
-    heading = {name: f"{letter} {name} ×{count[name]}" for name, letter in known}
-    wide = max(map(len, heading.values()), default=0)
+    heading = {name: f"{letter} {CALLED[lang][name]} ×{count[name]}" for name, letter in known}
+    wide = max(map(width, heading.values()), default=0)
     for name, _ in known:
         meaning = fit([[(word, "")] for word in MEANING[lang][name].split()], max(16, (out.room or PIPE) - wide - 3))
         for n, line in enumerate(meaning):
-            out.print((f"{'' if n else heading[name]:<{wide}}   ", "bold"), *line)
+            out.print((pad("" if n else heading[name], wide) + "   ", "bold"), *line)
     if count[""]:
         out.print((say(f"· no pattern ×{count['']}", f"· 패턴 없음 ×{count['']}"), "dim"))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["read_lines", "read_one", "read_texts"]
+__all__ = ["as_text", "read_lines", "read_one", "read_piped", "read_texts"]
 
 
 def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
@@ -58,8 +58,26 @@ def _whole(file: Path) -> str:
 
 
 def _standard_input() -> str:
-    """All of it, without the line end at its end."""
+    return as_text(sys.stdin.buffer.read())
+
+
+def read_piped(typed: str | None, file: Path | None) -> bytes | None:
+    """All of standard input where "-" was typed and no file is named, whatever it is; else None.
+
+    >>> read_piped("고양이", None)
+    """
+    return sys.stdin.buffer.read() if typed == "-" and file is None else None
+
+
+def as_text(piped: bytes) -> str:
+    r"""What came from standard input as a text, without the line end at its end.
+
+    >>> as_text("고양이\r\n".encode())
+    '고양이'
+
+    Raises ValueError where it is not UTF-8.
+    """
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return piped.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8 text: byte {error.start} is not") from None

@@ -41,9 +41,9 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "Idefics) are compared on drawn pictures. Needs pip install transformers.\n\n"
             "Exit code: 0 if the same but for rounding, 1 if not.",
             "모델의 계산 결과가 transformers와 같은지 확인합니다.\n\n"
-            "토큰 id, 모든 레이어의 은닉 상태, 어텐션 가중치, 로짓, 그리디 생성을 비교하고\n\n"
-            "차이가 반올림인지 버그인지 알려 줍니다.\n\n"
-            "이미지 모델(ViT, CLIP, LLaVA 등)은 임의의 이미지로 비교합니다.\n\n"
+            "토큰 id, 모든 레이어의 은닉 상태, 어텐션 가중치, 로짓, 그리디 생성을 비교하고 "
+            "차이가 반올림인지 버그인지 알려 줍니다. "
+            "이미지 모델(ViT, CLIP, LLaVA 등)은 임의의 이미지로 비교합니다. "
             "pip install transformers가 필요합니다.\n\n"
             "종료 코드: 반올림 차이뿐이면 0, 아니면 1.",
         ),

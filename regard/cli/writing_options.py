@@ -30,6 +30,7 @@ class WritingOptions:
     repetition_penalty: OptionInfo
     beams: OptionInfo
     seed: OptionInfo
+    stop: OptionInfo
 
 
 def writing_options_in(lang: Lang) -> WritingOptions:
@@ -50,6 +51,9 @@ def writing_options_in(lang: Lang) -> WritingOptions:
         repetition_penalty=typer.Option(metavar="X", help=say("Above 1 repeats less.", "1보다 크면 반복을 줄입니다.")),
         beams=typer.Option(metavar="K", help=say("Beam search; 1 is none.", "빔 탐색. 1이면 안 함.")),
         seed=typer.Option(metavar="N", help=say("The same draws again.", "같은 난수로 다시 뽑기.")),
+        stop=typer.Option(
+            metavar="TEXT", help=say("Ends the text; may be given again.", "텍스트를 끝내는 문자열(여러 번 가능).")
+        ),
     )
 
 

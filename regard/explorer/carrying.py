@@ -19,7 +19,7 @@ links of each head are there, if queries and keys are.
 An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
 smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
 
-How much: every weight in fp32 up to 5 MB; every weight, rounded, up to 256 tokens. Beyond that, heads in the order of
+How much: every weight in fp32 up to 5 MB; every weight, rounded, up to 288 tokens. Beyond that, heads in the order of
 their strongest links: 5 MB of every weight, then 5 MB of each query's links, and of all the pooled map and some links.
 
 It does not know the page. Axis letters: H heads, N positions (Nq queries, Nk keys), D head size.
@@ -49,7 +49,7 @@ from regard.stages import Lang
 __all__ = ["carried"]
 
 ROOM = 5 * 2**20 * 3 // 4  # bytes of arrays of one kind, before base64 makes 5 MiB of them
-SHORT = 256  # tokens up to which every weight is carried
+SHORT = 288  # tokens up to which every weight is carried: 16 × 16 patches, cls and registers; 144 heads take 32 MB
 LINKS = 12  # of a query, where not every weight is
 WORK = 1 << 29  # weights that are computed for links alone: some seconds
 AT_ONCE = 1 << 24  # weights that are held at once
@@ -307,8 +307,8 @@ WORDS: dict[Lang, dict[str, str]] = {
         "links": "헤드 {}개는 토큰마다 가장 강한 연결 {}개만 들어 있습니다.",
         "map": "헤드 {}개는 맵과 가장 강한 연결만 들어 있습니다.",
         "rounded": "가중치는 1/65535 단위로 반올림했습니다.",
-        "steps": "계산 단계는 들어 있지 않습니다.",
-        "some steps": "계산 단계는 헤드 {1}개의 가장 강한 연결 {0}개씩만 들어 있습니다.",
+        "steps": "계산 과정은 들어 있지 않습니다.",
+        "some steps": "계산 과정은 헤드 {1}개의 가장 강한 연결 {0}개씩만 들어 있습니다.",
         "serve": "`regard serve`에서는 모두 볼 수 있습니다.",
         "unkept": "캡처에 쿼리와 키가 없습니다. watch(model, keep='qk')로 남길 수 있습니다.",
     },

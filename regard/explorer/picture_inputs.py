@@ -1,5 +1,8 @@
 """What each kind of model is given with a picture: its pixels, a text where it reads one, and where its tokens lie.
 
+What a model writes about a picture it reads once more, as it was while it wrote: all but the last token, which nobody
+read, and each as a word, whatever it is.
+
 It does not know sessions, nor what is seen of the model.
 """
 
@@ -10,13 +13,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from regard.explorer.reading import without_dropout
 from regard.frames import Frame
 from regard.layouts import Sides
 from regard.models.dual_model import DualModel
-from regard.models.flamingo_model import FlamingoModel
+from regard.models.flamingo_model import FlamingoModel, last_picture
 from regard.models.images.pictures import Picture
 from regard.models.model import Model
+from regard.models.parts import Inserted
 from regard.models.picture_text_model import Answerer, Captioner, Matcher
 from regard.models.picture_writer import PictureWriter
 from regard.models.verbs.picture_prompts import caption_prompt, question_prompt, spoken, without_special
@@ -70,29 +76,21 @@ def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -
             "leave the text out"
         )
     pixels, (frame,) = _prepared(model, picture)
-
-    @torch.no_grad()
-    def read() -> None:
-        model(pixels=pixels)
-
-    return Given(read, model.layouts(frame))
+    return Given(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
 
 
 def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
     """A picture and its caption: the one that is given, or what the model writes."""
     pixels, (frame,) = _prepared(model, picture)
     if text is None:
-        written = model.caption(picture, new_tokens=WRITTEN)
-        text, ids = str(written.text).strip(), torch.cat([torch.tensor([model.start]), written.ids])[None]  # (1, N)
+        written = model.caption(picture, new_tokens=_room(model.decoder.embed.most, 1))
+        text, after = str(written.text).strip(), written.ids[:-1]
+        ids = torch.cat([torch.tensor([model.start]), after])[None]  # (1, N)
     else:
         ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
     ids = ids.to(model.device)
-    words = [START, *model.tokenizer.tokens(ids[0, 1:])]  # of `start` the tokenizer may know nothing
-
-    @torch.no_grad()
-    def read() -> None:
-        model(ids, pixels=pixels)
-
+    words = [START, *_labels(model, ids[0, 1:])]  # of `start` the tokenizer may know nothing
+    read = without_dropout(model, lambda: model(ids, pixels=pixels))
     return Given(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
@@ -104,47 +102,65 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     pixels, (frame,) = _prepared(model, picture)
     ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
     n = ids.shape[1]
-    layouts = model.layouts(frame, n, 1) if isinstance(model, Answerer) else model.layouts(frame, n)
-    said = (
-        f"{text} → {model.answer(picture, text, new_tokens=WRITTEN).text.strip()}"
-        if isinstance(model, Answerer)
-        else text
-    )
-
-    @torch.no_grad()
-    def read() -> None:
-        if isinstance(model, Answerer):
-            model.read_picture(pixels, ids)
-        else:
-            model(ids, pixels=pixels)
-
+    if isinstance(model, Matcher):
+        read = without_dropout(model, lambda: model(ids, pixels=pixels))
+        return Given(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
+    answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.most, 1))
+    read = without_dropout(model, lambda: model.read_picture(pixels, ids))
+    layouts = model.layouts(frame, n, 1)
     seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
-    return Given(read, seen, [model.tokenizer.tokens(ids[0])], said)
+    return Given(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
 
 
 def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | None) -> Given:
     """A picture among the words of a prompt, and what the model writes after it."""
     pixels, frames = _prepared(model, picture)
-    if text is None:
-        prompt, written = caption_prompt(model, None), model.caption(picture, new_tokens=WRITTEN)
-    else:
-        prompt, written = question_prompt(model, text), model.answer(picture, text, new_tokens=WRITTEN)
-    asked = spoken(model, prompt, pixels)
-    begun = (
-        model.tokenizer.batch([asked]).ids if isinstance(model, PictureWriter) else without_special(model, [asked])[0]
-    )
-    ids = torch.cat([begun.cpu(), written.ids[None].cpu()], 1).to(model.device)  # (1, N)
+    asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
     if isinstance(model, PictureWriter):
-        layouts, shown = model.layouts(ids[0], frames), pixels
+        prompt = model.tokenizer.batch([asked]).ids.to(model.device)  # (1, n)
     else:
-        layouts, shown = model.layouts(frames, ids.shape[1]), pixels[None]
-
-    @torch.no_grad()
-    def read() -> None:
-        model(ids, pixels=shown)
-
+        prompt = without_special(model, [asked])[0].to(model.device)
+    count = _room(model.most, prompt.shape[1])
+    written = (
+        model.caption(picture, new_tokens=count) if text is None else model.answer(picture, text, new_tokens=count)
+    )
+    after = written.ids[None, :-1].to(model.device)
+    ids = torch.cat([prompt, after], 1)  # (1, N)
+    if isinstance(model, PictureWriter):
+        layouts = model.layouts(torch.cat([prompt, torch.full_like(after, -1)], 1)[0], frames)  # −1: no placeholder
+        read = _inserted(model, prompt, ids, pixels)
+    else:
+        layouts, read = model.layouts(frames, ids.shape[1]), _looked_at(model, prompt, ids, pixels)
     said = f"{text} → {written.text.strip()}" if text else written.text.strip()
-    return Given(read, layouts, [model.tokenizer.tokens(ids[0])], said)
+    return Given(without_dropout(model, read), layouts, [_labels(model, ids[0])], said)
+
+
+def _inserted(model: PictureWriter, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
+    """Reads prompt (1, n) and what follows, ids (1, N): a placeholder that was written stands for no picture."""
+    places = pad(prompt == model.placeholder, (0, ids.shape[1] - prompt.shape[1]))  # (1, N)
+    return lambda: model.text(ids, inserted=Inserted(places, model.encode(pixels).flatten(0, 1)))
+
+
+def _looked_at(model: FlamingoModel, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
+    """The same, where what was written sees what the last token of the prompt sees. pixels: (P, C, H, W)."""
+    sees = last_picture(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
+    sees = torch.cat([sees, sees[:, -1:].expand(-1, ids.shape[1] - prompt.shape[1], -1)], 1)  # (1, N, P)
+    return lambda: model(ids, pixels=pixels[None], sees=sees)
+
+
+def _room(most: int | None, count: int) -> int:
+    """How many tokens may be written after so many; where these are too many themselves, the verb will say so.
+
+    >>> _room(None, 5), _room(37, 36), _room(37, 41)
+    (32, 2, 1)
+    """
+    return WRITTEN if most is None else max(1, min(WRITTEN, most - count + 1))  # the last one takes no position
+
+
+def _labels(model: Model, ids: Tensor) -> list[str]:
+    """The words of ids (N,). A model may write rows of its table that the tokenizer does not know: [30523]."""
+    size = model.tokenizer.size
+    return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]
 
 
 def _prepared(model: Model, picture: Picture) -> tuple[Tensor, tuple[Frame, ...]]:

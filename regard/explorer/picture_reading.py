@@ -41,6 +41,9 @@ def look_at_picture(
         those that write about a picture write without one, too.
     progress: told what is being done, in a word.
 
+    What a model writes is read again, but for its last token: that was read by nobody. The model reads in eval mode,
+    and is left in the mode that it was in.
+
     The session's capture has a copy of the picture, of at most 1,600 pixels, which goes into the file that it is saved
     to: session.capture.save(path, photos=False) leaves it out.
 

@@ -1,4 +1,7 @@
-"""How a model reads for the explorer, once to look and once more for the values. It does not know who looks."""
+"""How a model reads for the explorer, once to look and once more for the values: in eval mode, whatever mode it is in.
+
+It does not know who looks.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,33 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.model import Model
+from regard.models.verbs.evaluating import evaluating
 from regard.op import observe, unobserve
 
-__all__ = ["Values", "read"]
+__all__ = ["Values", "reader", "without_dropout"]
 
 
-def read(model: Model, ids: Tensor) -> None:
-    """Let a model read ids (1, N); of an encoder–decoder, the decoder looks at them from its first token."""
-    with torch.no_grad():
+def without_dropout(model: Model, read: Callable[[], object]) -> Callable[[], None]:
+    """What lets a model read as its verbs do, in eval mode and without gradients; it is then in its mode again."""
+
+    def again() -> None:
+        with torch.no_grad(), evaluating(model):
+            read()
+
+    return again
+
+
+def reader(model: Model, ids: Tensor) -> Callable[[], None]:
+    """What lets a model read ids (1, N); of an encoder–decoder, the decoder looks at them from its first token."""
+
+    def read() -> None:
+        here = ids.to(model.device)  # where the model is now: it may have moved since
         if isinstance(model, EncoderDecoder):
-            start = torch.full((1, 1), model.start, device=model.device)
-            model(ids.to(model.device), target=start)
+            model(here, target=torch.full((1, 1), model.start, device=model.device))
         else:
-            model(ids.to(model.device))
+            model(here)
+
+    return without_dropout(model, read)
 
 
 class Values:

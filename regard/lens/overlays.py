@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.layouts import KINDS
 from regard.lens.indexing import index_among
@@ -39,24 +41,27 @@ from regard.lens.measuring.weights import sources
 from regard.lens.pictures.box_heat import Floats, box_heat
 from regard.lens.pictures.photograph import read_photograph
 from regard.lens.pictures.picture_overlay import overlay
-from regard.lens.placed_patches import Patches, Place, Token, find_token, name_token
+from regard.lens.placed_patches import Patches, Place, Token, beyond, find_token, name_token
 from regard.lens.placing import Placed
 from regard.lens.view import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Overlay", "overlay_of"]
+__all__ = ["Overlay", "overlay_of", "received_from"]
+
+AT_ONCE = 1 << 24  # weights that are held at once while rows are summed up
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlay:
     """What a token looks at (or is looked at from) on a photograph.
 
-    title: whose attention it is, and of what.
+    title: whose attention it is, and of what; "padding included" where rows of padding could not be left out.
     weights: (N,) the exact row over the keys, in their order; of a column, over the queries; of what all queries look
-        at, their mean over the keys, (W·N,) where these are cut into windows.
-    shares: what they sum up to, by kind of token; "other pictures" has the patches of those, "sink" a learned sink.
+        at, the mean row of those that are no padding, (W·N,) where these are cut into windows.
+    shares: what they sum up to, by kind of token; "other pictures" has the patches of those, "beyond the picture" those
+        that lie wholly on what was padded around the photograph, "sink" a learned sink.
     boxes: (P, 4) the picture's patches in the photograph: top, left, bottom, right.
     mass: (P,) the weight of each; exactly 0 outside the token's window.
     cells: (P, 2) the row and the column of each in the grid of patches.  tokens: (P, 2) its window and index there.
@@ -88,7 +93,7 @@ class Overlay:
         return overlay(
             *(self.boxes, self.mass, self.picture),
             image=self.image,
-            asked=self.asked,
+            asked=None if self.asked is None or beyond(self.asked, self.picture) else self.asked,
             note=f"weight in all: {self._sums}",
             title=self.title,
             dark=dark,
@@ -143,10 +148,14 @@ def overlay_of(
         found = asker.at(*at)
     elif token is not None:
         found = find_token(asker.layout, token, words, "key" if column else "query")
-    weights = _weights(replace(view, lead=None, numpy=False), placed.windows, entry, found, head, column)  # (W, N)
+    flat, real = replace(view, lead=None, numpy=False), sides.queries.kind != "padding"  # (W, Nq)
+    weights = (
+        _all_queries(flat, entry, head, real) if found is None else _line(flat, entry, found, head, len(real), column)
+    )
     number = None if found is None else asker.number(found)
     target = "the picture" if len(sides.frames) == 1 else f"picture {picture}"
-    who = "all queries" if found is None else name_token(asker, found, words)
+    every = "all queries" if real.all() or view.weights is not None else "all queries (padding included)"
+    who = every if found is None else name_token(asker, found, words)
     return Overlay(
         title=_title(placed.path, head, view.sizes[1], f"{target} → {who}" if column else f"{who} → {target}"),
         weights=weights.ravel() if found is None else weights[found[0]],
@@ -179,30 +188,67 @@ def _check_patches(side: Patches, other: Patches, name: str, hint: str) -> None:
         raise LookupError(f"no {name} of this attention is a patch of picture {side.picture}: {side.layout}{advice}")
 
 
-def _weights(view: View, windows: int, entry: int, found: Place | None, head: int | None, column: bool) -> Floats:
-    """(W, N) weights of a batch entry, of one head or the mean of all; 0 in windows that are not asked."""
-    chosen = slice(None) if head is None else [index_among("head", head, view.sizes[1], "heads")]
-    rows = slice(entry * windows, (entry + 1) * windows)
-    if found is None:
-        received = view.received
+def _line(view: View, entry: int, found: Place, head: int | None, windows: int, column: bool) -> Floats:
+    """(W, N) a token's row or column, of one head or the mean of all; 0 in the windows that are not its own."""
+    window, i = found
+    line = (view.column(i) if column else view.row(i))[entry * windows + window, _heads(view, head)]  # (H, N)
+    weights = np.zeros((windows, line.shape[-1]))
+    weights[window] = line.double().mean(0).cpu().numpy()
+    return weights
+
+
+def _all_queries(view: View, entry: int, head: int | None, real: NDArray[np.bool_]) -> Floats:
+    """(W, Nk) the mean row of a batch entry's queries, of one head or the mean of all.
+
+    real: (W, Nq) which queries are no padding; they alone count where rows are at hand, else all do.
+    """
+    windows, nq = real.shape
+    if real.all() or view.weights is None:
+        received, count = view.received, windows * nq
         if received.shape[-1] != view.sizes[3]:
             raise LookupError(
                 "what each key receives was pooled, as an overview is: save the capture without overview=True"
             )
-        heads = received[rows][:, chosen] / (windows * view.sizes[2])  # (W, H, N)
-        return np.asarray(heads.double().mean(1).cpu().numpy())
-    window, i = found
-    line = (view.column(i) if column else view.row(i))[rows][window, chosen]  # (H, N)
-    weights = np.zeros((windows, line.shape[-1]))
-    weights[window] = line.double().mean(0).cpu().numpy()
-    return weights
+        received = received[entry * windows : (entry + 1) * windows]  # (W, H, Nk)
+    else:
+        received, count = received_from(view, entry, real), int(real.sum())
+    return np.asarray((received[:, _heads(view, head)].double().mean(1) / max(count, 1)).cpu().numpy())
+
+
+def _heads(view: View, head: int | None) -> slice | list[int]:
+    return slice(None) if head is None else [index_among("head", head, view.sizes[1], "heads")]
+
+
+def received_from(view: View, entry: int, real: NDArray[np.bool_]) -> Tensor:
+    """(W, H, Nk) fp64: what each key of a batch entry gets from some of its queries.
+
+    >>> import regard
+    >>> x = torch.zeros(1, 1, 4, 3)
+    >>> received_from(regard.look(x, x, x), 0, np.array([[True, True, False, False]]))
+    tensor([[[0.5000, 0.5000, 0.5000, 0.5000]]], dtype=torch.float64)
+
+    view: on torch, with axes (B, H, …).  real: (W, Nq) which queries. Raises LookupError where q and k were not kept.
+    """
+    (batch, heads, _, nk), (windows, _) = view.sizes, real.shape
+    total = torch.zeros(windows, heads, nk, dtype=torch.float64)
+    rows = np.flatnonzero(real.any(0))
+    at_once = max(1, AT_ONCE // max(1, batch * heads * nk))
+    for i in range(0, len(rows), at_once):
+        part = rows[i : i + at_once]
+        tile = view.tile(part.tolist(), slice(None))[entry * windows : (entry + 1) * windows]  # (W, H, rows, Nk)
+        counted = torch.from_numpy(real[:, part])[:, None, :, None].to(tile.device)
+        total += torch.where(counted, tile, 0.0).sum(2, dtype=torch.float64).cpu()
+    return total
 
 
 def _shares(weights: Floats, shown: Patches) -> dict[str, float]:
     """What the weights sum up to, by kind, for the kinds that there are."""
     layout = shown.layout
     others = (layout.kind == "patch") & (layout.picture != shown.picture)
-    groups = {kind: (layout.kind == kind) & ~others for kind in KINDS} | {"other pictures": others}
+    outside = np.zeros(layout.shape, bool)
+    outside[tuple(shown.tokens[shown.beyond].T)] = True
+    groups = {kind: (layout.kind == kind) & ~others & ~outside for kind in KINDS}
+    groups |= {"other pictures": others, "beyond the picture": outside}
     return {name: float(weights[where].sum()) for name, where in groups.items() if where.any()}
 
 

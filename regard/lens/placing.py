@@ -112,16 +112,41 @@ def _part(layout: Layout, begin: int, n: int) -> Layout:
 
 
 def read_layouts(given: object) -> GivenLayouts:
-    """Layouts as they may be given: {path: Sides}, or one Sides for all paths; or a list of them, one per batch entry.
+    """Layouts as they may be given: {path: Sides}, or one Sides for all paths; or a list of these, one per batch entry.
 
     >>> list(read_layouts(Sides.patches(32)))
     [None]
+    >>> read_layouts([{"attn": Sides.patches(32)}, {"attn": Sides.patches(48)}])["attn"][1].keys
+    Layout(1 cls, 9 patches of picture 0)
 
-    Raises TypeError for anything else.
+    A mapping may also have a list of Sides under a path, one per batch entry.
+    Raises TypeError for anything else, ValueError for a list of mappings whose paths differ.
     """
+    if isinstance(given, (list, tuple)) and given and all(isinstance(item, Mapping) for item in given):
+        return _joined(given)
     if isinstance(given, Mapping):
         return {path: _read_sides(sides) for path, sides in given.items()}
     return {None: _read_sides(given)}
+
+
+def _joined(entries: Sequence[Mapping[str | None, object]]) -> GivenLayouts:
+    """The layouts of all batch entries under each path."""
+    first, *others = (list(entry) for entry in entries)
+    for number, paths in enumerate(others, 1):
+        if set(paths) != set(first):
+            odd = _listed(sorted(set(paths) ^ set(first), key=str))
+            raise ValueError(
+                f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
+            )
+    return {path: tuple(side for entry in entries for side in _read_one(path, entry[path])) for path in first}
+
+
+def _read_one(path: str | None, given: object) -> tuple[Sides, ...]:
+    """The one Sides that a batch entry has under a path."""
+    read = _read_sides(given)
+    if len(read) != 1:
+        raise ValueError(f"each batch entry must have one Sides under a path, got {len(read)} of {path!r}")
+    return read
 
 
 def _read_sides(given: object) -> tuple[Sides, ...]:

@@ -323,7 +323,7 @@ class View:
         picture: int = 0,
         column: bool = False,
     ) -> Overlay:
-        """What a token looks at, on the photograph; without a token, what all of them look at. See docs/lens.md.
+        """What a token looks at, on the photograph; without a token, what all but padding look at. See docs/lens.md.
 
         >>> import torch, regard
         >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)

@@ -31,7 +31,7 @@ class Task:
     names: templates of the head's weights, from the root of the checkpoint.
     prefix: what stands before the body's weights beside this head; default what the family has.
     unused: regular expressions of tensors that this task does without, as the decoder where only the encoder is asked.
-    copies: a tensor that a checkpoint may hold once more beside this head → the shared one that it must equal.
+    copies: a tensor that a checkpoint may hold beside the shared one, or in its place → that one, which it must equal.
     """
 
     architecture: str

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from regard.linear_maps import Joined, JoinedTable
 from regard.models.checkpoint.checkpoints import Checkpoint
 from regard.models.checkpoint.finding import find
+from regard.models.checkpoint.foreign import refuse_foreign
 from regard.models.family import Family
 from regard.models.model import Model
 from regard.models.settings import Settings
@@ -122,7 +123,8 @@ def load(
 
 
 def family_of(settings: Settings) -> Family:
-    """The family that config.json names. Raises ValueError with those there are."""
+    """The family that config.json names. Raises ValueError with those there are, and for other libraries' files."""
+    refuse_foreign(settings.values, settings.where)
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
@@ -153,6 +155,7 @@ def fill(
     """Read every weight of a model, after all of them are known to be there and to fit."""
     stored = _stored_names(checkpoint, model.family)
     plan = _without_pooler(model, list(places(model, _prefix(stored, model.family))), stored)
+    _take_copies(model, plan, stored)
     _check(model, plan, checkpoint, stored)
     _check_dtypes(plan, checkpoint, stored, dtype)
     _check_copies(model, plan, checkpoint, stored)
@@ -250,6 +253,37 @@ def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     return names
 
 
+def _take_copies(model: Model, plan: list[Place], stored: dict[str, str]) -> None:
+    """Let a shared tensor be read from its copy where the file holds only that.
+
+    `safetensors.torch.save_model` keeps the first of a tensor's names by the alphabet: lm_head.weight of GPT-2's table.
+    """
+    missing, family, prefix = _missing(plan, stored), model.family, _prefix(stored, model.family)
+    for task in sorted(family.tasks, key=lambda name: name != model.task) if missing else ():
+        for copy, original in {**family.copies, **family.tasks[task].copies}.items():
+            wanted = next((name for name in (original, prefix + original) if name in missing), None)
+            held = next((name for name in (copy, prefix + copy) if name in stored), None)
+            if wanted is None or held is None:
+                continue
+            # A head that is not tied reads this name for itself, and then it is no copy.
+            if held not in _read_by(plan if task == model.task else places(_for_task(model, task), prefix)):
+                stored[wanted] = stored.pop(held)
+                missing.remove(wanted)
+
+
+def _for_task(model: Model, task: str) -> Model:
+    """What the same checkpoint would be for another task."""
+    return empty(model.family, model.settings, task)
+
+
+def _read_by(plan: Iterable[Place]) -> set[str]:
+    return {part for place in plan for part in place.theirs}
+
+
+def _missing(plan: Iterable[Place], stored: Iterable[str]) -> set[str]:
+    return _read_by(place for place in plan if place.source.needed) - set(stored)
+
+
 def _prefix(stored: Iterable[str], family: Family) -> str:
     """What stands before the body's weights in this checkpoint: a bare body has no prefix."""
     known = sorted({family.before(task) for task in family.tasks} - {""})
@@ -258,13 +292,13 @@ def _prefix(stored: Iterable[str], family: Family) -> str:
 
 def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
     """Refuse missing, misshapen and left-over tensors, all of them in one message."""
-    missing = sorted({part for place in plan if place.source.needed for part in place.theirs} - stored.keys())
+    missing = sorted(_missing(plan, stored))
     misshapen = []
     for place in plan:
         for part, shape in zip(place.theirs, place.source.shapes(place.shape, place.rows), strict=True):
             if part in stored and (found := checkpoint.entries[stored[part]].shape) != shape:
                 misshapen.append(f"{part} {found} instead of {shape}")
-    left = sorted(stored.keys() - {part for place in plan for part in place.theirs})
+    left = sorted(stored.keys() - _read_by(plan))
     if left:
         known = _known(model)
         left = [name for name in left if not any(p.search(name) for p in known)]
@@ -275,13 +309,24 @@ def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict
     ]
     if problems:
         hint = ""
-        if missing and not misshapen and model.task != "none":
+        if missing and not misshapen and not left and _has_body(model, stored):
             hint = ". A checkpoint without this head can be read as task='none'"
         raise ValueError(
             f"the checkpoint does not fit {model.family.title} with task {model.task!r} and its config.json: "
             + "; ".join(problems)
             + hint
         )
+
+
+def _has_body(model: Model, stored: dict[str, str]) -> bool:
+    """Could the checkpoint be read without a head, so that nothing but the head is missing?"""
+    if model.task == "none" or "none" not in model.family.tasks:
+        return False
+    try:
+        plan = list(places(_for_task(model, "none"), _prefix(stored, model.family)))
+    except ValueError:  # settings that only the bare model reads are not the question here
+        return False
+    return not _missing((place for place in plan if not place.name.startswith("pooler.")), stored)
 
 
 def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None) -> None:
@@ -303,7 +348,7 @@ def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, s
 
 def _check_copies(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
     """Refuse a second table of words that is not the shared one: `transformers` would compute with it."""
-    family, used = model.family, {part for place in plan for part in place.theirs}
+    family, used = model.family, _read_by(plan)
     prefix = _prefix(stored, family)
     for copy, original in {**family.copies, **family.tasks[model.task].copies}.items():
         second = next((name for name in (copy, prefix + copy) if name in stored and name not in used), None)

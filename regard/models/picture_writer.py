@@ -38,7 +38,9 @@ from regard.models.text_model import TextModel
 from regard.models.vision_model import check_pixels
 from regard.models.vision_parts import VisionTower
 
-__all__ = ["PictureReading", "PictureWriter", "Projector"]
+__all__ = ["PictureReading", "PictureWriter", "Projector", "check_count"]
+
+KEYS = ("image_token_index", "image_token_id")  # of config.json: which token a picture's vectors take the place of
 
 
 class Projector(nn.Module):
@@ -146,6 +148,20 @@ class PictureWriter(Model):
         rows, columns = self.vision.embed.patches.grid(height, width)
         return rows * columns + (len(self.vision.embed.before) if self.full else 0)
 
+    @property
+    def spelling(self) -> str:
+        """How the checkpoint's tokenizer writes the placeholder. Raises ValueError where it has no such token."""
+        tokenizer = self.tokenizer
+        try:
+            return tokenizer.tokens([self.placeholder])[0]
+        except ValueError:
+            key = next((key for key in KEYS if key in self.settings), KEYS[0])
+            raise ValueError(
+                f"the tokenizer has no token for {key} {self.placeholder} of config.json (its vocabulary has "
+                f"{tokenizer.size}), so nothing in a text stands for a picture: add <image> to it, as with "
+                "tokenizer.add_tokens(['<image>'], special_tokens=True) and save_pretrained of transformers"
+            ) from None
+
     def expand(self, text: str, pixels: Tensor | None, *, token: str | None = None) -> str:
         """A text in which each placeholder stands as many times as its picture has vectors.
 
@@ -154,15 +170,10 @@ class PictureWriter(Model):
 
         pixels: (P, C, H, W), the pictures that the text speaks of, None for none.
         token: how the placeholder is written; by default as the checkpoint's tokenizer writes it.
-        Raises ValueError where there are more or fewer placeholders than pictures.
+        Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one.
         """
-        token = self.tokenizer.tokens([self.placeholder])[0] if token is None else token
-        pictures = 0 if pixels is None else len(pixels)
-        if text.count(token) != pictures:
-            raise ValueError(
-                f"the text has {text.count(token)} placeholders {token!r}, and there are {pictures} pictures: "
-                "write one where each picture stands"
-            )
+        token = self.spelling if token is None else token
+        check_count(text, token, 0 if pixels is None else len(pixels), "pixels")
         return text if pixels is None else text.replace(token, token * self.picture_tokens(*pixels.shape[-2:]))
 
     def layouts(self, ids: Tensor, frames: Sequence[Frame], *, mask: Tensor | None = None) -> dict[str, Sides]:
@@ -315,6 +326,28 @@ def _put(words: Layout, places: NDArray[np.bool_], pictures: Sequence[Layout]) -
     for array, tokens in zip(arrays, _arrays(sum(pictures[1:], pictures[0])), strict=True):
         array[:, places] = tokens
     return Layout(*arrays)
+
+
+def check_count(text: str, token: str, pictures: int, argument: str) -> None:
+    """Refuse a text with more or fewer placeholders than pictures.
+
+    >>> check_count("<image> a cat", "<image>", 0, "pictures")
+    Traceback (most recent call last):
+        ...
+    ValueError: the text has 1 placeholder '<image>', and there is no picture: give pictures=…, or leave it out
+
+    token: how the placeholder is written.  argument: which takes the pictures.
+    """
+    held = text.count(token)
+    if held == pictures:
+        return
+    has = f"the text has {held or 'no'} placeholder{'s' * (held > 1)} {token!r}"
+    if not pictures:
+        raise ValueError(
+            f"{has}, and there is no picture: give {argument}=…, or leave {'them' if held > 1 else 'it'} out"
+        )
+    there = "is 1 picture" if pictures == 1 else f"are {pictures} pictures"
+    raise ValueError(f"{has}, and there {there}: write one where each picture stands")
 
 
 def _tokens(number: int) -> str:

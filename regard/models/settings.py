@@ -186,14 +186,40 @@ class Settings:
     def labels(self, count: int = 2) -> tuple[str, ...]:
         """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels.
 
-        count: how many, where neither is given. Raises ValueError for labels that have no numbers, or are too many.
+        >>> Settings({"id2label": {"1": "cat", "0": "dog"}}).labels()
+        ('dog', 'cat')
+
+        count: how many, where neither is given. Raises ValueError for labels whose numbers do not count from 0, so that
+        nobody can tell what some outputs are called, and as `label_count`.
+        """
+        number, named = self.label_count(count), self.get("id2label")
+        if named is None:
+            return tuple(f"LABEL_{i}" for i in range(number))
+        found = {int(key): str(name) for key, name in named.items()}
+        if sorted(found) != list(range(number)):
+            numbers = ", ".join(str(key) for key in list(named)[:8]) + (", …" if number > 8 else "")
+            raise ValueError(
+                f"{self.where}: id2label names the numbers {numbers}, and {number} outputs are numbered from 0 to "
+                f"{number - 1}, so some name would be wrong: correct it in the file, or write the right names to "
+                'model.settings.values["id2label"]'
+            )
+        return tuple(found[i] for i in range(number))
+
+    def label_count(self, count: int = 2) -> int:
+        """How many classes there are: as many as id2label names, whatever their numbers, as in `transformers`.
+
+        >>> Settings({"id2label": {"1": "cat", "2": "dog", "3": "hat"}}).label_count()
+        3
+
+        count: how many, where neither id2label nor num_labels is given.
+        Raises ValueError for labels that have no numbers, or are too many.
         """
         named = self.get("id2label")
         if named is None:
-            return tuple(f"LABEL_{i}" for i in range(self.whole("num_labels", count, most=MOST_LABELS)))
+            return self.whole("num_labels", count, most=MOST_LABELS)
         if not isinstance(named, dict) or not all(str(key).isdecimal() for key in named):
             raise ValueError(f"{self.where}: id2label must give a name for each number, got {named!r:.80}")
-        return tuple(str(named[key]) for key in sorted(named, key=int))
+        return len(named)
 
     def naming(self, error: Exception) -> str:
         """What went wrong with these values, with the file, and the keys that hold what the message names.
@@ -234,14 +260,33 @@ class Settings:
                 self.only(key, *allowed)
         for inner in self._inner.values():
             inner.finish(family, harmless=harmless, ignore=ignore)
-        known = HARMLESS | set(harmless) | set(ignore)
-        unread = {key: value for key, value in self.unread().items() if key not in known}
+        unread = {key: value for key, value in self._strange(harmless).items() if key not in set(ignore)}
         if unread:
             said = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
             raise ValueError(
                 f"{self.where} has keys that {family} does not know, and that may change what it computes: {said}. "
                 f"If they do not, name them: regard.load(…, ignore={json.dumps(list(unread))})"
             )
+
+    def without_ignored(self, *, harmless: Iterable[str] = (), ignore: Iterable[str] = ()) -> dict[str, Any]:
+        """The values, and those of the parts, without what `finish` lets pass only because it is told to ignore it.
+
+        >>> settings = Settings({"hidden_size": 12, "use_rotary": False})
+        >>> _ = settings.whole("hidden_size")
+        >>> settings.without_ignored(ignore=["use_rotary", "hidden_size"])
+        {'hidden_size': 12}
+        """
+        passed = self._strange(harmless).keys() & set(ignore)
+        values = {key: value for key, value in self.values.items() if key not in passed}
+        for key, part in self._inner.items():
+            if values.get(key) is not None:
+                values[key] = part.without_ignored(harmless=harmless, ignore=ignore)
+        return values
+
+    def _strange(self, harmless: Iterable[str]) -> dict[str, Any]:
+        """What nobody has read, and what is not known to change nothing."""
+        known = HARMLESS | set(harmless)
+        return {key: value for key, value in self.unread().items() if key not in known}
 
     def _needed(self, key: str, default: Any) -> Any:
         value = self.get(key, default)

@@ -19,6 +19,7 @@ from regard.models.checkpoint.checkpoints import write
 from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER
 from regard.models.checkpoint.side_files import copy_sides, read_side, write_side
 from regard.models.heads import label_names
+from regard.models.images.options import without_ignored
 from regard.models.images.preprocessing import FILE, NESTED, Preprocessor
 from regard.models.loading import empty, listed, places
 from regard.models.model import Model
@@ -34,7 +35,7 @@ def save(model: Model, directory: str | Path) -> None:
     """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
     A head with another number of labels than config.json has is written with as many, LABEL_0 and so on, unless
-    `model.settings.values["id2label"]` names them.
+    `model.settings.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
 
     directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
     Raises NotADirectoryError if there is a file of that name; ValueError, before anything is written, for a model whose
@@ -48,7 +49,8 @@ def save(model: Model, directory: str | Path) -> None:
     _check_fit(model, settings)
     directory.mkdir(parents=True, exist_ok=True)
     write(directory, _tensors(model))
-    values = settings.values | {
+    kept = settings.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
+    values = kept | {
         "architectures": [model.family.tasks[model.task].architecture],
         "dtype": str(model.dtype).removeprefix("torch."),
     }
@@ -90,11 +92,12 @@ def _settled(model: Model) -> Settings:
     if model.task not in LABELLED or score is None or score.ndim != 2:
         return model.settings
     settings, count = model.settings, len(score)
-    names = label_names(settings.labels(count), count)
     fits = _shapes(model, settings).get("head.score.weight", (count,))[0] == count
-    numbers = settings.values.get("label2id")  # of the old names, where id2label was given new ones
-    if fits and (not isinstance(numbers, dict) or numbers.keys() == set(names)):
+    named, numbers = settings.values.get("id2label"), settings.values.get("label2id")
+    old = isinstance(named, dict) and isinstance(numbers, dict) and numbers.keys() != set(map(str, named.values()))
+    if fits and not old:  # else label2id is of the names before id2label was given new ones
         return settings
+    names = label_names(settings.labels(count) if settings.label_count(count) == count else (), count)
     values = settings.values | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
@@ -131,16 +134,23 @@ def _check_fit(model: Model, settings: Settings) -> None:
 
 
 def _save_preprocessor(model: Model, directory: Path) -> None:
-    """One that was set by hand; where the checkpoint's own says the same, that stays as it came."""
+    """One that was set by hand; where the checkpoint's own says the same, that stays as it came.
+
+    Keys that were ignored when it was read are not written again: who opens it would have to ignore them, too.
+    """
     held = vars(model).get("preprocessor")
     try:
         own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
     except (FileNotFoundError, ValueError):
         own = None  # there is none, or none that is understood
-    if held is None or held == own:
+    written = own if held is None or held == own else held
+    if written is None:
+        return
+    values = without_ignored(written.kind, written.values)
+    if own is not None and written is own and values == own.values:
         return
     nested = read_side(directory, NESTED, dict) or {}
     if "image_processor" in nested:  # it would go first
-        write_side(directory, NESTED, nested | {"image_processor": held.values})
+        write_side(directory, NESTED, nested | {"image_processor": values})
     else:
-        write_side(directory, FILE, held.values)
+        write_side(directory, FILE, values)

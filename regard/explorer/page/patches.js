@@ -7,6 +7,9 @@
 /** @typedef {{top: number, left: number, bottom: number, right: number}} Box */
 /** @typedef {{token: number, row: number, column: number, box: Box}} Patch */
 
+/** Of a picture's sides: rounding, and no part of a patch. */
+const HAIR = 1e-6;
+
 /** @type {WeakMap<TokenLayout, PlacedTokens>} */
 const made = new WeakMap();
 
@@ -34,6 +37,9 @@ export class PlacedTokens {
         this.pictures.push(picture);
       }
     this.count = this.kinds.length;
+    /** @type {Map<string, Map<number | null, number>>} */
+    this.counts = new Map(); // kind → picture → how many tokens
+    this.numbers = this.kinds.map((kind, token) => this.#number(kind, this.pictures[token]));
     /** @type {Map<number, Patch>} */
     this.patches = new Map(); // by token
     for (const grid of layout.grids) this.#place(grid);
@@ -45,6 +51,18 @@ export class PlacedTokens {
       if (own) own.push(patch);
       else this.byPicture.set(picture, [patch]);
     }
+  }
+
+  /**
+   * Which token of its kind and picture this one is, counted as it comes.
+   * @param {string} kind
+   * @param {number | null} picture
+   */
+  #number(kind, picture) {
+    const own = this.counts.get(kind) ?? new Map();
+    const number = own.get(picture) ?? 0;
+    this.counts.set(kind, own.set(picture, number + 1));
+    return number;
   }
 
   /** @param {Grid} grid */
@@ -89,13 +107,23 @@ export class PlacedTokens {
     return this.of(picture).find((patch) => patch.row === row && patch.column === column);
   }
 
+  /**
+   * Is a token a patch that lies wholly beyond its picture, on what was padded around it?
+   * @param {number} token
+   */
+  beyond(token) {
+    const box = this.patches.get(token)?.box;
+    return box !== undefined && (Math.min(box.bottom, box.right) <= HAIR || Math.max(box.top, box.left) >= 1 - HAIR);
+  }
+
   /** Tokens that are neither patches nor padding: cls, registers, words. */
   get others() {
     return this.kinds.flatMap((kind, token) => (kind === "patch" || kind === "padding" ? [] : [token]));
   }
 
   /**
-   * What a token is called, whatever it is but a word, which is null.
+   * What a token is called, whatever it is but a word, which is null: a patch by row and column, any other by its kind,
+   * counted among those of its kind in its picture.
    * @param {number} token
    * @returns {string | null}
    */
@@ -104,6 +132,8 @@ export class PlacedTokens {
     if (kind === undefined || kind === "text") return null;
     const patch = this.patches.get(token);
     if (patch) return `(${patch.row}, ${patch.column})`;
-    return this.kinds.filter((one) => one === kind).length === 1 ? kind : `${kind} ${token}`;
+    const [picture, counts] = [this.pictures[token], this.counts.get(kind)];
+    const name = counts?.get(picture) === 1 ? kind : `${kind} ${this.numbers[token]}`;
+    return (counts?.size ?? 1) > 1 && picture !== null ? `${name} of picture ${picture}` : name;
   }
 }

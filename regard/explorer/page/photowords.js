@@ -3,8 +3,8 @@
 
 import { stepAt } from "./colourmaps.js";
 import { fill, make, segments } from "./elements.js";
-import { hasNaN } from "./linklist.js";
-import { digits, kindWords, wordsFor } from "./panewords.js";
+import { digits, howWords, kindWords, wordsFor } from "./panewords.js";
+import { say } from "./words.js";
 
 /** @typedef {import("./labels.js").Piece} Piece */
 /** @typedef {import("./patches.js").PlacedTokens} PlacedTokens */
@@ -17,6 +17,9 @@ import { digits, kindWords, wordsFor } from "./panewords.js";
 
 /** Of a picture of thousands of pixels, less than one: rounding, and no crop. */
 const HAIR = 1e-4;
+
+/** Patches that lie wholly on what was padded around the photograph, as overlays call them. */
+const BEYOND = "beyond the picture";
 
 export class PhotoBar {
   /** @param {(picture: number) => void} choose  told which of several pictures is wanted */
@@ -41,11 +44,14 @@ export class PhotoBar {
     const high = make("span", { class: "photo-high" }, digits(scale.high));
     const shares = sharesOf(row, keys).map(([kind, share]) => {
       const given = { class: "photo-share", "data-kind": kind, "data-share": share };
-      return make("span", given, `${kindWords(kind, lang)} `, make("b", {}, digits(share)));
+      const name = kind === BEYOND ? say(lang, "photo_beyond") : kindWords(kind, lang);
+      return make("span", given, `${name} `, make("b", {}, digits(share)));
     });
     const choice = pictures > 1 ? this.#choice(lang, picture, pictures) : null;
     const known = row?.weights.data.some((weight) => weight > 0);
-    fill(this.element, choice, known && make("span", { class: "photo-legend" }, low, ramp, high), ...shares);
+    const part = row?.how === "strongest" && `${howWords(row.how, lang)}: ${say(lang, "photo_part")}`;
+    const legend = known && make("span", { class: "photo-legend" }, low, ramp, high);
+    fill(this.element, choice, legend, part && make("span", { class: "photo-part" }, part), ...shares);
   }
 
   /**
@@ -54,25 +60,24 @@ export class PhotoBar {
    * @param {number} pictures
    */
   #choice(lang, picture, pictures) {
-    const choices = Array.from({ length: pictures }, (_, n) => ({ value: String(n), label: String(n + 1) }));
+    const choices = Array.from({ length: pictures }, (_, n) => ({ value: String(n), label: String(n) }));
     return segments(wordsFor(lang).pictures, "picture", choices, String(picture), (value) => this.choose(Number(value)));
   }
 }
 
 /**
- * What a row sums up to, by kind of key, the largest first.
+ * What a row sums up to, by kind of key, the largest first; nothing where the page holds only a part of the row.
  * @param {Row | null} row
  * @param {PlacedTokens | null} keys
  * @returns {[string, number][]}
  */
 function sharesOf(row, keys) {
-  if (row === null || keys === null) return [];
+  if (row === null || keys === null || row.how === "strongest") return [];
   /** @type {Map<string, number>} */
   const sums = new Map();
-  const broken = hasNaN(row);
   row.weights.data.forEach((weight, i) => {
-    const kind = keys.kinds[row.start + i];
-    sums.set(kind, (sums.get(kind) ?? 0) + (broken ? weight : weight || 0));
+    const kind = keys.beyond(row.start + i) ? BEYOND : keys.kinds[row.start + i];
+    sums.set(kind, (sums.get(kind) ?? 0) + weight);
   });
   return [...sums].sort(([, a], [, b]) => b - a);
 }

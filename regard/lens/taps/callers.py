@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.layers import ContextKeys
 from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
 from regard.op import attention
 
@@ -58,7 +59,7 @@ SOURCES = ("hidden_states", "x", "query", "inputs", "input", "tgt")
 
 CAPTURED = "a CUDA graph was being captured, in which nothing can be measured; watch the model without CUDA graphs"
 
-CROSS = re.compile(r"cross.*att|^x_?att|enc_?dec_?att|encoder_att|enc_att|src_att", re.IGNORECASE)
+CROSS = re.compile(r"cross.*att|^(?-i:cross)$|^x_?att|enc_?dec_?att|encoder_att|enc_att|src_att", re.IGNORECASE)
 OWN = re.compile(r"self_?att", re.IGNORECASE)
 
 _OP = attention.__code__
@@ -256,7 +257,7 @@ def _kind(frame: FrameType, module: nn.Module, path: str) -> Kind:
 
 def _looks_away(local: Mapping[str, Any], name: str) -> bool:
     context = local.get(name)
-    return isinstance(context, Tensor) and all(local.get(source) is not context for source in SOURCES)
+    return isinstance(context, (Tensor, ContextKeys)) and all(local.get(source) is not context for source in SOURCES)
 
 
 def _kind_by_name(path: str, kind: str) -> Kind:

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from regard.json_header import parsed
 from regard.models.checkpoint import tensor_file
-from regard.models.checkpoint.tensor_file import AGAIN, CONVERT, LARGEST_TEXT, CheckpointError, Entry, TensorFile
+from regard.models.checkpoint.converting import conversion
+from regard.models.checkpoint.tensor_file import AGAIN, LARGEST_TEXT, CheckpointError, Entry, TensorFile
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "CheckpointError", "Entry", "weight_files", "write"]
 
@@ -177,7 +178,7 @@ def _no_weights(directory: Path) -> Exception:
     if pickles:
         return CheckpointError(
             f"{str(directory)!r} has its weights only as pickles ({_list(pickles)}), and opening a pickle can run any "
-            f"code; if you trust where it came from, convert it once with transformers: {CONVERT}"
+            f"code; if you trust where it came from, convert it once with transformers: {conversion(directory)}"
         )
     if others:
         kinds = " and ".join(sorted({OTHERS[Path(name).suffix] for name in others}))

@@ -15,6 +15,9 @@ import reprlib
 from pathlib import Path
 
 from regard.models.checkpoint.checkpoints import INDEX, SINGLE, weight_files
+from regard.models.checkpoint.converting import conversion
+from regard.models.checkpoint.foreign import refuse_foreign
+from regard.models.checkpoint.side_files import read_side
 
 __all__ = ["PICTURES", "POOLING", "TOKENIZER", "find"]
 
@@ -100,10 +103,11 @@ def _snapshot(name: str, revision: str | None) -> Path:
     folder = _downloaded(name, revision)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{name!r} has no config.json in {str(folder)!r}; {AGAIN}, or give another model")
+    refuse_foreign(read_side(folder, "config.json", dict) or {}, str(folder / "config.json"))
     try:
         weight_files(folder)
     except FileNotFoundError as error:
-        call = f"AutoModel.from_pretrained({name!r}).save_pretrained(directory)"
+        call = conversion(folder, repr(name))
         pickled = f"; if the hub has only a pickle, which can run any code, convert it with transformers: {call}"
         known = any((folder / file).is_symlink() or (folder / file).is_file() for file in (SINGLE, INDEX))
         raise FileNotFoundError(f"{name!r} is not complete: {error}; {AGAIN}{'' if known else pickled}") from None

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from regard.json_header import Refusal, parsed
+from regard.models.checkpoint.converting import conversion
 
-__all__ = ["AGAIN", "CONVERT", "LARGEST_TEXT", "REFUSAL", "CheckpointError", "Entry", "TensorFile", "check", "write"]
+__all__ = ["AGAIN", "LARGEST_TEXT", "REFUSAL", "CheckpointError", "Entry", "TensorFile", "check", "write"]
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -55,7 +56,6 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 LARGEST_TEXT = 100_000_000  # bytes, as safetensors itself
 MOST_AXES = 64  # of a tensor that torch computes with
 AGAIN = "download or copy it again"
-CONVERT = "AutoModel.from_pretrained(directory).save_pretrained(new_directory)"
 
 
 class CheckpointError(ValueError):
@@ -116,7 +116,7 @@ class TensorFile:
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                text = _checked_text(file, size)
+                text = _checked_text(file, size, path)
                 header = parsed(text, REFUSAL)
                 self.metadata = _checked_metadata(header.pop("__metadata__", {}))
                 self.entries = _checked_entries(header, path, 8 + len(text), size)
@@ -138,13 +138,16 @@ class TensorFile:
         return torch.frombuffer(self._mapping, dtype=entry.dtype, count=count, offset=entry.start).view(entry.shape)
 
 
-def _checked_text(file: BufferedReader, size: int) -> bytes:
+def _checked_text(file: BufferedReader, size: int, path: Path) -> bytes:
     """The header's text; nothing is read that the file does not hold."""
     start = file.read(32)
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError("it is a Git LFS pointer, not the weights; fetch them with: git lfs pull")
     if start.startswith((b"PK\x03\x04", b"\x80\x02")):  # torch.save, now and before 1.6
-        raise CheckpointError(f"it is a pickle by another name, which can run any code; convert it: {CONVERT}")
+        raise CheckpointError(
+            "it is a pickle by another name, which can run any code; if you trust where it came from, call it "
+            f"pytorch_model.bin and convert it once with transformers: {conversion(path.parent)}"
+        )
     length = int.from_bytes(start[:8], "little")
     if size < 8 or (length <= LARGEST_TEXT and size < 8 + length):
         expected = 8 + length if size >= 8 else 8

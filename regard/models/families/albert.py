@@ -132,7 +132,7 @@ def words(settings: Settings) -> LanguageHead:
 
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), len(settings.labels())
+    d, n = settings.whole("hidden_size"), settings.label_count()
     dropout = settings.number("classifier_dropout_prob", 0.1)
     for key, off in OFF.items():
         settings.only(key, off)

@@ -76,7 +76,7 @@ def build(settings: Settings, task: str) -> EncoderDecoder:
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "generate": lambda: words(vocabulary, None),
         "classify": lambda: EndToken(
-            d, len(settings.labels(3)), settings.whole("eos_token_id", 2, least=0), dropout=dropout
+            d, settings.label_count(3), settings.whole("eos_token_id", 2, least=0), dropout=dropout
         ),
         "answer": lambda: Labels(d, 2, pooled=False),
         "none": lambda: None,

@@ -105,7 +105,7 @@ def labels(settings: Settings, count: int, *, pooled: bool) -> Labels:
 
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), len(settings.labels())
+    d, n = settings.whole("hidden_size"), settings.label_count()
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "fill": lambda: words(settings),
         "next": lambda: Labels(d, 2, pooled=True),

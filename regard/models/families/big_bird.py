@@ -104,7 +104,7 @@ def names(settings: Settings) -> Names:
 
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
-    sizes, n = Sizes(settings), len(settings.labels())
+    sizes, n = Sizes(settings), settings.label_count()
     d, dropout = sizes.d, settings.number("classifier_dropout", sizes.dropout)
     if task == "answer":
         settings.whole("type_vocab_size", 2, least=2)  # the question and the rest

@@ -103,7 +103,7 @@ def build(settings: Settings, task: str) -> Model:
     if task == "classify":
         for key in ("text_config", "text_config_dict"):
             settings.get(key)  # of a tower that is not there
-        scores = PictureLabels(vision.whole("hidden_size", 768), len(settings.labels()), pooling="mean")
+        scores = PictureLabels(vision.whole("hidden_size", 768), settings.label_count(), pooling="mean")
         return VisionModel(settings, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
     text, e = tower_settings(settings, "text_config"), settings.whole("projection_dim", 512)
     return DualModel(

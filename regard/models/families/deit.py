@@ -42,7 +42,7 @@ def names(settings: Settings) -> Names:
 
 def build(settings: Settings, task: str) -> VisionModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), len(settings.labels())
+    d, n = settings.whole("hidden_size"), settings.label_count()
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "classify": lambda: Taught(d, n),
         "classify-cls": lambda: PictureLabels(d, n),

@@ -91,7 +91,7 @@ def build_with_registers(settings: Settings, task: str) -> VisionModel:
 
 
 def _model(settings: Settings, task: str, made: VisionTower) -> VisionModel:
-    d, n = settings.whole("hidden_size"), len(settings.labels())
+    d, n = settings.whole("hidden_size"), settings.label_count()
     head = PictureLabels(2 * d, n, pooling="both") if task == "classify" else None
     return VisionModel(settings, made, pooler=True, head=head)
 

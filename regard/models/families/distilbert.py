@@ -79,7 +79,7 @@ def words(settings: Settings) -> LanguageHead:
 
 def build(settings: Settings, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("dim"), len(settings.labels())
+    d, n = settings.whole("dim"), settings.label_count()
     text, answer = settings.number("seq_classif_dropout", 0.2), settings.number("qa_dropout", 0.1)
     settings.only("tie_weights_", True)  # the first models say so; `tie_word_embeddings` is what is read now
     heads: dict[str, Callable[[], nn.Module | None]] = {

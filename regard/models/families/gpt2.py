@@ -78,7 +78,7 @@ def build(settings: Settings, task: str) -> TextModel:
         task,
         d,
         vocabulary=settings.whole("vocab_size"),
-        labels=len(settings.labels()),
+        labels=settings.label_count(),
         tied=settings.tied(),
         dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
     )

@@ -79,7 +79,7 @@ def decoder(settings: Settings, task: str, *, tied: bool) -> TextModel:
         task,
         d,
         vocabulary=settings.whole("vocab_size", 32000),
-        labels=len(settings.labels()),
+        labels=settings.label_count(),
         tied=tied,
         dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
     )

@@ -21,6 +21,8 @@ NAMES: Names = {
     "text.head.words": "language_model.lm_head",
 }
 
+USUAL = 32000  # the placeholder where config.json names none: the first id after LLaMA's
+
 
 def names(settings: Settings) -> Names:
     """All weights. The projector's are named one by one, so that biases which config.json denies have no place."""
@@ -50,11 +52,30 @@ def build(settings: Settings, task: str) -> PictureWriter:
         tower,
         projector,
         reader,
-        placeholder=settings.whole("image_token_index", 32000, least=0, most=reader.vocabulary - 1),
+        placeholder=placeholder(settings, reader.vocabulary),
         layers=layers,
         full=settings.text("vision_feature_select_strategy", "default") == "full",
         vision_pooler=clip.vision_pooler(vision),
     )
+
+
+def placeholder(settings: Settings, vocabulary: int) -> int:
+    """The token that stands for a picture: image_token_index, or image_token_id, as `transformers` 5 also calls it.
+
+    >>> placeholder(Settings({"image_token_id": 7}), 11), placeholder(Settings({}), 32064)
+    (7, 32000)
+
+    vocabulary: how many tokens there are. Raises ValueError for two that differ, and for one beyond the vocabulary.
+    """
+    index, number = settings.get("image_token_index"), settings.get("image_token_id")
+    if index is not None and number is not None and index != number:
+        raise ValueError(
+            f"{settings.where}: image_token_index is {index!r} and image_token_id is {number!r}, two names of one "
+            "token: take the wrong one out"
+        )
+    key = "image_token_id" if index is None and number is not None else "image_token_index"
+    usual = USUAL if vocabulary > USUAL else None  # in a smaller vocabulary it is missing
+    return settings.whole(key, usual, least=0, most=vocabulary - 1)
 
 
 def feature_layers(settings: Settings) -> list[int]:

@@ -88,7 +88,7 @@ def tower(settings: Settings) -> Tower:
 def build(settings: Settings, task: str) -> LongTextModel:
     """The model for a task."""
     d, dropout = settings.whole("hidden_size"), settings.number("hidden_dropout_prob", 0.1)
-    n = len(settings.labels())
+    n = settings.label_count()
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "fill": lambda: roberta.words(settings),
         "classify": lambda: FirstToken(d, n, "tanh", before=dropout, dropout=dropout),

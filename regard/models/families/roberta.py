@@ -39,7 +39,7 @@ def words(settings: Settings) -> LanguageHead:
 def text_labels(settings: Settings) -> FirstToken:
     """Scores of the labels of a text."""
     dropout = settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
-    d, n = settings.whole("hidden_size"), len(settings.labels())
+    d, n = settings.whole("hidden_size"), settings.label_count()
     return FirstToken(d, n, "tanh", before=dropout, dropout=dropout)
 
 
@@ -50,7 +50,7 @@ def build(settings: Settings, task: str) -> TextModel:
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "fill": lambda: words(settings),
         "classify": lambda: text_labels(settings),
-        "tag": lambda: bert.labels(settings, len(settings.labels()), pooled=False),
+        "tag": lambda: bert.labels(settings, settings.label_count(), pooled=False),
         "answer": lambda: Labels(d, 2, pooled=False),
         "none": lambda: None,
     }

@@ -119,7 +119,7 @@ def build(settings: Settings, task: str) -> VisionModel:
     """The model for a task."""
     d, channels = last_width(settings), settings.whole("num_channels", 3)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "classify": lambda: PictureLabels(d, len(settings.labels()), pooling="mean"),
+        "classify": lambda: PictureLabels(d, settings.label_count(), pooling="mean"),
         "rebuild": lambda: Rebuilding(d, settings.whole("encoder_stride", 32), channels),
         "none": lambda: None,
     }
@@ -140,5 +140,5 @@ FAMILY = Family(
     # What follows from the other settings, and what the model says where it is the backbone of another.
     harmless=("encoder_stride", "hidden_size", "num_layers", "out_features", "out_indices", "stage_names"),
     # Older files keep which place of the table an offset has; and the token for hidden patches beside other tasks.
-    ignored=(r"\.relative_position_index$", r"embeddings\.mask_token$"),
+    ignored=(r"\.relative_position_index$", r"\.attn_mask$", r"embeddings\.mask_token$"),
 )

@@ -93,9 +93,15 @@ def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
     return Tower(embed, blocks, causal=decoder, norm=nn.RMSNorm(d, eps), dropout=dropout)
 
 
+TABLES = ("shared.weight", "embed_tokens.weight")
+
+
 def settle(settings: Settings, stored: Collection[str]) -> Settings:
-    """Words have a table of their own where the file has one: `transformers` 5 writes that T5 never does."""
-    if "lm_head.weight" not in stored:
+    """Words have a table of their own where the file has one: `transformers` 5 writes that T5 never does.
+
+    Where it is the only table that the file has it is the shared one, under one of its names.
+    """
+    if "lm_head.weight" not in stored or not any(name.endswith(TABLES) for name in stored):
         return settings
     scaled = settings.flag("scale_decoder_outputs", settings.tied())
     said = {"tie_word_embeddings": False, "scale_decoder_outputs": scaled}
@@ -110,9 +116,9 @@ def build(settings: Settings, task: str) -> Model:
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "generate": lambda: LanguageHead(settings.whole("vocab_size"), None if tied else d, scale=scale),
         "classify": lambda: EndToken(
-            d, len(settings.labels()), settings.whole("eos_token_id", 1, least=0), dropout=dropout
+            d, settings.label_count(), settings.whole("eos_token_id", 1, least=0), dropout=dropout
         ),
-        "tag": lambda: Labels(d, len(settings.labels()), pooled=False, dropout=dropout),
+        "tag": lambda: Labels(d, settings.label_count(), pooled=False, dropout=dropout),
         "answer": lambda: Labels(d, 2, pooled=False),
         "encode": lambda: None,
         "none": lambda: None,
@@ -137,7 +143,11 @@ FAMILY = Family(
     names=names,
     tasks={
         "none": Task(architecture="T5Model"),
-        "generate": Task(architecture="T5ForConditionalGeneration", names={"head.words": "lm_head"}),
+        "generate": Task(
+            architecture="T5ForConditionalGeneration",
+            names={"head.words": "lm_head"},
+            copies={"lm_head.weight": "shared.weight"},
+        ),
         "encode": Task(architecture="T5EncoderModel", unused=DECODER),
         "classify": Task(
             architecture="T5ForSequenceClassification",

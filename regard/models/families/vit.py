@@ -80,7 +80,7 @@ def build(settings: Settings, task: str) -> VisionModel:
     d = settings.whole("hidden_size")
     out, function = settings.whole("pooler_output_size", d), settings.text("pooler_act", "tanh")
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "classify": lambda: PictureLabels(d, len(settings.labels())),
+        "classify": lambda: PictureLabels(d, settings.label_count()),
         "rebuild": lambda: rebuilding(settings),
         "none": lambda: None,
     }

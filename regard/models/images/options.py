@@ -20,7 +20,7 @@ from regard.models.images.pixel_steps import FILTERS, MOST_MADE, Crop, Numbers, 
 from regard.models.images.sizes import read_pair, read_target
 from regard.models.settings import Settings
 
-__all__ = ["KINDS", "Plan", "defaults", "kind_of_model", "kind_of_type", "read_plan"]
+__all__ = ["KINDS", "Plan", "defaults", "kind_of_model", "kind_of_type", "read_plan", "without_ignored"]
 
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 # Of the pictures that CLIP was trained on: https://github.com/openai/CLIP/blob/main/clip/clip.py
@@ -58,11 +58,12 @@ MODELS = {
     "idefics": "Idefics", "llava": "Llava",
 }  # fmt: skip
 
-# do_convert_rgb: pictures are RGB before they come here. The others say how arrays come in and go out, or where from.
+# do_convert_rgb: pictures are RGB before they come here. size_divisor: of old BLIP files; no kind here reads it. The
+# others say how arrays come in and go out, or where from.
 HARMLESS = {
     "_processor_class", "_valid_processor_keys", "auto_map", "device", "disable_grouping", "do_convert_rgb",
     "feature_extractor_type", "image_processor_type", "image_seq_length", "input_data_format", "processor_class",
-    "return_tensors",
+    "return_tensors", "size_divisor",
 }  # fmt: skip
 # What a step that is switched off would have read.
 UNUSED = {
@@ -137,6 +138,20 @@ def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> P
     settings.only("data_format", "channels_first")
     settings.finish(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
     return plan
+
+
+def without_ignored(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file without the keys that were read only because the user said to ignore them.
+
+    >>> without_ignored("ViT", {"size": 384, "do_thumbnail": False, "resample": 3})
+    {'size': 384, 'resample': 3}
+
+    Raises as `read_plan`, but for a key that is not known.
+    """
+    settings = Settings(defaults(kind) | values)
+    read_plan(kind, settings, ignore=values)
+    kept = settings.without_ignored(harmless=HARMLESS | UNUSED, ignore=values)
+    return {key: value for key, value in values.items() if key in kept}
 
 
 def _squaring(kind: str, settings: Settings) -> tuple[Step, ...]:

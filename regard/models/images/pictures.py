@@ -7,7 +7,8 @@ The pixels are those of `transformers.image_utils.load_image`: turned upright as
 convert("RGB"). It differs in two points, where that answer would be useless or a guess:
 
 - 16-bit grey (modes I;16, I) keeps its upper byte, as Pillow does for 16-bit colour. convert("RGB") cuts at 255, which
-  is white nearly all over. Floats (mode F) are refused: nobody can tell which of them is white.
+  is white nearly all over. Where no value is above 255 they are 8 bits in a wider type, and taken as they are, as
+  there: the upper byte would be black all over. Floats (mode F) are refused: nobody can tell which of them is white.
 - Several frames are refused until one is named, where load_image takes the first without a word. (A camera's JPEG
   that carries further pictures, MPO, is its first picture: so its format says.)
 
@@ -39,7 +40,7 @@ from regard.models.images.unreadable import LOOKED_AT, as_array, as_uint8, descr
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "are_several", "open_picture"]
+__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "are_several", "glance", "numbered", "open_picture"]
 
 INSTALL = "pip install 'regard[models]'"
 
@@ -54,6 +55,9 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Im
 Picture."""
 
 Colour = tuple[int, int, int]
+
+REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
+QUARTER_TURNS = (5, 6, 7, 8)  # of EXIF's orientations, those that swap height and width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,6 +115,60 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
         return _read(file, path, Path(path).name, frame, background)
 
 
+def glance(source: Source) -> tuple[Source, tuple[int, int]]:
+    """What can be told of a picture before it is decoded: what to open later, and its height and width.
+
+    >>> glance(np.zeros((2, 3), np.uint8))[1]
+    (2, 3)
+
+    source: as of `open_picture`. An open file is read to its end here, and its bytes are what to open later. The size
+      is upright, but for a PNG whose EXIF stands behind its pixels.
+
+    Raises as `open_picture` does for what is wrong already: no picture, too many pixels, several frames, floats. What
+    is broken behind its header, it does not see.
+    """
+    library = _pillow()
+    given: Any = source
+    if isinstance(given, Picture):
+        return given, given.size
+    if isinstance(given, np.ndarray):
+        height, width = _check_array(given).shape[:2]
+        return given, (height, width)
+    if isinstance(given, library.Image):
+        return given, _told(given, os.fsdecode(getattr(given, "filename", "")) or "the image")
+    if isinstance(given, (bytes, bytearray)):
+        return given, _told(_identified(io.BytesIO(given), "the data"), "the data")
+    if hasattr(given, "read"):
+        kept = _Kept(_held(given))
+        kept.name = _name(given)
+        size = _told(_identified(kept, "the file"), "the file")
+        kept.seek(0)
+        return kept, size
+    path = _check_path(given)
+    with open(path, "rb") as file:
+        return given, _told(_identified(file, path), path)
+
+
+@contextmanager
+def numbered(number: int, count: int, what: str = "picture") -> Iterator[None]:
+    """Errors of one of several, with its number; of the only one, as they are.
+
+    >>> with numbered(2, count=3):
+    ...     open_picture(b"")
+    Traceback (most recent call last):
+        ...
+    ValueError: picture 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
+TIFF, JPEG2000, AVIF
+    """
+    try:
+        yield
+    except REFUSED as error:
+        if count == 1:
+            raise
+        kind = next(kind for kind in REFUSED if isinstance(error, kind))
+        raise kind(f"{what} {number}: {error}") from None
+
+
 def are_several(pictures: object) -> bool:
     """Are they several, of which each is opened: a list, a tuple, or what gives one after another?
 
@@ -149,12 +207,28 @@ def _check_path(source: object) -> str:
     return path
 
 
+class _Kept(io.BytesIO):
+    """What an open file held, under its name."""
+
+    name: str
+
+
 def _held(file: IO[bytes]) -> bytes:
-    """What is left of an open file."""
+    """What is left of an open file. Raises ValueError where all of it was read before."""
     held = file.read()
     if not isinstance(held, bytes):
         raise TypeError(f"a picture's file is read as bytes, got {type(held).__name__} of it: open it in mode 'rb'")
+    if not held and _place(file) > 0:
+        raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
     return held
+
+
+def _place(file: IO[bytes]) -> int:
+    """Where an open file stands; 0 for a pipe, which does not say."""
+    try:
+        return file.tell()
+    except (AttributeError, OSError):
+        return 0
 
 
 def _name(file: IO[bytes]) -> str:
@@ -192,6 +266,16 @@ def _check_frame(label: str, count: int, frame: int | None) -> None:
         raise ValueError(f"{label} has {there}, got frame={frame!r}")
 
 
+def _check_frames(image: Image, label: str, count: int) -> None:
+    if count > 1 and image.format != "MPO":
+        raise ValueError(f"{label} has {count} frames: name one, open_picture(…, frame=0) to frame={count - 1}")
+
+
+def _check_mode(image: Image, label: str) -> None:
+    if image.mode == "F":
+        raise ValueError(f"{label} holds floats, and does not say which is white: give an array of uint8, 0 to 255")
+
+
 def _check_pixels(label: str, image: Image) -> None:
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(
@@ -204,7 +288,13 @@ def _check_pixels(label: str, image: Image) -> None:
 
 def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
     """The picture in an open file; `label` is what errors call it."""
+    return Picture(_made(_identified(file, label), label, frame, background), name)
+
+
+def _identified(file: Any, label: str) -> Image:
+    """What Pillow finds in an open file, by its header."""
     library = _pillow()
+    image: Image | None
     head = file.read(LOOKED_AT)
     with _decoding(label):
         try:
@@ -213,7 +303,20 @@ def _read(file: Any, label: str, name: str, frame: int | None, background: Colou
             image = None
     if image is None:
         raise ValueError(f"{label} {describe(head)}. What can be opened: {', '.join(FORMATS)}")
-    return Picture(_made(image, label, frame, background), name)
+    return image
+
+
+def _told(image: Image, label: str) -> tuple[int, int]:
+    """Height and width, upright, as the header says. Raises ValueError for what would be refused, once decoded."""
+    _check_pixels(label, image)
+    with _decoding(label):
+        count = getattr(image, "n_frames", 1)
+        # Of a PNG without EXIF in front of the pixels, Pillow would decode these to look behind them.
+        known = image.format != "PNG" or "exif" in image.info
+        turned = known and image.getexif().get(0x0112) in QUARTER_TURNS
+    _check_frames(image, label, count)
+    _check_mode(image, label)
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 @contextmanager
@@ -241,8 +344,8 @@ def _made(image: Image, label: str, frame: int | None, background: Colour | None
     with _decoding(label):
         count, at = getattr(image, "n_frames", 1), image.tell()
     _check_frame(label, count, frame)
-    if frame is None and count > 1 and image.format != "MPO":
-        raise ValueError(f"{label} has {count} frames: name one, open_picture(…, frame=0) to frame={count - 1}")
+    if frame is None:
+        _check_frames(image, label, count)
     with _decoding(label):
         image.seek(at if frame is None else frame)
     _check_pixels(label, image)  # the pages of a TIFF differ in size
@@ -255,10 +358,9 @@ def _made(image: Image, label: str, frame: int | None, background: Colour | None
 
 def _rgb(image: Image, label: str, background: Colour | None) -> Image:
     """Any mode as RGB, with nothing in `info`."""
-    if image.mode == "F":
-        raise ValueError(f"{label} holds floats, and does not say which is white: give an array of uint8, 0 to 255")
+    _check_mode(image, label)
     if image.mode.startswith("I"):
-        image = _upper_byte(image, label)
+        image = _eight_bits(image, label)
     library = _pillow()
     try:
         if background is not None and image.has_transparency_data:
@@ -273,8 +375,8 @@ def _rgb(image: Image, label: str, background: Colour | None) -> Image:
     return rgb
 
 
-def _upper_byte(image: Image, label: str) -> Image:
-    """16-bit grey as 8 bits; the one value that a PNG may declare transparent as alpha."""
+def _eight_bits(image: Image, label: str) -> Image:
+    """Grey of 16 bits, or of 8 in a wider type, as 8 bits; the value that a PNG may declare transparent as alpha."""
     values = np.asarray(image)  # (H, W), uint16 or int32
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(
@@ -282,7 +384,8 @@ def _upper_byte(image: Image, label: str) -> Image:
             "give an array of uint8, 0 to 255"
         )
     library = _pillow()
-    grey: Image = library.fromarray((values >> 8).astype(np.uint8))
+    upper = values if values.max() <= 255 else values >> 8  # (H, W)
+    grey: Image = library.fromarray(upper.astype(np.uint8))
     clear = image.info.get("transparency")
     if isinstance(clear, int):
         grey.putalpha(library.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))

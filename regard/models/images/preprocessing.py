@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.frames import Frame
 from regard.models.checkpoint.side_files import read_side
 from regard.models.images.options import Plan, defaults, kind_of_model, kind_of_type, read_plan
-from regard.models.images.pictures import Picture, Source, are_several, open_picture
+from regard.models.images.pictures import Picture, Source, are_several, numbered, open_picture
 from regard.models.settings import Settings
 
 __all__ = ["FILE", "Prepared", "Preprocessor"]
@@ -108,13 +108,18 @@ class Preprocessor:
 
         pictures: a Picture, or whatever `open_picture` opens, or several of them, in a list or one after another.
         Raises ValueError for no picture, for pictures that become pixels of different sizes, and for one so long and
-        narrow that it would be enlarged beyond all bounds; and what `open_picture` raises.
+        narrow that it would be enlarged beyond all bounds; and what `open_picture` raises; of several, with its number.
         """
-        several: Iterable[Any] = cast(Iterable[Any], pictures) if are_several(pictures) else [pictures]
-        opened = [open_picture(picture) for picture in several]
+        several: list[Any] = list(cast(Iterable[Any], pictures)) if are_several(pictures) else [pictures]
+        opened: list[Picture] = []
+        for number, picture in enumerate(several):
+            with numbered(number, len(several)):
+                opened.append(open_picture(picture))
         if not opened:
             raise ValueError("there is no picture to prepare: the list is empty")
-        frames = self._frames(opened)  # all sizes are checked before the first picture is touched
+        frames = self._frames(
+            [picture.size for picture in opened]
+        )  # all sizes are checked before the first picture is touched
         height, width = frames[0].pixels
         pixels = np.zeros((len(opened), 3, height, width), np.float32)  # (B, 3, H, W)
         for row, picture in zip(pixels, opened, strict=True):
@@ -122,18 +127,30 @@ class Preprocessor:
             row[:, : numbers.shape[1], : numbers.shape[2]] = numbers  # what is left is padding
         return Prepared(torch.from_numpy(pixels), tuple(frames))
 
-    def _frames(self, pictures: list[Picture]) -> list[Frame]:
+    def frame(self, height: int, width: int) -> Frame:
+        """Where the pixels of one picture of this size will lie in it.
+
+        >>> Preprocessor.of("CLIP").frame(480, 640).pixels
+        (224, 224)
+
+        Raises ValueError for a picture that cannot be prepared, as a call does.
+        """
+        return self._frames([(height, width)])[0]
+
+    def _frames(self, sizes: list[tuple[int, int]]) -> list[Frame]:
+        """sizes: height and width of each picture."""
         frames = []
-        for picture in pictures:
-            frame = Frame.whole(*picture.size)
-            for step in self.plan.steps:
-                frame = step.frame(frame)
+        for number, size in enumerate(sizes):
+            frame = Frame.whole(*size)
+            with numbered(number, len(sizes)):
+                for step in self.plan.steps:
+                    frame = step.frame(frame)
             frames.append(frame)
         if self.plan.pad is not None:
             return self.plan.pad.frames(frames)
-        sizes = list(dict.fromkeys(frame.pixels for frame in frames))
-        if len(sizes) > 1:
-            said = ", ".join(f"{height} × {width}" for height, width in sizes[:5])
+        found = list(dict.fromkeys(frame.pixels for frame in frames))
+        if len(found) > 1:
+            said = ", ".join(f"{height} × {width}" for height, width in found[:5])
             raise ValueError(
                 f"the pictures become pixels of different sizes ({said}), and a batch has one: give them one at a "
                 "time, or use a preprocessor with do_center_crop, or with a height and a width as its size"

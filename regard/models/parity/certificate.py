@@ -190,7 +190,7 @@ class Certificate:
             return _say(
                 lang,
                 f"same: {n} comparisons with {peer} in {self.dtype}, all within the numeric rule",
-                f"같음: {peer}와 {self.dtype}에서 {n}가지를 비교했고 모두 수치 규칙 안에 있습니다",
+                f"같음: {n}가지를 비교했고 모두 수치 규칙 안에 있습니다({peer}, {self.dtype})",
             )
         where = first.place.text(lang)
         if self.result == "rounding":

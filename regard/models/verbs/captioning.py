@@ -8,25 +8,28 @@ Axis letters: B pictures of a batch, N tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from regard.models.flamingo_model import FlamingoModel
 from regard.models.generation.checkpoint_defaults import Defaults
-from regard.models.images.pictures import Source, are_several
+from regard.models.images.pictures import Source, are_several, numbered, open_picture
 from regard.models.model import Model
 from regard.models.picture_text_model import Answerer, Captioner
 from regard.models.picture_writer import PictureWriter
-from regard.models.verbs.asking import positions, require
-from regard.models.verbs.picture_prompts import caption_prompt, question_prompt
-from regard.models.verbs.picturing import Several, as_list, look_at
+from regard.models.verbs.asking import check_batch, positions, require
+from regard.models.verbs.continuing import Begun, Steps, Written, continued
+from regard.models.verbs.evaluating import one_by_one
+from regard.models.verbs.picture_prompts import Reader, caption_prompt, question_prompt
+from regard.models.verbs.picturing import Glanced, Several, as_list, glance_at, prepared
 from regard.models.verbs.wishes import Wishes
-from regard.models.verbs.writing import Begun, Written, begin, defaults_of, finish, make_ready
+from regard.models.verbs.writing import begin, check_prompt, defaults_of
 
-__all__ = ["answer_about", "caption"]
+__all__ = ["answer_about", "answer_parts", "caption", "caption_parts"]
 
 OnToken = Callable[[int], None]
 
@@ -41,6 +44,20 @@ def caption(
     on_token: OnToken | None = None,
 ) -> Written | list[Written]:
     """A caption for a picture, or for each of a list; see `Model.caption`."""
+    written = list(chain.from_iterable(caption_parts(model, pictures, prompt, wishes, batch=batch, on_token=on_token)))
+    return written if are_several(pictures) else written[0]
+
+
+def caption_parts(
+    model: Model,
+    pictures: Source | Several,
+    prompt: str | None,
+    wishes: Wishes,
+    *,
+    batch: int = 8,
+    on_token: OnToken | None = None,
+) -> Iterator[list[Written]]:
+    """The captions in their order, some at a time, each as soon as it is written. Raises as `Model.caption`."""
     if not isinstance(prompt, str | None):
         raise TypeError(f"prompt must be a str, how every caption begins, got {type(prompt).__name__}: {prompt!r:.60}")
     given = as_list(pictures)
@@ -49,8 +66,8 @@ def caption(
         prompt = caption_prompt(model, prompt)
     else:
         require(model, "caption", "caption")
-    written = _written(model, given, [prompt or ""] * len(given), wishes, batch, on_token)
-    return written if are_several(pictures) else written[0]
+    prompts = [prompt or ""] * len(given)
+    return one_by_one(model, _written(model, given, prompts, wishes, batch, Steps(on_token), "picture"))
 
 
 def answer_about(
@@ -62,53 +79,111 @@ def answer_about(
     batch: int = 8,
     on_token: OnToken | None = None,
 ) -> Written | list[Written]:
-    """The answer to a question about a picture, or about each of a list; see `Model.answer`."""
+    """The answer to a question about a picture, or about each of a list, or to each question; see `Model.answer`."""
+    written = list(chain.from_iterable(answer_parts(model, pictures, question, wishes, batch=batch, on_token=on_token)))
+    return written if are_several(pictures) or not isinstance(question, str) else written[0]
+
+
+def answer_parts(
+    model: Model,
+    pictures: Source | Several,
+    question: str | Sequence[str],
+    wishes: Wishes,
+    *,
+    batch: int = 8,
+    on_token: OnToken | None = None,
+) -> Iterator[list[Written]]:
+    """The answers in their order, some at a time, each as soon as it is written. Raises as `Model.answer`."""
     given, questions = _pairs(pictures, question)
     if isinstance(model, (PictureWriter, FlamingoModel)):
         require(model, "answer", "generate")
-        questions = [question_prompt(model, asked) for asked in questions]
+        questions = _prompts(model, questions)
     else:
         require(model, "answer", "answer")
-    written = _written(model, given, questions, wishes, batch, on_token)
-    return written if are_several(pictures) else written[0]
+    return one_by_one(model, _written(model, given, questions, wishes, batch, Steps(on_token), "question"))
+
+
+def _prompts(model: Reader, questions: list[str]) -> list[str]:
+    prompts = []
+    for number, asked in enumerate(questions):
+        with numbered(number, len(questions), "question"):
+            prompts.append(question_prompt(model, asked))
+    return prompts
 
 
 def _pairs(pictures: Source | Several, question: str | Sequence[str]) -> tuple[list[Source], list[str]]:
-    """Pictures, and a question for each: one alone is for all of them."""
+    """Pictures, and a question for each: one alone is for all of them, and so is a picture alone for all questions."""
     given = as_list(pictures)
     questions = [question] * len(given) if isinstance(question, str) else question
     if not isinstance(questions, (list, tuple)) or not all(isinstance(one, str) for one in questions):
         got = f"{type(question).__name__}: {question!r:.60}"
         raise TypeError(f"a question is a str, several are a list of them, got {got}")
+    if not questions:
+        raise ValueError("there must be at least one question, got an empty list")
+    if len(questions) > 1 and not are_several(pictures):
+        return [open_picture(given[0])] * len(questions), list(questions)
     if len(given) != len(questions):
         raise ValueError(
             f"there are {len(given)} pictures and {len(questions)} questions: give as many of either, or one question "
-            "for all pictures"
+            "for all pictures, or one picture, in no list, for all questions"
         )
     return given, list(questions)
 
 
 def _written(
-    model: Model, pictures: list[Source], prompts: list[str], wishes: Wishes, batch: int, on_token: OnToken | None
-) -> list[Written]:
-    """What is written about each picture; on_token counts the steps of all batches."""
+    model: Model,
+    pictures: list[Source],
+    prompts: list[str],
+    wishes: Wishes,
+    batch: int,
+    steps: Steps,
+    what: str,
+) -> Iterator[list[Written]]:
+    """What is written about each picture, in their order, after all of them and all prompts were checked.
+
+    what: that is wrong where a prompt is, for its error.
+    """
+    check_batch(batch)
+    wishes.check_count()
     said = defaults_of(model, wishes)
     wishes = replace(wishes, seed=wishes.choice(said).seeded().seed)  # one for all batches
+    if len(pictures) > 1:  # what is wrong with one alone is told before anything is written
+        seen = glance_at(model, pictures)
+        _check_prompts(model, prompts, seen, wishes, said, what)
+        pictures = [each.source for each in seen]
     found: dict[int, Written] = {}
-    steps = before = 0
+    next_one = 0
+    for part in prepared(model, pictures, batch):
+        texts, pixels = [prompts[number] for number in part.numbers], part.pixels
 
-    def stepped(count: int) -> None:
-        nonlocal steps
-        steps = before + count
-        if on_token is not None:
-            on_token(steps)
+        def begun(some: Sequence[int], texts: list[str] = texts, pixels: Tensor = pixels) -> Begun:
+            return _begun(model, [texts[n] for n in some], said, pixels[list(some)])
 
-    for part in look_at(model, pictures, batch):
-        texts = [prompts[number] for number in part.numbers]
-        ready = make_ready(model, _begun(model, texts, said, part.pixels), wishes, said, part.numbers)
-        found |= dict(zip(part.numbers, finish(ready, texts, stepped), strict=True))
-        before = steps
-    return [found[n] for n in range(len(found))]
+        made = continued(model, begun, texts, wishes, said, part.numbers, steps)
+        found |= dict(zip(part.numbers, made, strict=True))
+        done = []
+        while next_one in found:
+            done.append(found.pop(next_one))
+            next_one += 1
+        if done:
+            yield done
+
+
+def _check_prompts(
+    model: Model, prompts: list[str], seen: list[Glanced], wishes: Wishes, said: Defaults, what: str
+) -> None:
+    """Raise what one of the prompts is refused for, with its number, before the first is read."""
+    checked: set[tuple[str, tuple[int, int]]] = set()
+    for number, (text, picture) in enumerate(zip(prompts, seen, strict=True)):
+        if (text, picture.pixels) in checked:
+            continue
+        with numbered(number, len(prompts), what):
+            if isinstance(model, (PictureWriter, FlamingoModel)):
+                pixels = torch.empty(1, 3, *picture.pixels, device="meta")  # a shape, and no memory
+                check_prompt(model, text, pixels, wishes, said)
+            elif isinstance(model, Answerer):
+                _check_length(model, len(model.tokenizer.encode(text).ids))
+        checked.add((text, picture.pixels))
 
 
 def _begun(model: Model, texts: list[str], said: Defaults, pixels: Tensor) -> Begun:

@@ -17,9 +17,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.models.flamingo_model import FlamingoModel, FlamingoReading
-from regard.models.picture_writer import PictureReading, PictureWriter
+from regard.models.picture_writer import PictureReading, PictureWriter, check_count
 
-__all__ = ["PLACEHOLDER", "Reader", "caption_prompt", "question_prompt", "read_pictures", "spoken", "without_special"]
+__all__ = [
+    "PLACEHOLDER",
+    "Reader",
+    "caption_prompt",
+    "placeholder",
+    "question_prompt",
+    "read_pictures",
+    "spoken",
+    "without_special",
+]
 
 PLACEHOLDER = "<image>"
 FAKE = "<fake_token_around_image>"  # so Idefics calls what stands on both sides of a picture
@@ -31,22 +40,43 @@ def question_prompt(model: Reader, question: str) -> str:
 
     The forms are those of https://huggingface.co/docs/transformers: model_doc/llava (llava-1.5) and tasks/idefics.
     """
-    if PLACEHOLDER in question:
+    token = _checked(model, question)
+    if token in question:
         return question
     if isinstance(model, PictureWriter):
-        return f"USER: {PLACEHOLDER}\n{question} ASSISTANT:"
+        return f"USER: {token}\n{question} ASSISTANT:"
     asked = "Instruction: Provide an answer to the question. Use the image to answer.\n"
-    return f"{asked}{PLACEHOLDER}Question: {question} Answer:"
+    return f"{asked}{token}Question: {question} Answer:"
 
 
 def caption_prompt(model: Reader, begun: str | None) -> str:
     """What asks for a caption of one picture. begun: how it begins; one that holds the placeholder is a prompt."""
-    if begun is not None and PLACEHOLDER in begun:
+    token = _checked(model, begun or "")
+    if begun is not None and token in begun:
         return begun
     if isinstance(model, FlamingoModel):
-        return PLACEHOLDER + (begun or "")
-    asked = f"USER: {PLACEHOLDER}\nWhat's the content of the image? ASSISTANT:"
+        return token + (begun or "")
+    asked = f"USER: {token}\nWhat's the content of the image? ASSISTANT:"
     return f"{asked} {begun}" if begun else asked
+
+
+def placeholder(model: Reader) -> str:
+    """How a picture's place is written in a prompt: as the tokenizer of a PictureWriter has it, else PLACEHOLDER.
+
+    Raises ValueError where the tokenizer has no such token.
+    """
+    return model.spelling if isinstance(model, PictureWriter) else PLACEHOLDER
+
+
+def _checked(model: Reader, prompt: str) -> str:
+    """The placeholder, once it is sure that the prompt does not have another checkpoint's."""
+    token = placeholder(model)
+    if token not in prompt and PLACEHOLDER in prompt:
+        raise ValueError(
+            f"the text has {PLACEHOLDER!r}, and this checkpoint's tokenizer writes the place of a picture {token!r}: "
+            "write that"
+        )
+    return token
 
 
 def spoken(model: Reader, prompt: str, pixels: Tensor | None) -> str:
@@ -54,14 +84,10 @@ def spoken(model: Reader, prompt: str, pixels: Tensor | None) -> str:
 
     Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one.
     """
+    token = placeholder(model)
+    check_count(prompt, token, 0 if pixels is None else len(pixels), "pictures")
     if isinstance(model, PictureWriter):
-        return model.expand(prompt, pixels)
-    held, pictures = prompt.count(PLACEHOLDER), 0 if pixels is None else len(pixels)
-    if held != pictures:
-        raise ValueError(
-            f"the text has {held} placeholders {PLACEHOLDER!r}, and there are {pictures} pictures: write one where "
-            "each picture stands"
-        )
+        return model.expand(prompt, pixels, token=token)
     bos = model.tokenizer.ids_of.bos
     start = "" if bos is None else model.tokenizer.tokens([bos])[0]
     has_fake = len(model.tokenizer.encode(FAKE, special=False).ids) == 1

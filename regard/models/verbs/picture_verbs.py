@@ -114,6 +114,16 @@ class PictureVerbs(nn.Module):
     @overload
     def answer(
         self,
+        pictures: Source,
+        question: list[str] | tuple[str, ...],
+        *,
+        batch: int = 8,
+        **how: Unpack[Wished],
+    ) -> list[Written]: ...
+
+    @overload
+    def answer(
+        self,
         pictures: Several,
         question: str | list[str] | tuple[str, ...],
         *,
@@ -150,7 +160,8 @@ class PictureVerbs(nn.Module):
         Of a model of texts, answer(question, context): the piece of the context, its place and its probability. A
         context longer than the model is read in windows that overlap by half.  longest: tokens of an answer.
 
-        Of a model of pictures, answer(pictures, question): one question for all pictures, or a list with one for each.
+        Of a model of pictures, answer(pictures, question): one question for all pictures, a list with one for each, or
+        several about one picture.
         LLaVA is asked as "USER: <image>\n{question} ASSISTANT:", Idefics as transformers' guide does; a question that
         holds "<image>" is the whole prompt.  batch: pictures at once.  The others: as in `generate`.
 

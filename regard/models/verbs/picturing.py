@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.frames import Frame
 from regard.models.dual_model import DualModel
 from regard.models.flamingo_model import FlamingoModel
-from regard.models.images.pictures import Source, are_several, open_picture
+from regard.models.images.pictures import Source, are_several, glance, numbered, open_picture
 from regard.models.images.preprocessing import Prepared, Preprocessor
 from regard.models.model import Model
 from regard.models.picture_text_model import Answerer, Captioner, Matcher
@@ -28,12 +28,21 @@ from regard.models.vision_model import VisionModel
 from regard.models.vision_parts import VisionTower
 from regard.models.window_parts import WindowTower
 
-__all__ = ["Looked", "Several", "as_list", "judge", "look_at", "looks", "tower_of"]
+__all__ = ["Glanced", "Looked", "Several", "as_list", "glance_at", "judge", "look_at", "looks", "prepared", "tower_of"]
 
 Several: TypeAlias = "list[Any] | tuple[Source, ...] | Iterator[Any]"
 """Several pictures. Of Any, because a list of paths is no list of sources to a type checker."""
 
-REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
+
+@dataclass(frozen=True, eq=False)
+class Glanced:
+    """A picture of which nothing is wrong, as far as its header tells.
+
+    source: what to open.  pixels: height and width of what the model will get.
+    """
+
+    source: Source
+    pixels: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,19 +85,41 @@ def as_list(pictures: Source | Several) -> list[Source]:
     return several
 
 
+def glance_at(model: Model, pictures: list[Source]) -> list[Glanced]:
+    """All pictures before any is decoded: what is wrong with the last is told before the first is looked at.
+
+    Raises what `glance` and `model.preprocessor` raise, with the picture's number where there are several.
+    """
+    prepare, found = model.preprocessor, []
+    for number, picture in enumerate(pictures):
+        with numbered(number, len(pictures)):
+            source, size = glance(picture)
+            found.append(Glanced(source, _pixels(prepare, size)))
+    return found
+
+
 def look_at(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked]:
     """Pictures opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
 
-    Raises ValueError for a batch below 1, and what `open_picture` and `model.preprocessor` raise, with the picture's
-    number where there are several.
+    Several are glanced at first, all of them. Raises ValueError for a batch below 1, and what `open_picture` and
+    `model.preprocessor` raise, with the picture's number where there are several.
     """
+    check_batch(batch)
+    one = len(pictures) == 1
+    yield from prepared(model, pictures if one else [each.source for each in glance_at(model, pictures)], batch)
+
+
+def prepared(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked]:
+    """The same of pictures that were glanced at."""
     check_batch(batch)
     prepare = model.preprocessor
     for at in range(0, len(pictures), batch):
         sizes: dict[torch.Size, list[tuple[int, str, Prepared]]] = {}
         for number in range(at, min(at + batch, len(pictures))):
-            name, prepared = _prepared(prepare, pictures, number)
-            sizes.setdefault(prepared.pixels.shape, []).append((number, name, prepared))
+            with numbered(number, len(pictures)):
+                picture = open_picture(pictures[number])
+                made = prepare(picture)
+            sizes.setdefault(made.pixels.shape, []).append((number, picture.name, made))
         for group in sizes.values():
             numbers, names, each = zip(*group, strict=True)
             pixels = torch.cat([one.pixels for one in each]).to(model.device)
@@ -110,12 +141,16 @@ def judge(
     return names, torch.stack(numbers)
 
 
-def _prepared(prepare: Preprocessor, pictures: list[Source], number: int) -> tuple[str, Prepared]:
+def _pixels(prepare: Preprocessor, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of what the model will get. A picture is refused where it cannot be prepared on its side either:
+    whether it lies on its side, not every header says.
+    """
     try:
-        picture = open_picture(pictures[number])
-        return picture.name, prepare(picture)
-    except REFUSED as error:
-        if len(pictures) == 1:
-            raise
-        kind = next(kind for kind in REFUSED if isinstance(error, kind))
-        raise kind(f"picture {number}: {error}") from None
+        return prepare.frame(*size).pixels
+    except ValueError:
+        height, width = size
+        try:
+            return prepare.frame(width, height).pixels
+        except ValueError:
+            pass
+        raise

@@ -91,7 +91,7 @@ class Wishes:
         """
         room = None if most is None else most - start + 1
         if self.new_tokens is not None:
-            check_whole("new_tokens", self.new_tokens, 1)
+            self.check_count()
             if room is not None and self.new_tokens > room:  # told here, before a stream is asked for its first piece
                 raise ValueError(
                     f"{start + self.new_tokens - 1} positions are asked for, and the model has {most}: ask for fewer "
@@ -106,6 +106,11 @@ class Wishes:
         of_length = NEW_TOKENS if said.max_length is None else said.max_length - start
         new = of_length if said.new_tokens is None else said.new_tokens
         return new if room is None else min(new, room)
+
+    def check_count(self) -> None:
+        """Raise TypeError or ValueError for new_tokens that are no number of tokens, whatever the prompt."""
+        if self.new_tokens is not None:
+            check_whole("new_tokens", self.new_tokens, 1)
 
     def searched(self, said: Defaults) -> Beams:
         """The caller's number of beams, compared as the checkpoint compares them; a `Beams` says all itself."""
