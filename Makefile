@@ -41,7 +41,7 @@ demo: .venv/ready
 	@echo
 	@echo 'Open out/look.html in a browser. For texts of your own: .venv/bin/regard serve'
 	@echo 'The arithmetic of one head, step by step: .venv/bin/regard steps'
-	@echo 'out/look.html을 브라우저로 여세요. 직접 쓴 글을 보려면: .venv/bin/regard serve'
+	@echo 'out/look.html을 브라우저로 여세요. 직접 쓴 텍스트를 보려면: .venv/bin/regard serve'
 	@echo '헤드 하나의 계산을 단계별로 보려면: .venv/bin/regard steps'
 
 # A process per core, at most four: each imports and collects everything for itself, 20 s and 600 MB. One that has run

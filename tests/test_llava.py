@@ -614,11 +614,27 @@ def test_layouts_refuse_pictures_that_are_not_in_the_text(model):
     with pytest.raises(ValueError, match=r"ids hold 25 image tokens \(id 5\), which is 1 picture of 25; 2 were given"):
         model.layouts(ids_with(25)[0], framed(USUAL_NAME, 2))
     with pytest.raises(
-        ValueError, match=r"ids must be those of one text, \(N,\), got \(1, 27\): a batch has layouts for"
+        ValueError, match=r"ids must be those of one text, a tensor \(N,\), got \(1, 27\): a batch has layouts for"
     ):
         model.layouts(ids_with(25), framed(USUAL_NAME, 1))
+    with pytest.raises(ValueError, match=r"a tensor \(N,\), got list"):
+        model.layouts(ids_with(25)[0].tolist(), framed(USUAL_NAME, 1))
+    for mask, got in (
+        (torch.ones(26, dtype=torch.bool), r"torch.bool \(26,\)"),
+        (torch.ones(27), r"torch.float32 \(27,\)"),
+        ([True] * 27, "list"),
+    ):
+        with pytest.raises(ValueError, match=rf"mask must be booleans \(27,\), True = token, got {got}"):
+            model.layouts(ids_with(25)[0], framed(USUAL_NAME, 1), mask=mask)
     with pytest.raises(ValueError, match=r"the pictures of one pass have one size, got \[\(20, 20\), \(4, 5\)\]"):
         model.layouts(ids_with(50)[0], [Frame.whole(20, 20), Frame.whole(4, 5)])
+
+
+def test_a_placeholder_is_not_dropped_for_a_picture_that_is_none(model):
+    with pytest.raises(ValueError, match="1 × 1, and the smallest picture that this model can read is 4 × 4"):
+        model.expand("<i> a", torch.zeros(1, 3, 1, 1), token="<i>")
+    with pytest.raises(TypeError, match=r"pixels must be a torch tensor of floats, .* got list"):
+        model.expand("<i> a", [torch.zeros(3, 20, 20)], token="<i>")
 
 
 def processor(directory: Path, size: int, **more: Any) -> Any:

@@ -78,11 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except OSError as error:  # of the flush: a full disk, which may have been told already
         _write_nowhere()
-        return (
-            code
-            if code == WRONG_INPUT
-            else _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
-        )
+        told = code == WRONG_INPUT
+        return code if told else _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
 
 
 def _answer(given: list[str]) -> int:

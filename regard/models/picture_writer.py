@@ -35,7 +35,7 @@ from regard.models.parts import Inserted
 from regard.models.settings import Settings
 from regard.models.state import State
 from regard.models.text_model import TextModel
-from regard.models.vision_model import check_pixels
+from regard.models.vision_model import check_form, check_pixels
 from regard.models.vision_parts import VisionTower
 
 __all__ = ["PictureReading", "PictureWriter", "Projector", "check_count"]
@@ -170,9 +170,13 @@ class PictureWriter(Model):
 
         pixels: (P, C, H, W), the pictures that the text speaks of, None for none.
         token: how the placeholder is written; by default as the checkpoint's tokenizer writes it.
-        Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one.
+        Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one,
+        and as a call for pixels that do not fit.
         """
         token = self.spelling if token is None else token
+        if pixels is not None:
+            patches = self.vision.embed.patches
+            check_form(pixels, patches.channels, patches.least)
         check_count(text, token, 0 if pixels is None else len(pixels), "pixels")
         return text if pixels is None else text.replace(token, token * self.picture_tokens(*pixels.shape[-2:]))
 
@@ -183,13 +187,15 @@ class PictureWriter(Model):
         frames: of its pictures, as `model.preprocessor` gives them.  mask: (N,), True = token; None if all are.
         A batch of several texts has one such mapping for each.
         Raises ValueError for ids that are not of one text, or hold more or fewer image tokens than the pictures take,
-        and for pictures of unlike sizes.
+        for a mask that is not of these ids, and for pictures of unlike sizes.
         """
         frames, before = tuple(frames), len(self.vision.embed.before)
-        if ids.ndim != 1:
-            raise ValueError(
-                f"ids must be those of one text, (N,), got {tuple(ids.shape)}: a batch has layouts for each"
-            )
+        if not isinstance(ids, Tensor) or ids.ndim != 1:
+            got = f"{tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"ids must be those of one text, a tensor (N,), got {got}: a batch has layouts for each")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape):
+            got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"mask must be booleans ({len(ids)},), True = token, got {got}")
         if len({frame.pixels for frame in frames}) > 1:
             raise ValueError(f"the pictures of one pass have one size, got {[frame.pixels for frame in frames]}")
         places = self._places(ids.unsqueeze(0), (len(frames), 0, *frames[0].pixels) if frames else None)[0]  # (N,)
@@ -238,7 +244,7 @@ class PictureWriter(Model):
 
     def _checked(self, pixels: Tensor) -> Tensor:
         patches = self.vision.embed.patches
-        return check_pixels(pixels, patches.channels, patches.size, self)
+        return check_pixels(pixels, patches.channels, patches.least, self)
 
     def _places(self, ids: Tensor, shape: Sequence[int] | None) -> Tensor:
         """Where vectors of pictures stand, (B, N) booleans. shape: of the pixels, None for no picture.

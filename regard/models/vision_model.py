@@ -20,7 +20,7 @@ from regard.models.settings import Settings
 from regard.models.vision_parts import Grid, Mean, NormedFirst, VisionTower
 from regard.models.window_parts import WindowTower
 
-__all__ = ["VisionModel", "check_pixels"]
+__all__ = ["VisionModel", "check_form", "check_pixels"]
 
 
 def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
@@ -28,6 +28,16 @@ def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: M
 
     least: height and width of the smallest picture that the model can read.
     Raises TypeError or ValueError naming what came, what was expected and what to do.
+    """
+    check_form(pixels, channels, least)
+    model.check_device("pixels", pixels)
+    return pixels.to(model.dtype)
+
+
+def check_form(pixels: Tensor, channels: int, least: tuple[int, int]) -> None:
+    """Refuse what are no pixels of a model, wherever they are: TypeError or ValueError, as `check_pixels` says.
+
+    >>> check_form(torch.zeros(1, 3, 8, 8), 3, (4, 4))
     """
     if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
         got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
@@ -42,8 +52,6 @@ def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: M
             f"pixels are {pixels.shape[2]} × {pixels.shape[3]}, and the smallest picture that this model can read is "
             f"{least[0]} × {least[1]}"
         )
-    model.check_device("pixels", pixels)
-    return pixels.to(model.dtype)
 
 
 class VisionModel(Model):

@@ -117,9 +117,7 @@ class Preprocessor:
                 opened.append(open_picture(picture))
         if not opened:
             raise ValueError("there is no picture to prepare: the list is empty")
-        frames = self._frames(
-            [picture.size for picture in opened]
-        )  # all sizes are checked before the first picture is touched
+        frames = self._frames([picture.size for picture in opened])  # all are checked before the first is touched
         height, width = frames[0].pixels
         pixels = np.zeros((len(opened), 3, height, width), np.float32)  # (B, 3, H, W)
         for row, picture in zip(pixels, opened, strict=True):
