@@ -109,6 +109,13 @@ def test_keys_of_several_chunks_are_combined(tmp_path):
         assert_rule(ours, baseline, truth)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_as_it_is_loaded_has_kernels(name, dtype, tmp_path):
+    model = model_of(name, tmp_path, dtype)
+    assert one_row.refuse(model.tower, model.head, dtype) is None
+
+
 @pytest.mark.parametrize("norm", [nn.LayerNorm(30, bias=False), nn.Identity()], ids=["without a bias", "of no kind"])
 @pytest.mark.parametrize("place", ["last", "attention", "feed-forward"])
 def test_norms_that_the_kernels_do_not_have_are_refused(norm, place, tmp_path):
