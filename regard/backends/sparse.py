@@ -2,12 +2,12 @@
 
 The mask lists, for each stretch of queries, the stretches of keys it sees (`regard.masks.tiling`). On the CPU runs of
 stretches go to torch's fused kernel, as views where their keys lie together (`regard.masks.strips`). On CUDA Triton's
-kernels walk the lists, forward and backward (`sparse_gpu.py`). Where neither can, as with a softcap, stretches that see
-equally many are gathered together with their keys and values and attended to in one batched call of plain operations.
-Global tokens run beside them, against all keys. Backward recomputes from lse, a batch of tiles at a time, and adds up
-what each key receives.
+kernels walk the lists, forward and backward (`sparse_gpu.py`). Where neither can, as with a softcap or dropout,
+stretches that see equally many are gathered together with their keys and values and attended to in one batched call of
+plain operations. Global tokens run beside them, against all keys. Backward recomputes from lse, a batch of tiles at a
+time, and adds up what each key receives.
 
-It does not know dropout, nor N×N.
+It does not know N×N.
 """
 
 from __future__ import annotations
