@@ -1,9 +1,9 @@
 """A decoder's step as a CUDA graph: captured at the first step of a generation, replayed at every other.
 
 Launching some two hundred kernels from Python takes longer than a GPU needs to run them; a graph launches them at once.
-Nothing is captured where it could not be right: on other devices, for models whose step the kernels do not have, with
-padding that is not on the left alone, under autocast, which the kernels do not follow, or while somebody watches, since
-a replay calls nobody.
+Nothing is captured where it could not be right: on other devices, without triton, for models whose step the kernels do
+not have, with padding that is not on the left alone, under autocast, which the kernels do not follow, or while somebody
+watches, since a replay calls nobody.
 """
 
 from __future__ import annotations
