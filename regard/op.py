@@ -170,5 +170,5 @@ def steps(
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if 0 in call.sizes:
         raise ValueError("nothing to show: {} batch rows, {} heads, {} queries, {} keys".format(*call.sizes))
-    made = reference.stages(call)
-    return Steps.of(call, made, q.shape[:-2], x=x, q=q, k=k, v=v, labels=labels, key_labels=key_labels)
+    made = reference.stages(call, lead=tuple(q.shape[:-2]))
+    return Steps.of(call, made, x=x, q=q, k=k, v=v, labels=labels, key_labels=key_labels)

@@ -80,6 +80,15 @@ WORDS: dict[Lang, dict[str, str]] = {
 class Steps:
     """Every intermediate of one attention. Arrays are of the input's kind and keep the input's leading axes.
 
+    In torch each is computed from the ones before it as they stand here, so that gradients with respect to them exist:
+
+    >>> import torch, regard
+    >>> x = torch.eye(2, requires_grad=True)
+    >>> s = regard.steps(x, x, x)
+    >>> torch.autograd.grad(s.output.sum(), s.weights)[0]
+    tensor([[1., 1.],
+            [1., 1.]])
+
     Prints as a table in the terminal and in a notebook; `text(lang="ko")` prints it in Korean.
     """
 
@@ -105,7 +114,6 @@ class Steps:
         cls,
         call: Any,
         made: Any,
-        lead: tuple[int, ...],
         *,
         x: Any,
         q: Any,
@@ -114,13 +122,12 @@ class Steps:
         labels: Sequence[str] | None,
         key_labels: Sequence[str] | None,
     ) -> Steps:
-        """From a prepared call and what the definition made of it; `lead` are the caller's leading axes."""
-        shaped = {name: (a := getattr(made, name)).reshape(*lead, *a.shape[-2:]) for name in NAMES}
+        """From a prepared call and the stages of the definition, in the caller's leading axes."""
         _, _, nq, nk = call.sizes
         if key_labels is None and labels is not None and len(labels) == nk:
             key_labels = labels
         return cls(
-            **shaped,
+            **{name: getattr(made, name) for name in NAMES},
             q=q,
             k=k,
             v=v,

@@ -166,6 +166,20 @@ def test_torch_in_gives_torch_out_connected_for_autograd():
     assert "weights = softmax(masked)" in str(s)
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
+def test_gradients_reach_every_step(lead):
+    q, k, v = (torch.randn(*lead, n, d, dtype=torch.float64, requires_grad=True) for n, d in ((5, 7), (11, 7), (11, 3)))
+    made = regard.steps(q, k, v, mask=masks.causal(), softcap=9.0)
+    upstream = torch.randn_like(made.output)
+    names = ("scores", "scaled", "capped", "biased", "masked", "weights")
+    *_, by_weights = torch.autograd.grad(made.output, [getattr(made, n) for n in names], upstream, retain_graph=True)
+    torch.testing.assert_close(by_weights, upstream @ v.mT)
+    by_scores, by_masked = torch.autograd.grad(made.output, [made.scores, made.masked], upstream)
+    inner = made.weights * (by_weights - (made.weights * by_weights).sum(-1, keepdim=True))
+    torch.testing.assert_close(by_masked, inner)
+    torch.testing.assert_close(by_scores, inner * (1 - (made.scaled / 9.0).tanh() ** 2) * 7**-0.5)
+
+
 def test_half_precision_shows_scores_and_weights_in_fp32():
     q, k, v = (torch.from_numpy(x).bfloat16().requires_grad_() for x in arrays())
     s = regard.steps(q, k, v)

@@ -40,28 +40,41 @@ def define(
     softcap: float | None = None,
     sinks: Any = None,
     keep: Any = None,
+    lead: tuple[int, ...] | None = None,
 ) -> Stages:
-    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv); `keep` is dropout's factor."""
+    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv).
+
+    Args:
+        keep: dropout's factor of each weight, (B, H, Nq, Nk).
+        lead: leading axes of the returned stages instead of (B, H). Each stage is computed from the one returned
+            before it, so gradients with respect to any of them exist.
+    """
+    stages: dict[str, Any] = {}
+
+    def stage(name: str, a: Any) -> Any:
+        stages[name] = a if lead is None else a.reshape(*lead, *a.shape[-2:])
+        return stages[name].reshape(a.shape)
+
     xp = array_namespace(q, k, v)
     wide = xp.result_type(q.dtype, xp.float32)  # scores and softmax in fp32 or wider
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     k, v = (xp.repeat(x, group, axis=1) for x in (k, v))  # (B, H, Nk, ·): query head h reads key head h // group
 
-    scores = xp.astype(q, wide) @ xp.matrix_transpose(xp.astype(k, wide))
-    scaled = scores * scale
-    capped = scaled if softcap is None else softcap * xp.tanh(scaled / softcap)
-    biased = capped if bias is None else capped + bias
-    masked = biased if visible is None else xp.where(visible, biased, -inf)
+    scores = stage("scores", xp.astype(q, wide) @ xp.matrix_transpose(xp.astype(k, wide)))
+    scaled = stage("scaled", scores * scale)
+    capped = stage("capped", scaled if softcap is None else softcap * xp.tanh(scaled / softcap))
+    biased = stage("biased", capped if bias is None else capped + bias)
+    masked = stage("masked", biased if visible is None else xp.where(visible, biased, -inf))
 
     logits = masked if sinks is None else xp.concat([masked, _column(xp, sinks, masked)], axis=-1)
     peak = xp.max(logits, axis=-1, keepdims=True)
     peak = xp.where(peak == -inf, 0.0, peak)  # a row that sees nothing: all exponentials are 0, not NaN
     total = xp.sum(xp.exp(logits - peak), axis=-1, keepdims=True)
-    weights = xp.exp(masked - peak) / xp.where(total == 0, 1.0, total)
+    weights = stage("weights", xp.exp(masked - peak) / xp.where(total == 0, 1.0, total))
     kept = weights if keep is None else weights * keep
-    output = xp.astype(kept @ xp.astype(v, wide), q.dtype)
+    stage("output", xp.astype(kept @ xp.astype(v, wide), q.dtype))
     lse = xp.where(total == 0, -inf, peak + xp.log(xp.where(total == 0, 1.0, total)))
-    return Stages(scores, scaled, capped, biased, masked, weights, output, lse[..., 0])
+    return Stages(**stages, lse=lse[..., 0])
 
 
 def _column(xp: Any, sinks: Any, masked: Any) -> Any:
@@ -69,8 +82,8 @@ def _column(xp: Any, sinks: Any, masked: Any) -> Any:
     return xp.broadcast_to(xp.astype(sinks, masked.dtype)[:, None, None], (*masked.shape[:-1], 1))
 
 
-def stages(call: Call) -> Stages:
-    """All intermediates of a prepared call."""
+def stages(call: Call, lead: tuple[int, ...] | None = None) -> Stages:
+    """All intermediates of a prepared call, with the leading axes `lead` instead of (B, H) if given."""
     keep = keep_mask(call) if call.dropout else None
     return define(
         call.q,
@@ -82,6 +95,7 @@ def stages(call: Call) -> Stages:
         softcap=call.softcap,
         sinks=call.sinks,
         keep=call.native(keep),
+        lead=lead,
     )
 
 
