@@ -5,13 +5,14 @@ torch's own operations run where their tensors are; Triton's launches, streams a
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
-__all__ = ["ROUNDED_ONCE", "current", "no_triton", "overlapping", "power_of_two"]
+__all__ = ["ROUNDED_ONCE", "current", "driver_version", "no_triton", "overlapping", "power_of_two"]
 
 ROUNDED_ONCE = {"enable_fp_fusion": True}
 """Given to each launch: a product and the sum it goes into are rounded once. Triton 3.10 will change its default."""
@@ -45,8 +46,22 @@ def overlapping(device: torch.device) -> bool:
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return False
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    return hopper and torch._C._cuda_getDriverVersion() >= 12030  # type: ignore[attr-defined]
+    return torch.cuda.get_device_capability(device)[0] == 9 and driver_version() >= 12030
+
+
+def driver_version() -> int:
+    """The CUDA version that the driver supports, e.g. 12030 for 12.3; 0 if no CUDA driver can be found.
+
+    torch has no public function for it, so the driver's own library is asked.
+    """
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        version = ctypes.c_int(0)
+        return version.value if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else 0
+    return 0
 
 
 def power_of_two(n: int) -> int:

@@ -29,9 +29,13 @@ def untraced(why: str) -> Callable[[Function], Function]:
     """
 
     def mark(function: Function) -> Function:
-        frames = torch._C._dynamo.eval_frame
-        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-        frames.set_code_exec_strategy(function.__code__, skip)
+        try:
+            frames = torch._C._dynamo.eval_frame
+            skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+            frames.set_code_exec_strategy(function.__code__, skip)
+        except AttributeError:  # not in this release of torch: the public way, which imports the compiler
+            public: Function = torch.compiler.disable(function, reason=why)
+            return public
         function._torchdynamo_disable, function._torchdynamo_disable_msg = True, why  # type: ignore[attr-defined]
         return function
 
@@ -53,4 +57,7 @@ def followed() -> bool:
     >>> followed()
     False
     """
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if torch.compiler.is_compiling():
+        return True
+    depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return depth is None or depth() > 0  # unknown counts as yes: then nothing is kept, which is slower but right

@@ -150,14 +150,17 @@ def refuse_by_hand(call: Call) -> str | None:
         return f"{call.q.dtype} exists in NumPy only"
     if not call.numpy and not torch.compiler.is_compiling() and not has_numbers(call.q):
         return f"q is a {type(call.q).__name__} on {call.device} without numbers, and tiles are found by numbers"
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    # Where torch cannot be asked, it raises itself: an autograd function without rules does not pass a transform.
+    transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+    if not torch.compiler.is_compiling() and transforming():
         return "it has no rules for the transforms of torch.func (vmap, grad, jvp)"
     return refuse_forward_mode()
 
 
 def refuse_forward_mode() -> str | None:
     """Why a backend that has a derivative only backwards cannot do a call now, or None."""
-    return "it has no forward-mode derivative" if forward_ad._current_level >= 0 else None
+    level = getattr(forward_ad, "_current_level", -1)  # where it cannot be asked, torch itself raises
+    return "it has no forward-mode derivative" if level >= 0 else None
 
 
 def as_given(device: torch.device) -> AbstractContextManager[object]:

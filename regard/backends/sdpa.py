@@ -128,24 +128,30 @@ def _without(
 def _with_lse(
     q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None, dropout: float, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor | None]:
-    """The kernel that `scaled_dot_product_attention` would take, called by its own name, where that gives lse."""
+    """The kernel that `scaled_dot_product_attention` would take, called by its own name, where that gives lse.
+
+    All four functions are private to torch. Where a release lacks one, the public function runs and lse is None.
+    """
     ops, grouped = torch.ops.aten, k.shape[1] != q.shape[1]
-    choice = torch._fused_sdp_choice(q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=grouped)
-    if q.device.type == "cpu" and choice == FLASH:
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    choice = None
+    if choose is not None:
+        choice = choose(q, k, v, cells, dropout, is_causal, scale=scale, enable_gqa=grouped)
+    if choice == FLASH and q.device.type == "cpu" and hasattr(ops, "_scaled_dot_product_flash_attention_for_cpu"):
         if cells is not None and cells.dtype == torch.bool:
             cells = torch.zeros((), dtype=q.dtype).masked_fill(~cells, -inf)
         out, lse = ops._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, dropout, is_causal, attn_mask=cells, scale=scale
         )
         return out, lse
-    if q.device.type == "cuda" and cells is None and choice == CUDNN:
-        out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, dropout, is_causal, False, scale=scale)[
-            :2
-        ]
-        return out, lse.reshape(q.shape[:-1])
-    if q.device.type == "cuda" and cells is None and choice == FLASH and q.shape[-1] % 8 == 0:
-        out, lse = ops._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)[:2]
-        return out, lse
+    if q.device.type == "cuda" and cells is None:
+        if choice == CUDNN and (cudnn := getattr(ops, "_scaled_dot_product_cudnn_attention", None)) is not None:
+            out, lse = cudnn(q, k, v, None, True, dropout, is_causal, False, scale=scale)[:2]
+            return out, lse.reshape(q.shape[:-1])
+        flash = getattr(ops, "_scaled_dot_product_flash_attention", None)
+        if choice == FLASH and flash is not None and q.shape[-1] % 8 == 0:
+            out, lse = flash(q, k, v, dropout, is_causal, False, scale=scale)[:2]
+            return out, lse
     return _without(q, k, v, cells, dropout, is_causal, scale)
 
 

@@ -25,6 +25,10 @@ from regard.rules import IndexRule
 
 __all__ = ["CELLS_AT_ONCE", "Batch", "Plan", "flat"]
 
+CPU_KERNELS = (  # private to torch; where a release lacks one, the same is done in plain operations
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
 CELLS_AT_ONCE = 1 << 21  # scores of one batch of tiles: 8 MiB in fp32; half or twice as many are as fast
 
 
@@ -54,6 +58,7 @@ class Plan:
         self.stacked = self.heads // self.slots  # G: query heads in a slot
         self.tiles_across = -(-self.nk // self.found.cols)
         self.fused = self.device.type == "cpu" and self.softcap is None and not call.dropout
+        self.fused &= all(hasattr(torch.ops.aten, name) for name in CPU_KERNELS)
         self.lead_b, self.lead_h = lead_b, lead_h
         with torch.no_grad():  # what goes to the bias is summed up by hand
             self.rule = self.term(self.bias)
