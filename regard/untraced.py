@@ -34,7 +34,7 @@ def untraced(why: str) -> Callable[[Function], Function]:
             skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
             frames.set_code_exec_strategy(function.__code__, skip)
         except AttributeError:  # not in this release of torch: the public way, which imports the compiler
-            public: Function = torch.compiler.disable(function, reason=why)
+            public: Function = torch.compiler.disable(function, reason=why)  # type: ignore[no-untyped-call]
             return public
         function._torchdynamo_disable, function._torchdynamo_disable_msg = True, why  # type: ignore[attr-defined]
         return function

@@ -42,12 +42,10 @@ def define(
     keep: Any = None,
     lead: tuple[int, ...] | None = None,
 ) -> Stages:
-    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv).
+    """Attention of q (B, H, Nq, D) over k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv); `keep` is dropout's factor.
 
-    Args:
-        keep: dropout's factor of each weight, (B, H, Nq, Nk).
-        lead: leading axes of the returned stages instead of (B, H). Each stage is computed from the one returned
-            before it, so gradients with respect to any of them exist.
+    `lead` are leading axes for the returned stages instead of (B, H). Each stage is computed from the returned one
+    before it, so that gradients with respect to any of them exist.
     """
     stages: dict[str, Any] = {}
 
