@@ -273,7 +273,8 @@ def test_bias_beside_a_mask_is_added_to_what_the_mask_adds():
 def test_any_number_of_axes_is_reported_with_four(shape, sizes):
     x = torch.randn(shape)
     seen = the_sighting(sdpa, x, x, x)
-    assert (seen.kernel, seen.call.sizes, seen.lse) == (MATH, sizes, None)
+    assert seen.call.sizes == sizes
+    assert (seen.lse is None) == (seen.kernel == MATH)  # from torch 2.15 on, three axes have a fused kernel
     assert seen.output.shape == (*sizes[:3], D)
     assert_explains(seen)
 
@@ -818,7 +819,7 @@ def test_taps_are_not_traced_where_the_compiler_left_a_function_alone():
     assert [(s.path, s.compiled) for s in seen] == [("", False)]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore:`torch.jit.trace:FutureWarning")
 def test_traced_module_is_seen_as_one():
     x = tokens()
     model = nn.ModuleDict({"traced": torch.jit.trace(Stack(), x)})

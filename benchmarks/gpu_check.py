@@ -1,0 +1,429 @@
+"""Run every GPU-only path of regard once, compare it with the CPU in fp64, and record the result.
+
+    python benchmarks/gpu_check.py                     # on a machine with a GPU; writes results/gpu-check.json
+    python benchmarks/gpu_check.py --only lens         # checks whose name contains "lens"; writes nothing
+    python benchmarks/gpu_check.py --device cpu        # the same checks on the CPU: does the script run? Writes nothing
+    python benchmarks/gpu_check.py --pending "reason"  # GPU code changed and no GPU is at hand: say so in the record
+
+CI has no GPU. The record holds a hash of every source file that runs on one, and tests/test_gpu_record.py fails when a
+file differs from the record, unless the record says `pending`: which files, and why they were not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "benchmarks" / "results" / "gpu-check.json"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests: the dense measures and the tiny models
+
+# Beside every module that names CUDA or Triton: what the GPU paths run through.
+ALSO = (
+    "backends", "masks", "lens/measuring", "lens/taps", "models/decoding", "models/generation", "op.py", "cache.py",
+    "layers.py", "linear_maps.py", "biases.py", "positions.py", "rotary.py", "rules.py", "untraced.py",
+    "models/parts.py", "models/heads.py", "models/state.py", "models/block_attention.py", "models/long_attention.py",
+    "models/picture_writer.py",
+)  # fmt: skip
+
+
+def gpu_files() -> dict[str, str]:
+    """Path → SHA-256 of every source file that runs on a GPU."""
+    package, hashes = ROOT / "regard", {}
+    also = [package / name for name in ALSO]
+    if missing := [str(path.relative_to(ROOT)) for path in also if not path.exists()]:
+        raise FileNotFoundError(f"gpu_check.ALSO names {', '.join(missing)}, which is gone: update the list")
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        if re.search(rb"cuda|triton", text, re.IGNORECASE) or any(path == a or a in path.parents for a in also):
+            hashes[path.relative_to(ROOT).as_posix()] = hashlib.sha256(text).hexdigest()
+    return hashes
+
+
+def changed_files(record: dict[str, Any]) -> list[str]:
+    """The GPU files that are not as they were when the record was made: changed, new or gone."""
+    now, then = gpu_files(), record["files"]
+    return sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_backends(device: str) -> str:
+    """tiled, sdpa and sparse, forward and backward, under masks and arguments of the conformance suite."""
+    import torch
+
+    import regard
+    from regard.testing import Case, conform
+
+    cases = [Case("several tiles", mask, "plain") for mask in ("none", "causal", "window", "documents", "padding left")]
+    cases += [Case("several tiles", "rows without keys", "all together"), Case("one query", "causal", "sinks")]
+    cases += [Case("fewer queries, grouped, narrow v", "causal and padding", "softcap")]
+    ran = 0
+    for backend in ("tiled", "sdpa", "sparse"):
+        for case in cases:
+            for dtype in (torch.bfloat16, torch.float32):
+                q, k, v, extra = case.build(dtype, device)
+                refusal = regard.backends.explain(q, k, v, **extra).refusals.get(backend)
+                if refusal is None:
+                    conform(partial(regard.attention, backend=backend), case, dtype, device)
+                    ran += 1
+    return f"{ran} calls"
+
+
+def check_flex(device: str) -> str:
+    """Compiled FlexAttention, forward and backward."""
+    import torch
+
+    import regard
+    from regard.testing import Case, conform
+
+    cases = [("causal and padding", "plain"), ("window", "sinks"), ("none", "ALiBi")]
+    for mask, arguments in cases:
+        gradient = device == "cuda"  # FlexAttention has no backward on the CPU
+        case = Case("several tiles", mask, arguments)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        conform(partial(regard.attention, backend="flex"), case, dtype, device, gradient=gradient)
+    return f"{len(cases)} calls"
+
+
+def check_sparse_kernels(device: str) -> str:
+    """The Triton kernels of the sparse backend, forward and backward, at sizes of real calls."""
+    import torch
+
+    import regard
+    from regard import masks
+    from regard.backends import sparse_gpu
+    from regard.backends.call import prepare
+    from regard.testing import assert_rule
+
+    documents = torch.arange(1100).expand(2, 1100) // 300
+    all_masks = [masks.window(128, 0), masks.documents(documents) & masks.causal(), masks.window(64, 64) | masks.globals([0])]
+    for mask in all_masks:
+        for dtype in (torch.bfloat16, torch.float32):
+            q, k, v, up = (torch.randn(2, 4, 1100, 64, device=device, dtype=dtype) for _ in range(4))
+            assert device == "cpu" or sparse_gpu.refuse(prepare(q, k, v, mask=mask)) is None
+
+            def run(backend: str, wide: bool, given: Any = (q, k, v), up: Any = up, mask: Any = mask) -> list[Any]:
+                leaves = [x.double() if wide else x for x in given]
+                leaves = [x.detach().clone().requires_grad_() for x in leaves]
+                out = regard.attention(*leaves, mask=mask, backend=backend)
+                return [out.detach(), *torch.autograd.grad(out, leaves, up.to(out.dtype))]
+
+            ours, baseline, truth = run("sparse", False), run("reference", False), run("reference", True)
+            for what, mine, base, true in zip(("output", "dq", "dk", "dv"), ours, baseline, truth, strict=True):
+                assert_rule(mine, base, true, gradient=what != "output", what=f"{mask!r}, {dtype}: {what}")
+    return f"{len(all_masks) * 2} calls"
+
+
+def check_lens(device: str) -> str:
+    """Every measure of `look` against dense fp64, for ordinary and large logits."""
+    import torch
+    from dense_measures import assert_measures, assert_top, dense_measures
+
+    import regard
+    from regard import masks
+    from regard.backends import reference
+    from regard.backends.call import prepare
+    from regard.lens.measuring.measures import NAMES
+
+    lengths = torch.tensor([517, 300])
+    all_masks = [None, masks.causal(), masks.window(40, 0), masks.padding(lengths), masks.padding(lengths) & masks.causal()]
+    ran = 0
+    for dtype, width in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)):
+        for mask in all_masks:
+            for size in (1.0, 1e3, 1e6):
+                q, k, v = (torch.randn(2, 3, 517, width, device=device, dtype=dtype) for _ in range(3))
+                q = q * size
+                view = regard.look(q, k, v, mask=mask, measures=NAMES, top=5)
+                found = {name: getattr(view, name) for name in ("lse", "entropy", "received", "max_logit", "effective")}
+                found["map"] = view.map()
+                wide, same = (
+                    reference.stages(prepare(*(x.cpu().to(t) for x in (q, k, v)), mask=mask))
+                    for t in (torch.float64, dtype)
+                )
+                truth, baseline = (dense_measures(s.weights, s.masked, s.lse, None, 64) for s in (wide, same))
+                what = f"{mask!r}, {dtype}, logits × {size:g}"
+                assert_measures(found, baseline, truth, what)
+                top = view.top(5)
+                assert_top({"top_key": top.index, "top_weight": top.weight}, baseline, truth, what)
+                ran += 1
+    return f"{ran} views"
+
+
+def tiny_models() -> dict[str, tuple[str, Any]]:
+    """Architecture and config of small models whose shapes reach the decoding kernels."""
+    from transformers import GPT2Config, LlamaConfig
+
+    llama = LlamaConfig(
+        vocab_size=1009, hidden_size=512, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+        intermediate_size=1408, max_position_embeddings=400,
+    )  # fmt: skip
+    gpt2 = GPT2Config(vocab_size=1009, n_embd=384, n_layer=3, n_head=6, n_positions=400)
+    return {"GPT-2": ("GPT2LMHeadModel", gpt2), "LLaMA": ("LlamaForCausalLM", llama)}
+
+
+def check_decoding(device: str, name: str, batch: int) -> str:
+    """Captured decoding steps against whole passes, and `generate` against the CPU."""
+    import torch
+    from twins import Twin
+
+    from regard.models.generation.generating import generate
+    from regard.testing import assert_rule
+
+    architecture, config = tiny_models()[name]
+    random = torch.Generator().manual_seed(7)
+    ids = torch.randint(3, 1009, (batch, 170), generator=random)
+    mask = torch.arange(120) >= (torch.arange(batch) * 11)[:, None] if batch > 1 else None
+    new = ids[:, 120:]
+    whole = None if mask is None else torch.cat([mask, torch.ones_like(new, dtype=torch.bool)], 1)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        twin = Twin(architecture, config, Path(folder))
+        truth = twin.ours(torch.float64)(ids, whole).logits[:, 120:]
+        for dtype in (torch.float32, torch.bfloat16):
+            model = twin.ours(dtype, device=device)
+            places = [None if x is None else x.to(device) for x in (ids[:, :120], mask, new, ids, whole)]
+            _, state = model.begin(places[0], places[1], length=170)
+            made = torch.stack([model.step(state, column).clone() for column in places[2].T], 1)
+            assert device == "cpu" or state.captured is not None, "the step was not captured"
+            baseline = model(places[3], places[4]).logits[:, 120:]
+            assert_rule(made.cpu(), baseline.cpu(), truth, what=f"{name}, batch {batch}, {dtype}")
+        here, there = (
+            generate(twin.ours(torch.float32, device=d), ids[:, :120].to(d), None if mask is None else mask.to(d),
+                     new_tokens=30, eos=None, pad=0).ids.cpu()
+            for d in ("cpu", device)
+        )  # fmt: skip
+        assert torch.equal(here, there), "generate gives other tokens than on the CPU"
+    return "50 steps, 30 generated tokens"
+
+
+def check_llava(device: str) -> str:
+    """Captured steps after an image."""
+    import test_llava
+    import torch
+
+    from regard.testing import assert_rule
+
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        twin = test_llava.twin_of("ForConditionalGeneration", test_llava.USUAL_NAME, Path(folder))
+        model = twin.ours(torch.float32, device=device)
+        given = {n: x.to(device) for n, x in test_llava.chosen(test_llava.USUAL_NAME, "a batch").items()}
+        more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11)).to(device)
+        reading = model.read_picture(given["pixels"])
+        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        made = torch.stack([reading.step(state, column).clone() for column in more.T])
+        assert device == "cpu" or state.captured is not None, "the step was not captured"
+        baseline = test_llava.continued(model, given, more)
+        truth = test_llava.continued(model.double(), given, more)
+    assert_rule(made, baseline, truth)
+    return "5 steps, batch 4"
+
+
+def check_long(device: str, name: str) -> str:
+    """Longformer (a global token) and BigBird against the same model in fp64 on the CPU."""
+    import torch
+    import transformers
+    from twins import Twin
+
+    from regard.testing import assert_rule
+
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    if name == "Longformer":
+        config = transformers.LongformerConfig(
+            vocab_size=101, attention_window=[32, 64], max_position_embeddings=600, pad_token_id=1, **shape
+        )
+    else:
+        config = transformers.BigBirdConfig(vocab_size=101, max_position_embeddings=600, block_size=16, **shape)
+    ids = torch.randint(3, 101, (2, 512), generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(512) < torch.tensor([[512], [391]])
+    extra = {"global_tokens": torch.arange(512).expand(2, 512) == 0} if name == "Longformer" else {}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        twin = Twin(f"{name}Model", config, Path(folder))
+
+        def hidden(dtype: torch.dtype, where: str) -> torch.Tensor:
+            given = {n: x.to(where) for n, x in extra.items()}
+            return twin.ours(dtype, device=where)(ids.to(where), mask.to(where), **given).hidden.cpu()[mask]
+
+        truth = hidden(torch.float64, "cpu")
+        for dtype in (torch.float32, torch.bfloat16):
+            assert_rule(hidden(dtype, device), hidden(dtype, "cpu"), truth, what=f"{name}, {dtype}")
+    return "2 texts of 512 tokens"
+
+
+def check_compile(device: str) -> str:
+    """torch.compile of a model, forward and backward, against the same model as it is."""
+    import torch
+    from twins import Twin
+
+    from regard.testing import assert_rule
+
+    architecture, config = tiny_models()["LLaMA"]
+    ids = torch.randint(3, 1009, (3, 65), generator=torch.Generator().manual_seed(5)).to(device)
+
+    def outcome(model: Any, call: Any) -> list[Any]:
+        logits = call(ids).logits
+        up = torch.randn(logits.shape, generator=torch.Generator().manual_seed(6)).to(logits)
+        weight = next(p for n, p in model.named_parameters() if p.ndim == 2)
+        return [logits.detach(), torch.autograd.grad((logits * up).sum(), weight)[0]]
+
+    with tempfile.TemporaryDirectory() as folder:
+        twin = Twin(architecture, config, Path(folder))
+        model = twin.ours(torch.float32, device=device)
+        plain, compiled = outcome(model, model), outcome(model, torch.compile(model))
+        wide = model.double()
+        truth = outcome(wide, wide)
+    for what, ours, base, true in zip(("logits", "gradient"), compiled, plain, truth, strict=True):
+        assert_rule(ours, base, true, gradient=what == "gradient", what=what)
+    return "LLaMA, forward and backward"
+
+
+def check_watch(device: str) -> str:
+    """`watch` on bf16 models, ours and transformers': the same bits, and measures as dense fp64 gives them."""
+    import torch
+    import transformers
+    from dense_measures import assert_measures, dense_measures
+    from twins import Twin
+
+    import regard
+    from regard import masks
+    from regard.backends import reference
+    from regard.backends.call import prepare
+
+    architecture, config = tiny_models()["LLaMA"]
+    ids = torch.randint(3, 1009, (2, 211), generator=torch.Generator().manual_seed(5)).to(device)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        twin = Twin(architecture, config, Path(folder))
+        ours = twin.ours(torch.bfloat16, device=device)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).to(device)
+        for model in (ours, theirs):
+            before = model(ids).logits
+            with regard.watch(model, keep="qk") as seen:
+                during = model(ids).logits
+            assert torch.equal(before, during), "watching changed the logits"
+            assert len(seen.names) == 3
+            for layer in range(3):
+                view = seen[layer]
+                q, k = (x.cpu() for x in (view.q, view.k))
+                wide, same = (
+                    reference.stages(prepare(q.to(t), k.to(t), k.to(t), mask=masks.causal()))
+                    for t in (torch.float64, torch.bfloat16)
+                )
+                truth, baseline = (dense_measures(s.weights, s.masked, s.lse, None, 64) for s in (wide, same))
+                found = {name: getattr(view, name) for name in ("entropy", "received")}
+                assert_measures(found, baseline, truth, f"layer {layer}")
+    return "2 models, 3 layers each"
+
+
+CHECKS: dict[str, Callable[[str], str]] = {
+    "backends": check_backends,
+    "flex": check_flex,
+    "sparse kernels": check_sparse_kernels,
+    "lens kernels": check_lens,
+    **{
+        f"decoding {name}, batch {batch}": partial(check_decoding, name=name, batch=batch)
+        for name in ("GPT-2", "LLaMA")
+        for batch in (1, 8)
+    },
+    "LLaVA": check_llava,
+    "Longformer": partial(check_long, name="Longformer"),
+    "BigBird": partial(check_long, name="BigBird"),
+    "compile": check_compile,
+    "watch": check_watch,
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- record
+
+
+def run_checks(device: str, only: str) -> Iterator[dict[str, Any]]:
+    """One row per check, printed as it ends."""
+    import torch
+
+    for name, check in CHECKS.items():
+        if only not in name:
+            continue
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        try:
+            row = {"name": name, "result": "pass", "detail": check(device)}
+        except Exception as error:
+            traceback.print_exc()
+            row = {"name": name, "result": "fail", "detail": f"{type(error).__name__}: {error}"[:300]}
+        row["seconds"] = round(time.perf_counter() - start, 1)
+        print(f"{row['result']}  {row['seconds']:6.1f} s  {name}: {row['detail']}", flush=True)
+        yield row
+
+
+def versions() -> dict[str, str]:
+    """Of everything that the result depends on."""
+    import torch
+    import transformers
+    import triton
+
+    import regard
+
+    modules = (torch, triton, transformers, regard)
+    return {"python": platform.python_version()} | {m.__name__: m.__version__ for m in modules}
+
+
+def mark_pending(reason: str) -> None:
+    """Note in the record which files changed since it was made, and why they were not run."""
+    record = json.loads(RECORD.read_text("utf-8"))
+    now, changed = gpu_files(), changed_files(record)
+    record["pending"] = {"reason": reason, "files": {path: now.get(path) for path in changed}} if changed else None
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    print(f"pending: {len(changed)} files" if changed else "nothing is pending: the files are those of the record")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run the checks whose name contains TEXT")
+    parser.add_argument("--pending", metavar="REASON", help="record that GPU files changed and were not run")
+    parser.add_argument("--out", type=Path, default=RECORD, help="where to write the record")
+    given = parser.parse_args()
+    if given.pending is not None:
+        return mark_pending(given.pending)
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: use --device cpu to try the script, --pending REASON to record what was not run")
+    start = time.perf_counter()
+    rows = list(run_checks(given.device, given.only))
+    seconds, failed = time.perf_counter() - start, [row["name"] for row in rows if row["result"] != "pass"]
+    print(f"{len(rows) - len(failed)} of {len(rows)} checks passed in {seconds:.0f} s on {given.device}")
+    if given.device == "cuda" and not given.only:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+        record = {
+            "result": "fail" if failed else "pass",
+            "commit": commit.strip() or "unknown",
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": torch.cuda.get_device_name(),
+            "versions": versions(),
+            "seconds": round(seconds),
+            "pending": None,
+            "checks": rows,
+            "files": gpu_files(),
+        }
+        given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        print(f"written: {given.out}")
+    return sys.exit(1 if failed or not rows else 0)
+
+
+if __name__ == "__main__":
+    main()
