@@ -273,8 +273,10 @@ def test_bias_beside_a_mask_is_added_to_what_the_mask_adds():
 def test_any_number_of_axes_is_reported_with_four(shape, sizes):
     x = torch.randn(shape)
     seen = the_sighting(sdpa, x, x, x)
+    if seen.kernel != MATH:  # torch 2.15 hands three axes to a fused kernel, as one batch row of several heads
+        sizes = (1, sizes[0], NQ, NQ)
+    assert (seen.lse is None) == (seen.kernel == MATH)
     assert seen.call.sizes == sizes
-    assert (seen.lse is None) == (seen.kernel == MATH)  # from torch 2.15 on, three axes have a fused kernel
     assert seen.output.shape == (*sizes[:3], D)
     assert_explains(seen)
 
