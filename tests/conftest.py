@@ -4,6 +4,7 @@ missing or seconds would be measured that nobody asked for; and what tests ask f
 It does not know any test or any part of regard.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
@@ -80,3 +81,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which GPU code has changed since a GPU last ran it (tests/test_gpu_record.py)."""
+    record = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gpu-check.json"
+    pending = json.loads(record.read_text("utf-8"))["pending"] if record.exists() else None
+    if pending:
+        files = ", ".join(pending["files"])
+        terminalreporter.write_line(f"GPU code not verified: {files}. Reason: {pending['reason']}", yellow=True)
