@@ -389,6 +389,12 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {m.__name__: m.__version__ for m in modules}
 
 
+def commit() -> str:
+    """The commit that is checked out, in short."""
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"
+
+
 def mark_pending(reason: str) -> None:
     """Note in the record which files changed since it was made, and why they were not run."""
     record = json.loads(RECORD.read_text("utf-8"))
@@ -416,12 +422,9 @@ def main() -> None:
     seconds, failed = time.perf_counter() - start, [row["name"] for row in rows if row["result"] != "pass"]
     print(f"{len(rows) - len(failed)} of {len(rows)} checks passed in {seconds:.0f} s on {given.device}")
     if given.device == "cuda" and not given.only:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout
         record = {
             "result": "fail" if failed else "pass",
-            "commit": asked.stdout.strip() or "unknown",
+            "commit": commit(),
             "date": time.strftime("%Y-%m-%d"),
             "machine": torch.cuda.get_device_name(),
             "versions": versions(),
