@@ -326,9 +326,10 @@ def check_watch(device: str) -> str:
             assert len(seen.names) == 3
             for layer in range(3):
                 view = seen[layer]
-                q, k = (x.cpu() for x in (view.q, view.k))
+                kept = view.weights.call
+                q, k = kept.q.cpu(), kept.k.cpu()
                 wide, same = (
-                    reference.stages(prepare(q.to(t), k.to(t), k.to(t), mask=masks.causal()))
+                    reference.stages(prepare(q.to(t), k.to(t), k.to(t), mask=masks.causal(), scale=kept.scale))
                     for t in (torch.float64, torch.bfloat16)
                 )
                 truth, baseline = (dense_measures(s.weights, s.masked, s.lse, None, 64) for s in (wide, same))
