@@ -193,7 +193,8 @@ def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, pla
     raised, taken = raise_rows(call)
     lse = fused.exact_lse(raised, None if taken is not None else sighting.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
-    found["lse"] = lse
+    lse = found["lse"]  # in fp64 where logits are large
+    found["lse"] = lse.to(raised.wide)
     if taken is not None:  # these two are of the scores themselves
         found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
     record.facts = facts.read(call, sighting.output, found["lse"], kind=sighting.kind, sight=sight)
