@@ -36,12 +36,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_run_here() -> Iterator[None]:
-    from regard.lens.measuring import kernels, top_kernels
+    from regard.lens.measuring import kernels, large_kernels, top_kernels
 
     if DEVICE == "cuda":
         yield
         return
-    with interpreted(kernels, top_kernels):
+    with interpreted(kernels, large_kernels, top_kernels):
         yield
 
 
