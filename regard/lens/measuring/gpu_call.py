@@ -72,7 +72,7 @@ class Part:
 class KernelCall:
     """What every kernel that computes scores is given, by name: `arguments`, or `in_double` where that is in fp64.
 
-    Kernels are given numbers in fp32; what that does not hold of the scale and the cap is in `in_double`.
+    Kernels are given numbers in fp32; `in_double` has the scale in two of them.
     """
 
     def __init__(self, call: Call, blocks: Blocks) -> None:
@@ -81,20 +81,19 @@ class KernelCall:
         self.call, self.blocks = call, blocks
         self.tiles = -(-nk // blocks.keys)
         q, k = rows_together(call.q.detach()), rows_together(call.k.detach())
-        plain, self._cap = call.softcap is None and call.bias is None, call.softcap or 1.0
+        plain = call.softcap is None and call.bias is None
         self.arguments: dict[str, Any] = {
             "Q": q, "K": k, "heads": heads, "group": heads // k.shape[1], "nq": nq, "nk": nk,
             **dict(zip(("q_b", "q_h", "q_n"), q.stride(), strict=False)),
             **dict(zip(("k_b", "k_h", "k_n"), k.stride(), strict=False)),
-            "scale": call.scale * (LOG2E if plain else 1.0), "cap": self._cap,
+            "scale": call.scale * (LOG2E if plain else 1.0), "cap": call.softcap or 1.0,
             "D": q.shape[-1], "WIDTH": max(16, power_of_two(q.shape[-1])),
             "BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys, "EVEN_K": nk % blocks.keys == 0,
             "IEEE": q.dtype == torch.float32, "SOFTCAP": call.softcap is not None,
             **self._mask(), **self._bias(),
         }  # fmt: skip
-        scale, cap = (float(np.float32(x)) for x in (call.scale, self._cap))
-        parts = {"scale": scale, "scale_rest": call.scale - scale, "cap": cap, "cap_rest": self._cap - cap}
-        self.in_double: dict[str, Any] = self.arguments | parts
+        scale = float(np.float32(call.scale))
+        self.in_double: dict[str, Any] = self.arguments | {"scale": scale, "scale_rest": call.scale - scale}
 
     @property
     def skips_tiles(self) -> bool:

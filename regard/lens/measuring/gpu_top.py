@@ -115,7 +115,7 @@ class Links:
             **ROUNDED_ONCE,
         }  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](
-            **kernel_call.arguments, **collecting, scale_rest=0.0, cap_rest=0.0, IN_DOUBLE=False,
+            **kernel_call.arguments, **collecting, scale_rest=0.0, IN_DOUBLE=False,
             num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](

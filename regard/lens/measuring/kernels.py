@@ -62,10 +62,11 @@ def finish_scores(
     TO_LOG2: multiply by log₂e where the scale did not.
     """
     if SOFTCAP:
-        x = s / cap
+        x = s.to(tl.float32) / cap  # of scores in fp64, too: capped, they are not large
         square = x * x  # near 0 the other form would cancel
         series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315))))
-        s = cap * tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
+        bent = tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
+        s = (cap * bent).to(s.dtype)
     if BIAS == 1:
         bias_at = BIAS_AT + (j[None, :] - i[:, None] + nq - 1)
         s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0)

@@ -47,13 +47,13 @@ def read_lse(LSE, SHIFT, EXACT, LARGE, nq, limit, BLOCK: tl.constexpr):
 def scores_in_double(
     q_at, k_at, i, j, within,
     BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-    scale, scale_rest, cap, cap_rest,
+    scale, scale_rest, cap,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The scores of queries i and one tile of keys j in fp64, in units of e; other arguments as those of `scores`.
 
-    scale_rest, cap_rest: what fp32, as kernels are given numbers, does not hold of the scale and the cap.
+    scale_rest: what fp32, in which kernels are given numbers, does not hold of the scale.
     """
     d = tl.arange(0, CHUNK)
     s = tl.zeros([BLOCK_Q, BLOCK_K], tl.float64)
@@ -63,11 +63,10 @@ def scores_in_double(
         q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + column[None, :], mask=q_mask, other=0.0).to(tl.float64)
         k = tl.load(k_at + j[:, None].to(tl.int64) * k_n + column[None, :], mask=k_mask, other=0.0).to(tl.float64)
         s += tl.dot(q, tl.trans(k))
-    nothing = tl.zeros([1, 1], tl.float64)
-    s = s * (nothing + scale + scale_rest)
+    s = s * (tl.zeros([1, 1], tl.float64) + scale + scale_rest)
     return finish_scores(
         s, i, j, within, BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, nq, nk,
-        nothing + cap + cap_rest, offset, before, after,
+        cap, offset, before, after,
         BLOCK_Q, BLOCK_K, EVEN_K, MASK, True, PACKED, BIAS, SOFTCAP, False,
     )  # fmt: skip
 
@@ -86,7 +85,7 @@ def measure_large(
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j, sinks_b, sinks_h, sinks_i,
     heads, group, nq, nk, map_q, map_k, map_parts,
-    scale, scale_rest, cap, cap_rest, offset, before, after,
+    scale, scale_rest, cap, offset, before, after,
     head_from, row_from, rows,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, IEEE: tl.constexpr,
@@ -136,8 +135,7 @@ def measure_large(
             s = scores_in_double(
                 q_at, k_at, i, j, within, bias_at, kinds_at + first // BLOCK_K, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, cap_rest,
-                D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             best = tl.maximum(best, tl.max(s, 1))
             higher = tl.maximum(peak, best)
@@ -168,8 +166,7 @@ def measure_large(
             s = scores_in_double(
                 q_at, k_at, i, j, within, bias_at, kinds_at + first // BLOCK_K, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, cap_rest,
-                D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             t = log_weights(s, lse)
             t = tl.where(inside[:, None], t, float("-inf"))
@@ -178,8 +175,8 @@ def measure_large(
                 tiles = tl.cdiv(nk, BLOCK_K)
                 groups: tl.constexpr = BLOCK_K // GROUP
                 number = (tl.program_id(1).to(tl.int64) * tiles + first // BLOCK_K) * groups + tl.arange(0, groups)
-                spot = MAXIMA + number[None, :] * rows + (i - row_from)[:, None]
-                tl.store(spot, tl.max(tl.reshape(t, [BLOCK_Q, groups, GROUP]), 2), mask=inside[:, None])
+                maxima_at = MAXIMA + number[None, :] * rows + (i - row_from)[:, None]
+                tl.store(maxima_at, tl.max(tl.reshape(t, [BLOCK_Q, groups, GROUP]), 2), mask=inside[:, None])
             if WANT_RECEIVED:
                 tl.atomic_add(RECEIVED + which.to(tl.int64) * nk + j, tl.sum(p, 0), mask=j < nk, sem="relaxed")
             if WANT_ENTROPY:

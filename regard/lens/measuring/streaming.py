@@ -235,7 +235,8 @@ class _FromCall(_Source):
         self.unit = call.scale if call.scale > 0 and call.softcap is None and call.bias is None else 1.0
         self.q: Tensor = call.q.detach()
         self.k: Tensor = call.k.detach()
-        self.minus_lse = torch.where(lse == -inf, 0.0, -lse).to(self.wide).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
+        # e^(−∞ − 0) = 0 where nothing is seen
+        self.minus_lse = torch.where(lse == -inf, 0.0, -lse).to(self.wide).unsqueeze(-1)
         self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, self.wide)
         self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, self.wide)
         cells = prod(self.size) * self.heads_at_once * self.rows_at_once

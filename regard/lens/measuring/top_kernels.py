@@ -102,7 +102,7 @@ def collect(
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
     heads, group, nq, nk,
-    scale, scale_rest, cap, cap_rest, offset, before, after,
+    scale, scale_rest, cap, offset, before, after,
     head_from, row_from, rows, k,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, IEEE: tl.constexpr,
@@ -143,8 +143,7 @@ def collect(
             s = scores_in_double(
                 q_at, K + b.to(tl.int64) * k_b + (h // group) * k_h, i, j, i % BLOCK_Q, bias_at, kind_at, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, cap_rest,
-                D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             s = log_weights(s, tl.load(EXACT + which.to(tl.int64) * nq + i))
         else:

@@ -36,8 +36,8 @@ __all__ = [
     "sources",
 ]
 
-LARGE = 128.0
-"""|lse| above which fp32 is too coarse: half a step of lse is 8e-6 there, and each weight errs by as large a part."""
+LARGE = 64.0
+"""|lse| above which fp32 is too coarse: half a step of lse is 4e-6 there, and each weight errs by as large a part."""
 
 PAIR_CELLS = 1 << 24  # numbers of q that are held at once while pairs are weighed
 ROW_CELLS = 1 << 22  # scores of whole rows that are held at once while their lse is computed
