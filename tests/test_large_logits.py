@@ -204,6 +204,17 @@ def test_given_weights_of_large_scores_have_their_own_links():
     assert_rule(found["top_weight"], best.float(), best, what="links")
 
 
+@pytest.mark.parametrize("overview", [False, True])
+def test_the_doctor_names_heads_with_logits_above_ten_thousand_also_from_a_file(overview, tmp_path):
+    calls = drawn(1e6), drawn(9e3)
+    seen = watched(prepare(*(torch.cat([getattr(call, name)[:, :1] for call in calls], 1) for name in "qkv")))
+    seen.save(tmp_path / "run.regard", overview=overview)
+    for capture in (seen, regard.open(tmp_path / "run.regard")):
+        (finding,) = (f for f in capture.doctor().findings if f.code == "large logits")
+        values = dict(finding.values)
+        assert (values["count"], values["total"], str(values["list"]).split()[0]) == (1, 2, "0")
+
+
 # ---------------------------------------------------------------------------------------------------- the Triton engine
 
 
