@@ -56,18 +56,19 @@ def truth_and_baseline(case: Case, dtype: torch.dtype, size: int) -> tuple[Call,
     q, k, v, extra = case.build(dtype)
     call = prepare(q, k, v, **extra)
     wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
-    truth = _measures_of(prepare(q.double(), k.double(), v.double(), **wide), size)
+    truth = measures_of(prepare(q.double(), k.double(), v.double(), **wide), size)
     if dtype == torch.float64:  # no wider than what is judged, so that the longest sum is made as if it were
         truth["received"] = _summed(truth["weights"])
-    return call, truth, _from_lse(call, size, backwards=dtype == torch.float64)
+    return call, truth, measures_from_lse(call, size, backwards=dtype == torch.float64)
 
 
-def _measures_of(call: Call, size: int) -> dict[str, Tensor]:
+def measures_of(call: Call, size: int) -> dict[str, Tensor]:
+    """Every measure of a call by the definition, in the dtype of its scores."""
     made: Any = reference.stages(call)
     return dense_measures(made.weights, made.masked, made.lse, call.sinks, size)
 
 
-def _from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tensor]:
+def measures_from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tensor]:
     """By the lens's definition, weights e^(s − lse), in the call's own precision.
 
     lse is rounded once, and with it all weights of a row: that is part of what a kernel hands over. In fp64 the axes
@@ -82,27 +83,40 @@ def _from_lse(call: Call, size: int, backwards: bool) -> dict[str, Tensor]:
     return dense_measures(weights, masked, lse, call.sinks, size)
 
 
-def assert_measures(ours: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor], what: str) -> None:
+def assert_measures(
+    ours: dict[str, Tensor],
+    baseline: dict[str, Tensor],
+    truth: dict[str, Tensor],
+    what: str,
+    step: float | None = None,
+) -> None:
     """Every measure obeys the numeric rule; −∞ (rows that see nothing) must be there exactly.
 
     The step of a weight is one step of lse, which is rounded before the weights are made from it: a relative step of
     |lse|, and twice that for Σp². An entropy has it once more, whatever its size, since ln p itself is off by as much.
     lse and the largest score are judged at the scale of the scores.
+
+    step: instead of |lse|; 1 where weights are not made from a rounded lse.
     """
-    step = _step(truth)
+    scores, step = _step(truth), _step(truth) if step is None else step
     for name in sorted(ours.keys() & truth.keys()):
         mine, base, true = ours[name].cpu(), baseline[name], truth[name]
         nothing = true == -inf
         assert torch.equal(mine == -inf, nothing), f"{what}: {name}: −∞ elsewhere than where a row sees nothing"
         mine, base, true = (x.masked_fill(nothing, 0.0) for x in (mine, base, true))
         largest = float(true.abs().max()) if true.numel() else 0.0
-        scale = step * {"lse": 1, "max_logit": 1, "entropy": max(1, largest), "effective": 2 * largest}.get(
-            name, largest
-        )
+        scale = step * {"entropy": max(1, largest), "effective": 2 * largest}.get(name, largest)
+        scale = scores if name in ("lse", "max_logit") else scale
         assert_rule(mine, base, true, scale=scale, what=f"{what}: {name}")
 
 
-def assert_top(found: dict[str, Tensor], baseline: dict[str, Tensor], truth: dict[str, Tensor], what: str) -> None:
+def assert_top(
+    found: dict[str, Tensor],
+    baseline: dict[str, Tensor],
+    truth: dict[str, Tensor],
+    what: str,
+    step: float | None = None,
+) -> None:
     """The k keys of each row are its heaviest as far as rounding can tell, with their weights, descending.
 
     By how much rounding can err is the numeric rule's for weights: a key that was left out may be heavier than one that
@@ -121,7 +135,7 @@ def assert_top(found: dict[str, Tensor], baseline: dict[str, Tensor], truth: dic
     assert not bool((taken[..., :nk].bool() & ~truth["seen"]).any()), f"{what}: a hidden key"
     picked = weights.gather(-1, key.clamp(min=0)).masked_fill(key < 0, 0.0)
     base = baseline["weights"].gather(-1, key.clamp(min=0)).masked_fill(key < 0, 0.0)
-    largest = float(weights.max()) * _step(truth)
+    largest = float(weights.max()) * (_step(truth) if step is None else step)
     assert_rule(weight, base, picked, scale=largest, what=f"{what}: weights of the strongest links")
     best = torch.nn.functional.pad(weights.topk(min(k, nk), -1).values, (0, max(0, k - nk)))
     error = float((baseline["weights"].double() - weights).abs().max())

@@ -323,6 +323,23 @@ def test_heads_that_tell_nothing_apart_are_counted_per_layer(name, dead, alive):
     assert finding.text().endswith("per layer: attn: 1")
 
 
+def test_heads_with_large_logits_are_named_with_the_largest_of_all_calls():
+    first, later = torch.full((B, H), 9e3), torch.full((B, H), 9e3)
+    first[0, 3], later[1, 3], later[0, 1] = 2e4, 3e5, 1.5e4
+    quiet = {"largest logit": torch.tensor([[1e4, -1e9, nan, inf, -inf]])}
+    run = [Seen("attn", facts(), heads={"largest logit": first}), Seen("attn", facts(1, N), n=1, heads={"largest logit": later})]
+    finding = only(examine([*run, Seen("other", facts(), heads=quiet)]), "large logits")
+    assert (finding.severity, finding.paths) == ("warning", ("attn",))
+    assert dict(finding.values) == {"count": 2, "total": H, "list": "3 (3e+05), 1 (1.5e+04)"}
+
+
+def test_of_many_heads_with_large_logits_the_first_are_named():
+    many = torch.linspace(2e4, 1e4 + 1, 12).expand(1, 12)
+    finding = only(examine([Seen("attn", facts(), heads={"largest logit": many})]), "large logits")
+    values = dict(finding.values)
+    assert (values["count"], values["list"].count("("), values["list"][-1]) == (12, 8, "…")
+
+
 def test_a_head_that_is_both_first_and_one_key_counts_once():
     ones = torch.ones(B, H)
     finding = only(examine([Seen("attn", facts(), heads={"first": ones, "one key": ones})]), "sinks")

@@ -36,23 +36,32 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_run_here() -> Iterator[None]:
-    from regard.lens.measuring import kernels, top_kernels
+    from regard.lens.measuring import kernels, large_kernels, top_kernels
 
     if DEVICE == "cuda":
         yield
         return
-    with interpreted(kernels, top_kernels):
+    with interpreted(kernels, large_kernels, top_kernels):
         yield
 
 
 # -------------------------------------------------------------------------------------------- what results are held to
 
 
+def measured(call: Call, lse: Tensor, wanted: Any, blocks: gpu.Blocks | None = None) -> dict[str, Tensor]:
+    """What the engine found beside lse, which is the given one where that is not large: test_large_logits.py."""
+    found = gpu.measure(call, lse, wanted, blocks)
+    exact = found.pop("lse")
+    assert exact.dtype == torch.float64
+    assert torch.equal(exact.nan_to_num(nan=0.0), lse.double().nan_to_num(nan=0.0))
+    return found
+
+
 def check(case: Case, dtype: torch.dtype, blocks: gpu.Blocks | None = SMALL, wanted: Any = ALL) -> None:
     """Every measure, and the links, of one case."""
     _, truth, baseline = truth_and_baseline(case, dtype, wanted.size)
     q, k, v, extra = case.build(dtype, DEVICE)
-    found = gpu.measure(prepare(q, k, v, **extra), baseline["lse"].to(DEVICE), wanted, blocks)
+    found = measured(prepare(q, k, v, **extra), baseline["lse"].to(DEVICE), wanted, blocks)
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     if "top" in wanted.names:
         assert_links(found, case, dtype, wanted.top)
@@ -332,7 +341,7 @@ def test_sizes_of_zero_give_what_the_streaming_engine_gives(lacking: str) -> Non
     q = torch.zeros(sizes["batch"], 2, sizes["queries"], 7, device=DEVICE)
     k = torch.zeros(sizes["batch"], 2, sizes["keys"], 7, device=DEVICE)
     call, lse = prepare(q, k, k), torch.full((sizes["batch"], 2, sizes["queries"]), -inf, device=DEVICE)
-    ours, streamed = gpu.measure(call, lse, ALL), streaming.measure(call, lse, ALL)
+    ours, streamed = measured(call, lse, ALL), streaming.measure(call, lse, ALL)
     assert ours.keys() == streamed.keys()
     for name, value in streamed.items():
         assert torch.equal(ours[name], value), name
@@ -457,7 +466,7 @@ def _call(nq: int, nk: int, batch: int = 1, heads: int = 1, d: int = 5, mask: An
 def _found(call: Call, lse: Tensor, wanted: Any, blocks: gpu.Blocks) -> dict[str, Tensor]:
     tensors = {name: getattr(call, name) for name in ("q", "k", "v", "sinks")}
     moved = {name: x if x is None else x.to(DEVICE) for name, x in tensors.items()}
-    return gpu.measure(replace(call, **moved), lse.to(DEVICE), wanted, blocks)
+    return measured(replace(call, **moved), lse.to(DEVICE), wanted, blocks)
 
 
 def _dense(call: Call, size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -192,14 +192,15 @@ def test_rounding_covers_what_sums_of_rows_really_are_off_by():
         assert off < source.rounding < 1e-2
 
 
-def test_products_that_cancel_are_allowed_the_rounding_of_their_parts():
-    # q·k is of size 1, |q|·|k| a million: that is what the rounding of a score is in proportion to.
-    q = torch.tensor([1e3, 1.0]).expand(1, 1, 3, 2).contiguous()
+def test_products_that_cancel_are_allowed_the_rounding_of_their_parts_but_none_that_could_hide_an_error():
+    # q·k is of size 1, |q|·|k| larger: that is what the rounding of a score is in proportion to.
+    q = torch.tensor([10.0, 1.0]).expand(1, 1, 3, 2).contiguous()
     k = torch.stack([torch.zeros(50), torch.rand(50)], -1).view(1, 1, 50, 2)
-    far = k + torch.tensor([1e3, -1e6])
-    assert Remembered(prepare(q, far, far), torch.zeros(1, 1, 3)).rounding > 1000 * (
-        Remembered(prepare(q, k, k), torch.zeros(1, 1, 3)).rounding
+    near, far, farther = (
+        Remembered(prepare(q, k + shift, k), torch.zeros(1, 1, 3)).rounding
+        for shift in (torch.zeros(2), torch.tensor([0.3, -3.0]), torch.tensor([1e5, -1e6]))
     )
+    assert near < far < farther < 1e-3
 
 
 def test_rounding_of_numbers_that_are_none_is_that_of_the_others():

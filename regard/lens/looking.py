@@ -58,12 +58,13 @@ def look(
     if call.numpy and call.q.dtype.itemsize > 8:
         raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
     output, lse = _forward(call, backend)
-    weights = Remembered(call.in_torch(), lse)
-    found, engine = engines.measure(weights.call, lse, wanted)
+    inner = call.in_torch()
+    found, engine = engines.measure(inner, lse, wanted)
+    weights = Remembered(inner, found["lse"])
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
     return View(
         sizes=call.sizes,
-        held={"lse": lse, **found},
+        held=found | {"lse": weights.lse.to(inner.wide)},
         given_output=output.detach().numpy() if call.numpy else output,
         weights=weights,
         place=see(weights.call),

@@ -193,7 +193,8 @@ def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, pla
     raised, taken = raise_rows(call)
     lse = fused.exact_lse(raised, None if taken is not None else sighting.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
-    found["lse"] = lse
+    lse = found["lse"]  # in fp64 where logits are large
+    found["lse"] = lse.to(raised.wide)
     if taken is not None:  # these two are of the scores themselves
         found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
     record.facts = facts.read(call, sighting.output, found["lse"], kind=sighting.kind, sight=sight)
@@ -254,6 +255,8 @@ def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
     heads = {name: view.held[f"pattern {name}"] for name in ("uniform", "first") if f"pattern {name}" in view.held}
     if "received" in view.held and view.sizes[2] and view.sizes[3]:
         heads["one key"] = view.held["received"].amax(-1) / view.sizes[2]
+    if "max_logit" in view.held and view.sizes[2]:
+        heads["largest logit"] = view.held["max_logit"].amax(-1)
     if output is not None and output.ndim == 4 and output.shape[:3] == view.sizes[:3] and view.sizes[2] > 1:
         wide = torch.promote_types(output.dtype, torch.float32)
         size = torch.linalg.vector_norm(output, dim=(2, 3), dtype=wide).square()

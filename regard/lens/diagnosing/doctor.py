@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,8 @@ __all__ = ["CHECKS", "Case", "Check", "Record", "examine"]
 SINK = 0.9  # of a head's attention on one key
 EVEN = 0.98  # of the largest entropy
 STILL = 1e-3  # of its size: how much a head's output differs from query to query
+LARGE_LOGIT = 1e4  # beyond which a softmax is one-hot but for keys that are all but equal
+NAMED = 8  # heads that a finding names
 FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
 INPUTS = ("q", "k", "v", "bias", "scores")
 
@@ -54,7 +57,7 @@ class Record(Protocol):
         """Numbers per head, (B, H), as far as they are known.
 
         "uniform" and "first" are the pattern scores; "one key" is the largest mean weight on any one key; "spread" how
-        much the output differs from query to query, as a share of its size.
+        much the output differs from query to query, as a share of its size; "largest logit" is of all queries.
         """
 
 
@@ -265,6 +268,23 @@ def bad_numbers(case: Case) -> Iterable[Finding]:
 # ---------------------------------------------------------------------------------------------------------------- heads
 
 
+def large_logits(case: Case) -> Iterable[Finding]:
+    """Heads with logits above 10,000 in any call of their layer, the largest first."""
+    largest: dict[str, torch.Tensor] = {}  # (H,) of each layer
+    for record, _ in case.read:
+        if (given := record.heads.get("largest logit")) is not None and len(given):
+            logits = torch.as_tensor(given).cpu().double().amax(0)
+            largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
+    for path, logits in largest.items():
+        order = logits.argsort(descending=True, stable=True).tolist()
+        heads = [h for h in order if LARGE_LOGIT < float(logits[h]) < inf]  # what is no number is said elsewhere
+        if heads:
+            listed = ", ".join(f"{h} ({tables.number(float(logits[h]))})" for h in heads[:NAMED])
+            more = ", …" if len(heads) > NAMED else ""
+            values = (("count", len(heads)), ("total", len(logits)), ("list", listed + more))
+            yield Finding("warning", "large logits", (path,), values)
+
+
 def sinks(case: Case) -> Iterable[Finding]:
     """Heads that give nearly all their attention to one key."""
     return _heads(case, "sinks", {"first": lambda x: x >= SINK, "one key": lambda x: x >= SINK})
@@ -301,6 +321,7 @@ CHECKS: tuple[Check, ...] = (
     unhidden_rows,
     zero_one_masks,
     bad_numbers,
+    large_logits,
     padding_sides,
     upper_left,
     mixed_causality,

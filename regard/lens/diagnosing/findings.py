@@ -87,6 +87,11 @@ WORDS: dict[Lang, dict[str, tuple[str, str]]] = {
             "infinite numbers were born here: {list} from inputs that have none; later calls with some: {later}",
             "{why}",
         ),
+        "large logits": (
+            "{count} of {total} heads have logits above 10,000; head (its largest logit): {list}",
+            "softmax is one-hot at such logits (entropy collapse): gradients vanish, rounding can decide which key is "
+            "taken, and float16 ends at 65504; check the scale, or bound q·k by QK-norm or a softcap",
+        ),
         "sinks": (
             "{count} of {total} heads rest on one key, with 0.9 of their attention or more; per layer: {list}",
             "common; leave that key out of pictures, where it would hide everything else",
@@ -159,6 +164,11 @@ WORDS: dict[Lang, dict[str, tuple[str, str]]] = {
         "infinity born": (
             "무한대가 여기서 생김: 입력에는 없는데 {list}에 있음. 이것이 있는 이후 호출: {later}개",
             "{why}",
+        ),
+        "large logits": (
+            "헤드 {total}개 가운데 {count}개의 로짓이 10,000을 넘음. 헤드(최대 로짓): {list}",
+            "로짓이 이 정도면 소프트맥스가 거의 원-핫이 됩니다(엔트로피 붕괴). 기울기가 사라지고, 반올림 오차만으로 다른 "
+            "키가 골라질 수 있으며, float16은 65504까지입니다. scale을 확인하거나 QK-norm, softcap으로 q·k를 제한하세요",
         ),
         "sinks": (
             "헤드 {total}개 가운데 {count}개가 어텐션의 0.9 이상을 한 키에 둠. 레이어마다: {list}",

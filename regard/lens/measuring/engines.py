@@ -35,19 +35,24 @@ def why_not_triton(call: Call, wanted: Wanted) -> str | None:
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
-    """What `wanted` names of this call's weights, and the engine that measured it: "triton", or "torch (why)".
+    """What `wanted` names of this call's weights, "lse", and the engine that measured it: "triton", or "torch (why)".
 
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
-    >>> measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), Wanted(frozenset(["effective"])))
-    ({'effective': tensor([[[2., 2.]]])}, 'torch')
+    >>> found, engine = measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), Wanted(frozenset(["effective"])))
+    >>> found["effective"], engine
+    (tensor([[[2., 2.]]]), 'torch')
 
     call: on torch tensors.  lse: (B, H, Nq).
+    "lse" is what the weights were made with: the given one, or, where that is large, one of fp64 scores and in fp64,
+    for `Remembered`.
     """
     why = why_not_triton(call, wanted)
     if why is not None:
-        return streaming.measure(call, lse, wanted), "torch" if call.device.type == "cpu" else f"torch ({why})"
+        lse = streaming.refined_lse(call, lse)
+        found = {"lse": lse} | streaming.measure(call, lse, wanted)
+        return found, "torch" if call.device.type == "cpu" else f"torch ({why})"
     from regard.lens.measuring import gpu
 
     return gpu.measure(call, lse, wanted), "triton"
@@ -63,7 +68,9 @@ def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
     Raises LookupError for "max_logit" where the scores are not known.
     """
     if isinstance(weights, Remembered):
-        return measure(weights.call, weights.lse, wanted)[0]
+        found, _ = measure(weights.call, weights.lse, wanted)
+        del found["lse"]  # a view has one already, which may be of other scores: see `raise_rows`
+        return found
     if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
         raise LookupError("max_logit needs the scores, which were not kept")
     if isinstance(weights, Given):

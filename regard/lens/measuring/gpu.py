@@ -1,12 +1,13 @@
 """The measuring pass on CUDA: where the Triton kernel's results lie, its launch, and what becomes of its sums.
 
-It does not know the arithmetic (`kernels.py`), the form of masks and biases (`gpu_call.py`) or how the largest weights
-are found (`gpu_top.py`).
+The arithmetic is in `kernels.py`, and in `large_kernels.py` for heads with large logits; the form of masks and biases
+in `gpu_call.py`; how the largest weights are found in `gpu_top.py`.
 """
 
 from __future__ import annotations
 
-from math import inf, log, nan
+from math import log, nan
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from regard.backends.call import Call
 from regard.biases import DenseBias
 from regard.devices import ROUNDED_ONCE, current
 from regard.lens.measuring.gpu_call import LOG2E, Blocks, KernelCall, Part, blocks_for
-from regard.lens.measuring.gpu_top import MOST_LINKS, Links
+from regard.lens.measuring.gpu_top import MOST_LINKS, WARPS_IN_DOUBLE, Links
 from regard.lens.measuring.measures import Wanted, cell_of_positions, finish_effective, finish_entropy, finish_map
+from regard.lens.measuring.weights import LARGE
 
 __all__ = ["Blocks", "blocks_for", "measure", "refuse"]
 
@@ -24,6 +26,7 @@ MOST_HEADS = 65535  # CUDA's limit for all axes of a grid but the first
 NO_MAXIMUM = -2139095041  # −∞ as the kernel writes floats whose order is that of integers
 BY_TILE, BY_ROW = 1, 2  # MAP of the kernel; 0 is none
 WARP_ROWS = 16  # as the kernel has it
+ROWS_READ = 1 << 12  # of lse, at once
 MOST_TILES = 16  # of one map cell with sums of their own: about as many as run at the same time
 
 
@@ -54,6 +57,7 @@ def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = Non
     """What `wanted` names, as regard.lens.measuring.streaming.measure gives it; `call` as that `refuse` lets pass.
 
     lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
+    "lse" is there as well, in fp64: of fp64 scores in heads where it is large, and else as given.
     """
     with torch.no_grad(), current(call.device):
         blocks = blocks or blocks_for(call)
@@ -68,8 +72,11 @@ class _Launch:
 
     def __init__(self, call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks) -> None:
         batch, heads, nq, nk = call.sizes
-        self.call, self.lse, self.wanted, self.blocks = call, lse, wanted, blocks
-        new = lse.new_zeros
+        self.call, self.given, self.wanted, self.blocks = call, lse.contiguous(), wanted, blocks
+        self.lse = lse.double() if 0 in call.sizes else torch.empty_like(self.given, dtype=torch.float64)
+        self.shift = torch.empty_like(self.given, dtype=torch.float32)
+        self.large = torch.empty(batch * heads, dtype=torch.int32, device=lse.device)  # which heads are, see read_lse
+        new = self.shift.new_zeros
         self.nothing = new(1)
         names = wanted.names
         self.received = new(batch, heads, nk) if "received" in names else self.nothing
@@ -109,19 +116,23 @@ class _Launch:
 
     def run(self) -> None:
         """Launch, part by part."""
-        shift = torch.where(self.lse == -inf, 0.0, self.lse * LOG2E).contiguous()
-        kernel_call = KernelCall(self.call, self.blocks)
-        for part in self._parts():
-            self._run_part(kernel_call, shift, part)
+        from regard.lens.measuring import large_kernels
 
-    def _run_part(self, kernel_call: KernelCall, shift: Tensor, part: Part) -> None:
+        kernel_call = KernelCall(self.call, self.blocks)
+        large_kernels.read_lse[(len(self.large),)](
+            self.given, self.shift, self.lse, self.large, self.call.sizes[2], LARGE, BLOCK=ROWS_READ, num_warps=8
+        )
+        for part in self._parts():
+            self._run_part(kernel_call, part)
+
+    def _run_part(self, kernel_call: KernelCall, part: Part) -> None:
         """Measure; the largest weights are then found from the maxima."""
         if self.links is None:
-            self._measure(kernel_call, shift, part, self.nothing)
+            self._measure(kernel_call, part, self.nothing)
         else:
             buffers = self.links.buffers(part, kernel_call.skips_tiles)
-            self._measure(kernel_call, shift, part, buffers.maxima)
-            self.links.find(kernel_call, part, buffers)
+            self._measure(kernel_call, part, buffers.maxima)
+            self.links.find(kernel_call, part, buffers, self.lse, self.large)
 
     def _parts(self) -> list[Part]:
         """All at once, unless that needs too much memory for the links or too large a grid."""
@@ -133,27 +144,46 @@ class _Launch:
             for i in range(0, nq, rows_at_once)
         ]
 
-    def _measure(self, kernel_call: KernelCall, shift: Tensor, part: Part, maxima: Tensor) -> None:
-        """One launch of the measuring kernel."""
-        from regard.lens.measuring import kernels
+    def _measure(self, kernel_call: KernelCall, part: Part, maxima: Tensor) -> None:
+        """Launch the measuring kernel for ordinary heads, and the one for heads with large logits."""
+        from regard.lens.measuring import kernels, large_kernels
 
         nq, names, links = self.call.sizes[2], self.wanted.names, self.links
+        shared = {
+            **part.numbers, "LARGE": self.large,
+            "RECEIVED": self.received, "ENTROPY": self.entropy, "SQUARES": self.squares, "MAXIMUM": self.maximum,
+            "MAXIMA": maxima, "MAP_AT": self.map, "map_q": self.cells[0], "map_k": self.cells[1],
+            "map_parts": self.map.shape[-1], "MAP": self.map_kind,
+            "GROUP": self.blocks.keys if links is None else links.group,
+            "WANT_RECEIVED": "received" in names, "WANT_ENTROPY": "entropy" in names,
+            "WANT_SQUARES": "effective" in names, "WANT_MAXIMUM": "max_logit" in names and links is None,
+            "WANT_MAXIMA": links is not None, **ROUNDED_ONCE,
+        }  # fmt: skip
         kernels.measure[(kernel_call.tiles, part.heads)](
-            **kernel_call.arguments, **part.numbers,
-            LSE=shift, RECEIVED=self.received, ENTROPY=self.entropy, SQUARES=self.squares, MAXIMUM=self.maximum,
-            MAXIMA=maxima, MAP_AT=self.map, map_q=self.cells[0], map_k=self.cells[1],
-            map_parts=self.map.shape[-1],
+            **kernel_call.arguments, **shared, LSE=self.shift,
             STAGES=self.blocks.stages, EVEN_Q=nq % self.blocks.queries == 0,
-            MAP=self.map_kind, ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
-            GROUP=self.blocks.keys if links is None else links.group,
-            WANT_RECEIVED="received" in names, WANT_ENTROPY="entropy" in names, WANT_SQUARES="effective" in names,
-            WANT_MAXIMUM="max_logit" in names and links is None, WANT_MAXIMA=links is not None,
-            num_warps=self.blocks.warps, maxnreg=self.blocks.registers, **ROUNDED_ONCE,
+            ALIGNED=self._aligned(), SOME_ROWS=part.rows < nq,
+            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
+        large_kernels.measure_large[(-(-part.rows // self.blocks.queries), part.heads)](
+            **kernel_call.in_double, **shared, **self._sinks(), EXACT=self.lse,
+            HIGHEST=self.nothing if links is None else links.highest,
+            WANT_HIGHEST="max_logit" in names and links is not None, num_warps=WARPS_IN_DOUBLE,
+        )  # fmt: skip
+
+    def _sinks(self) -> dict[str, Any]:
+        """A logit per head (H,) or per row (B, H, Nq), and its strides."""
+        sinks = self.call.sinks
+        if sinks is None:
+            return {"SINKS": self.nothing, "sinks_b": 0, "sinks_h": 0, "sinks_i": 0, "HAS_SINKS": False}
+        steps = sinks.stride() if sinks.ndim == 3 else (0, sinks.stride(0), 0)
+        return {"SINKS": sinks.detach(), "HAS_SINKS": True} | dict(
+            zip(("sinks_b", "sinks_h", "sinks_i"), steps, strict=True)
+        )
 
     def found(self) -> dict[str, Tensor]:
         """The measures, finished."""
-        sinks, names, found = self.call.sinks, self.wanted.names, {}
+        sinks, names, found = self.call.sinks, self.wanted.names, {"lse": self.lse}
         if "entropy" in names:
             found["entropy"] = finish_entropy(self.entropy * -log(2), self.lse, sinks)
         if "received" in names:
@@ -164,12 +194,12 @@ class _Launch:
             found["effective"] = finish_effective(self.squares, self.lse, sinks)
         if "map" in names:
             found["map"] = finish_map(self._map_sums(), self.call.sizes[2])
-        return found if self.links is None else found | self.links.found(self.lse)
+        return found if self.links is None else found | self.links.found(self.lse, self.large)
 
     def _maximum(self) -> Tensor:
         """Each row's largest score, in units of log₂."""
         if self.links is not None:
-            return self.links.highest.masked_fill(self.lse.isnan(), nan)  # as a maximum of NaN is, below
+            return self.links.highest.masked_fill(self.given.isnan(), nan)  # as a maximum of NaN is, below
         bits = self.maximum ^ ((self.maximum >> 31) & 0x7FFFFFFF)
         return bits.view(torch.float32)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import e, log2
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,10 @@ class Part:
 
 
 class KernelCall:
-    """What every kernel that computes scores is given: `arguments`, by name."""
+    """What every kernel that computes scores is given, by name: `arguments`, or `in_double` where that is in fp64.
+
+    Kernels are given numbers in fp32; `in_double` has the scale in two of them.
+    """
 
     def __init__(self, call: Call, blocks: Blocks) -> None:
         """call: on torch tensors, no size 0."""
@@ -88,6 +92,8 @@ class KernelCall:
             "IEEE": q.dtype == torch.float32, "SOFTCAP": call.softcap is not None,
             **self._mask(), **self._bias(),
         }  # fmt: skip
+        scale = float(np.float32(call.scale))
+        self.in_double: dict[str, Any] = self.arguments | {"scale": scale, "scale_rest": call.scale - scale}
 
     @property
     def skips_tiles(self) -> bool:

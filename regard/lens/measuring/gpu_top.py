@@ -20,7 +20,7 @@ from regard.devices import ROUNDED_ONCE, power_of_two
 from regard.lens.measuring.gpu_call import Blocks, KernelCall, Part
 from regard.lens.measuring.measures import finish_top
 
-__all__ = ["MOST_LINKS", "Buffers", "Links"]
+__all__ = ["MOST_LINKS", "WARPS_IN_DOUBLE", "Buffers", "Links"]
 
 BYTES = 1 << 30  # few parts: the last programs of each leave the GPU half idle, 1.2 ms of 6 at 32k causal in four
 MOST_LINKS = 64
@@ -31,6 +31,7 @@ SHARES = 4  # programs that share one list: some tiles are on every row's
 STEP = 1 << 10  # rows that are enlisted together
 CELLS = 1 << 14  # maxima that one program holds at most: 64 registers a thread
 SORTED = 1 << 12  # scores that one program sorts
+WARPS_IN_DOUBLE = 8  # of kernels with scores in fp64, which take twice the registers: the same products in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +89,17 @@ class Links:
             counts=self._integers(heads, rows).zero_(),
         )
 
-    def find(self, kernel_call: KernelCall, part: Part, at: Buffers) -> None:
-        """Launch the four kernels on a part whose maxima are there."""
+    def find(self, kernel_call: KernelCall, part: Part, at: Buffers, lse: Tensor, large: Tensor) -> None:
+        """Launch the four kernels on a part whose maxima are there, one of them twice.
+
+        lse, large: in fp64, and which heads are measured in it: their maxima and scores are log₂ weights.
+        """
         from regard.lens.measuring import top_kernels
 
         groups = power_of_two(self.tiles * self.per_tile)
         tall = max(1, min(CELLS // groups, max(8, min(32, 1024 // groups))))  # 8 rows fill what memory reads at once
         top_kernels.select[(-(-part.rows // tall), part.heads)](
-            at.maxima, at.threshold, at.cut, self.highest,
+            at.maxima, at.threshold, at.cut, self.highest, large,
             **part.numbers, nq=self.sizes[2], tiles=self.tiles, k=self.k,
             GROUPS=groups, GROUP=self.group, PER_TILE=self.per_tile, ROWS=tall, WANT_MAXIMUM=self.want_maximum,
             num_warps=max(1, min(32, groups * tall // 2048)), **ROUNDED_ONCE,
@@ -104,12 +108,19 @@ class Links:
             at.maxima, at.threshold, at.lists, at.lengths,
             rows=part.rows, PER_TILE=self.per_tile, STEP=STEP, num_warps=4, **ROUNDED_ONCE,
         )  # fmt: skip
+        collecting = {
+            **part.numbers, "k": self.k, "EXACT": lse, "LARGE": large,
+            "THRESHOLD": at.threshold, "CUT": at.cut, "LISTS": at.lists, "LENGTHS": at.lengths,
+            "COUNTS": at.counts, "SCORES": at.scores, "KEYS": at.keys, "ROOM": self.room, "PER_TILE": self.per_tile,
+            **ROUNDED_ONCE,
+        }  # fmt: skip
         top_kernels.collect[(self.tiles, part.heads, SHARES)](
-            **kernel_call.arguments, **part.numbers, k=self.k,
-            THRESHOLD=at.threshold, CUT=at.cut, LISTS=at.lists, LENGTHS=at.lengths,
-            COUNTS=at.counts, SCORES=at.scores, KEYS=at.keys, ROOM=self.room, PER_TILE=self.per_tile,
-            num_warps=self.blocks.warps, maxnreg=self.blocks.registers, **ROUNDED_ONCE,
+            **kernel_call.arguments, **collecting, scale_rest=0.0, IN_DOUBLE=False,
+            num_warps=self.blocks.warps, maxnreg=self.blocks.registers,
         )  # fmt: skip
+        top_kernels.collect[(self.tiles, part.heads, SHARES)](
+            **kernel_call.in_double, **collecting, IN_DOUBLE=True, num_warps=WARPS_IN_DOUBLE
+        )
         wide = power_of_two(self.room)
         tall = max(1, min(32, SORTED // wide))
         top_kernels.finish[(-(-part.rows // tall), part.heads)](
@@ -118,9 +129,11 @@ class Links:
             ROWS=tall, ROOM=self.room, WIDE=wide, FEW=min(FEW, wide), num_warps=4, **ROUNDED_ONCE,
         )  # fmt: skip
 
-    def found(self, lse: Tensor) -> dict[str, Tensor]:
+    def found(self, lse: Tensor, large: Tensor) -> dict[str, Tensor]:
         """Keys and weights (B, H, Nq, k), and whether a key left out weighs as much as the last one taken."""
-        found = finish_top(self.score, self.key, self.tied, lse, self.short)
+        batch, heads, _, _ = self.sizes
+        shift = torch.where(large.view(batch, heads, 1) != 0, 0.0, lse).to(self.score.dtype)
+        found = finish_top(self.score, self.key, self.tied, shift, self.short)
         found["top_weight"].masked_fill_(lse.isnan().unsqueeze(-1), nan)  # no score of such a row reaches anything
         return found
 

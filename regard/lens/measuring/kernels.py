@@ -5,7 +5,7 @@ summed over queries (received) grows in registers and is reduced once, at the en
 squares, maximum) is reduced within the tile and added to memory atomically. Maxima per row and group of keys, for
 top-k, are written as they are. The map comes from the rows' sums.
 
-Numbers are fp32, in units of log₂. The kernel does not know torch, masks or measures: only pointers and sizes.
+Numbers are fp32, in units of log₂. Heads whose lse is too large for that are left to large_kernels.py.
 """
 # ruff: noqa: N803, SIM108
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ Numbers are fp32, in units of log₂. The kernel does not know torch, masks or m
 import triton
 import triton.language as tl
 
-__all__ = ["measure", "scores"]
+__all__ = ["finish_scores", "measure", "scores"]
 
 # MASK: 1 keys within (before, after) of the query's position, 2 a kind per tile (0 hidden, 1 visible, else mixed).
 # BIAS: 1 a number per j − i, 2 a number per cell.
@@ -42,18 +42,38 @@ def scores(
     else:
         s = tl.dot(q, tl.trans(k))
     s = s * scale  # with log₂e in it where nothing is added to the scores
+    return finish_scores(
+        s, i, j, within,
+        BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, nq, nk, cap, offset, before, after,
+        BLOCK_Q, BLOCK_K, EVEN_K, MASK, EDGE, PACKED, BIAS, SOFTCAP, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_scores(
+    s, i, j, within,
+    BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, nq, nk, cap, offset, before, after,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    MASK: tl.constexpr, EDGE: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    TO_LOG2: tl.constexpr,
+):  # fmt: skip
+    """Scaled products as the softmax gets them: capped, biased, −∞ where hidden; arguments as those of `scores`.
+
+    TO_LOG2: multiply by log₂e where the scale did not.
+    """
     if SOFTCAP:
-        x = s / cap
+        x = s.to(tl.float32) / cap  # of scores in fp64, too: capped, they are not large
         square = x * x  # near 0 the other form would cancel
         series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * (17.0 / 315))))
-        s = cap * tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
+        bent = tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 20.0)) + 1.0))
+        s = (cap * bent).to(s.dtype)
     if BIAS == 1:
         bias_at = BIAS_AT + (j[None, :] - i[:, None] + nq - 1)
         s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0)
     if BIAS == 2:
         bias_at = BIAS_AT + i[:, None].to(tl.int64) * bias_i + j[None, :].to(tl.int64) * bias_j
-        s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0).to(tl.float32)
-    if SOFTCAP or BIAS != 0:
+        s += tl.load(bias_at, mask=(i[:, None] < nq) & (j[None, :] < nk), other=0.0).to(s.dtype)
+    if TO_LOG2 and (SOFTCAP or BIAS != 0):
         s = s * LOG2E
     if MASK == 1 and EDGE:
         away = i[:, None] + offset - j[None, :]  # how far behind the query the key lies
@@ -84,7 +104,7 @@ def _add(at, x, inside, ALL: tl.constexpr):
 
 @triton.jit(do_not_specialize=["head_from"])
 def measure(
-    Q, K, LSE, BIAS_AT, KINDS, CELLS,
+    Q, K, LSE, LARGE, BIAS_AT, KINDS, CELLS,
     RECEIVED, ENTROPY, SQUARES, MAXIMUM, MAXIMA, MAP_AT,
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
@@ -100,10 +120,13 @@ def measure(
 ):  # fmt: skip
     """One tile of keys of one head: grid (key tiles, heads of all batch rows).
 
+    LARGE: (all heads) 1 where lse is too large for this kernel.
     head_from: what the grid's heads are counted from.
     row_from, rows: the queries to walk, where SOME_ROWS; from a multiple of BLOCK_Q on.
     """
     tile, which = tl.program_id(0), tl.program_id(1) + head_from
+    if tl.load(LARGE + which) != 0:
+        return
     b, h = which // heads, (which % heads).to(tl.int64)
     first = tile * BLOCK_K
     j = first + tl.arange(0, BLOCK_K)

@@ -145,12 +145,13 @@ class Tile:
     heads: slice
     rows: slice
     cols: slice
-    s: Tensor  # (b, h, r, c) the scores, −∞ where hidden
+    s: Tensor  # (b, h, r, c) the scores in units of `unit`, −∞ where hidden
     t: Tensor  # (b, h, r, c) s − lse = ln p, finite where hidden: so that p·t is 0 there
     p: Tensor  # (b, h, r, c) the weights
     scratch: Tensor  # (b, h, r, c) of nothing in particular
     row_pool: Pool | None = None  # where a map is wanted
     col_pool: Pool | None = None
+    unit: float = 1.0  # above 0
 
     @cached_property
     def by_cell(self) -> Tensor:
@@ -240,7 +241,7 @@ class MaxLogit:
     def add(self, tile: Tile) -> None:
         """Compare with the tile's row maxima."""
         part = self.most[tile.queries]
-        torch.maximum(part, tile.s.amax(-1), out=part)
+        torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, Nq); −∞ where a row sees nothing."""
@@ -306,7 +307,7 @@ class Top:
     def add(self, tile: Tile) -> None:
         """Keep the best of those so far and the tile's own."""
         best, at = _best(tile.s, self.k + 1)
-        score = torch.cat([self.score[tile.queries], best], -1)
+        score = torch.cat([self.score[tile.queries], best * tile.unit], -1)
         key = torch.cat([self.key[tile.queries], at + tile.cols.start], -1)
         score, key = _by_score(score, key)  # of hidden keys none comes before the −1 of places still empty
         self.score[tile.queries], self.key[tile.queries] = score[..., : self.k + 1], key[..., : self.k + 1]

@@ -3,7 +3,8 @@
 Given lse, each visible tile's exact weights are made once and handed to every measure. On a CPU a tile stays in the
 caches between measures; short sequences share a tile with other heads and batch rows.
 
-It does not know what is measured.
+Scores are those of q and k multiplied and then scaled, as kernels do it: scaled before, they would be rounded
+otherwise than those behind the lse. A pass is made in the dtype of its lse: fp64 where |lse| is large, see weights.py.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
 from regard.lens.measuring.measures import MEASURES, Pool, Sizes, Tile, Wanted
-from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials
+from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials, is_large
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.rules import IndexRule
 
-__all__ = ["lse_of", "measure", "measure_given", "measure_tiles"]
+__all__ = ["lse_of", "measure", "measure_given", "measure_tiles", "refined_lse"]
 
 TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
@@ -40,7 +41,23 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
     call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
     """
     with as_they_are(call.device):
-        return _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+        lse = refined_lse(call, lse)
+        return _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
+
+
+def refined_lse(call: Call, lse: Tensor) -> Tensor:
+    """The lse to measure a call with: the given one, or one of fp64 scores, in fp64, where the given one is large.
+
+    >>> from regard.backends.call import prepare
+    >>> x = torch.full((1, 1, 1, 1), 1e3)
+    >>> refined_lse(prepare(x, x, x), torch.full((1, 1, 1), 1e6 + 1))
+    tensor([[[1000000.]]], dtype=torch.float64)
+
+    One in fp64 for a call in fp32 or less is taken for such a one already. Waits for a GPU.
+    """
+    if call.wide == torch.float64 or not is_large(lse):
+        return lse.to(call.wide)
+    return lse if lse.dtype == torch.float64 else lse_of(call, torch.float64)
 
 
 def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
@@ -57,8 +74,11 @@ def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
         return measure_tiles(weights, wanted)
     with as_they_are(scores.device):
         lse = scores.to(wide).logsumexp(-1)
+        if is_large(lse):
+            lse = scores.double().logsumexp(-1)
         sinks = scores[..., -1] if scores.shape[-1] > weights.sizes[3] else None
-        return {"lse": lse} | _measure(_FromScores(scores, weights.weights), lse, sinks, wanted)
+        source = _FromScores(scores, weights.weights, lse.dtype)
+        return _rounded({"lse": lse} | _measure(source, lse, sinks, wanted), wide)
 
 
 def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
@@ -72,7 +92,7 @@ def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
         return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
 
 
-def lse_of(call: Call) -> Tensor:
+def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
     """Each row's lse (B, H, Nq) by a pass of its own, for calls whose kernel does not say; −∞ where nothing is seen.
 
     >>> from regard import masks
@@ -80,23 +100,32 @@ def lse_of(call: Call) -> Tensor:
     >>> x = torch.zeros(1, 1, 3, 2)
     >>> lse_of(prepare(x, x, x, mask=masks.causal(offset=-1)))
     tensor([[[  -inf, 0.0000, 0.6931]]])
+
+    wide: the dtype to compute in; default that of the call's scores.
     """
     with as_they_are(call.device):
-        peak = torch.full(call.sizes[:3], -inf, dtype=call.wide, device=call.device)
+        peak = torch.full(call.sizes[:3], -inf, dtype=wide or call.wide, device=call.device)
         total = torch.zeros_like(peak)
         if call.sinks is not None:  # a key seen before all others
-            peak.copy_(call.sinks.detach().to(call.wide)[:, None])
+            sinks = call.sinks.detach().to(peak)
+            peak.copy_(sinks if sinks.ndim == 3 else sinks[:, None])
             total.fill_(1.0)
         source = _FromCall(call, total)
         for at in source.places() if 0 not in call.sizes else ():
             s = source.scores(at)
             before, sum_before = peak[at.queries], total[at.queries]
-            higher = torch.maximum(before, s.amax(-1))
+            higher = torch.maximum(before, s.amax(-1) * source.unit)
             floor = torch.where(higher == -inf, 0.0, higher)  # nothing seen so far: every exponential is 0
-            grown = exponentials(s.sub_(floor.unsqueeze(-1)), out=s).sum(-1)
+            torch.add(-floor.unsqueeze(-1), s, alpha=source.unit, out=s)
+            grown = exponentials(s, out=s).sum(-1)
             sum_before.mul_(torch.exp(before - floor)).add_(grown)
             before.copy_(higher)
         return torch.where(peak == -inf, -inf, peak + total.log())
+
+
+def _rounded(found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Numbers in the dtype that the call's measures have, whatever they were computed in."""
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in found.items()}
 
 
 def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
@@ -145,9 +174,9 @@ class _Place:
         at = (self.batch, self.heads, self.rows, self.cols)
         return x[tuple(every if n == 1 else s for n, s in zip(x.shape, at, strict=True))]
 
-    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor) -> Tile:
+    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0) -> Tile:
         """What the measures are handed."""
-        return Tile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch)
+        return Tile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch, unit=unit)
 
 
 class _Source(ABC):
@@ -192,39 +221,53 @@ class _Source(ABC):
 
 
 class _FromCall(_Source):
-    """Weights recomputed from q, k and lse."""
+    """Weights recomputed from q, k and lse, in the dtype of lse.
+
+    unit: scores are in units of it. Where nothing is added to them they stay as products of q and k, and the scale is
+    applied together with what comes next, at no cost; a negative one, or none, is in q.
+    """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
         super().__init__(call.sizes, call.device, call.mask)
         _, _, nq, nk = call.sizes
         self.call, self.group = call, call.sizes[1] // max(1, call.k.shape[1])
+        self.wide = torch.promote_types(call.wide, lse.dtype)
+        self.unit = call.scale if call.scale > 0 and call.softcap is None and call.bias is None else 1.0
         self.q: Tensor = call.q.detach()
         self.k: Tensor = call.k.detach()
-        self.shift = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
-        self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, call.wide)
-        self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
+        # e^(−∞ − 0) = 0 where nothing is seen
+        self.minus_lse = torch.where(lse == -inf, 0.0, -lse).to(self.wide).unsqueeze(-1)
+        self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, self.wide)
+        self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, self.wide)
         cells = prod(self.size) * self.heads_at_once * self.rows_at_once
-        self.space = torch.empty(4, cells, dtype=call.wide, device=call.device)
+        self.space = torch.empty(4, cells, dtype=self.wide, device=call.device)
         self.rooms: dict[tuple[int, ...], Sequence[Tensor]] = {}
 
     def tile(self, at: _Place) -> Tile:
         """s, t = s − lse and p = e^t."""
         s = self.scores(at)
         _, t, p, scratch = self._rooms(s.shape)
-        torch.sub(s, self.shift[at.queries], out=t)
+        torch.add(self.minus_lse[at.queries], s, alpha=self.unit, out=t)
         if at.masked or self.term is not None:  # a bias, too, may hold −∞
             t.clamp_(min=torch.finfo(t.dtype).min)
-        return at.tile(s, t, exponentials(t, out=p), scratch)
+        return at.tile(s, t, exponentials(t, out=p), scratch, self.unit)
 
     def scores(self, at: _Place) -> Tensor:
-        """The scores as the softmax gets them (b, h, r, c), −∞ where hidden; gone when the next ones are asked for."""
+        """The scores as the softmax gets them (b, h, r, c), in units of `unit`, −∞ where hidden.
+
+        They are gone when the next ones are asked for.
+        """
         call = self.call
-        q, k = self.q[at.queries].to(call.wide) * call.scale, self._keys(at).to(call.wide)
+        q, k = self.q[at.queries].to(self.wide), self._keys(at).to(self.wide)
+        rest = call.scale / self.unit
+        if rest <= 0:
+            q, rest = q * rest, 1.0
         s = torch.matmul(q, k.mT, out=self._rooms((*q.shape[:3], k.shape[2]))[0])
         if call.softcap is not None:
-            s.div_(call.softcap).tanh_().mul_(call.softcap)
+            s.mul_(rest / call.softcap).tanh_().mul_(call.softcap)
+            rest = 1.0
         if call.bias is not None and self.term is not None:
-            s.add_(self._read(call.bias, self.term, at))
+            torch.add(self._read(call.bias, self.term, at), s, alpha=rest, out=s)
         if at.masked and call.mask is not None and self.see is not None:
             s.masked_fill_(~self._read(call.mask, self.see, at), -inf)
         return s
@@ -248,7 +291,7 @@ class _FromCall(_Source):
         if isinstance(rule, DenseMask):
             return at.part(rule.cells.to(self.device))
         if isinstance(rule, DenseBias):
-            return at.part(rule.cells.to(self.device)).to(self.call.wide)
+            return at.part(rule.cells.to(self.device)).to(self.wide)
         cells: Tensor = bound(*at.indices(self.device))
         return cells
 
@@ -256,11 +299,10 @@ class _FromCall(_Source):
 class _FromScores(_Source):
     """Weights that are there already, with their scores."""
 
-    def __init__(self, scores: Tensor, weights: Tensor) -> None:
+    def __init__(self, scores: Tensor, weights: Tensor, wide: torch.dtype) -> None:
         batch, heads, nq, nk = weights.shape
         super().__init__((batch, heads, nq, nk), weights.device, None)
-        self.s, self.p = scores, weights
-        self.wide = torch.promote_types(weights.dtype, torch.float32)
+        self.s, self.p, self.wide = scores, weights, wide
 
     def tile(self, at: _Place) -> Tile:
         """The scores, ln p and p."""

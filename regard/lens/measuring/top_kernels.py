@@ -11,8 +11,8 @@ that k + 1 groups are chosen at most; and k + 1 scores are kept of a tile at mos
 more than k, because the row is tied if the next score equals the last one taken. Where k is large, groups are narrower
 than tiles, and a tile may hold scores t in groups that were not chosen: keys beyond `cut` are then kept only above t.
 
-Scores are in units of log₂. A part is some heads of all batch rows and some of their queries, see gpu_top.py. The
-kernels do not know torch or measures.
+Scores are in units of log₂; in heads with large logits, log₂ weights stand for them. A part is some heads of all batch
+rows and some of their queries, see gpu_top.py.
 """
 # ruff: noqa: N803
 # mypy: ignore-errors
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from regard.lens.measuring.kernels import scores
+from regard.lens.measuring.large_kernels import log_weights, scores_in_double
 
 __all__ = ["collect", "enlist", "finish", "select"]
 
@@ -30,14 +31,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit(do_not_specialize=["head_from", "k"])
 def select(
-    MAXIMA, THRESHOLD, CUT, HIGHEST,
+    MAXIMA, THRESHOLD, CUT, HIGHEST, LARGE,
     head_from, row_from, rows, nq, tiles, k,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, PER_TILE: tl.constexpr, ROWS: tl.constexpr, WANT_MAXIMUM: tl.constexpr,
 ):  # fmt: skip
     """Each row's t: grid (blocks of rows, heads).
 
     MAXIMA: (heads, groups, rows), −∞ afterwards where a group reaches t and is not chosen.
-    THRESHOLD, CUT: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score.
+    THRESHOLD, CUT: (heads, rows).  HIGHEST: (all heads, nq), each row's largest score, but for heads in LARGE.
     """
     head = tl.program_id(1).to(tl.int64)
     row, group = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
@@ -47,7 +48,8 @@ def select(
 
     t = tl.max(x, 0)
     if WANT_MAXIMUM:
-        tl.store(HIGHEST + (head + head_from) * nq + row_from + row, t, mask=row < rows)
+        if tl.load(LARGE + head + head_from) == 0:
+            tl.store(HIGHEST + (head + head_from) * nq + row_from + row, t, mask=row < rows)
     highest = t
     for _ in range(k - 1):  # to the next lower value
         t = tl.max(tl.where(x < t[None, :], x, float("-inf")), 0)
@@ -95,20 +97,21 @@ def enlist(MAXIMA, THRESHOLD, LISTS, LENGTHS, rows, PER_TILE: tl.constexpr, STEP
 
 @triton.jit(do_not_specialize=["head_from", "k"])
 def collect(
-    Q, K, BIAS_AT, KINDS, CELLS,
+    Q, K, EXACT, LARGE, BIAS_AT, KINDS, CELLS,
     THRESHOLD, CUT, LISTS, LENGTHS, COUNTS, SCORES, KEYS,
     q_b, q_h, q_n, k_b, k_h, k_n, bias_b, bias_h, bias_i, bias_j,
     kinds_b, kinds_h, kinds_i, cells_b, cells_h, cells_i, cells_j,
     heads, group, nq, nk,
-    scale, cap, offset, before, after,
+    scale, scale_rest, cap, offset, before, after,
     head_from, row_from, rows, k,
     D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, IEEE: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
-    ROOM: tl.constexpr, PER_TILE: tl.constexpr,
+    ROOM: tl.constexpr, PER_TILE: tl.constexpr, IN_DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """What reaches t in one tile of keys, of the rows on its list: grid (key tiles, heads, shares of the list).
 
+    IN_DOUBLE: of the heads in LARGE, with their lse from EXACT; else of all other heads.
     SCORES, KEYS: (heads, rows, ROOM) what was found of each row, in any order.  COUNTS: (heads, rows) how many, from 0.
     """
     tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -117,6 +120,8 @@ def collect(
     if tl.program_id(2) * BLOCK_Q >= length:
         return
     which = tl.program_id(1) + head_from
+    if (tl.load(LARGE + which) != 0) != IN_DOUBLE:
+        return
     b, h = which // heads, (which % heads).to(tl.int64)
     j = tile * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, WIDTH)
@@ -125,20 +130,29 @@ def collect(
     bias_at = BIAS_AT + b.to(tl.int64) * bias_b + h * bias_h
     kinds_at = KINDS + b.to(tl.int64) * kinds_b + h * kinds_h + tile
     cells_at = CELLS if PACKED else CELLS + b.to(tl.int64) * cells_b + h * cells_h
-    keys = tl.load(k_at, mask=(j[:, None] < nk) & (d[None, :] < D), other=0.0)
+    if not IN_DOUBLE:
+        keys = tl.load(k_at, mask=(j[:, None] < nk) & (d[None, :] < D), other=0.0)
 
     for at in range(tl.program_id(2) * BLOCK_Q, length, tl.num_programs(2) * BLOCK_Q):
         place = at + tl.arange(0, BLOCK_Q)
         listed = place < length
         row = tl.load(LISTS + in_lists * rows + place, mask=listed, other=0)
         i = row_from + row
-        q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=d[None, :] < D, other=0.0)
-        s = scores(
-            q, keys, i, j, i % BLOCK_Q,
-            bias_at, kinds_at + (i // BLOCK_Q)[:, None] * kinds_i, cells_at, bias_i, bias_j, cells_i, cells_j,
-            nq, nk, scale, cap, offset, before, after,
-            BLOCK_Q, BLOCK_K, EVEN_K, IEEE, MASK, True, PACKED, BIAS, SOFTCAP,
-        )  # fmt: skip
+        kind_at = kinds_at + (i // BLOCK_Q)[:, None] * kinds_i
+        if IN_DOUBLE:
+            s = scores_in_double(
+                q_at, K + b.to(tl.int64) * k_b + (h // group) * k_h, i, j, i % BLOCK_Q, bias_at, kind_at, cells_at,
+                bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
+                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+            )  # fmt: skip
+            s = log_weights(s, tl.load(EXACT + which.to(tl.int64) * nq + i))
+        else:
+            q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + d[None, :], mask=d[None, :] < D, other=0.0)
+            s = scores(
+                q, keys, i, j, i % BLOCK_Q, bias_at, kind_at, cells_at, bias_i, bias_j, cells_i, cells_j,
+                nq, nk, scale, cap, offset, before, after,
+                BLOCK_Q, BLOCK_K, EVEN_K, IEEE, MASK, True, PACKED, BIAS, SOFTCAP,
+            )  # fmt: skip
         spot = head * rows + row
         t = tl.load(THRESHOLD + spot)
         kept = s >= t[:, None]

@@ -3,7 +3,8 @@
 With s the scores as the softmax gets them and lse known, p = e^(s − lse): a row costs O(N·D), and so does one pair for
 every query. `Remembered` computes from q, k and lse; `Given` reads weights that a model made itself.
 
-It does not know measures or models.
+The exponential turns a rounding step of s or of lse, which grows with them, into an error of p. Rows whose |lse| is
+above `LARGE` are therefore computed in fp64, with an lse of fp64 scores; results keep their dtype.
 """
 
 from __future__ import annotations
@@ -22,9 +23,24 @@ from regard.biases import Bias
 from regard.masks import Mask
 from regard.rules import indices
 
-__all__ = ["Given", "Part", "Remembered", "Weights", "as_they_are", "exponentials", "grouped_scores", "sources"]
+__all__ = [
+    "LARGE",
+    "Given",
+    "Part",
+    "Remembered",
+    "Weights",
+    "as_they_are",
+    "exponentials",
+    "grouped_scores",
+    "is_large",
+    "sources",
+]
 
-PAIR_CELLS = 1 << 24  # numbers of q that are held in fp32 at once while pairs are weighed
+LARGE = 64.0
+"""|lse| above which fp32 is too coarse: half a step of lse is 4e-6 there, and each weight errs by as large a part."""
+
+PAIR_CELLS = 1 << 24  # numbers of q that are held at once while pairs are weighed
+ROW_CELLS = 1 << 22  # scores of whole rows that are held at once while their lse is computed
 LOG2E = 1 / log(2)
 
 Part = slice | Tensor
@@ -49,12 +65,15 @@ class Remembered:
     """Weights from a call's q and k and its rows' lse."""
 
     def __init__(self, call: Call, lse: Tensor) -> None:
-        """call: on torch tensors; of its values nothing is kept.  lse: (B, H, Nq), −∞ where a row sees nothing."""
+        """call: on torch tensors; of its values nothing is kept.
+
+        lse: (B, H, Nq), −∞ where a row sees nothing. In fp64 it is that of fp64 scores where it is large, as
+        `engines.measure` gives it; in fp32, large rows get an lse of their own whenever they are asked for.
+        """
         q, k = call.q.detach(), call.k.detach()
         self.call = replace(call, q=q, k=k, v=k.new_zeros(1).expand(*k.shape[:3], 1))
         self.sizes = call.sizes
         self.lse = lse.detach()
-        self._shift = torch.where(self.lse == -inf, 0.0, self.lse).unsqueeze(-1)  # e^(−∞ − 0) = 0 where nothing is seen
 
     @property
     def has_sink(self) -> bool:
@@ -65,50 +84,78 @@ class Remembered:
     def rounding(self) -> float:
         """What rounding alone may do to a row's sum: to the sum itself, and to the scores and lse in e^(s − lse).
 
-        A score errs in proportion to |q|·|k|, which is more than itself where products cancel.
+        A score errs in proportion to |q|·|k|, which is more than itself where products cancel. In fp32 no more than
+        `LARGE` is granted: rows of larger scores are computed in fp64, and products that cancel further are an error.
         """
         call = self.call
         q, k = (_largest(torch.linalg.vector_norm(x, dim=-1, dtype=call.wide)) for x in (call.q, call.k))
         size = max(1.0, _largest(self.lse), q * k * abs(call.scale))
+        size = size if call.wide == torch.float64 else min(size, LARGE)
         return float(torch.finfo(call.wide).eps * (self.sizes[3] + 16 * size))
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
-        t = self.scores(rows, cols).sub_(self._shift[:, :, rows])
-        return exponentials(t, out=t)
+        with as_they_are(self.call.device):
+            lse = self._exact_lse(rows)
+            t = self._scores(rows, cols, lse.dtype).sub_(_shift(lse).unsqueeze(-1))
+            return exponentials(t, out=t).to(self.call.wide)
 
     def scores(self, rows: Part, cols: Part) -> Tensor:
         """What the softmax gets: scaled, capped, biased, −∞ where hidden. (B, H, rows, cols)."""
-        call, (batch, heads, nq, nk) = self.call, self.sizes
-        with as_they_are(call.device):
-            q, k = call.q[:, :, rows].to(call.wide), call.k[:, :, cols].to(call.wide)
-            s = grouped_scores(q, k).mul_(call.scale)
-            i = torch.arange(nq, device=call.device)[rows]
-            j = torch.arange(nk, device=call.device)[cols]
-            return self._finish(s, indices(batch, heads, i, j, call.device))
+        with as_they_are(self.call.device):
+            return self._scores(rows, cols, self.call.wide)
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq); 0 where the key is −1 or hidden."""
         batch, heads, nq, _ = self.sizes
         keys = keys.to(self.call.device).expand(batch, heads, nq)
         if 0 in self.sizes:
-            return self._shift.new_zeros(batch, heads, nq)
+            return torch.zeros(batch, heads, nq, dtype=self.call.wide, device=self.call.device)
         at_once = max(1, PAIR_CELLS // (batch * heads * self.call.q.shape[-1]))
         with as_they_are(self.lse.device):
-            return torch.cat([self._pairs(keys, slice(i, i + at_once)) for i in range(0, nq, at_once)], -1)
+            # On a GPU, to find out whether any row is large is to wait for it; these few products are cheap in fp64.
+            known = self.lse.is_cuda and self.lse.dtype == torch.float64
+            lse = self.lse if known else self._exact_lse(slice(None))
+            parts = (slice(i, i + at_once) for i in range(0, nq, at_once))
+            return torch.cat([self._pairs(keys, rows, lse) for rows in parts], -1).to(self.call.wide)
 
-    def _pairs(self, keys: Tensor, rows: slice) -> Tensor:
+    def _exact_lse(self, rows: Part) -> Tensor:
+        """The lse of these rows, (B, H, rows), in the dtype to compute them in: fp64 where one of them is large."""
+        lse = self.lse[:, :, rows]
+        if self.call.wide == torch.float64 or not is_large(lse):
+            return lse.to(self.call.wide)
+        if lse.dtype == torch.float64:
+            return lse
+        batch, heads, nq, nk = self.sizes
+        found = []
+        for part in torch.arange(nq, device=lse.device)[rows].split(max(1, ROW_CELLS // (batch * heads * max(1, nk)))):
+            s = self._scores(part, slice(None), torch.float64)
+            if (sinks := self.call.sinks) is not None:
+                column = sinks[:, :, part] if sinks.ndim == 3 else sinks.view(-1, 1).expand(batch, heads, len(part))
+                s = torch.cat([s, column.to(s).unsqueeze(-1)], -1)
+            found.append(s.logsumexp(-1))
+        return torch.cat(found, -1)
+
+    def _scores(self, rows: Part, cols: Part, wide: torch.dtype) -> Tensor:
+        call, (batch, heads, nq, nk) = self.call, self.sizes
+        q, k = call.q[:, :, rows].to(wide), call.k[:, :, cols].to(wide)
+        s = grouped_scores(q, k).mul_(call.scale)
+        i = torch.arange(nq, device=call.device)[rows]
+        j = torch.arange(nk, device=call.device)[cols]
+        return self._finish(s, indices(batch, heads, i, j, call.device))
+
+    def _pairs(self, keys: Tensor, rows: slice, lse: Tensor) -> Tensor:
         call, (batch, heads, nq, nk) = self.call, self.sizes
         keys, group = keys[..., rows], heads // call.k.shape[1]
         there = (keys >= 0) & (keys < nk)
         index = torch.where(there, keys, 0)
         k = call.k[:, :, None].expand(-1, -1, group, -1, -1)  # (B, Hkv, G, Nk, D), a view
         at = index.view(batch, -1, group, keys.shape[-1], 1).expand(-1, -1, -1, -1, k.shape[-1])
-        chosen = k.gather(3, at).reshape(*keys.shape, -1).to(call.wide)  # (B, H, rows, D)
-        s = (call.q[:, :, rows].to(call.wide) * chosen).sum(-1).mul_(call.scale)
+        chosen = k.gather(3, at).reshape(*keys.shape, -1).to(lse.dtype)  # (B, H, rows, D)
+        s = (call.q[:, :, rows].to(lse.dtype) * chosen).sum(-1).mul_(call.scale)
         b, h, i, _ = indices(batch, heads, torch.arange(nq, device=call.device)[rows], index, call.device)
         s = self._finish(s, (b[..., 0], h[..., 0], i.view(-1), index))
-        return torch.where(there, exponentials(s.sub_(self._shift.squeeze(-1)[..., rows]), out=s), 0.0)
+        return torch.where(there, exponentials(s.sub_(_shift(lse[..., rows])), out=s), 0.0)
 
     def _finish(self, s: Tensor, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Softcap, bias and mask, in the operation's order."""
@@ -116,14 +163,14 @@ class Remembered:
         if call.softcap is not None:
             s = s.div_(call.softcap).tanh_().mul_(call.softcap)
         if call.bias is not None:
-            s = s + self._read(call.bias, at)
+            s = s + self._read(call.bias, at, s.dtype)
         if call.mask is not None:
-            s = s.masked_fill_(~self._read(call.mask, at), -inf)
+            s = s.masked_fill_(~self._read(call.mask, at, s.dtype), -inf)
         return s
 
-    def _read(self, rule: Mask | Bias, at: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-        call, (_, _, nq, nk) = self.call, self.sizes
-        cells: Tensor = rule.bind(nq, nk, call.device, call.wide)(*at)
+    def _read(self, rule: Mask | Bias, at: tuple[Tensor, Tensor, Tensor, Tensor], wide: torch.dtype) -> Tensor:
+        _, _, nq, nk = self.sizes
+        cells: Tensor = rule.bind(nq, nk, self.call.device, wide)(*at)
         return cells
 
 
@@ -190,6 +237,26 @@ def exponentials(t: Tensor, out: Tensor) -> Tensor:
     tensor([1., 0.])
     """
     return torch.mul(t, LOG2E, out=out).exp2_()
+
+
+def is_large(lse: Tensor) -> bool:
+    """Is any finite |lse| above `LARGE`? Waits for a GPU.
+
+    >>> is_large(torch.tensor([-inf, 50.0])), is_large(torch.tensor([3.0, -1e4]))
+    (False, True)
+    """
+    if lse.numel() == 0:
+        return False
+    low, high = lse.aminmax()
+    if bool((low >= -LARGE) & (high <= LARGE)):  # most often, and all that it costs
+        return False
+    size = lse.abs()
+    return bool(((size > LARGE) & (size < inf)).any())
+
+
+def _shift(lse: Tensor) -> Tensor:
+    """What to subtract from the scores: e^(−∞ − 0) = 0 where a row sees nothing."""
+    return torch.where(lse == -inf, 0.0, lse)
 
 
 def _largest(x: Tensor) -> float:
