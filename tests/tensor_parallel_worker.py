@@ -118,12 +118,15 @@ def plans(folder: Path, given: dict[str, dict[str, Tensor]], mesh: DeviceMesh) -
 def generated(folder: Path, given: dict[str, dict[str, Tensor]], mesh: DeviceMesh | None) -> dict[str, Tensor]:
     """Greedy ids, with a cache of this process's heads."""
     made = {}
-    for name in ("gpt2", "llama"):
-        model = regard.load(folder / name)
+    for name in ("gpt2", "llama", "t5"):
+        model = regard.load(folder / name, dtype=torch.float64)
         if mesh is not None:
             parallelize(model, mesh)
+        ids, decoder = given[name]["ids"], model
         with torch.no_grad():
-            made[name] = generate(model, given[name]["ids"], None, new_tokens=5, eos=None, pad=0).ids
+            if name == "t5":
+                decoder, ids = model.read(ids, given[name]["mask"]), torch.zeros_like(ids[:, :1])
+            made[name] = generate(decoder, ids, None, new_tokens=5, eos=None, pad=0).ids
     return made
 
 

@@ -139,7 +139,7 @@ def test_layer_on_two_processes_is_the_layer_on_one(name, ranks):
         assert_as_one_process(rank["models"][name], baseline, truth)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_two_processes_generate_what_one_does(name, folder, ranks):
     alone = worker.generated(folder, inputs(), None)[name]
     assert alone.shape == (5, 5)

@@ -1,14 +1,5 @@
 """Tensor parallelism: the heads and the inner features of a model split over the processes of a device mesh.
 
-    # torchrun --nproc-per-node 2 this.py
-    from torch.distributed.device_mesh import init_device_mesh
-    from regard.models.tensor_parallel import gather, parallelize
-
-    model = regard.load("openai-community/gpt2")
-    parallelize(model, init_device_mesh("cpu", (2,)))
-    logits = model(ids).logits                            # the same on every process
-    weights = gather(model)                               # every process; to be saved by one
-
 Query, key and value projections and the first layer of a feed-forward are `ColwiseParallel`, what follows them is
 `RowwiseParallel`, everything else is on every process as a whole.
 """
@@ -38,11 +29,19 @@ __all__ = ["gather", "parallelize"]
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split a model over the processes of a mesh, in place; every process of the mesh calls it.
 
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)      # torchrun starts more
+    >>> layer = MultiHeadAttention(6, 2, fused=True)
+    >>> parallelize(layer, init_device_mesh("cpu", (1,)))
+    >>> layer.w_q.weight.placements, gather(layer)["w_qkv.weight"].shape
+    ((Shard(dim=0),), torch.Size([18, 6]))
+    >>> dist.destroy_process_group()
+
     Weights are those of the mesh's first process. Parameters are new: make the optimizer afterwards. In training give
     every process the same seed, so that dropout drops the same of what each has as a whole.
 
     Args:
-        model: a model of regard, a part of one, or one `MultiHeadAttention`.
+        model: a model of regard, a part of one, or one `MultiHeadAttention`; it is moved to the mesh's device.
         mesh: one axis; of a larger mesh, `mesh["tp"]`.
 
     Raises:
@@ -136,6 +135,8 @@ def _split_position(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
 def _broadcast_whole(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give every process the first one's values of what each has as a whole: heads may be drawn anew on each."""
     for x in (*model.parameters(), *model.buffers()):
+        if not isinstance(x, DTensor):
+            x.data = x.data.to(mesh.device_type)  # where the split weights are by now
         if not isinstance(x, DTensor) or x.placements[0].is_replicate():
             values = local(x.detach())
             sent = values.contiguous()
