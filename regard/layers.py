@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.backends import load
 from regard.cache import FixedCache, GrowingCache, KeyValueCache
-from regard.linear_maps import Joined, Linear, apart, is_distributed, part, whole_output
+from regard.linear_maps import Joined, Linear, apart, is_distributed, part, separate, whole_output
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
@@ -333,9 +333,10 @@ class MultiHeadAttention(nn.Module):
         Linear(in_features=6, out_features=6, bias=True)
 
         Parameters are new: make the optimizer afterwards. Nothing happens where they are separate already.
+        Raises ValueError where an adapter or a hook is on them.
         """
         if self.fused:
-            self.w_q, self.w_k, self.w_v = self.w_qkv.separate()
+            self.w_q, self.w_k, self.w_v = separate(self.w_qkv, self._rows)
             del self.w_qkv
             self.fused, self.separated = False, True
 

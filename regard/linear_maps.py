@@ -1,4 +1,4 @@
-"""Linear maps: one, several of one input joined in a matrix, and how to use a part of them.
+"""Linear maps: one, several of one input joined in a matrix, how to use a part of them, and parts of a DTensor.
 
 The weights of a layer are used without calling it only where nobody has put an adapter, a hook or a patch on it.
 It does not know attention, nor any model.
@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-__all__ = ["Joined", "JoinedTable", "Linear", "apart", "is_distributed", "local", "part", "untouched", "whole_output"]
+__all__ = [
+    "Joined",
+    "JoinedTable",
+    "Linear",
+    "apart",
+    "is_distributed",
+    "local",
+    "part",
+    "separate",
+    "untouched",
+    "whole_output",
+]
 
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
@@ -46,30 +57,6 @@ class Joined(Linear):
         super().__init__(inputs, sum(rows), bias)
         self.rows = rows
 
-    def separate(self) -> list[Linear]:
-        """Each map as a layer of its own, its weights copied.
-
-        >>> Joined(4, (8, 2, 2)).separate()[1]
-        Linear(in_features=4, out_features=2, bias=True)
-
-        Raises ValueError where an adapter, a hook or a patch is on the layer: it would be lost.
-        """
-        if not untouched(self):
-            raise ValueError(
-                f"{type(self).__name__} of {self.rows} rows has an adapter, a hook or a patch, which would be lost: "
-                "separate the maps before anything is put on them"
-            )
-        rows = list(self.rows)
-        biases = [None] * len(rows) if self.bias is None else torch.split(self.bias, rows)
-        layers = []
-        for weight, bias in zip(torch.split(self.weight, rows), biases, strict=True):
-            layer = Linear(self.in_features, len(weight), bias is not None, device="meta")
-            layer.weight = nn.Parameter(weight.detach().clone(), self.weight.requires_grad)
-            if bias is not None:
-                layer.bias = nn.Parameter(bias.detach().clone(), self.bias.requires_grad)
-            layers.append(layer.train(self.training))
-        return layers
-
 
 class JoinedTable(nn.Embedding):
     """Several tables of vectors, one under another: words, and words that were added to them later (Idefics).
@@ -98,6 +85,31 @@ def untouched(layer: nn.Module) -> bool:
         return False
     own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return not (own or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
+
+
+def separate(layer: nn.Module, rows: Sequence[int]) -> list[Linear]:
+    """Each of the maps joined in a layer as a layer of its own, its weights copied; rows: how many each has, in order.
+
+    >>> separate(Joined(4, (8, 2, 2)), (8, 2, 2))[1]
+    Linear(in_features=4, out_features=2, bias=True)
+
+    Raises ValueError where an adapter, a hook or a patch is on the layer: it would be lost.
+    """
+    if not untouched(layer):
+        raise ValueError(
+            f"the {type(layer).__name__} of {sum(rows)} rows has an adapter, a hook or a patch, which would be lost: "
+            "separate projections before anything is put on them"
+        )
+    joined = cast(nn.Linear, layer)
+    biases = [None] * len(rows) if joined.bias is None else torch.split(joined.bias, list(rows))
+    layers = []
+    for weight, bias in zip(torch.split(joined.weight, list(rows)), biases, strict=True):
+        made = Linear(joined.in_features, len(weight), bias is not None, device="meta")
+        made.weight = nn.Parameter(weight.detach().clone(), joined.weight.requires_grad)
+        if bias is not None:
+            made.bias = nn.Parameter(bias.detach().clone(), joined.bias.requires_grad)
+        layers.append(made.train(joined.training))
+    return layers
 
 
 def whole_output(layer: nn.Module, x: Tensor, width: int) -> Tensor:

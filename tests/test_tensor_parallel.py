@@ -154,8 +154,8 @@ REFUSED = {
     "shaw": ("Shaw",),
     "performer": ("PerformerAttention",),
     "longformer": ("SlidingAttention",),
-    "nothing to split": ("no attention",),
-    "twice": ("w_q", "split already"),
+    "nothing to split": ("Linear", "without any attention"),
+    "twice": ("MultiHeadAttention", "split already"),
     "fused, plain plan": ("all 60 features", "got 30", "separate()"),
     "fused, rotary, plain plan": ("all 72 features", "got 36", "separate()"),
     "fused, plain plan, context": ("all 60 features", "got 30", "separate()"),
@@ -168,7 +168,7 @@ REFUSED = {
     "performer, plain plan": ("10 features", "4 heads of 5"),
     "big bird, plain plan": ("BlockAttention", "4 heads", "gave 2"),
     "mask by head": ("(1, 4, 6, 6)", "(3, 2, 6, 6)"),
-    "save": ("split over processes", "gather(model)"),
+    "save": ("tower.blocks.0.attention.w_q.weight", "gather(model)"),
 }
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard.cache import Cache
 from regard.layers import ContextKeys, MultiHeadAttention
-from regard.linear_maps import Joined, Linear, untouched, whole_output
+from regard.linear_maps import Joined, Linear, separate, untouched, whole_output
 from regard.masks import Mask
 from regard.models.activations import OVERWRITING, activation
 from regard.models.attention_layer import AttentionLayer
@@ -81,10 +81,11 @@ class FeedForward(nn.Module):
         >>> feed_forward.w_up
         Linear(in_features=6, out_features=10, bias=True)
 
-        Parameters are new: make the optimizer afterwards. Nothing happens where there is one map, or they are apart.
+        Parameters are new: make the optimizer afterwards. Nothing happens where there is no gate, or they are apart.
+        Raises ValueError where an adapter or a hook is on w_in.
         """
         if self.gated and not self.separated:
-            self.w_gate, self.w_up = cast(Joined, self.w_in).separate()
+            self.w_gate, self.w_up = separate(self.w_in, (self.d_ff, self.d_ff))
             del self.w_in
             self.separated = True
 

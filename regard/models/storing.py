@@ -90,11 +90,12 @@ def _refuse_replaced(model: Model) -> None:
 
 
 def _refuse_split(model: Model) -> None:
-    """Raise ValueError where this process has a part of the weights."""
+    """Raise ValueError where this process has a part of the weights, or projections were taken apart to split them."""
     parts = [name for name, p in model.named_parameters() if is_distributed(p)]
+    parts = parts or [name for name, module in model.named_modules() if getattr(module, "separated", False)]
     if parts:
         raise ValueError(
-            f"{len(parts)} weights are split over processes: {listed(parts)}. On every process: weights = "
+            f"{listed(parts)} are split over processes, or taken apart for it. On every process: weights = "
             "regard.models.tensor_parallel.gather(model); then on one: whole = regard.load(…), "
             "whole.load_state_dict(weights), whole.save(…)"
         )

@@ -6,7 +6,6 @@ Query, key and value projections and the first layer of a feed-forward are `Colw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,6 +19,7 @@ from regard.biases import Bias
 from regard.efficient.head_projections import HeadProjections
 from regard.layers import MultiHeadAttention
 from regard.linear_maps import is_distributed, local, untouched
+from regard.models.loading import listed
 from regard.models.parts import FeedForward
 from regard.positions import T5, Alibi, Rotary, Swin
 
@@ -51,7 +51,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     if mesh.ndim != 1:
         raise ValueError(f"tensor parallelism takes a mesh of one axis, got {mesh.ndim}: pass one of them, mesh['tp']")
     size, rank = mesh.size(), mesh.get_local_rank()
-    problems = list(_problems(model, size))
+    problems = _problems(model, size)
     if problems:
         raise ValueError(f"the model cannot be split over {size} processes:\n  " + "\n  ".join(problems))
     columns, rows = ColwiseParallel(), RowwiseParallel()
@@ -94,32 +94,33 @@ def gather(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _problems(model: nn.Module, size: int) -> Iterator[str]:
-    """Why a model cannot be split over so many processes."""
+def _problems(model: nn.Module, size: int) -> list[str]:
+    """Why a model cannot be split over so many processes: each reason after the names of the layers that have it."""
+    found: dict[str, list[str]] = {}
     some = False
     for path, layer in model.named_modules():
-        name = path or type(layer).__name__
+        reasons = []
         if isinstance(layer, (HeadProjections, MultiHeadAttention)) and type(layer) is not MultiHeadAttention:
-            yield f"{name}: a {type(layer).__name__} has no way to attend with some of its heads"
+            reasons = [f"a {type(layer).__name__} cannot attend with some of its heads"]
         elif isinstance(layer, MultiHeadAttention):
-            some = True
+            position = layer.position
+            shared = position is None or (isinstance(position, Bias) and position.leading[1] == 1)
             if layer.heads % size or layer.kv_heads % size:
-                yield f"{name}: {layer.heads} heads with {layer.kv_heads} key/value heads do not divide by {size}"
-            kind, position = type(layer.position).__name__, layer.position
-            by_head = not isinstance(position, Bias) or position.leading[1] != 1
-            if by_head and not (position is None or isinstance(position, (Alibi, Rotary, Swin, T5))):
-                yield f"{name}: its position, {kind}, cannot be split by heads"
-        elif isinstance(layer, FeedForward):
+                reasons.append(f"{layer.heads} heads with {layer.kv_heads} key/value heads do not divide by {size}")
+            if not (shared or isinstance(position, (Alibi, Rotary, Swin, T5))):
+                reasons.append(f"its position, {type(position).__name__}, cannot be split by heads")
+        elif isinstance(layer, FeedForward) and layer.d_ff % size:
+            reasons = [f"{layer.d_ff} inner features do not divide by {size}"]
+        if isinstance(layer, (FeedForward, MultiHeadAttention)):
             some = True
-            if layer.d_ff % size:
-                yield f"{name}: {layer.d_ff} inner features do not divide by {size}"
-        else:
-            continue
-        for part, projection in layer.named_children():
-            if part.startswith("w_") and not untouched(projection):
-                yield f"{name}.{part}: it is split already, or somebody has put an adapter or a hook on it"
-    if not some:
-        yield "it has no attention and no feed-forward of regard's"
+            projections = [module for part, module in layer.named_children() if part.startswith("w_")]
+            if not all(untouched(projection) for projection in projections):
+                reasons.append("its projections are split already, or an adapter or a hook is on them")
+        for reason in reasons:
+            found.setdefault(reason, []).append(path or type(layer).__name__)
+    if not (some or found):
+        return [f"a {type(model).__name__} without any attention or feed-forward of regard's"]
+    return [f"{listed(names)}: {reason}" for reason, names in found.items()]
 
 
 def _split_position(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
