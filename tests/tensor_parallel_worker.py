@@ -220,7 +220,7 @@ def main(rank: int, folder: Path) -> None:
     """Compute everything and leave it in the folder."""
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=180))
     try:
         mesh = init_device_mesh("cpu", (2,))
         given = torch.load(folder / "inputs.pt")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 14}
 CONFIGS: dict[str, tuple[str, Any]] = {
-    "bert": ("BertForMaskedLM", transformers.BertConfig(vocab_size=47, hidden_size=20, **SHAPE)),
+    "bert": ("BertForMaskedLM", transformers.BertConfig(vocab_size=47, hidden_size=24, **SHAPE)),
     "gpt2": (
         "GPT2LMHeadModel",
         transformers.GPT2Config(
@@ -92,7 +92,7 @@ def start(folder: Path) -> None:
                 processes.append(
                     subprocess.Popen([*command, str(rank), str(folder)], stdout=log, stderr=subprocess.STDOUT)
                 )
-        codes = [process.wait(timeout=180) for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
