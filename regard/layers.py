@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.backends import load
 from regard.cache import FixedCache, GrowingCache, KeyValueCache
-from regard.linear_maps import Joined, Linear, apart, part
+from regard.linear_maps import Joined, Linear, apart, is_distributed, part, separate, whole_output
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles
@@ -35,13 +35,23 @@ class ScorePosition(Protocol):
         """The term to add to the scores of q (B, H, Nq, D)."""
 
 
-def split(y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
     """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm.
 
-    >>> split(torch.zeros(1, 5, 6), 2).shape
+    >>> split(torch.zeros(1, 5, 6), 3).shape
     torch.Size([1, 2, 5, 3])
+
+    h follows from the width: under tensor parallelism a process has some of the heads, all of them D wide.
+    Raises ValueError for a width that is no multiple of D, TypeError for a DTensor.
     """
-    y = y.reshape(*y.shape[:-1], heads, y.shape[-1] // heads)
+    if is_distributed(y):
+        raise TypeError("a projection gave a DTensor; attention needs local tensors: leave use_local_output=True")
+    if y.shape[-1] % head_dim:
+        raise ValueError(
+            f"a projection gave {y.shape[-1]} features, which are no whole heads of {head_dim}: the number of heads "
+            "must divide by the number of processes"
+        )
+    y = y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
     if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
         y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
     return y.transpose(1, 2)
@@ -73,6 +83,9 @@ class MultiHeadAttention(nn.Module):
       the models that use it.
     head_norms: of each head's queries and of its keys, (…, D) → (…, D), before any position; None for none.
     dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
+
+    local_heads: the query heads that this process computes, all but under tensor parallelism
+    (`regard.models.tensor_parallel`); `heads` and `kv_heads` count those of all processes.
     """
 
     q_norm: nn.Module | None
@@ -110,6 +123,7 @@ class MultiHeadAttention(nn.Module):
             load(backend)  # an unknown name is an error here, not in the first call
         self.d_model, self.heads, self.kv_heads, self.d_context = d_model, heads, kv_heads, d_context
         self.head_dim = d_model // heads if head_dim is None else head_dim
+        self.local_heads = range(heads)
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
         wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
@@ -120,7 +134,7 @@ class MultiHeadAttention(nn.Module):
             self.w_k, self.w_v = Linear(d_context, narrow, bias), Linear(d_context, narrow, bias)
         self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
         self.q_norm, self.k_norm = (None, None) if head_norms is None else head_norms
-        self.fused = fused
+        self.fused, self.separated = fused, False
 
     def forward(
         self,
@@ -155,13 +169,12 @@ class MultiHeadAttention(nn.Module):
         """
         if context.ndim != 3 or context.shape[-1] != self.d_context:
             raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
-        narrow = self.kv_heads * self.head_dim
         if self.fused:
-            wide = self.heads * self.head_dim
-            k, v = torch.split(part(self.w_qkv, context, wide, wide + 2 * narrow), [narrow, narrow], -1)
+            wide, narrow, _ = self._rows
+            k, v = part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1)
         else:
             k, v = self.w_k(context), self.w_v(context)
-        k, v = split(k, self.kv_heads, self.k_norm), split(v, self.kv_heads)
+        k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
         if isinstance(self.position, Rotary):
             k = self.position.turn(k, _count(context, 0) if positions is None else positions)
         return ContextKeys(k, v)
@@ -174,7 +187,8 @@ class MultiHeadAttention(nn.Module):
 
         dtype, device: of the keys. Raises ValueError for sizes below 1, and as torch does without that much memory.
         """
-        return FixedCache(batch, self.kv_heads, length, self.head_dim, dtype=dtype, device=device)
+        kv_heads = len(self.local_heads) * self.kv_heads // self.heads
+        return FixedCache(batch, kv_heads, length, self.head_dim, dtype=dtype, device=device)
 
     def _attend(
         self,
@@ -195,6 +209,8 @@ class MultiHeadAttention(nn.Module):
             q = self._query(x)
             q = q if here is None else self._turn(q, here)
             k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
+        if q.shape[1] != self.heads or k.shape[1] != self.kv_heads:
+            self._check_share(q.shape[1], k.shape[1])
         term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
             k, v = cache.append(k, v)
@@ -222,8 +238,8 @@ class MultiHeadAttention(nn.Module):
             q, k, v = apart(self.w_qkv, self._rows, x)
         else:
             q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
-        k, v = split(k, self.kv_heads, self.k_norm), split(v, self.kv_heads)
-        return split(q, self.heads, self.q_norm), k, v
+        k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
+        return split(q, self.head_dim, self.q_norm), k, v
 
     def _project_and_turn(self, x: Tensor, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
         """As `project`, queries and keys turned to their positions; together, where they come from one product."""
@@ -231,10 +247,10 @@ class MultiHeadAttention(nn.Module):
             q, k, v = self.project(x)
             return self._turn(q, positions), self._turn(k, positions), v
         wide, narrow, _ = self._rows
-        both, v = torch.split(self.w_qkv(x), [wide + narrow, narrow], -1)
-        both = self._turn(split(both, self.heads + self.kv_heads), positions)  # (B, H + Hkv, N, D)
+        both, v = torch.split(whole_output(self.w_qkv, x, wide + 2 * narrow), [wide + narrow, narrow], -1)
+        both = self._turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
         q, k = torch.split(both, [self.heads, self.kv_heads], 1)
-        return q, k, split(v, self.kv_heads)
+        return q, k, split(v, self.head_dim)
 
     def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
         assert isinstance(self.position, Rotary)
@@ -242,8 +258,8 @@ class MultiHeadAttention(nn.Module):
 
     def _query(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x alone."""
-        q = part(self.w_qkv, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
-        return split(q, self.heads, self.q_norm)
+        q = part(self.w_qkv, self._rows, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return split(q, self.head_dim, self.q_norm)
 
     @property
     def _rows(self) -> tuple[int, int, int]:
@@ -278,6 +294,51 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"context must be ({x.shape[0]}, M, {self.d_context}), got {tuple(context.shape)}")
         if cache is not None:
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
+
+    def _check_share(self, heads: int, kv_heads: int) -> None:
+        """Raise ValueError unless so many heads are a share that one process can attend with alone."""
+        if heads == 0 or self.heads % heads or heads * self.kv_heads != kv_heads * self.heads:
+            raise ValueError(
+                f"the projections gave {heads} of {self.heads} query heads and {kv_heads} of {self.kv_heads} key/value "
+                "heads. Under tensor parallelism every process has the same share of both: split w_q, w_k and w_v "
+                "alike, over a number of processes that divides them"
+            )
+        weight = getattr(self.w_o, "weight", None)
+        if isinstance(weight, Tensor) and not is_distributed(weight) and weight.shape[-1] != heads * self.head_dim:
+            raise ValueError(
+                f"this process has {heads} of {self.heads} heads of {self.head_dim}, and w_o takes {weight.shape[-1]} "
+                "features: split w_o as well (RowwiseParallel)"
+            )
+        within = [x for x in (self.q_norm, self.k_norm, self.position) if isinstance(x, nn.Module)]
+        if any(p.requires_grad and not is_distributed(p) for module in within for p in module.parameters()):
+            raise ValueError(
+                f"this process has {heads} of {self.heads} heads, and the weights of its positions or head norms would "
+                "get the gradient of those alone: regard.models.tensor_parallel.parallelize(model, mesh) sees to it"
+            )
+
+    def _check_all_heads(self, q: Tensor) -> None:
+        """Raise ValueError where a process has some of the heads, in a layer that has no way to attend with them."""
+        if q.shape[1] != self.heads:
+            raise ValueError(
+                f"a {type(self).__name__} attends with all of its {self.heads} heads, and the projections gave "
+                f"{q.shape[1]}: its heads cannot be split over processes"
+            )
+
+    def separate(self) -> None:
+        """Turn fused projections into w_q, w_k and w_v with the same weights, so that each can be split by heads.
+
+        >>> layer = MultiHeadAttention(6, 2, fused=True)
+        >>> layer.separate()
+        >>> layer.w_k
+        Linear(in_features=6, out_features=6, bias=True)
+
+        Parameters are new: make the optimizer afterwards. Nothing happens where they are separate already.
+        Raises ValueError where an adapter or a hook is on them.
+        """
+        if self.fused:
+            self.w_q, self.w_k, self.w_v = separate(self.w_qkv, self._rows)
+            del self.w_qkv
+            self.fused, self.separated = False, True
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, backend: str = "auto") -> MultiHeadAttention:
@@ -330,6 +391,8 @@ class MultiHeadAttention(nn.Module):
             "backend": "auto",
         }
         said = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        if len(self.local_heads) != self.heads:
+            said.append(f"local_heads={self.local_heads}")
         if self.position is not None and not isinstance(self.position, nn.Module):
             said.append(f"position={self.position!r}")
         return ", ".join([str(self.d_model), f"heads={self.heads}", f"head_dim={self.head_dim}", *said])

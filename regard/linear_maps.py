@@ -1,4 +1,4 @@
-"""Linear maps: one, several of one input joined in a matrix, and how to use a part of them.
+"""Linear maps: one, several of one input joined in a matrix, how to use a part of them, and parts of a DTensor.
 
 The weights of a layer are used without calling it only where nobody has put an adapter, a hook or a patch on it.
 It does not know attention, nor any model.
@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
-__all__ = ["Joined", "JoinedTable", "Linear", "apart", "part", "untouched"]
+__all__ = [
+    "Joined",
+    "JoinedTable",
+    "Linear",
+    "apart",
+    "is_distributed",
+    "local",
+    "part",
+    "separate",
+    "untouched",
+    "whole_output",
+]
 
 WIDE = 192  # inputs from which on several products are faster than one, on a CPU
 
@@ -76,6 +87,68 @@ def untouched(layer: nn.Module) -> bool:
     return not (own or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
+def separate(layer: nn.Module, rows: Sequence[int]) -> list[Linear]:
+    """Each of the maps joined in a layer as a layer of its own, its weights copied; rows: how many each has, in order.
+
+    >>> separate(Joined(4, (8, 2, 2)), (8, 2, 2))[1]
+    Linear(in_features=4, out_features=2, bias=True)
+
+    Raises ValueError where an adapter, a hook or a patch is on the layer: it would be lost.
+    """
+    if not untouched(layer):
+        raise ValueError(
+            f"the {type(layer).__name__} of {sum(rows)} rows has an adapter, a hook or a patch, which would be lost: "
+            "separate projections before anything is put on them"
+        )
+    joined = cast(nn.Linear, layer)
+    biases = [None] * len(rows) if joined.bias is None else torch.split(joined.bias, list(rows))
+    layers = []
+    for weight, bias in zip(torch.split(joined.weight, list(rows)), biases, strict=True):
+        made = Linear(joined.in_features, len(weight), bias is not None, device="meta")
+        made.weight = nn.Parameter(weight.detach().clone(), joined.weight.requires_grad)
+        if bias is not None:
+            made.bias = nn.Parameter(bias.detach().clone(), joined.bias.requires_grad)
+        layers.append(made.train(joined.training))
+    return layers
+
+
+def whole_output(layer: nn.Module, x: Tensor, width: int) -> Tensor:
+    """layer(x), all `width` columns of the maps joined in it.
+
+    >>> whole_output(Joined(4, (8, 2, 2)), torch.zeros(3, 4), 12).shape
+    torch.Size([3, 12])
+
+    Raises ValueError for another width: ColwiseParallel gives the first process all of Q and half of K.
+    """
+    y = cast(Tensor, layer(x))
+    if y.shape[-1] != width or is_distributed(y):
+        kind = "a DTensor" if is_distributed(y) else f"{y.shape[-1]}"
+        raise ValueError(
+            f"several projections joined in one layer must give all {width} features, got {kind}. Tensor parallelism "
+            "must split each of them: regard.models.tensor_parallel.parallelize(model, mesh) does, or call separate() "
+            "on the attention or feed-forward layer before a plan of your own"
+        )
+    return y
+
+
+def is_distributed(x: Tensor) -> bool:
+    """Is x a DTensor, of which this process may hold a part only? torch.distributed need not be there to ask.
+
+    >>> is_distributed(torch.zeros(1))
+    False
+    """
+    return hasattr(x, "to_local")
+
+
+def local(x: Tensor) -> Tensor:
+    """x itself, or this process's part of a DTensor.
+
+    >>> local(torch.zeros(1))
+    tensor([0.])
+    """
+    return cast(Tensor, x.to_local()) if is_distributed(x) else x  # type: ignore[attr-defined]
+
+
 def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...]:
     """What each of the maps joined in a layer makes of x (…, inputs); rows: how many each has, in order.
 
@@ -83,23 +156,25 @@ def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...
     [8, 2, 2]
 
     On a CPU several products are as fast as one or up to 10 % faster, from 192 inputs on, if nobody differentiates:
-    then each has its own rows of the matrix.
+    then each has its own rows of the matrix. Raises as `whole_output`.
     """
     plain = x.is_cpu and x.shape[-1] >= WIDE and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if not plain or not untouched(layer):
-        return torch.split(layer(x), list(rows), -1)
+        return torch.split(whole_output(layer, x, sum(rows)), list(rows), -1)
     ends = list(accumulate(rows))
-    return tuple(part(layer, x, end - n, end) for n, end in zip(rows, ends, strict=True))
+    return tuple(part(layer, rows, x, end - n, end) for n, end in zip(rows, ends, strict=True))
 
 
-def part(layer: nn.Module, x: Tensor, start: int, stop: int) -> Tensor:
+def part(layer: nn.Module, rows: Sequence[int], x: Tensor, start: int, stop: int) -> Tensor:
     """The columns start to stop of layer(x), without the others where they need not be computed.
 
-    >>> part(Linear(2, 7), torch.zeros(5, 2), 3, 6).shape
+    >>> part(Joined(2, (4, 3)), (4, 3), torch.zeros(5, 2), 3, 6).shape
     torch.Size([5, 3])
+
+    rows: as in `apart`. Raises as `whole_output`.
     """
     if not untouched(layer):
-        return cast(Tensor, layer(x))[..., start:stop]
+        return whole_output(layer, x, sum(rows))[..., start:stop]
     linear_layer = cast(nn.Linear, layer)
     bias = None if linear_layer.bias is None else linear_layer.bias[start:stop]
     return linear(x, linear_layer.weight[start:stop], bias)

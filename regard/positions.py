@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.biases import Bias, Placed, as_bias, dense
+from regard.linear_maps import local
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
 from regard.rules import IndexRule, cell_of, four_axes, place, read_offset
 
@@ -250,7 +251,7 @@ class T5(nn.Module):
     def bias(self, q: Tensor, scale: float) -> Relative:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
         # Runs of equal rows, not an index tensor: nothing is copied to the device, nothing lost on the meta device.
-        rows = self.table.unbind()
+        rows = local(self.table).unbind()
         terms = torch.cat([rows[bucket].expand(length, -1) for bucket, length in self.runs])  # (2·max_distance + 1, H)
         return Relative(terms.mT[None, :, None])  # (1, H, 1, 2·max_distance + 1)
 
@@ -358,7 +359,7 @@ class Swin(nn.Module):
 
     def bias(self, q: Tensor, scale: float) -> Windowed:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
-        return Windowed(self.table, self.window)
+        return Windowed(local(self.table), self.window)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces

@@ -774,6 +774,82 @@ def test_layer_refuses_a_position_for_other_heads_and_a_float_mask():
         MultiHeadAttention(D_MODEL, HEADS)(x, mask=torch.zeros(N, N))
 
 
+# ------------------------------------------------------------------------------------- some of the heads, in a process
+
+
+def share(layer, rank, size=2):
+    """A layer with the rows of w_q, w_k and w_v and the columns of w_o that one of so many processes has."""
+    part = deepcopy(layer)
+    for name, axis in (("w_q", 0), ("w_k", 0), ("w_v", 0), ("w_o", 1)):
+        whole, held = getattr(layer, name), getattr(part, name)
+        held.weight = nn.Parameter(whole.weight.detach().chunk(size, axis)[rank].clone())
+        if axis == 0:
+            held.bias = nn.Parameter(whole.bias.detach().chunk(size)[rank].clone())
+    part.w_o.bias = None if rank else layer.w_o.bias
+    return part
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_heads_keep_their_width_when_a_process_has_some_of_them(kv_heads):
+    layer, x = MultiHeadAttention(21, 4, kv_heads=kv_heads, head_dim=5), torch.randn(B, N, 21)
+    baseline, truth = layer(x), wide(layer)(x.double())
+    parts = [share(layer, rank) for rank in range(2)]
+    assert_rule(parts[0](x) + parts[1](x), baseline, truth)
+    here = slice(kv_heads // 2, None)
+    assert_rule(parts[1].keys(x).k, layer.keys(x).k[:, here], wide(layer).keys(x.double()).k[:, here])
+    context = torch.randn(B, M, 21)
+    made = sum(part(x, part.keys(context)) for part in parts)
+    assert_rule(made, layer(x, context), wide(layer)(x.double(), context.double()))
+
+
+def test_shares_of_the_heads_that_do_not_fit_each_other_are_refused():
+    layer, x = MultiHeadAttention(20, 4, kv_heads=2), torch.randn(B, N, 20)
+    part = share(layer, 0)
+    part.w_k, part.w_v = layer.w_k, layer.w_v  # all keys: head 2 would look at those of head 0
+    with pytest.raises(ValueError, match=r"2 of 4 query heads and 2 of 2 key/value heads"):
+        part(x)
+    part = share(layer, 0)
+    part.w_o = layer.w_o
+    with pytest.raises(ValueError, match=r"2 of 4 heads of 5.* w_o takes 20 features"):
+        part(x)
+    with pytest.raises(ValueError, match=r"gave 6 features.* heads of 4"):
+        share(MultiHeadAttention(12, 3), 0)(torch.randn(B, N, 12))
+    normed = MultiHeadAttention(20, 4, head_norms=(nn.RMSNorm(5), nn.RMSNorm(5)))
+    with pytest.raises(ValueError, match=r"2 of 4 heads"):
+        share(normed, 0)(x)
+
+
+@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("position", [None, Rotary(10)], ids=["", "rotary"])
+def test_half_of_a_fused_projection_is_refused(context, position):
+    layer, x = MultiHeadAttention(30, 3, fused=True, position=position), torch.randn(B, N, 30)
+    layer.w_qkv = nn.Linear(30, 45)
+    layer.w_qkv.register_forward_hook(lambda *given: None)  # as ColwiseParallel has
+    with pytest.raises(ValueError, match=r"all 90 features, got 45"):
+        layer(x, torch.randn(B, M, 30)) if context else layer(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 1, "bias": False}], ids=["", "grouped, no bias"])
+def test_separated_projections_are_the_fused_ones(options):
+    layer, x = MultiHeadAttention(30, 3, fused=True, **options), torch.randn(B, N, 30)
+    layer.w_qkv.weight.requires_grad = False
+    before, rows = layer(x), layer.w_qkv.weight
+    layer.separate()
+    assert torch.equal(torch.cat([layer.w_q.weight, layer.w_k.weight, layer.w_v.weight]), rows)
+    assert not layer.w_k.weight.requires_grad
+    assert "w_qkv.weight" not in layer.state_dict()
+    torch.testing.assert_close(layer(x), before)
+    layer.separate()  # nothing is left to do
+
+
+def test_separating_does_not_lose_a_hook():
+    layer = MultiHeadAttention(30, 3, fused=True)
+    layer.w_qkv.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match=r"Joined of 90 rows"):
+        layer.separate()
+    assert layer.fused
+
+
 # ------------------------------------------------------------------------------------------- broken off, and autocast
 
 

@@ -66,3 +66,18 @@ def test_what_a_patched_layer_hands_out_is_not_overwritten():
     with torch.no_grad():
         layer(x)
     assert torch.equal(x, given)
+
+
+def test_gate_and_up_taken_apart_compute_the_same():
+    layer, x = FeedForward(6, 10, "silu", gated=True), torch.randn(2, 5, 6)
+    before = layer(x)
+    layer.separate()
+    assert (layer.w_gate.out_features, layer.w_up.out_features) == (10, 10)
+    torch.testing.assert_close(layer(x), before)
+
+
+def test_half_of_gate_and_up_is_refused():
+    layer = FeedForward(6, 10, "silu", gated=True)
+    layer.w_in, layer.w_out = torch.nn.Linear(6, 10), torch.nn.Linear(5, 6)  # all of the gate, and nothing of up
+    with pytest.raises(ValueError, match=r"all 20 features, got 10"):
+        layer(torch.zeros(2, 5, 6))

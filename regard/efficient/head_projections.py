@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers import ContextKeys, MultiHeadAttention, split
-from regard.linear_maps import Joined, Linear, part
+from regard.linear_maps import Joined, Linear, part, whole_output
 from regard.whole_numbers import check_whole
 
 __all__ = ["HeadProjections"]
@@ -78,16 +78,16 @@ class HeadProjections(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x (B, N, d_model). Raises ValueError for another width."""
         self._check_x(x)
-        q = part(self.w_qkv, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
-        return split(q, self.heads, self.q_norm)
+        q = part(self.w_qkv, self._rows, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return self._split(q, self.heads, self.q_norm)
 
     def keys(self, context: Tensor) -> ContextKeys:
         """Keys and values (B, Hkv, M, D) of a context (B, M, d_model), made once for many calls to look at."""
         if context.ndim != 3 or context.shape[-1] != self.d_model:
             raise ValueError(f"context must be (B, M, {self.d_model}), got {tuple(context.shape)}")
         if self.fused:
-            wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-            return self._pair(*part(self.w_qkv, context, wide, wide + 2 * narrow).chunk(2, -1))
+            wide, narrow, _ = self._rows
+            return self._pair(*part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1))
         return self._pair(self.w_k(context), None if self.w_v is None else self.w_v(context))
 
     def looked_at(self, x: Tensor, context: Tensor | ContextKeys | None) -> ContextKeys:
@@ -102,9 +102,8 @@ class HeadProjections(nn.Module):
         if not self.fused or context is not None:
             return self.queries(x), self.looked_at(x, context)
         self._check_x(x)
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        q, k, v = torch.split(self.w_qkv(x), [wide, narrow, narrow], -1)
-        return split(q, self.heads, self.q_norm), self._pair(k, v)
+        q, k, v = torch.split(whole_output(self.w_qkv, x, sum(self._rows)), list(self._rows), -1)
+        return self._split(q, self.heads, self.q_norm), self._pair(k, v)
 
     def joined(self, out: Tensor) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
@@ -113,7 +112,22 @@ class HeadProjections(nn.Module):
     def _pair(self, k: Tensor, v: Tensor | None) -> ContextKeys:
         """(B, M, Hkv·D) each → (B, Hkv, M, D); without values they are the keys, before any norm."""
         values = k if v is None else v
-        return ContextKeys(split(k, self.kv_heads, self.k_norm), split(values, self.kv_heads))
+        return ContextKeys(self._split(k, self.kv_heads, self.k_norm), self._split(values, self.kv_heads))
+
+    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(B, N, h·D) → (B, h, N, D). Raises ValueError for some of the heads: they share learnt and kept numbers."""
+        if y.shape[-1] != heads * self.head_dim:
+            raise ValueError(
+                f"a projection of a {type(self).__name__} gave {y.shape[-1]} features and not {heads} heads of "
+                f"{self.head_dim}: its heads cannot be split over processes"
+            )
+        return split(y, self.head_dim, norm)
+
+    @property
+    def _rows(self) -> tuple[int, int, int]:
+        """Rows of query, key and value in w_qkv."""
+        narrow = self.kv_heads * self.head_dim
+        return self.heads * self.head_dim, narrow, narrow
 
     def _check_x(self, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:

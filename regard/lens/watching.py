@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.call import Call
+from regard.layers import MultiHeadAttention
 from regard.lens.asking import Plan, read_plan
 from regard.lens.capture import Capture, Record
 from regard.lens.diagnosing import facts
@@ -78,6 +79,7 @@ def watch(
     plan = read_plan(layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device)
     if layouts is not None:
         read_layouts(layouts)  # what is none raises now; whether they fit is known when the model has run
+    _warn_of_split_heads(model)
     return Watching(model, plan, layouts)
 
 
@@ -164,6 +166,19 @@ class Watching:
         assert link is not None
         assert sight is not None
         return self._keeper.keep(record.path, weights.call, weights.lse, link, _rest_hidden(sight, link))
+
+
+def _warn_of_split_heads(model: nn.Module) -> None:
+    """Say which heads a process has under tensor parallelism: views count them from 0."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.heads:
+            here = layer.local_heads
+            warnings.warn(
+                f"this process has heads {here[0]} to {here[-1]} of the {layer.heads} of {path or 'the layer'}, and "
+                f"sees those alone: head 0 of a view is head {here[0]}",
+                stacklevel=3,
+            )
+            return
 
 
 # ---------------------------------------------------------------------------------------------------------- one call

@@ -248,6 +248,7 @@ class BlockAttention(MultiHeadAttention):
             return super()._attend(x, None, mask, None, positions, None)
         blocks, bias = self.rules(x.shape[1], x.device)
         q, k, v = self.project(x)  # (B, H, N, D)
+        self._check_all_heads(q)
         seen = blocks if mask is None else mask.kept.setdefault(("blocks", id(blocks)), blocks & mask)  # for all layers
         out = attention(q, k, v, mask=seen, bias=bias, scale=self.scale, backend=self.backend)
         return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.cache import Cache
-from regard.layers import ContextKeys, MultiHeadAttention
+from regard.layers import ContextKeys, MultiHeadAttention, split
 from regard.linear_maps import Joined, Linear, apart
 from regard.masks import Mask
 from regard.masks.marked import booleans, fit_length
@@ -153,17 +153,14 @@ class GlobalRows(nn.Module):
     def __init__(self, d_model: int, heads: int, *, dropout: float = 0.0, backend: str = "auto") -> None:
         super().__init__()
         self.w_q, self.w_kv = Linear(d_model, d_model), Joined(d_model, (d_model, d_model))
-        self.heads, self.dropout, self.backend = heads, dropout, backend
+        self.head_dim, self.dropout, self.backend = d_model // heads, dropout, backend
 
     def forward(self, x: Tensor, roles: Roles) -> Tensor:
         """x (B, N, d) → (B, G, d), in the order of `roles.places`; zeros where a text has fewer global tokens."""
         places = roles.places.expand(len(x), -1)  # (B, G)
         asking = x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # (B, G, d)
         k, v = apart(self.w_kv, (x.shape[-1], x.shape[-1]), x)
-        q, k, v = (
-            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for y in (self.w_q(asking), k, v)  # (B, H, G or N, D)
-        )
+        q, k, v = (split(y, self.head_dim) for y in (self.w_q(asking), k, v))  # (B, H, G or N, D)
         dropout = self.dropout if self.training else 0.0
         out = attention(q, k, v, mask=roles.whole, dropout=dropout, backend=self.backend)
         return cast(Tensor, out.transpose(1, 2).flatten(2))
@@ -221,6 +218,7 @@ class SlidingAttention(MultiHeadAttention):
                 f"or None, got {type(mask).__name__}"
             )
         q, k, v = self.project(x)  # (B, H, N, D)
+        self._check_all_heads(q)
         reach, dilation = self.reach, self.dilation
         seen = sliding(reach, dilation) if mask is None else mask.local(reach, dilation)
         dropout = self.dropout if self.training else 0.0

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard import masks
 from regard.cache import Cache
 from regard.layers import ContextKeys, MultiHeadAttention
-from regard.linear_maps import Joined, Linear, untouched
+from regard.linear_maps import Joined, Linear, separate, untouched, whole_output
 from regard.masks import Mask
 from regard.models.activations import OVERWRITING, activation
 from regard.models.attention_layer import AttentionLayer
@@ -60,16 +60,34 @@ class FeedForward(nn.Module):
         self.w_out = Linear(d_ff, d_model, bias)
         self.dropout = nn.Dropout(dropout)
         self.function, self.activation, self.gated = activation(function), function, gated
+        self.d_ff, self.separated = d_ff, False
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, d_model) → (…, d_model)."""
-        y = self.w_in(x)  # (…, d_ff), gated (…, 2·d_ff)
-        if self.gated:
-            gate, up = y.chunk(2, -1)
+        if self.separated:
+            y = self.function(self.w_gate(x)) * self.w_up(x)  # (…, d_ff)
+        elif self.gated:
+            gate, up = whole_output(self.w_in, x, 2 * self.d_ff).chunk(2, -1)
             y = self.function(gate) * up
         else:
-            y = (self._overwriting or self.function)(y)
+            y = (self._overwriting or self.function)(self.w_in(x))
         return cast(Tensor, self.w_out(self.dropout(y)))
+
+    def separate(self) -> None:
+        """Turn the w_in of a gated feed-forward into w_gate and w_up, so that each can be split over processes.
+
+        >>> feed_forward = FeedForward(6, 10, "silu", gated=True)
+        >>> feed_forward.separate()
+        >>> feed_forward.w_up
+        Linear(in_features=6, out_features=10, bias=True)
+
+        Parameters are new: make the optimizer afterwards. Nothing happens where there is no gate, or they are apart.
+        Raises ValueError where an adapter or a hook is on w_in.
+        """
+        if self.gated and not self.separated:
+            self.w_gate, self.w_up = separate(self.w_in, (self.d_ff, self.d_ff))
+            del self.w_in
+            self.separated = True
 
     @property
     def _overwriting(self) -> Callable[[Tensor], Tensor] | None:

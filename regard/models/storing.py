@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.efficient.linformer import LinformerAttention
 from regard.efficient.performer import PerformerAttention
+from regard.linear_maps import is_distributed
 from regard.models.checkpoint.checkpoints import write
 from regard.models.checkpoint.finding import PICTURES, POOLING, TOKENIZER
 from regard.models.checkpoint.side_files import copy_sides, read_side, write_side
@@ -39,12 +40,14 @@ def save(model: Model, directory: str | Path) -> None:
 
     directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
     Raises NotADirectoryError if there is a file of that name; ValueError, before anything is written, for a model whose
-    attention was replaced, and for weights that `load` would find no place for, or of another shape.
+    attention was replaced or whose weights are split over processes, and for weights that `load` would find no place
+    for, or of another shape.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; save writes a directory")
     _refuse_replaced(model)
+    _refuse_split(model)
     settings = _settled(model)
     _check_fit(model, settings)
     directory.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,18 @@ def _refuse_replaced(model: Model) -> None:
                 f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
                 f"it would get softmax attention. {WHOLE}"
             )
+
+
+def _refuse_split(model: Model) -> None:
+    """Raise ValueError where this process has a part of the weights, or projections were taken apart to split them."""
+    parts = [name for name, p in model.named_parameters() if is_distributed(p)]
+    parts = parts or [name for name, module in model.named_modules() if getattr(module, "separated", False)]
+    if parts:
+        raise ValueError(
+            f"{listed(parts)} are split over processes, or taken apart for it. On every process: weights = "
+            "regard.models.tensor_parallel.gather(model); then on one: whole = regard.load(…), "
+            "whole.load_state_dict(weights), whole.save(…)"
+        )
 
 
 def _settled(model: Model) -> Settings:

@@ -26,7 +26,7 @@ from regard import masks
 from regard.frames import Frame
 from regard.layers import MultiHeadAttention
 from regard.layouts import Sides
-from regard.linear_maps import Linear
+from regard.linear_maps import Linear, local
 from regard.masks import Mask
 from regard.models.parts import DropPath, FeedForward, Passed
 from regard.models.vision_parts import Grid, Patches, bent
@@ -125,7 +125,7 @@ class WindowTable(Swin):
         if side >= full:
             return super().bias(q, scale)
         near = slice(full - side, full + side - 1)
-        table = self.table.reshape(2 * full - 1, 2 * full - 1, -1)[near, near]
+        table = local(self.table).reshape(2 * full - 1, 2 * full - 1, -1)[near, near]
         return Windowed(table.flatten(0, 1), (side, side))
 
 

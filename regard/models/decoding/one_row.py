@@ -94,6 +94,8 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return "its attention norms each head"
         if not all(_has_kernel(norm) for norm in (block.attention_norm, block.feed_forward_norm)):
             return "its norms are no RMS norm and no LayerNorm with a bias"
+        if block.feed_forward.separated:
+            return "its feed-forward has separate projections"
         if block.feed_forward.activation not in ACTS:
             return f"the kernels do not have {block.feed_forward.activation}"
     if not all(_as_made(module) for part in (tower, head) for module in part.modules()):
