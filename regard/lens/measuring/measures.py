@@ -206,7 +206,7 @@ class Entropy:
 def finish_entropy(entropy: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
     """Add the sink's own term, and keep rounding from making a certain row's entropy −0 or less."""
     if sinks is not None:
-        t = _log_share(lse, sinks)
+        t = _log_share(lse, sinks).to(entropy.dtype)
         entropy = entropy - torch.where(t == -inf, 0.0, t.exp() * t)
     return entropy.clamp(min=0.0) + 0.0  # −0 + 0 is 0
 
@@ -266,7 +266,7 @@ class Effective:
 def finish_effective(squares: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
     """1/Σp², the sink's share among them, and 0 for a row that sees nothing."""
     if sinks is not None:
-        squares = squares + (2 * _log_share(lse, sinks)).exp()
+        squares = squares + (2 * _log_share(lse, sinks).to(squares.dtype)).exp()
     return torch.where(squares == 0, 0.0, 1 / squares)
 
 

@@ -10,14 +10,17 @@ otherwise than those behind the lse. A pass is made in the dtype of its lse: fp6
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from math import inf, isqrt, prod
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
+from regard.lens.measuring import workers
 from regard.lens.measuring.measures import MEASURES, Pool, Sizes, Tile, Wanted
 from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials, is_large
 from regard.masks import EMPTY, FULL, DenseMask, Mask
@@ -27,6 +30,9 @@ __all__ = ["lse_of", "measure", "measure_given", "measure_tiles", "refined_lse"]
 
 TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
+SHARED_CELLS = 1 << 20  # of a pass that several threads share: less takes them as long to begin as to do
+
+S = TypeVar("S", bound="_Source")
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
@@ -110,8 +116,8 @@ def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
             sinks = call.sinks.detach().to(peak)
             peak.copy_(sinks if sinks.ndim == 3 else sinks[:, None])
             total.fill_(1.0)
-        source = _FromCall(call, total)
-        for at in source.places() if 0 not in call.sizes else ():
+
+        def add(source: _FromCall, at: _Place) -> None:
             s = source.scores(at)
             before, sum_before = peak[at.queries], total[at.queries]
             higher = torch.maximum(before, s.amax(-1) * source.unit)
@@ -120,6 +126,9 @@ def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
             grown = exponentials(s, out=s).sum(-1)
             sum_before.mul_(torch.exp(before - floor)).add_(grown)
             before.copy_(higher)
+
+        if 0 not in call.sizes:
+            _walk(_FromCall(call, total), add)
         return torch.where(peak == -inf, -inf, peak + total.log())
 
 
@@ -130,15 +139,39 @@ def _rounded(found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
     found = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
+    pools = _Pools(source.sizes, wanted.size, lse) if "map" in wanted.names else None
+
+    def add(source: _Source, at: _Place) -> None:
+        tile = source.tile(at)
+        if pools is not None:
+            tile.row_pool, tile.col_pool = pools.of(at.rows, 2), pools.of(at.cols, 3)
+        for each in found:
+            each.add(tile)
+
     if 0 not in source.sizes:
-        pools = _Pools(source.sizes, wanted.size, lse) if "map" in wanted.names else None
-        for at in source.places():
-            tile = source.tile(at)
-            if pools is not None:
-                tile.row_pool, tile.col_pool = pools.of(at.rows, 2), pools.of(at.cols, 3)
-            for each in found:
-                each.add(tile)
+        _walk(source, add)
     return {k: v for each in found for k, v in each.found(lse, sinks).items()}
+
+
+def _walk(source: S, add: Callable[[S, _Place], None]) -> None:
+    """Add all tiles: on several threads where there are heads enough for them, whose sums do not meet."""
+    groups = source.groups()
+    threads = min(source.threads, len(groups))
+    if threads == 1:
+        for at in source.places():
+            add(source, at)
+        return
+
+    def begin() -> Callable[[tuple[slice, slice]], None]:
+        own = source.apart()
+
+        def step(group: tuple[slice, slice]) -> None:
+            for at in own.tiles(*group):
+                add(own, at)
+
+        return step
+
+    workers.share_out(groups, begin, threads)
 
 
 class _Pools:
@@ -180,17 +213,26 @@ class _Place:
 
 
 class _Source(ABC):
-    """A call cut into tiles: which there are, and which are walked together."""
+    """A call cut into tiles: which there are, and which are walked together.
+
+    divisible: may several threads ask for tiles at the same time?
+    """
+
+    divisible = True
 
     def __init__(self, sizes: Sizes, device: torch.device, mask: Mask | None) -> None:
         self.sizes, self.device = sizes, device
         batch, heads, nq, nk = sizes
+        self.threads = _threads_for(sizes) if device.type == "cpu" and self.divisible else 1
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
+        cells = cells if self.threads == 1 else cells // 4
         of_one = max(1, cells // 2)  # two heads' tiles in one product are quicker than one head's of twice the size
         cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
         rows = min(nq, of_one // max(1, cols))
         together = cells // max(1, rows * cols)
         self.size = rows, cols
+        if self.threads > 1:  # small enough for each thread to get several
+            together = max(1, min(together, batch * heads // (4 * self.threads)))
         self.heads_at_once, self.rows_at_once = min(heads, together), min(batch, max(1, together // max(1, heads)))
         self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
 
@@ -198,17 +240,28 @@ class _Source(ABC):
     def tile(self, at: _Place) -> Tile:
         """The tile with its weights."""
 
+    def apart(self) -> Self:
+        """The same source for another thread: with memory of its own for a tile's numbers, where it has some."""
+        return self
+
+    def groups(self) -> list[tuple[slice, slice]]:
+        """Batch rows and heads that are walked together."""
+        batch, heads, _, _ = self.sizes
+        return [(b, h) for b in _cut(batch, self.rows_at_once) for h in _cut(heads, self.heads_at_once)]
+
     def places(self) -> Iterator[_Place]:
         """The tiles that somebody can see."""
-        batch, heads, nq, nk = self.sizes
-        for b in _cut(batch, self.rows_at_once):
-            for h in _cut(heads, self.heads_at_once):
-                kinds = self._kinds(b, h)
-                for r, rows in enumerate(_cut(nq, self.size[0])):
-                    for c, cols in enumerate(_cut(nk, self.size[1])):
-                        low, high = (FULL, FULL) if kinds is None else kinds[r][c]
-                        if high != EMPTY:
-                            yield _Place(b, h, rows, cols, masked=low != FULL)
+        for batch, heads in self.groups():
+            yield from self.tiles(batch, heads)
+
+    def tiles(self, batch: slice, heads: slice) -> Iterator[_Place]:
+        """Those of some batch rows and heads."""
+        kinds = self._kinds(batch, heads)
+        for r, rows in enumerate(_cut(self.sizes[2], self.size[0])):
+            for c, cols in enumerate(_cut(self.sizes[3], self.size[1])):
+                low, high = (FULL, FULL) if kinds is None else kinds[r][c]
+                if high != EMPTY:
+                    yield _Place(batch, heads, rows, cols, masked=low != FULL)
 
     def _kinds(self, batch: slice, heads: slice) -> list[list[list[int]]] | None:
         """The least and the most visible kind of each tile among these batch rows and heads."""
@@ -239,9 +292,18 @@ class _FromCall(_Source):
         self.minus_lse = torch.where(lse == -inf, 0.0, -lse).to(self.wide).unsqueeze(-1)
         self.see = None if call.mask is None else call.mask.bind(nq, nk, call.device, self.wide)
         self.term = None if call.bias is None else call.bias.bind(nq, nk, call.device, self.wide)
+        self._make_room()
+
+    def _make_room(self) -> None:
         cells = prod(self.size) * self.heads_at_once * self.rows_at_once
-        self.space = torch.empty(4, cells, dtype=self.wide, device=call.device)
+        self.space = torch.empty(4, cells, dtype=self.wide, device=self.device)
         self.rooms: dict[tuple[int, ...], Sequence[Tensor]] = {}
+
+    def apart(self) -> Self:
+        """With memory of its own."""
+        other = copy(self)
+        other._make_room()
+        return other
 
     def tile(self, at: _Place) -> Tile:
         """s, t = s − lse and p = e^t."""
@@ -315,6 +377,8 @@ class _FromScores(_Source):
 class _FromTiles(_Source):
     """Exact weights that come from somewhere, all batch rows and heads at once; ln p stands for the scores."""
 
+    divisible = False
+
     def __init__(self, weights: Weights) -> None:
         self.source = weights
         batch, heads, _, _ = weights.sizes
@@ -329,6 +393,16 @@ class _FromTiles(_Source):
         s = p.log()
         t = s.clamp(min=torch.finfo(s.dtype).min)
         return at.tile(s, t, p, torch.empty_like(t))
+
+
+def _threads_for(sizes: Sizes) -> int:
+    """On how many threads a pass is made: all, or one where there is little to do or there are too few heads for most.
+
+    One leaves it to torch to split each operation.
+    """
+    batch, heads, nq, nk = sizes
+    threads = workers.available()
+    return threads if batch * heads * nq * nk >= SHARED_CELLS and 2 * batch * heads >= threads else 1
 
 
 def _cut(n: int, size: int) -> list[slice]:
