@@ -64,9 +64,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
             for projection in (layer.w_q, layer.w_k, layer.w_v):
                 parallelize_module(projection, mesh, columns)
             parallelize_module(layer.w_o, mesh, rows)
-            for norm in (layer.q_norm, layer.k_norm):
-                if norm is not None:
-                    parallelize_module(norm, mesh, by_head)
+            for norm in filter(None, dict.fromkeys((layer.q_norm, layer.k_norm))):
+                trained = {name: p.requires_grad for name, p in norm.named_parameters()}
+                parallelize_module(norm, mesh, by_head)
+                for name, p in norm.named_parameters():  # which that style forgets
+                    p.requires_grad_(trained[name])
             _split_position(layer, mesh)
         elif isinstance(layer, FeedForward):
             layer.separate()
