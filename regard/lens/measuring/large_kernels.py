@@ -19,7 +19,6 @@ from regard.lens.measuring.kernels import finish_scores
 __all__ = ["log_weights", "measure_large", "read_lse", "scores_in_double"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
-CHUNK = tl.constexpr(16)  # of the head size, in one product
 
 
 @triton.jit
@@ -48,21 +47,18 @@ def scores_in_double(
     q_at, k_at, i, j, within,
     BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
     scale, scale_rest, cap,
-    D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The scores of queries i and one tile of keys j in fp64, in units of e; other arguments as those of `scores`.
 
     scale_rest: what fp32, in which kernels are given numbers, does not hold of the scale.
     """
-    d = tl.arange(0, CHUNK)
     s = tl.zeros([BLOCK_Q, BLOCK_K], tl.float64)
-    for first in range(0, WIDTH, CHUNK):
-        column = first + d
-        q_mask, k_mask = (i[:, None] < nq) & (column[None, :] < D), (j[:, None] < nk) & (column[None, :] < D)
-        q = tl.load(q_at + i[:, None].to(tl.int64) * q_n + column[None, :], mask=q_mask, other=0.0).to(tl.float64)
-        k = tl.load(k_at + j[:, None].to(tl.int64) * k_n + column[None, :], mask=k_mask, other=0.0).to(tl.float64)
-        s += tl.dot(q, tl.trans(k))
+    for column in range(D):  # not tl.dot, which Triton 3.6 does not compile for halves widened to fp64
+        q = tl.load(q_at + i.to(tl.int64) * q_n + column, mask=i < nq, other=0.0).to(tl.float64)
+        k = tl.load(k_at + j.to(tl.int64) * k_n + column, mask=j < nk, other=0.0).to(tl.float64)
+        s += q[:, None] * k[None, :]
     s = s * (tl.zeros([1, 1], tl.float64) + scale + scale_rest)
     return finish_scores(
         s, i, j, within, BIAS_AT, KIND_AT, CELLS, bias_i, bias_j, cells_i, cells_j, nq, nk,
@@ -135,7 +131,7 @@ def measure_large(
             s = scores_in_double(
                 q_at, k_at, i, j, within, bias_at, kinds_at + first // BLOCK_K, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             best = tl.maximum(best, tl.max(s, 1))
             higher = tl.maximum(peak, best)
@@ -166,7 +162,7 @@ def measure_large(
             s = scores_in_double(
                 q_at, k_at, i, j, within, bias_at, kinds_at + first // BLOCK_K, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             t = log_weights(s, lse)
             t = tl.where(inside[:, None], t, float("-inf"))

@@ -143,7 +143,7 @@ def collect(
             s = scores_in_double(
                 q_at, K + b.to(tl.int64) * k_b + (h // group) * k_h, i, j, i % BLOCK_Q, bias_at, kind_at, cells_at,
                 bias_i, bias_j, cells_i, cells_j, q_n, k_n, nq, nk, offset, before, after,
-                scale, scale_rest, cap, D, WIDTH, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
+                scale, scale_rest, cap, D, BLOCK_Q, BLOCK_K, EVEN_K, MASK, PACKED, BIAS, SOFTCAP,
             )  # fmt: skip
             s = log_weights(s, tl.load(EXACT + which.to(tl.int64) * nq + i))
         else:
