@@ -68,7 +68,7 @@ def check_backends(device: str) -> str:
     import regard
     from regard.testing import Case, conform
 
-    cases = [Case("several tiles", mask, "plain") for mask in ("none", "causal", "window", "documents", "padding left")]
+    cases = [Case("several tiles", mask, "plain") for mask in ("causal", "window", "padding left")]
     cases += [Case("several tiles", "rows without keys", "all together"), Case("one query", "causal", "sinks")]
     cases += [Case("fewer queries, grouped, narrow v", "causal and padding", "softcap")]
     ran = 0
@@ -115,7 +115,7 @@ def check_sparse_kernels(device: str) -> str:
         masks.window(64, 64) | masks.globals([0]),
     ]
     for mask in all_masks:
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float32) if mask is all_masks[0] else (torch.bfloat16,):
             q, k, v, up = (torch.randn(2, 4, 1100, 64, device=device, dtype=dtype) for _ in range(4))
             assert device == "cpu" or sparse_gpu.refuse(prepare(q, k, v, mask=mask)) is None
 
@@ -128,46 +128,37 @@ def check_sparse_kernels(device: str) -> str:
             ours, baseline, truth = run("sparse", False), run("reference", False), run("reference", True)
             for what, mine, base, true in zip(("output", "dq", "dk", "dv"), ours, baseline, truth, strict=True):
                 assert_rule(mine, base, true, gradient=what != "output", what=f"{mask!r}, {dtype}: {what}")
-    return f"{len(all_masks) * 2} calls"
+    return f"{len(all_masks) + 1} calls"
 
 
 def check_lens(device: str) -> str:
-    """Every measure of `look` against dense fp64, for ordinary and large logits."""
+    """Every measure of `look` against dense fp64, at ordinary and at large logits."""
     import torch
-    from dense_measures import assert_measures, assert_top, dense_measures
+    from dense_measures import assert_measures, assert_top, measures_from_lse, measures_of
 
     import regard
     from regard import masks
-    from regard.backends import reference
     from regard.backends.call import prepare
     from regard.lens.measuring.measures import NAMES
 
-    lengths = torch.tensor([517, 300])
-    all_masks = [
-        None,
-        masks.causal(),
-        masks.window(40, 0),
-        masks.padding(lengths),
-        masks.padding(lengths) & masks.causal(),
-    ]
+    padding = masks.padding(torch.tensor([517, 300]))
+    all_masks = [None, masks.causal(), masks.window(40, 0), padding & masks.causal()]
     ran = 0
     for dtype, width in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)):
         for mask in all_masks:
             for size in (1.0, 1e3, 1e6):
                 q, k, v = (torch.randn(2, 3, 517, width, device=device, dtype=dtype) for _ in range(3))
-                q = q * size
-                view = regard.look(q, k, v, mask=mask, measures=NAMES, top=5)
-                found = {name: getattr(view, name) for name in ("lse", "entropy", "received", "max_logit", "effective")}
-                found["map"] = view.map()
-                wide, same = (
-                    reference.stages(prepare(*(x.cpu().to(t) for x in (q, k, v)), mask=mask))
-                    for t in (torch.float64, dtype)
-                )
-                truth, baseline = (dense_measures(s.weights, s.masked, s.lse, None, 64) for s in (wide, same))
-                what = f"{mask!r}, {dtype}, logits × {size:g}"
-                assert_measures(found, baseline, truth, what)
-                top = view.top(5)
-                assert_top({"top_key": top.index, "top_weight": top.weight}, baseline, truth, what)
+                view = regard.look(q * size, k, v, mask=mask, measures=NAMES, top=5)
+                assert device == "cpu" or view.engine == "triton"
+                found = {name: x.cpu() for name, x in view.held.items()}
+                q, k, v = ((q * size).cpu(), k.cpu(), v.cpu())
+                same = prepare(q, k, v, mask=mask)
+                truth = measures_of(prepare(q.double(), k.double(), v.double(), mask=mask), 64)
+                large = size > 1  # then lse is exact, and no allowance is made for its rounding
+                baseline = measures_of(same, 64) if large else measures_from_lse(same, 64, backwards=False)
+                what, step = f"{mask!r}, {dtype}, D {width}, logits × {size:g}", 1.0 if large else None
+                assert_measures(found, baseline, truth, what, step)
+                assert_top(found, baseline, truth, what, step)
                 ran += 1
     return f"{ran} views"
 
