@@ -157,7 +157,8 @@ def atomic_directory(
         last: the entry without which the others are of no use.
 
     Raises:
-        NotADirectoryError: there is a file of that name.
+        NotADirectoryError: there is a file of that name, or on the way.
+        PermissionError: the directory is read-only.
         OSError: something is to be replaced, and the directory is a mount point, holds the current directory or is in
             a folder that cannot be written to; or writing fails. Then what was there is untouched.
     """
@@ -167,6 +168,10 @@ def atomic_directory(
         which = "it" if file == target else repr(str(file))
         raise NotADirectoryError(f"cannot write {what} to {os.fspath(path)!r}: {which} is a file; name a directory")
     recover(target)
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(
+            f"cannot write {what} to {os.fspath(path)!r}: it is read-only; allow writing, or name another"
+        )
     with _named_errors(what, path):
         target.parent.mkdir(parents=True, exist_ok=True)
         there = target.is_dir()
@@ -174,7 +179,7 @@ def atomic_directory(
         if there and not replaces(names := os.listdir(target)).isdisjoint(names):
             _check_exchange(target, inside)
         with _part_of(target if inside else target.parent, target.name) as part:
-            part.mkdir()
+            part.mkdir(mode=0o700 if there else 0o777)  # until it gets the mode of the one that is there
             yield part
             _sync(part)
             _put_in_place(part, target, replaces, last)
@@ -230,7 +235,10 @@ def _exchange_carrying(part: Path, target: Path, replaced: set[str]) -> None:
         os.rename(target, aside)  # `_clear` puts it back if the next line is not reached
         os.rename(part, target)
         os.rename(aside, part)  # under this name it is never put back
-    _carry(part, target, replaced)  # what came while the first round went on
+    try:
+        _carry(part, target, replaced)  # what came while the first round went on
+    except OSError as error:
+        raise OSError(f"{str(target)!r} is written, but without what came there meanwhile: {error}") from error
 
 
 def _carry(source: Path, target: Path, leave: set[str]) -> None:
@@ -280,8 +288,9 @@ def _move_into(part: Path, target: Path, names: list[str]) -> None:
     try:
         for name in names[:-1]:
             os.rename(part / name, target / name)
-        _sync(target, files=False)
+        _sync_folder(target)
         os.rename(part / names[-1], target / names[-1])
+        _sync_folder(target)
     except BaseException:
         for name in names:
             if not os.path.lexists(part / name):

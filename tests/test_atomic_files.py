@@ -232,6 +232,25 @@ def test_file_and_folder_are_synced_in_order(tmp_path, monkeypatch):
     assert calls == ["sync .f", "replace", f"sync {tmp_path.name[:2]}"]
 
 
+def test_part_of_a_private_directory_is_private(old):
+    old.chmod(0o700)
+    with atomic_directory(old, "the test", replaces=lambda there: {"a"}, last="config") as part:
+        assert mode(part) == 0o700
+        (part / "a").write_bytes(b"new")
+
+
+def test_directories_are_synced_before_and_after_the_last_name(tmp_path, monkeypatch):
+    (tmp_path / "model" / "data").mkdir(parents=True)
+    calls = []
+    real = os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name[:6]))
+    monkeypatch.setattr(os, "rename", lambda one, other: (calls.append(f"to {Path(other).name}"), real(one, other)))
+    put_directory(tmp_path / "model")
+    written = [".model", "a", "config"]
+    assert sorted(calls[:3]) == written
+    assert calls[3:] == ["to a", "model", "to config", "model", tmp_path.name[:6]]
+
+
 def test_folder_that_cannot_be_synced_is_told_though_the_file_is_there(tmp_path, monkeypatch):
     real = os.fsync
 
@@ -464,6 +483,18 @@ def test_folder_that_cannot_be_written_to_is_named():
                 put_directory(target)
             with pytest.raises(PermissionError, match="cannot write the test: Permission denied"):
                 put_directory(Path(name, "other"))
+        assert contents(Path(name)) == {"model/config": b"old"}
+
+
+def test_read_only_directory_is_refused():
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        target = Path(name, "model")
+        target.mkdir()
+        (target / "config").write_bytes(b"old")
+        target.chmod(0o555)
+        with as_stranger(), pytest.raises(PermissionError, match=f"'{target}': it is read-only"):
+            put_directory(target)
         assert contents(Path(name)) == {"model/config": b"old"}
 
 

@@ -409,12 +409,11 @@ def test_an_index_need_not_say_its_total_size(sharded, metadata):
     ],
 )
 @pytest.mark.parametrize("shard_bytes", [1, 1000])
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path, tensors, kind, words, shard_bytes):
-    write(tmp_path, TENSORS)
+def test_what_a_file_cannot_hold_is_not_written(tmp_path, tensors, kind, words, shard_bytes):
     with pytest.raises(kind, match=words):
         write(tmp_path, tensors, shard_bytes=shard_bytes)
-    assert names_in(tmp_path) == [SINGLE]
-    assert_same(values(tmp_path), TENSORS)
+    with pytest.raises(FileNotFoundError):
+        weight_files(tmp_path)
 
 
 def test_shards_hold_at_least_a_byte(tmp_path):
