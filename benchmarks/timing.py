@@ -14,6 +14,7 @@ import torch
 
 import regard
 from regard import tables
+from regard.atomic_files import atomic_file
 
 
 def heading(what: str, device: str, note: str) -> str:
@@ -38,7 +39,8 @@ def section(title: str, headers: list[str], rows: list[list[str]]) -> str:
 def write(out: Path, parts: list[str]) -> None:
     """Keep a report."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    with atomic_file(out, "the report") as file:
+        file.write(("\n\n".join(parts) + "\n").encode())
     print(f"written: {out}")
 
 

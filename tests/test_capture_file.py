@@ -699,16 +699,14 @@ def test_replaced_file_keeps_its_permissions(path):
 
 def test_folder_is_refused(tmp_path):
     for call in (lambda: write(tmp_path, {}, {}), lambda: read(tmp_path, KNOWN)):
-        with pytest.raises(
-            IsADirectoryError, match=f"cannot (read|write) '{tmp_path}': it is a folder, a device or a pi"
-        ):
+        with pytest.raises(IsADirectoryError, match=f"cannot (read|write) '{tmp_path}': it is a folder"):
             call()
 
 
 def test_pipe_is_refused_and_does_not_hang(path):
     os.mkfifo(path)
     for call in (lambda: write(path, {}, {}), lambda: read(path, KNOWN)):
-        with pytest.raises(OSError, match="it is a folder, a device or a pipe; name a file"):
+        with pytest.raises(OSError, match=r"a device(,| or) a pipe.*; name a file"):
             call()
 
 

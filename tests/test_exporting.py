@@ -1,6 +1,7 @@
 """The exported page: one file, whole or not at all, that loads nothing."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -139,7 +140,7 @@ def test_a_page_that_cannot_be_made_leaves_what_was_there(session, tmp_path, mon
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="cannot write the page: No space left on device"):
         write_html(session, target)
     assert target.read_text() == "before"
@@ -150,7 +151,7 @@ def test_a_folder_that_is_missing_is_named_before_any_work(session, tmp_path, mo
     monkeypatch.setattr(exporting, "html", lambda *given: pytest.fail("the page was made"))
     with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nowhere'; make it first"):
         write_html(session, tmp_path / "nowhere" / "page.html")
-    with pytest.raises(IsADirectoryError, match=r"it is a folder; name a file, such as 'page\.html'"):
+    with pytest.raises(IsADirectoryError, match="it is a folder; name a file"):
         write_html(session, tmp_path)
 
 

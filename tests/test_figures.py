@@ -757,7 +757,7 @@ def test_unknown_suffix_is_refused_with_the_known_ones(tmp_path, name):
 
 
 def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"cannot write 'a.png': there is no folder '.*nowhere'; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"cannot write '.*a.png': there is no folder '.*nowhere'"):
         save(heatmap(np.eye(2)), tmp_path / "nowhere" / "a.png")
 
 

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"devices", "frames", "json_header", "linear_maps", "tables", "untraced", "whole_numbers"},
+    {"atomic_files", "devices", "frames", "json_header", "linear_maps", "tables", "untraced", "whole_numbers"},
     {"rules"},
     {"biases", "layouts", "masks", "positions", "rotary", "stages"},
     {"backends"},

@@ -283,7 +283,7 @@ def test_a_save_says_what_it_wrote_and_keeps_the_tokenizer(folder, tmp_path):
 
 def test_a_save_onto_a_file_is_refused(folder, tmp_path):
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"taken is a file; save writes a directory$"):
+    with pytest.raises(NotADirectoryError, match=r"taken': it is a file; name a directory$"):
         load(folder).save(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 

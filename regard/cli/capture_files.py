@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.cli.output_files import check_output
+
 if TYPE_CHECKING:
     from regard.explorer.sessions import Session
     from regard.lens.capture import Capture
@@ -21,6 +23,7 @@ def check_capture(path: Path | None) -> None:
     """
     if path is not None and (path.suffix.lower() != ".regard" or path.is_dir()):
         raise ValueError(f"--save {str(path)!r} must be a file that ends in .regard")
+    check_output(path)
 
 
 def read_capture(path: Path) -> Capture:

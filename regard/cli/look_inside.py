@@ -20,6 +20,7 @@ from regard.cli.head_tables import LINKS, as_plain, print_call
 from regard.cli.json_numbers import finite
 from regard.cli.language import Lang, known, speaker
 from regard.cli.look_text import Asked
+from regard.cli.output_files import check_output
 from regard.cli.shared_options import options_in
 from regard.cli.terminal import Terminal
 from regard.cli.text_input import as_text, read_one, read_piped
@@ -202,6 +203,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         picture_files.check_place(figure)
         check_capture(save)
+        check_output(html)
         spoken = known(lang)
         chosen = Chosen(batch=batch, head=head, row=row, size=size, top=top)
         _check_positive(("--top", top), ("--size", size))

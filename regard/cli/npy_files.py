@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.cli.output_files import check_output, output_to
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,6 +22,7 @@ def check_npy(path: Path | None) -> None:
     """
     if path is not None and (path.suffix.lower() != ".npy" or path.is_dir()):
         raise ValueError(f"--out {str(path)!r} must be a file that ends in .npy")
+    check_output(path)
 
 
 def as_numpy_has_it(vectors: Tensor) -> Tensor:
@@ -33,7 +36,7 @@ def as_numpy_has_it(vectors: Tensor) -> Tensor:
 
 
 def write_npy(vectors: Tensor, path: Path) -> None:
-    """Write vectors; folders that are missing on the way are made. Raises OSError that names the path.
+    """Write vectors, whole or not at all; folders that are missing on the way are made. Raises as `output_to`.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,10 +44,11 @@ def write_npy(vectors: Tensor, path: Path) -> None:
     ...     Path(folder, "new", "x.npy").exists()
     True
     """
-    import numpy as np
+    from numpy.lib import format as npy
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, as_numpy_has_it(vectors).numpy())
-    except OSError as error:
-        raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    from regard.atomic_files import atomic_file
+
+    array = as_numpy_has_it(vectors).contiguous().numpy()
+    with output_to(path), atomic_file(path, "the vectors") as file:
+        npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
+        file.write(array.data)  # np.save would not say why a disk takes no more

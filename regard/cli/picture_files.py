@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.cli.output_files import check_output, output_to
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,7 +20,8 @@ def check_place(path: Path | None) -> None:
 
     >>> check_place(Path("out/cat_sat.png"))
 
-    path: None asks for no figure.  Raises ValueError for a folder or another suffix.
+    path: None asks for no figure.  Raises ValueError for a folder or another suffix, OSError as
+    `check_output`.
     """
     if path is None:
         return
@@ -26,6 +29,7 @@ def check_place(path: Path | None) -> None:
         raise ValueError(f"--figure {str(path)!r} is a folder; name a file in it that ends in {', '.join(SUFFIXES)}")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"--figure {str(path)!r} must end in {', '.join(SUFFIXES)}")
+    check_output(path)
 
 
 def write(figure: Figure, path: Path) -> None:
@@ -38,15 +42,9 @@ def write(figure: Figure, path: Path) -> None:
     ...     Path(folder, "new", "eye.svg").exists()
     True
 
-    Raises OSError that names the path, or the folder that cannot be made.
+    Raises OSError as `output_to`.
     """
     from regard.lens import figures
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {str(path.parent)!r}: {error.strerror or error}") from None
-    try:
+    with output_to(path):
         figures.save(figure, path)
-    except OSError as error:
-        raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.language import Lang, speaker
+from regard.cli.output_files import output_to
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -27,19 +28,16 @@ def write_session(session: Session, html: Path | None, save: Path | None, lang: 
     >>> write_session(Session("toy", Capture(), ()), None, None, "en")
     {'html': None, 'saved': None}
 
-    Raises OSError that names the path, or the folder that cannot be made; else as `write_html` does.
+    Raises OSError as `output_to`; else as `write_html` does.
     """
     if save is not None:
-        _make_folder(save)
-        try:
+        with output_to(save):
             session.capture.save(save, photos=bool(session.pictures))
-        except OSError as error:
-            raise OSError(f"cannot write {str(save)!r}: {error.strerror or error}") from None
     if html is not None:
         from regard.explorer.exporting import write_html
 
-        _make_folder(html)
-        write_html(session, html, lang=lang)
+        with output_to(html):
+            write_html(session, html, lang=lang)
     return {"html": None if html is None else str(html), "saved": None if save is None else str(save)}
 
 
@@ -54,10 +52,3 @@ def print_written(written: dict[str, str | None], lang: Lang, out: Terminal) -> 
     for name, path in written.items():
         if path is not None:
             out.print(f"{titles[name]}: ", path)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {str(path.parent)!r}: {error.strerror or error}") from None

@@ -16,8 +16,8 @@ import os
 import re
 from html import escape
 from pathlib import Path
-from uuid import uuid4
 
+from regard.atomic_files import atomic_file, check_target
 from regard.explorer.bundling import bundle, scripted
 from regard.explorer.carrying import carried
 from regard.explorer.sessions import Session
@@ -49,23 +49,14 @@ def write_html(session: Session, path: str | os.PathLike[str], *, lang: Lang = "
     ...     Path(folder, "toy.html").read_text(encoding="utf-8")[:15]
     '<!doctype html>'
 
-    path: used as it is; a file that is there is replaced at the very end.  lang: what the page speaks at first.
+    path: used as it is; a file that is there is replaced at the very end, and keeps its permissions.  lang: what the
+    page speaks at first.
     Raises FileNotFoundError where the folder is missing, OSError where no file can be written, and as `html` does.
     """
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}; make it first")
-    if target.is_dir():
-        raise IsADirectoryError(f"cannot write {str(path)!r}: it is a folder; name a file, such as 'page.html'")
+    check_target(path)  # before the work
     text = html(session, lang)
-    part = target.with_name(f".{uuid4().hex}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, target)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write the page: {error.strerror or error}", str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path, "the page") as file:
+        file.write(text.encode())
 
 
 def html(session: Session, lang: Lang = "en") -> str:

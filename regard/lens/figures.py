@@ -14,17 +14,17 @@ This file does not know how weights are computed, nor anything of models. It imp
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from io import BytesIO
 from math import ceil, inf, nan
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
 from torch import Tensor
 
+from regard.atomic_files import atomic_file
 from regard.lens.pictures.colours import DARK, LIGHT, Array, Key, Scale, Theme, legend, rgb
 from regard.lens.pictures.head_atlas import atlas, atlas_html
 from regard.lens.pictures.letters import clip, drawable, register_fonts
@@ -220,7 +220,8 @@ def save(figure: Figure, path: str | Path) -> Path:
     figure: any matplotlib figure.  path: ends in .png, .svg or .pdf; its folder must exist.
     Letters become outlines in SVG and are embedded in PDF, so both show Hangul where no Korean font is installed.
 
-    Raises TypeError for what is not a figure, ValueError for another suffix, FileNotFoundError for a missing folder.
+    Raises TypeError for what is not a figure, ValueError for another suffix, FileNotFoundError for a missing folder,
+    OSError for what is not a file, and where none can be written: what was there is then untouched.
     """
     register_fonts()
     from matplotlib import rc_context
@@ -232,9 +233,6 @@ def save(figure: Figure, path: str | Path) -> Path:
         raise TypeError(f"save takes a matplotlib figure, got {type(figure).__name__}")
     if kind not in METADATA:
         raise ValueError(f"cannot write {path.name!r}: the name must end in .{', .'.join(METADATA)}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path.name!r}: there is no folder {str(path.parent)!r}; make it first")
-    part = path.with_name(f".{uuid4().hex}.part")
     # These settings exist only as globals of matplotlib; the lock keeps two saves from restoring each other's.
     settings: dict[Any, Any] = {
         "svg.fonttype": "path",
@@ -243,12 +241,11 @@ def save(figure: Figure, path: str | Path) -> Path:
         "pdf.use14corefonts": False,
     }
     paper = figure.get_facecolor()
-    try:
-        with _SAVING, rc_context(settings), part.open("xb") as file:
-            figure.savefig(file, format=kind, dpi="figure", facecolor=paper, metadata=METADATA[kind])
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    drawn = BytesIO()
+    with _SAVING, rc_context(settings):
+        figure.savefig(drawn, format=kind, dpi="figure", facecolor=paper, metadata=METADATA[kind])
+    with atomic_file(path, "the figure") as file:
+        file.write(drawn.getbuffer())
     return path
 
 

@@ -8,11 +8,16 @@ has: what `load` would refuse is not written. It knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import warnings
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
+from regard.atomic_files import atomic_directory
 from regard.efficient.linformer import LinformerAttention
 from regard.efficient.performer import PerformerAttention
 from regard.linear_maps import is_distributed
@@ -28,6 +33,19 @@ from regard.models.settings import Settings
 
 __all__ = ["save"]
 
+WEIGHTS = (
+    *("model.safetensors", "model.*.safetensors", "*-of-*.safetensors", "*.safetensors.index*.json"),
+    *("pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*"),
+)
+"""Weights as transformers names them, also those of formats that regard does not read."""
+DESCRIPTIONS = (
+    *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.*", "quantize_config.json"),
+    *(*TOKENIZER, "vocab.bpe", "bpe.codes", "spm.model", "chat_template.json", "additional_chat_templates"),
+    *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
+    *("[0-9]_Pooling", "[0-9]_Normalize", "[0-9]_Dense", "[0-9]_LayerNorm"),
+    *(*PICTURES, "image_processor_config.json", "video_preprocessor_config.json"),
+)
+"""What else in a checkpoint directory would describe the wrong model if it outlived its own."""
 LABELLED = ("classify", "classify-cls", "tag")  # tasks whose number of labels config.json says
 WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 
@@ -38,20 +56,60 @@ def save(model: Model, directory: str | Path) -> None:
     A head with another number of labels than config.json has is written with as many, LABEL_0 and so on, unless
     `model.settings.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
 
-    directory: made if it is not there; files of the same names are replaced, each one whole or not at all.
+    directory: made if it is not there. A model that is there is replaced as a whole, in one step: at any moment,
+    killed or not, the directory is the old model or the new one. Weights, settings, tokenizer, pooling and
+    preprocessor files of the old model go, whether or not the new one has such a file; all else in the directory (a
+    README, notes, .git, logs) stays. So does what regard does not write, if the model was loaded from this directory.
+    A directory without a model (neither weights nor config.json) keeps all its files, but those that are written.
+
     Raises NotADirectoryError if there is a file of that name; ValueError, before anything is written, for a model whose
     attention was replaced or whose weights are split over processes, and for weights that `load` would find no place
-    for, or of another shape.
+    for, or of another shape; OSError as `regard.atomic_files.atomic_directory`: what was there is then untouched. Warns
+    if the old model's tokenizer goes and the new model has none.
     """
-    directory = Path(directory)
-    if directory.exists() and not directory.is_dir():
-        raise NotADirectoryError(f"{directory} is a file; save writes a directory")
     _refuse_replaced(model)
     _refuse_split(model)
     settings = _settled(model)
     _check_fit(model, settings)
-    directory.mkdir(parents=True, exist_ok=True)
-    write(directory, _tensors(model))
+    directory = Path(directory)
+    there = os.listdir(directory) if directory.is_dir() else []
+    own = model.directory is not None and os.path.realpath(directory) == os.path.realpath(model.directory)
+    replaces = partial(_replaced, own=own)
+    with atomic_directory(directory, "the model", replaces=replaces, last="config.json") as part:
+        write(part, _tensors(model))
+        _save_settings(model, settings, part)
+        if model.directory is not None:
+            # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
+            copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
+        held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
+        if held is not None and not _tokenizer_files(part):
+            held.save(part)
+        _save_preprocessor(model, part)
+        lost = set() if _tokenizer_files(part) else replaces(there) & set(TOKENIZER)
+    if lost:
+        warnings.warn(
+            f"the tokenizer of the model that was in {str(directory)!r} ({', '.join(sorted(lost))}) went with it, and "
+            "the model that was saved has none: set model.tokenizer to save one",
+            stacklevel=3,
+        )
+
+
+def _tokenizer_files(directory: Path) -> list[str]:
+    return [name for name in TOKENIZER if (directory / name).is_file()]
+
+
+def _replaced(names: Collection[str], *, own: bool) -> set[str]:
+    """Of the entries of a directory, those that go when a model is saved there.
+
+    own: the model was loaded from there, so that other files describe it, too.
+    """
+    weights = {name for name in names if any(fnmatchcase(name, pattern) for pattern in WEIGHTS)}
+    if own or not (weights or "config.json" in names):
+        return weights
+    return weights | {name for name in names if any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)}
+
+
+def _save_settings(model: Model, settings: Settings, directory: Path) -> None:
     kept = settings.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
     values = kept | {
         "architectures": [model.family.tasks[model.task].architecture],
@@ -59,13 +117,6 @@ def save(model: Model, directory: str | Path) -> None:
     }
     values.pop("torch_dtype", None)
     write_side(directory, "config.json", values)
-    if model.directory is not None:
-        # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
-        copy_sides(model.directory, directory, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
-    held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
-    if held is not None and (model.directory is None or not any((model.directory / x).is_file() for x in TOKENIZER)):
-        held.save(directory)
-    _save_preprocessor(model, directory)
 
 
 def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:

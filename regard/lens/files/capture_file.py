@@ -19,14 +19,12 @@ import json
 import os
 import re
 import reprlib
-import shutil
 from collections.abc import Mapping, Sequence, Set
 from hashlib import blake2b, file_digest
 from io import BufferedReader, BufferedWriter
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -34,6 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regard.atomic_files import atomic_file
 from regard.json_header import Refusal, parsed
 
 Array = np.ndarray[Any, Any]
@@ -90,42 +89,17 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     ({'tokens': ['나는', '본다']}, {'lse': tensor([[0., 0., 0.],
             [0., 0., 0.]])})
 
-    path: used as it is. A file that is there is replaced at the very end, and keeps its permissions; a link stays, and
-    what it leads to is replaced.
+    path: used as it is. A file that is there is replaced at the very end, as `atomic_file` does.
     header: by name, what JSON can hold: None, bool, int, finite float, str, and lists and dicts of these.
     tensors: by name, torch tensors on any device or NumPy arrays; bool, uint8, int8 to int64, fp16, bf16, fp32, fp64.
 
     Raises TypeError or ValueError for content that the file cannot hold; OSError for a place where no file can be, or
     when writing fails: then what was there before is untouched, and nothing is left behind.
     """
-    target = _place(Path(path))
     names = sorted(tensors, key=lambda name: (-_bytes_each(name, tensors[name]), name))  # so that all are aligned
     text = _text(header, {name: tensors[name] for name in names})
-    part = target.with_name(f".{uuid4().hex}.part")
-    try:
-        with part.open("xb") as file:
-            if target.exists():
-                shutil.copymode(target, part)
-            _fill(file, text, [tensors[name] for name in names])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except OSError as error:
-        why = f"cannot write the capture: {error.strerror or error}; what was there before is untouched"
-        raise OSError(error.errno, why, str(path)) from error  # of the same kind: the number decides
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _place(path: Path) -> Path:
-    """Where to write, links followed, or an error if no file can be there."""
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(target.parent)!r}; make it first")
-    _check_kind("write", path)
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(f"cannot write {str(path)!r}: it is read-only; allow writing or choose another name")
-    return target
+    with atomic_file(path, "the capture") as file:
+        _fill(file, text, [tensors[name] for name in names])
 
 
 def _check_kind(verb: str, path: Path) -> None:

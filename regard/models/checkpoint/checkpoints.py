@@ -10,17 +10,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import reprlib
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -34,7 +30,6 @@ __all__ = ["INDEX", "SINGLE", "Checkpoint", "CheckpointError", "Entry", "weight_
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "random_states", "scaler")  # a trainer's pickles
@@ -248,7 +243,7 @@ def write(
     *,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write tensors as the weights of a directory that `transformers` opens: whole, or not at all.
+    """Write tensors as the weights of a new directory that `transformers` opens. `regard.models.storing` replaces one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -256,54 +251,35 @@ def write(
     ...     Checkpoint.open(f"{folder}/new")
     Checkpoint(2 tensors, 16 bytes, files: model.safetensors)
 
-    directory: made if it is not there. Weights that are there as safetensors are replaced at the very end.
+    directory: made if it is not there; without weights.
     tensors: by name, or as pairs that may be made one by one: at most one shard's are held. On any device.
     shard_bytes: a file's tensors take at most this, or are a single one. One file is `model.safetensors`; more are
     numbered, with an index.
 
-    Raises TypeError or ValueError for what a safetensors file cannot hold, OSError when writing fails: then, as after
-    an interruption, what was there is untouched. Killed, it leaves that too, and a hidden folder `.….part`; killed
-    between the last renames of shards over shards, an incomplete set, which is refused; never a mixture.
+    Raises TypeError or ValueError for what a safetensors file cannot hold, OSError when writing fails.
     """
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be at least 1, got {shard_bytes}")
     place = Path(directory)
-    if place.exists() and not place.is_dir():
-        raise NotADirectoryError(f"cannot write weights to {str(place)!r}: it is a file; name a directory")
-    part = place / f".{uuid4().hex}.part"
-    try:
-        part.mkdir(parents=True)
-        names = _write_files(part, tensors.items() if isinstance(tensors, Mapping) else tensors, shard_bytes)
-        _put_in_place(part, place, names)
-    except OSError as error:
-        why = f"cannot write the weights: {error.strerror or error}; what was there before is untouched"
-        raise OSError(error.errno, why, str(place)) from error  # of the same kind: the number decides
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _write_files(part: Path, pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> list[str]:
-    """Write all files into a folder; their names, the one that makes them a checkpoint last."""
+    place.mkdir(parents=True, exist_ok=True)
     shards: list[list[str]] = []  # the tensors' names in each
     total = {"total_parameters": 0, "total_size": 0}
-    for tensors in _shards(pairs, shard_bytes):
-        tensor_file.write(part / f"{len(shards)}", tensors)
-        shards.append(list(tensors))
-        total["total_parameters"] += sum(tensor.numel() for tensor in tensors.values())
-        total["total_size"] += sum(tensor.nbytes for tensor in tensors.values())
-        del tensors  # before the next ones are made: gigabytes
+    for shard in _shards(tensors.items() if isinstance(tensors, Mapping) else tensors, shard_bytes):
+        tensor_file.write(place / f"{len(shards)}", shard)
+        shards.append(list(shard))
+        total["total_parameters"] += sum(tensor.numel() for tensor in shard.values())
+        total["total_size"] += sum(tensor.nbytes for tensor in shard.values())
+        del shard  # before the next ones are made: gigabytes
     if not shards:
         raise ValueError("there are no tensors to write")
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     files = files if len(shards) > 1 else [SINGLE]
     for i, file in enumerate(files):
-        (part / f"{i}").rename(part / file)
-    if len(files) == 1:
-        return files
-    weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-    text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True)
-    (part / INDEX).write_text(text + "\n", encoding="utf-8")
-    return [*files, INDEX]
+        (place / f"{i}").rename(place / file)
+    if len(files) > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        text = json.dumps({"metadata": total, "weight_map": weight_map}, indent=2, sort_keys=True)
+        (place / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def _shards(pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -323,34 +299,3 @@ def _shards(pairs: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[d
         held += tensor.nbytes
     if shard:
         yield shard
-
-
-def _put_in_place(part: Path, place: Path, names: Sequence[str]) -> None:
-    """Move finished files to where they belong and drop the weights that were there; undone if that fails.
-
-    `model.safetensors` wins over an index: it replaces anything in one step, and goes when all else is in place. Old
-    shards go before new ones come, which may have the same names.
-    """
-    old = sorted(name for name in os.listdir(place) if name == INDEX or SHARD.fullmatch(name))
-    if names == [SINGLE]:
-        os.replace(part / SINGLE, place / SINGLE)
-        for name in old:
-            with suppress(OSError):  # the new weights are in force: what cannot be removed is only in the way
-                (place / name).unlink()
-        return
-    aside = part / "old"
-    aside.mkdir()
-    try:
-        for name in old:
-            os.replace(place / name, aside / name)
-        for name in names:
-            os.replace(part / name, place / name)
-        (place / SINGLE).unlink(missing_ok=True)
-    except BaseException:
-        for name in names:
-            if not (part / name).exists():
-                os.replace(place / name, part / name)
-        for name in reversed(old):
-            if (aside / name).exists():
-                os.replace(aside / name, place / name)
-        raise

@@ -14,6 +14,7 @@ import re
 import reprlib
 from pathlib import Path
 
+from regard.atomic_files import recover
 from regard.models.checkpoint.checkpoints import INDEX, SINGLE, weight_files
 from regard.models.checkpoint.converting import conversion
 from regard.models.checkpoint.foreign import refuse_foreign
@@ -72,6 +73,7 @@ def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> 
     if not name:
         raise ValueError("got an empty name; give a model's directory, or its id on the hub, as 'owner/name'")
     path = Path(os.path.expanduser(name))
+    recover(path)  # from a save that was killed where a directory cannot be replaced in one step
     if os.path.isdir(path):
         if revision is not None:
             raise ValueError(f"{name!r} is a directory: revision {revision!r} is for models of the hub; leave it out")

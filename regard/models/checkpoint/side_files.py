@@ -38,7 +38,7 @@ def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
 
 
 def write_side(directory: Path, name: str, values: object) -> None:
-    """Write values as JSON to directory/name, whole or not at all: written beside, then renamed.
+    """Write values as JSON to directory/name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,16 +46,13 @@ def write_side(directory: Path, name: str, values: object) -> None:
     ...     read_side(Path(folder), "modules.json", list)
     [1, 2]
     """
-    beside = directory / (name + ".part")
-    beside.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(directory / name)
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    (directory / name).write_text(text + "\n", encoding="utf-8")
 
 
 def copy_sides(source: Path, directory: Path, names: Iterable[str]) -> None:
-    """Copy those of the files that a source has, each whole or not at all; folders in their names are made."""
+    """Copy those of the files that a source has; folders in their names are made."""
     for name in names:
-        if (source / name).is_file() and (source / name).resolve() != (directory / name).resolve():
+        if (source / name).is_file():
             (directory / name).parent.mkdir(exist_ok=True)
-            beside = directory / (name + ".part")
-            shutil.copyfile(source / name, beside)
-            beside.replace(directory / name)
+            shutil.copyfile(source / name, directory / name)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regard.atomic_files import atomic_file
 from regard.models.tokenizers.pipelines import Item, Pieces
 from regard.models.tokenizers.tokenizer_building import Opened, open_directory
 from regard.models.tokenizers.tokenizer_folder import ROLES
@@ -177,10 +178,10 @@ class Tokenizer:
         """Write files from which transformers, and `open`, make the same tokenizer; the directory is made."""
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self._engine.files().items():
-            (folder / name).write_bytes(content)
-        text = json.dumps(self._settings(), ensure_ascii=False, indent=2)
-        (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(self._settings(), ensure_ascii=False, indent=2) + "\n"
+        for name, content in {**self._engine.files(), "tokenizer_config.json": text.encode()}.items():
+            with atomic_file(folder / name, "the tokenizer") as file:
+                file.write(content)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._opened.class_name}, {self.size} tokens)"
