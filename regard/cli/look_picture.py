@@ -229,6 +229,7 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
         "measure": asked.measure,
         "atlas": atlas(session, focus.layers, asked.measure),
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
+        "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
         "sentence": _sentence(session, focus.index, asked.head, lang),
         "warning": WARNING[lang],
     }

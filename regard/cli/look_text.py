@@ -209,6 +209,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
         "measure": asked.measure,
         "atlas": atlas(session, focus.layers, asked.measure),
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
+        "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
         "ranking": "weight" if asked.every else "far",
         "links": None if links is None else [_of_link(session, link) for link in links],
         "obstacle": why,

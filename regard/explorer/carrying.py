@@ -115,7 +115,7 @@ def _labels(session: Session, start: int) -> list[str]:
 
 def _sentence(session: Session, place: Place, heads: dict[str, Any], lang: Lang) -> str:
     layer, head = place
-    return sentence(session, layer, head, heads[_name(place)]["numbers"], session.numbers[layer].names[head], lang)
+    return sentence(session, layer, head, heads[_name(place)]["numbers"], lang)
 
 
 def _strength(answer: Any) -> float:
