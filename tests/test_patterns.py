@@ -55,10 +55,11 @@ def by_hand(
     kind: str = "self",
 ) -> Tensor:
     """The score in plain loops: for each query the keys its pattern names, one at a time."""
-    batch, heads, nq, nk = dense.shape
-    found = rows_by_hand(dense, name, offset=offset, padding=padding, ids=ids, kind=kind)
-    means = [[sum(row) / max(1, len(row)) for row in ([m for m, _ in one if m is not None] for one in of)] for of in found]
-    return torch.tensor(means, dtype=dense.dtype).view(batch, heads)
+    means = []
+    for of in rows_by_hand(dense, name, offset=offset, padding=padding, ids=ids, kind=kind):
+        counted = [[mass for mass, _ in one if mass is not None] for one in of]
+        means.append([sum(one) / max(1, len(one)) for one in counted])
+    return torch.tensor(means, dtype=dense.dtype).view(dense.shape[:2])
 
 
 def shares_by_hand(dense: Tensor, name: str, beside: bool, **told: object) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from regard.lens.checking import Report, judge
 from regard.lens.diagnosing import patterns
+from regard.lens.diagnosing.patterns import Patterns
 from regard.lens.indexing import index_among, part_of_axis
 from regard.lens.measuring import engines
 from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
@@ -247,15 +248,15 @@ class View:
         """
         return {name: self._give(values) for name, values in self.head_patterns().scores.items()}
 
-    def head_patterns(self) -> patterns.Patterns:
+    def head_patterns(self) -> Patterns:
         """Scores and shares of the patterns as tensors (B, H): those that are held, or else from exact weights."""
         held = [
             {name.removeprefix(kind): t for name, t in self.held.items() if name.startswith(kind)}
             for kind in ("pattern ", "share ", "beside ")
         ]
-        return patterns.Patterns(*held) if held[0] else self.score_patterns()
+        return Patterns(*held) if held[0] else self.score_patterns()
 
-    def score_patterns(self) -> patterns.Patterns:
+    def score_patterns(self) -> Patterns:
         """Scores and shares of the patterns as tensors (B, H), from exact weights."""
         weights, place, tokens = self._exact("patterns"), self.place, self.tokens
         visible = place.visible

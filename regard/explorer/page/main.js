@@ -1,7 +1,7 @@
 // The whole page inside one element: the bar, the panes, the drawer, the windows; the state, its address and the keys.
 // It does not know where answers come from, nor what a pane draws.
 
-import { beginning, suggested, within } from "./beginning.js";
+import { suggested, within } from "./beginning.js";
 import { mount as mountCard } from "./card.js";
 import { mount as mountChoose } from "./choose.js";
 import { beside, fresh, mount as mountStage } from "./compare.js";
@@ -134,14 +134,14 @@ class Page {
     const overview = await this.source.overview(session);
     this.overview = overview;
     const state = { ...this.store.get(), ...also };
-    const patch = anew ? { ...also, ...fresh(session), ...beginning(overview) } : { ...also, session };
+    const patch = anew ? { ...also, ...fresh(session), ...overview.opening } : { ...also, session };
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
     if (anew) await this.suggest();
   }
 
-  /** Choose a token, so that nobody begins with nothing: that of the head's strongest link between two words. */
+  /** Choose a token where none is, so that nobody begins with nothing: that of the head's strongest link of words. */
   async suggest() {
     const { overview } = this;
     const { session, layer, head, token, lang } = this.store.get();

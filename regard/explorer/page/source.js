@@ -20,9 +20,10 @@ import { Remembered } from "./remembered.js";
 /**
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
- *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][],
+ *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][], opening?: Opening | null,
  *   pictures?: PictureLine[], layouts?: import("./patches.js").TokenLayout[], warning: string}} Overview
  */
+/** Where to look first. @typedef {{layer: number, head: number, token: number | null, key: number | null}} Opening */
 /**
  * A picture that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
  * @typedef {{height: number, width: number, name: string | null, shown: boolean, seen: number[]}} PictureLine

@@ -163,7 +163,7 @@ def measure(
     if kind == "cross" and (offset is not None or ids is not None):
         raise ValueError("offset and ids place queries among the keys, which cross-attention does not; leave them out")
     layout = _Layout(weights, offset, padding, kind)
-    looks = {"first": (layout.look(layout.first()),)}
+    looks: dict[str, tuple[Look, ...]] = {"first": (layout.look(layout.first()),)}
     if kind == "self":
         looks |= _by_place(layout)
     if ids is not None:
@@ -213,13 +213,14 @@ def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> li
 
     shares, beside: as `measure` gives them. A head that does not rest there, or does little else, has None.
     """
-    batch, heads = shares["first"].shape
-    if not beside:
-        return [[None] * heads for _ in range(batch)]
+    resting = [[names[:1] == ["first"] for names in row] for row in label(shares)]
     rest = 1 - shares["first"]  # (B, H)
-    resting = (shares["first"] >= THRESHOLDS["first"]) & (rest >= REST)
-    parts = {name: torch.where(resting, part / rest.clamp(min=REST), 0.0) for name, part in beside.items()}
-    return [[names[0] if names else None for names in row] for row in label(parts)]
+    parts = {name: torch.where(rest >= REST, part / rest.clamp(min=REST), 0.0) for name, part in beside.items()}
+    found = label(parts) if parts else [[[]] * len(row) for row in resting]
+    return [
+        [names[0] if names and rests else None for names, rests in zip(*rows, strict=True)]
+        for rows in zip(found, resting, strict=True)
+    ]
 
 
 def _names(shares: dict[str, float], least: Mapping[str, float]) -> list[str]:
