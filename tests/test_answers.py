@@ -536,12 +536,18 @@ def test_steps_lead_from_the_vectors_to_the_weights(name):
     assert torch.equal(array(got["q"]), q)
     assert torch.equal(array(got["k"]), k)
     assert torch.equal(array(got["product"]), q * k)
-    assert got["keys"] == list(range(NK))
-    torch.testing.assert_close(array(got["dots"])[8], (q * k).sum())
+    keys, row = got["keys"], view.row(6)[0, 4]
+    visible = (view.weights.scores(slice(6, 7), slice(None))[0, 4, 0] > -torch.inf).nonzero().view(-1).tolist()
+    assert keys == sorted({*visible, 8})
+    assert (got["there"], got["masked"]) == (NK, NK - len(visible))
+    torch.testing.assert_close(array(got["dots"])[keys.index(8)], (q * k).sum())
     torch.testing.assert_close(array(got["scaled"]), array(got["dots"]) * got["scale"])
     lse = got["lse"] if got["lse"] is not None else 0.0
-    torch.testing.assert_close((array(got["scores"]) - lse).exp(), view.row(6)[0, 4], rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(array(got["weights"]), view.row(6)[0, 4])
+    torch.testing.assert_close((array(got["scores"]) - lse).exp(), row[keys], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(array(got["weights"]), row[keys])
+    assert [key for key, score in zip(keys, array(got["scores"]), strict=True) if score == -torch.inf] == (
+        [] if 8 in visible else [8]
+    )
     assert (got["d"], got["v"], got["v_sum"]) == (D, None, None)
 
 

@@ -262,8 +262,9 @@ class Steps(TypedDict):
     """One query's way through attention, with its numbers.
 
     d: head size.  q, k, product: (D) of the query, of the asked key, and q⊙k, whose sum is q·k.
-    keys: the asked key and those with the largest weights, in text order; of each: dots q·k, scaled (dots · scale),
-    scores (what the softmax gets: capped, biased, −∞ where hidden) and weights e^(score − lse).
+    keys: the asked key and those with the largest weights, in text order, without masked ones unless asked for; of
+    each: dots q·k, scaled (dots · scale), scores (what the softmax gets: capped, biased, −∞ where masked) and weights
+    e^(score − lse).  there: how many keys the query had.  masked: how many of them are masked for it.
     rest: the weight on all other keys.  v, v_sum: (Dv) the asked key's value and Σ weight·value over all keys; null
     without a live model.
     """
@@ -276,6 +277,8 @@ class Steps(TypedDict):
     k: Array
     product: Array
     keys: list[int]
+    there: int
+    masked: int
     dots: Array
     scaled: Array
     scores: Array

@@ -139,9 +139,12 @@ class StepsPane {
       ? say(lang, "step_2", { d, root: figure(root) })
       : say(lang, answer.scale === 1 ? "step_2_one" : "step_2_other", { d, scale: factor(answer) });
     const broken = list(answer.weights).some(Number.isNaN);
+    const masked = answer.masked ?? 0;
+    const blind = masked > 0 && masked === answer.there;
+    const also = [isBiased(answer) && say(lang, "step_bias"), masked > 0 && say(lang, "step_mask", { masked })];
     const third = broken
       ? say(lang, "step_3_nan")
-      : say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
+      : [blind ? say(lang, "step_3_blind") : say(lang, "step_3", { lse }), ...(blind ? [] : also)].filter(Boolean).join(" ");
     const fourth = say(lang, answer.v_sum ? "step_4" : "step_4_missing");
     const all = [sayAround(lang, "step_1", { token: isolated(token), d }), [second], [third], [fourth]];
     return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, ...words)));
@@ -155,17 +158,17 @@ class StepsPane {
     const few = order.slice(0, FEW);
     const asked = answer.keys.indexOf(answer.key);
     const seen = this.all || few.includes(asked) || asked < 0 ? few : [...few.slice(0, FEW - 1), asked];
-    const biased = isBiased(answer);
+    const [biased, asksMasked] = [isBiased(answer), scores[asked] === -Infinity];
     /** @type {import("./words.js").Word[]} */
     const heads = [
       "step_key",
       "step_dot",
       isRoot(answer) ? "step_scaled" : "step_scaled_other",
-      ...(biased ? /** @type {const} */ (["step_score"]) : []),
+      ...(biased || asksMasked ? /** @type {const} */ ([biased ? "step_score" : "step_masked"]) : []),
       "step_softmax",
     ];
     const lines = (this.all ? order : seen).map((i) =>
-      this.line(i, answer, [dots[i], scaled[i], ...(biased ? [scores[i]] : [])], weights[i]),
+      this.line(i, answer, [dots[i], scaled[i], ...(biased || asksMasked ? [scores[i]] : [])], weights[i]),
     );
     const more =
       order.length > FEW &&
@@ -175,14 +178,16 @@ class StepsPane {
         this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }),
       );
     const { keys: every = order.length, windows = 1 } = this.naming?.overview.layers[layer] ?? {};
-    const total = every / windows;
+    const { there = every / windows, masked = 0 } = answer;
+    const shown = lines.length - (asksMasked ? 1 : 0);
+    const caption = say(lang, masked ? "keys_seen" : "keys_shown", { count: shown, all: there - masked, masked });
     return make(
       "div",
       { class: "keys" },
       make(
         "table",
         {},
-        make("caption", {}, say(lang, "keys_shown", { count: lines.length, all: total })),
+        make("caption", {}, caption),
         make(
           "thead",
           {},
@@ -208,7 +213,7 @@ class StepsPane {
   /**
    * @param {number} i
    * @param {Steps} answer
-   * @param {number[]} scores
+   * @param {(number | null)[]} scores
    * @param {number} weight
    */
   line(i, answer, scores, weight) {
@@ -281,6 +286,7 @@ class StepsPane {
     const [scaled, score] = [answer.scaled, answer.scores].map((values) => figure(list(values)[at]));
     const times = answer.scale === 1 ? "" : say(lang, "pair_times", { scale: factor(answer), scaled });
     const first = isRoot(answer) ? say(lang, "pair_divided", { scaled }) : times;
+    if (list(answer.scores)[at] === -Infinity) return first + say(lang, "pair_masked");
     return first + (isBiased(answer) ? say(lang, "pair_score", { score }) : "");
   }
 
@@ -331,12 +337,12 @@ function isRoot({ scale, d }) {
 }
 
 /**
- * Does the model change the scores before the softmax, by a bias, a cap or a mask?
+ * Does the model change the scores before the softmax, by a bias or a cap? A mask is told by −∞.
  * @param {Steps} answer
  */
 function isBiased(answer) {
   const [scaled, scores] = [list(answer.scaled), list(answer.scores)];
   return scores.some(
-    (score, i) => Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)),
+    (score, i) => score !== null && Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)),
   );
 }
