@@ -105,7 +105,8 @@ class Page {
 
   /**
    * Ask what there is, and show one of it: the asked session, else the newest. An address that says where to look and
-   * names no session means the newest; what it says of a session that is gone means nothing in another one.
+   * names no session means the newest; what it says of a session that is gone means nothing in another one. Where it does
+   * not say where to look, the session's opening does.
    * @param {string | null} wanted
    * @param {Partial<State>} [also]  chosen with it
    */
@@ -117,8 +118,9 @@ class Page {
       if (compare && !this.sessions.some(({ id }) => id === compare.session)) this.store.set({ compare: null });
       if (this.sessions.length === 0) return this.showEmpty();
       const session = known ? wanted : this.sessions[this.sessions.length - 1].id;
-      await this.show(/** @type {string} */ (session), !known && !(wanted === null && this.placed), also);
-      if (wanted === null) await this.suggest();
+      const meant = this.placed && (known || wanted === null);
+      await this.show(/** @type {string} */ (session), !meant, also);
+      if (meant) await this.suggest();
     } catch (error) {
       this.showError(error);
     }

@@ -3,7 +3,7 @@
 
 import { list } from "./arrays.js";
 import { bars } from "./bars.js";
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { NotCarried } from "./embedded.js";
 import { Naming } from "./naming.js";
 import { isAbort, latest } from "./source.js";
@@ -30,6 +30,7 @@ export function mount(element, store, source) {
   let timer;
   const off = store.on((_, changed) => {
     if (!["session", "layer", "head", "token", "key", "lang"].some((name) => changed.has(name))) return;
+    if (changed.has("session")) pane.clear(); // the words and numbers of another one
     clearTimeout(timer);
     timer = setTimeout(() => void pane.load(), REST_MS);
   });
@@ -56,8 +57,16 @@ class StepsPane {
     this.all = false;
     /** @type {Steps | null} */
     this.answer = null;
+    this.drawn = false;
     /** @type {Naming | null} */
     this.naming = null;
+  }
+
+  /** Take away what stands there, and hear no answer to what was asked before. */
+  clear() {
+    this.next();
+    this.answer = null;
+    this.note(say(this.store.get().lang, "loading"));
   }
 
   async load() {
@@ -66,15 +75,21 @@ class StepsPane {
     const signal = this.next();
     try {
       const overview = await this.source.overview(session);
+      if (signal.aborted) return;
       if (this.naming?.overview !== overview)
         this.naming = new Naming(this.source, session, overview, () => this.draw());
       const found = overview.layers[layer];
       this.answer = null;
       if (!(found?.rows ?? overview.rows)) return this.note(say(lang, "no_rows"));
-      if (token === null || token >= found.queries) return this.note(say(lang, "choose_token"));
+      if (token === null || token >= found.queries)
+        return this.note(say(lang, overview.pictures?.length ? "choose_patch" : "choose_token"));
+      if (this.drawn) this.element.setAttribute("aria-busy", "true"); // of the pair before, until the answer comes
+      else this.note(say(lang, "computing"));
       const key = await this.key(signal);
-      this.answer = await this.source.steps(session, layer, head, token, key, signal);
-      if (!signal.aborted) this.draw();
+      const answer = await this.source.steps(session, layer, head, token, key, signal);
+      if (signal.aborted) return;
+      this.answer = answer;
+      this.draw();
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
       if (error instanceof NotCarried) return this.note(say(lang, "steps_left_out"));
@@ -99,6 +114,8 @@ class StepsPane {
    */
   note(words, kind = "") {
     const { lang } = this.store.get();
+    this.drawn = false;
+    this.element.removeAttribute("aria-busy");
     fill(
       this.element,
       make("h2", {}, say(lang, "steps")),
@@ -110,8 +127,10 @@ class StepsPane {
     const { answer, naming } = this;
     if (answer === null || naming === null) return;
     const { lang, layer } = this.store.get();
+    this.drawn = true;
+    this.element.removeAttribute("aria-busy");
     const token = quoted(naming.query(layer, answer.token));
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset
+    const focused = /** @type {HTMLElement | null} */ (focusedAround(this.element)?.closest(".steps [data-focus]"))?.dataset
       .focus;
     fill(
       this.element,
