@@ -503,9 +503,21 @@ def test_head_without_map_and_without_queries_and_keys_is_refused():
     [
         (
             "en",
-            ["Head 0 of layer 0 looks at its own position: 100%", "over 1.0 effective keys (1/Σw²)", "Token", "receives most"],
+            [
+                "Head 0 of layer 0 looks at its own position: 100%",
+                "over 1.0 effective keys (1/Σw²)",
+                "Token",
+                "receives most",
+            ],
         ),
-        ("ko", ["레이어 0의 헤드 0: 어텐션의 100%를 자기 위치에", "유효 키 수(1/Σw²)는 평균 1.0개", "가장 많이 받는 토큰은"]),
+        (
+            "ko",
+            [
+                "레이어 0의 헤드 0: 어텐션의 100%를 자기 위치에",
+                "유효 키 수(1/Σw²)는 평균 1.0개",
+                "가장 많이 받는 토큰은",
+            ],
+        ),
     ],
 )
 def test_sentence_speaks_the_asked_language(lang, said):

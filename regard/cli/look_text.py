@@ -377,7 +377,7 @@ def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lan
 
 
 def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | None:
-    """Where the page opens: on what is printed, a token's exact row or the first link; None for the page's own choice."""
+    """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
     from regard.explorer.ranking import obstacle, strongest
 
     focus, row, links = _focus(session, asked), said["row"], said["links"] or []

@@ -104,7 +104,7 @@ class Card {
       ),
       broken
         ? make("p", { class: "sentence error", role: "alert" }, say(state.lang, broken === "all" ? "nan_all" : "nan_some"))
-        : make("p", { class: "sentence" }, visibly(answer.sentence)),
+        : make("p", { class: "sentence" }, ...unbroken(visibly(answer.sentence))),
       this.numbers(state, answer),
       broken !== "all" && make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
       make("p", { class: "path", title: answer.path }, answer.path),
@@ -182,4 +182,12 @@ class Card {
       : make("p", { class: "note" }, say(lang, "no_links"));
     return make("div", {}, make("h3", {}, say(lang, "strongest")), body);
   }
+}
+
+/**
+ * A sentence in which no line ends inside a formula.
+ * @param {string} words
+ */
+function unbroken(words) {
+  return words.split(/(\(1\/Σw²\))/).map((part, n) => (n % 2 ? make("span", { class: "formula" }, part) : part));
 }
