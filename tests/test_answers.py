@@ -503,9 +503,21 @@ def test_head_without_map_and_without_queries_and_keys_is_refused():
     [
         (
             "en",
-            ["Head 0 of layer 0 looks at its own position.", "A query spreads over 1.0 keys", "Token", "receives most"],
+            [
+                "Head 0 of layer 0 looks at its own position: 100%",
+                "over 1.0 effective keys (1/Σw²)",
+                "Token",
+                "receives most",
+            ],
         ),
-        ("ko", ["레이어 0의 헤드 0: 자기 위치를 봄.", "평균 1.0개의 키", "가장 많이 받는 토큰은"]),
+        (
+            "ko",
+            [
+                "레이어 0의 헤드 0: 어텐션의 100%를 자기 위치에",
+                "유효 키 수(1/Σw²)는 평균 1.0개",
+                "가장 많이 받는 토큰은",
+            ],
+        ),
     ],
 )
 def test_sentence_speaks_the_asked_language(lang, said):
@@ -536,12 +548,18 @@ def test_steps_lead_from_the_vectors_to_the_weights(name):
     assert torch.equal(array(got["q"]), q)
     assert torch.equal(array(got["k"]), k)
     assert torch.equal(array(got["product"]), q * k)
-    assert got["keys"] == list(range(NK))
-    torch.testing.assert_close(array(got["dots"])[8], (q * k).sum())
+    keys, row = got["keys"], view.row(6)[0, 4]
+    visible = (view.weights.scores(slice(6, 7), slice(None))[0, 4, 0] > -torch.inf).nonzero().view(-1).tolist()
+    assert keys == sorted({*visible, 8})
+    assert (got["there"], got["masked"]) == (NK, NK - len(visible))
+    torch.testing.assert_close(array(got["dots"])[keys.index(8)], (q * k).sum())
     torch.testing.assert_close(array(got["scaled"]), array(got["dots"]) * got["scale"])
     lse = got["lse"] if got["lse"] is not None else 0.0
-    torch.testing.assert_close((array(got["scores"]) - lse).exp(), view.row(6)[0, 4], rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(array(got["weights"]), view.row(6)[0, 4])
+    torch.testing.assert_close((array(got["scores"]) - lse).exp(), row[keys], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(array(got["weights"]), row[keys])
+    assert [key for key, score in zip(keys, array(got["scores"]), strict=True) if score == -torch.inf] == (
+        [] if 8 in visible else [8]
+    )
     assert (got["d"], got["v"], got["v_sum"]) == (D, None, None)
 
 

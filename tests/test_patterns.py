@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens.diagnosing.patterns import MEANING, NAMES, THRESHOLDS, label, score
+from regard.lens.diagnosing.patterns import KEYS, MEANING, NAMES, THRESHOLDS, label, label_rest, measure
 from regard.lens.measuring.weights import Given, Remembered, Weights
 
 B, H, HKV, N, D = 3, 4, 2, 11, 5
@@ -29,6 +29,10 @@ MASKS = {
     "upper left": masks.causal(offset=0),
     "rows of their own": masks.causal(offset=[0, -2, 4]),
 }
+
+
+def score(weights: Weights, **told: object) -> dict[str, Tensor]:
+    return measure(weights, **told).scores
 
 
 def looked_at(nq: int = N, nk: int = N, mask: masks.Mask | None = None, sinks: bool = False) -> tuple[Weights, Tensor]:
@@ -51,23 +55,49 @@ def by_hand(
     kind: str = "self",
 ) -> Tensor:
     """The score in plain loops: for each query the keys its pattern names, one at a time."""
+    means = []
+    for of in rows_by_hand(dense, name, offset=offset, padding=padding, ids=ids, kind=kind):
+        counted = [[mass for mass, _ in one if mass is not None] for one in of]
+        means.append([sum(one) / max(1, len(one)) for one in counted])
+    return torch.tensor(means, dtype=dense.dtype).view(dense.shape[:2])
+
+
+def shares_by_hand(dense: Tensor, name: str, beside: bool, **told: object) -> Tensor:
+    """The part of all attention of real queries: with the first token's, or beside it."""
+    found = rows_by_hand(dense, name, **told)
+    means = [[sum((m or 0.0) - beside * f for m, f in one) / max(1, len(one)) for one in of] for of in found]
+    return torch.tensor(means, dtype=dense.dtype).view(dense.shape[:2])
+
+
+def rows_by_hand(
+    dense: Tensor,
+    name: str,
+    *,
+    offset: Tensor | int | None = None,
+    padding: Tensor | None = None,
+    ids: Tensor | None = None,
+    kind: str = "self",
+) -> list[list[list[tuple[float | None, float]]]]:
+    """By batch row, head and real query: the weight on the keys that a pattern names, and on the first token if named.
+
+    None for a query that it names no key for.
+    """
     batch, heads, nq, nk = dense.shape
     place = torch.as_tensor(nk - nq if offset is None else offset).reshape(-1, 1) if not _two(offset) else offset
     place = place.expand(batch, heads)
     pad = torch.zeros(batch, nk, dtype=torch.bool) if padding is None else padding.expand(batch, nk)
-    out = torch.zeros(batch, heads, dtype=dense.dtype)
+    out = [[list[tuple[float | None, float]]() for _ in range(heads)] for _ in range(batch)]
     for b in range(batch):
+        first = [j for j in range(nk) if not pad[b, j]][:1]
         for h in range(heads):
-            found = []
             for i in range(nq):
                 at = i + int(place[b, h])
                 if kind == "self" and 0 <= at < nk and pad[b, at]:
                     continue
                 row_ids = None if ids is None else ids.expand(batch, nk)[b].tolist()
                 keys = [j for j in named(name, at, pad[b], row_ids) if 0 <= j < nk and not pad[b, j]]
-                if keys:
-                    found.append(sum(float(dense[b, h, i, j]) for j in keys))
-            out[b, h] = sum(found) / len(found) if found else 0.0
+                total = sum(float(dense[b, h, i, j]) for j in keys) if keys else None
+                out[b][h].append((total, sum(float(dense[b, h, i, j]) for j in keys if j in first)))
     return out
 
 
@@ -109,6 +139,19 @@ def test_every_pattern_of_pairs_equals_the_plain_loop(mask, pad):
     assert tuple(ours) == BY_PAIR
     for name in BY_PAIR:
         agree(ours[name], by_hand(dense, name, padding=PADDING[pad], ids=ids))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("pad", PADDING)
+def test_shares_of_all_attention_equal_the_plain_loop(mask, pad):
+    weights, dense = looked_at(mask=MASKS[mask])
+    ids = torch.randint(0, 4, (B, N))
+    ours = measure(weights, padding=PADDING[pad], ids=ids)
+    for name in BY_PAIR:
+        agree(ours.shares[name], shares_by_hand(dense, name, False, padding=PADDING[pad], ids=ids))
+    assert tuple(ours.beside) == tuple(name for name in BY_PAIR if name != "first")
+    for name, part in ours.beside.items():
+        agree(part, shares_by_hand(dense, name, True, padding=PADDING[pad], ids=ids))
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(5, 11), (13, 7), (1, 11), (3, 1)])
@@ -193,8 +236,17 @@ def test_queries_that_see_one_key_or_none_leave_uniform_alone():
 def test_delimiter_is_the_mean_weight_on_delimiters():
     _, dense = looked_at(7, N)
     delimiters = torch.rand(B, N) < 0.3
+    delimiters[:, 0] = True  # [CLS], which delimits nothing
     ours = score(Given(dense), received=dense.sum(-2), delimiters=delimiters)
-    agree(ours["delimiter"], torch.where(delimiters[:, None, None], dense, 0).sum(-1).mean(-1))
+    agree(ours["delimiter"], torch.where(delimiters[:, None, None, 1:], dense[..., 1:], 0).sum(-1).mean(-1))
+
+
+def test_first_token_is_no_delimiter_where_it_stands_behind_padding():
+    _, dense = looked_at()
+    padding, everywhere = PADDING["left"], torch.ones(1, N, dtype=torch.bool)
+    ours = score(Given(dense), received=dense.sum(-2), delimiters=everywhere, padding=padding)
+    for b, first in enumerate([0, 2, 5]):
+        agree(ours["delimiter"][b], dense[b, ..., first + 1 :].sum(-1).mean(-1))
 
 
 def test_delimiter_divides_by_the_rows_that_received_sums_over():
@@ -209,7 +261,7 @@ def test_padding_is_no_delimiter():
     _, dense = looked_at()
     everywhere = torch.ones(1, N, dtype=torch.bool)
     ours = score(Given(dense), received=dense.sum(-2), delimiters=everywhere, padding=PADDING["inside"])
-    agree(ours["delimiter"], torch.where(PADDING["inside"][0], 0, dense).sum(-1).mean(-1))
+    agree(ours["delimiter"], torch.where(PADDING["inside"][0], 0, dense)[..., 1:].sum(-1).mean(-1))
 
 
 # -------------------------------------------------------------------------------------------------------- planted heads
@@ -321,8 +373,17 @@ def test_neighbours_is_not_said_beside_previous_or_next():
     assert label({"neighbours": half + 0.1, "previous": half - 0.2}) == [[["neighbours"]]]
 
 
+def test_rest_of_a_head_that_rests_on_the_first_token_is_named_by_half_of_it():
+    shares = {"first": torch.tensor([[0.8, 0.8, 0.8, 0.49, 0.96, nan]])}
+    beside = {"previous": torch.tensor([[0.1, 0.09, 0.1, 0.5, 0.04, 0.5]])}
+    beside["neighbours"] = torch.tensor([[0.12, 0.12, 0.05, 0.5, 0.04, 0.5]])
+    assert label_rest(shares, beside) == [["previous", "neighbours", "previous", None, None, None]]
+    assert label_rest(shares, {}) == [[None] * 6]
+
+
 def test_every_pattern_has_a_threshold_and_a_meaning_in_both_languages():
     assert tuple(THRESHOLDS) == tuple(MEANING["en"]) == tuple(MEANING["ko"]) == NAMES
+    assert set(KEYS["en"]) == set(KEYS["ko"]) == set(NAMES) - {"uniform"}
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -380,7 +441,7 @@ def test_wrong_argument_is_refused_with_what_was_expected(arguments, error, mess
 @pytest.mark.parametrize(
     ("scores", "threshold", "message"),
     [
-        ({}, 0.5, "there are no scores"),
+        ({}, 0.5, "there are no shares"),
         ({"own": torch.zeros(1, 1)}, 1.5, r"a threshold must be in \[0, 1\], got 1.5 for 'own'"),
         ({"own": torch.zeros(1, 1)}, {"next": 0.5}, "no threshold for 'own'; there are thresholds for next"),
     ],

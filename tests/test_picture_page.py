@@ -18,8 +18,9 @@ from shown_twins import registers, windows
 from speaking_twins import bert
 
 import regard
+from regard.cli import main
 from regard.explorer import carrying
-from regard.explorer.exporting import styles, write_html
+from regard.explorer.exporting import write_html
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf
@@ -119,16 +120,26 @@ def colour(page: Any, y: float, x: float) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------- the first moment
 
 
+def stands_out(session: Session, layer: int, token: int) -> int:
+    """The head in which a patch gets most of a token beyond what it gets from all of them on the mean."""
+    weights = session.layers[layer].view.tile(slice(None), slice(None))[0]  # (H, N, N)
+    beyond = (weights - weights.mean(1, keepdim=True))[:, token, BEFORE:].clone()
+    if token >= BEFORE:
+        beyond[:, token - BEFORE] = 0
+    return int(beyond.amax(-1).argmax())
+
+
 def test_page_begins_with_what_cls_looks_at_in_the_last_layer(page, site, session):
     ready(page, site)
-    row = session.capture[2].row(0)[0, 0]
+    head = stands_out(session, 2, 0)
+    row = session.capture[2].row(0)[0, head]
     shown, exact = said(page, 0, int(row.argmax()))
     assert abs(exact - float(row.max())) < 1e-6
     assert abs(float(shown) - float(row.max())) <= 5e-5 + 1e-6
     assert page.locator(".photo-chips .text-piece").all_inner_texts() == ["cls", "register 0", "register 1"]
     expect(page.locator(".photo-note")).to_contain_text("5 × 7 patches")
     expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
-    overlay = session.capture[2].overlay(token="cls", head=0)
+    overlay = session.capture[2].overlay(token="cls", head=head)
     assert shares(page) == pytest.approx(overlay.shares, abs=1e-6)
 
 
@@ -386,11 +397,12 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
     view = found.layers[layer].view
     with serving([found]) as address:
         ready(page, address)
-        assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, 0].max()), abs=1e-6)  # the last word, at first
+        head = int(page.locator('.cell[aria-selected="true"]').get_attribute("data-head"))
+        assert said(page, 3)[1] == pytest.approx(float(view.row(3)[0, head].max()), abs=1e-6)  # the last word, at first
         words = page.locator(".photo-line").nth(0).locator(".text-piece")
         assert words.all_inner_texts() == ["[start]", "a", "cat", "sat"]
         words.nth(2).hover()
-        row = view.row(2)[0, 0]
+        row = view.row(2)[0, head]
         assert said(page, 2, int(row.argmax()))[1] == pytest.approx(float(row.max()), abs=1e-6)
         assert page.locator(".said-query").inner_text() == "cat"
         words.nth(2).click()
@@ -565,13 +577,56 @@ def test_text_and_picture_take_each_others_place(page, session, tmp_path):
         with page.expect_download() as saved:
             page.locator("[data-pane=text] .save summary").click()
             page.locator("[data-pane=text] [data-save=svg]").click()
-        assert saved.value.suggested_filename == "regard-picture-2.0.svg"
+        head = stands_out(session, 2, 0)
+        assert saved.value.suggested_filename == f"regard-picture-2.{head}.svg"
         drawn = Path(saved.value.path()).read_text(encoding="utf-8")
-        assert "Picture: layer 2, head 0" in drawn
+        assert f"Picture: layer 2, head {head}" in drawn
         assert "data:image/png" in drawn, "the canvas is part of it"
 
 
+def test_words_and_numbers_of_a_text_do_not_stand_beside_a_picture(page, session, tmp_path):
+    from regard.explorer.sessions import look_at
+
+    text = look_at("The animal was tired.", bert(tmp_path, "Model"))
+    with serving([text, session]) as address:
+        page.goto(f"{address}#session=1&layer=1&head=1&token=2&key=1")
+        expect(page.locator(".steps h2")).to_contain_text("animal")
+        waiting = []
+        for question in ("head", "row", "steps"):
+            page.route(f"**/session/2/{question}?*", lambda route: waiting.append(route))
+        page.locator("[data-role=session]").select_option("2")
+        until(page, lambda: len(waiting) >= 2)
+        expect(page.locator(".steps")).to_contain_text("Computing")
+        assert page.locator(".steps table").count() == 0
+        assert "animal" not in page.locator(".steps").inner_text() + page.locator(".card").inner_text()
+        page.unroute_all()
+        page.reload()
+        expect(page.locator(".steps h2")).to_contain_text("cls")
+
+
 # -------------------------------------------------------------------------------------------------------- exported page
+
+
+@pytest.mark.parametrize(
+    ("options", "layer", "head", "token"),
+    [
+        ([], 2, None, 0),
+        (["--layer", "1"], 1, None, 0),
+        (["--token", "7"], 2, None, 7),
+        (["--at", "20,30"], 2, None, BEFORE + 2 * 7 + 3),
+        (["--layer", "0", "--head", "2", "--at", "20,30"], 0, 2, BEFORE + 2 * 7 + 3),
+    ],
+)
+def test_command_s_choice_is_where_its_page_opens(page, session, tmp_path, monkeypatch, options, layer, head, token):
+    monkeypatch.setattr("regard.cli.look_picture.read_picture", lambda *given, **told: session)
+    Image.new("RGB", (53, 37)).save(tmp_path / "photo.png")
+    file = tmp_path / "page.html"
+    assert main(["look", str(tmp_path / "photo.png"), *options, "--html", str(file)]) == 0
+    ready(page, file.as_uri())
+    chosen = page.locator('.cell[aria-selected="true"]')
+    expect(chosen).to_have_attribute("data-layer", str(layer))
+    expect(chosen).to_have_attribute("data-head", str(stands_out(session, layer, token) if head is None else head))
+    expect(page.locator(f'.said-weight[data-query="{token}"]')).to_be_visible()
 
 
 def test_exported_page_shows_the_picture_and_the_same_weights_from_a_file(page, session, tmp_path):
@@ -623,11 +678,10 @@ def test_exported_page_shows_windows(page, windowed, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- notebook
 
 
-def test_notebook_shows_the_picture_and_asks_python_for_rows(page, session):
+def in_a_notebook(page: Any, session: Session) -> None:
     """What anywidget does in a notebook, without one: a model whose messages Python answers."""
     page.expose_function("askPython", lambda message: answer(session, message))
     page.goto("data:text/html,<!doctype html><meta charset=utf-8><body style='margin:0'><div id=cell></div>")
-    page.add_style_tag(content=styles())
     page.add_script_tag(
         type="module",
         content=f"""{module().replace("export default", "const widget =")}
@@ -641,8 +695,47 @@ const model = {{
 widget.render({{ model, el: document.getElementById("cell") }});""",
     )
     expect(page.locator(".photo-share").first).to_be_visible()
-    token = BEFORE + 11
-    row = session.capture[2].row(token)[0, 0]
+
+
+def test_styles_of_a_notebook_do_not_reach_the_page(page, session):
+    """Those of JupyterLab for lists of definitions, tables and text, which laid the head's numbers over each other."""
+    in_a_notebook(page, session)
+    numbers = page.locator(".card .numbers")
+    before = numbers.evaluate(
+        "at => [...at.querySelectorAll('dt, dd')].map((one) => one.getBoundingClientRect().toJSON())"
+    )
+    page.add_style_tag(
+        content="""
+#cell dl dt { float: left; width: 20%; font-weight: bold; } #cell dl dd { float: left; width: 80%; margin-left: 20%; }
+#cell table { table-layout: fixed; width: 300px; font-size: 40px; } #cell * { letter-spacing: 3px; line-height: 3; }
+#cell { text-align: right; white-space: pre; font-size: 40px; text-transform: uppercase; }"""
+    )
+    after = numbers.evaluate(
+        "at => [...at.querySelectorAll('dt, dd')].map((one) => one.getBoundingClientRect().toJSON())"
+    )
+    assert len(before) == 8
+    assert after == before
+    lines = [(name, value) for name, value in zip(after[::2], after[1::2], strict=True)]
+    assert all(name["bottom"] <= value["top"] + 1 for name, value in lines), "a number stands below its name"
+    assert page.locator(".card .sentence").evaluate("at => getComputedStyle(at).textTransform") == "none"
+
+
+def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(page, session):
+    in_a_notebook(page, session)
+    host = page.locator("#cell > div")
+    expect(host).to_have_attribute("data-lm-suppress-shortcuts", "true")
+    page.locator("[data-role=search]").click()
+    page.keyboard.type("entropy > 0")
+    expect(page.locator("[data-role=search]")).to_have_value("entropy > 0")
+    page.locator('.cell[aria-selected="true"]').focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".cell:focus")).to_have_count(1)
+
+
+def test_notebook_shows_the_picture_and_asks_python_for_rows(page, session):
+    in_a_notebook(page, session)
+    token, head = BEFORE + 11, stands_out(session, 2, 0)
+    row = session.capture[2].row(token)[0, head]
     page.mouse.move(*over(page, *middle(session, 2, token)))
     assert abs(said(page, token, int(row.argmax()))[1] - float(row.max())) < 1e-6
     assert (colour(page, *middle(session, 2, BEFORE)) < 250).any()

@@ -90,7 +90,7 @@ def test_a_capture_without_queries_and_keys_says_so():
 
 def test_the_module_exports_render_and_holds_every_other_module():
     text = module()
-    assert text.splitlines()[-1].startswith("export default module")
+    assert text.splitlines()[-1].startswith("export default { render:")
     assert "\nimport " not in text
     assert "class NotebookSource" in text
 

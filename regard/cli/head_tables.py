@@ -135,9 +135,9 @@ def print_call(said: dict[str, Any], chosen: Choice, lang: Lang) -> None:
     eye.npy
     1 heads, 2 queries × 2 keys, mask: none
     <BLANKLINE>
-    head  entropy  effective keys  most received  share  patterns
-    ────  ───────  ──────────────  ─────────────  ─────  ───────────────────
-       0    0.634           1.793  0              0.500  uniform, own, first
+    head  entropy  effective keys (1/Σw²)  most received  share  patterns
+    ────  ───────  ──────────────────────  ─────────────  ─────  ───────────────────
+       0    0.634                   1.793  0              0.500  uniform, own, first
     <BLANKLINE>
     Strongest links
     head  query  key  weight
@@ -171,13 +171,16 @@ def _print_heads(lines: list[dict[str, Any]], said: dict[str, Any], lang: Lang, 
 
     say = speaker(lang)
     headers = say(
-        "head|entropy|effective keys|most received|share|patterns", "헤드|엔트로피|유효 키|가장 많이 받은 키|비율|패턴"
+        "head|entropy|effective keys (1/Σw²)|most received|share|patterns",
+        "헤드|엔트로피|유효 키(1/Σw²)|가장 많이 받은 키|비율|패턴",
     )
     rows = []
     for line in lines[:MOST_HEADS]:
         numbers = [_number(line[name]) for name in ("entropy", "effective", "share")]
         key = "–" if line["keys"] is None else _keys(line["keys"], said["tokens"])
         labels = ", ".join(CALLED[lang][label] for label in line["labels"])
+        if line["rest"] is not None:
+            labels += say(" (rest: {})", " (나머지: {})").format(CALLED[lang][line["rest"]])
         rows.append([str(line["head"]), numbers[0], numbers[1], key, numbers[2], labels or "–"])
     out.print(tables.text(headers.split("|"), rows, right=[0, 1, 2, 4]))
     if len(lines) > MOST_HEADS:

@@ -131,8 +131,8 @@ def add(app: typer.Typer, lang: Lang) -> None:
             typer.Option(
                 metavar="NAME",
                 help=say(
-                    "Of the heads: entropy, effective, received_max, or a pattern such as first.",
-                    "헤드의 값: entropy, effective, received_max, 패턴(first 등).",
+                    "Of the heads: entropy, effective (keys, 1/Σw²), received_max, or a pattern such as first.",
+                    "헤드의 값: entropy, effective(유효 키 수, 1/Σw²), received_max, 패턴(first 등).",
                 ),
             ),
         ] = None,

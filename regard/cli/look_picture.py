@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from regard.explorer.answer_types import Opening
     from regard.explorer.ranking import Layer
     from regard.explorer.seen_layers import SeenLayer
     from regard.explorer.sessions import Session
     from regard.lens.files.file_photos import Photo
     from regard.lens.overlays import Overlay
+    from regard.lens.view import View
 
 __all__ = ["SUFFIXES", "as_plain", "is_picture", "read_picture", "read_place", "show"]
 
@@ -127,10 +129,14 @@ def read_picture(
 
 @dataclass(frozen=True)
 class _Focus:
-    """Where to look: a layer by its number, what a token of it looks at, and the layers whose heads are shown."""
+    """Where to look: a layer by its number, what a token of it looks at, and the layers whose heads are shown.
+
+    token: counted through the windows; None for all queries.
+    """
 
     layer: SeenLayer
     index: int
+    token: int | None
     overlay: Overlay
     layers: list[Layer]
 
@@ -145,7 +151,7 @@ def as_plain(session: Session, asked: Asked, at: tuple[float, float] | None, lan
 
 
 def _focus(session: Session, asked: Asked, at: tuple[float, float] | None) -> _Focus:
-    from regard.explorer.ranking import layers_of
+    from regard.explorer.ranking import last_that_looks, layers_of
 
     layers = layers_of(session)
     if asked.head is not None and asked.layer is None:
@@ -156,27 +162,32 @@ def _focus(session: Session, asked: Asked, at: tuple[float, float] | None) -> _F
         chosen = find_layer(layers, asked.layer)
         index, layers = chosen.index, [chosen]
     else:
-        index = _last_that_looks(session)
+        last = last_that_looks(session)
+        if last is None:
+            raise LookupError("no layer of this session looks at a picture")
+        index = last
     seen = session.layers[index]
     heads = seen.view.sizes[1]
     if asked.head is not None and not 0 <= asked.head < heads:
         raise IndexError(f"--head {asked.head} is out of range: there are {heads}, counted from 0")
     view = session.capture[seen.path] if seen.call is None else session.capture[seen.path, seen.call]
     token = None if at is not None else _token(seen, asked.token)
-    return _Focus(seen, index, view.overlay(token=token, at=at, head=asked.head), layers)
+    overlay = view.overlay(token=token, at=at, head=asked.head)
+    return _Focus(seen, index, _number(view, token, at), overlay, layers)
 
 
-def _last_that_looks(session: Session) -> int:
-    """The last layer whose keys are patches, where heads have found what is in the picture."""
-    from regard.layouts import Layout
+def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[float, float] | None) -> int | None:
+    """Which of the queries of all windows a token is, or the patch at a place; None for neither."""
+    from regard.lens.placed_patches import Patches, find_token
 
-    def looks(keys: Layout) -> bool:
-        return bool(len(keys.indices("patch")))
-
-    found = [n for n, layer in enumerate(session.layers) if layer.sides is not None and looks(layer.sides.keys)]
-    if not found:
-        raise LookupError("no layer of this session looks at a picture")
-    return found[-1]
+    sides, words = view.placed.entry(0)
+    if at is not None:
+        window, index = Patches(sides.queries, sides.frames[0], 0).at(*at)
+    elif token is not None:
+        window, index = find_token(sides.queries, token, words, "query")
+    else:
+        return None
+    return window * sides.queries.shape[1] + index
 
 
 def _token(seen: SeenLayer, wanted: str | None) -> int | str | tuple[int, int] | None:
@@ -229,6 +240,7 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
         "measure": asked.measure,
         "atlas": atlas(session, focus.layers, asked.measure),
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
+        "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
         "sentence": _sentence(session, focus.index, asked.head, lang),
         "warning": WARNING[lang],
     }
@@ -276,7 +288,7 @@ def show(
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
-    kept = session if asked.photo else replace(session, pictures=())
+    kept = replace(session, pictures=session.pictures if asked.photo else (), opening=_opening(asked, focus))
     if asked.figure is not None:
         _draw(kept, asked, focus, at, photo if asked.photo else None)
     written = write_session(kept, asked.html, asked.save, lang) | _named(asked.figure)
@@ -289,6 +301,14 @@ def show(
     print_written(written, lang, out)
     if inside:
         out.print((speaker(lang)(*INSIDE), "dim"))
+
+
+def _opening(asked: Asked, focus: _Focus) -> Opening:
+    """Where the page opens: on the layer, token and head that are printed; of all heads, on the one that stands out."""
+    from regard.explorer.ranking import head_for
+
+    head, token = head_for(focus.layer, focus.token, asked.head) or (asked.head or 0, focus.token)
+    return {"layer": focus.index, "head": head, "token": token, "key": None}
 
 
 def _named(figure: Path | None) -> dict[str, str | None]:

@@ -21,6 +21,7 @@ from regard.cli.terminal import Terminal
 from regard.cli.unknown_words import unknown_words
 
 if TYPE_CHECKING:
+    from regard.explorer.answer_types import Opening
     from regard.explorer.ranking import Layer, Link
     from regard.explorer.sessions import Session
 
@@ -209,6 +210,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
         "measure": asked.measure,
         "atlas": atlas(session, focus.layers, asked.measure),
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
+        "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
         "ranking": "weight" if asked.every else "far",
         "links": None if links is None else [_of_link(session, link) for link in links],
         "obstacle": why,
@@ -370,7 +372,36 @@ def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lan
     if asked.figure is not None:
         picture_files.write(_picture(session, asked, said), asked.figure)
     named = None if asked.figure is None else str(asked.figure)
-    return write_session(session, asked.html, asked.save, lang) | {"figure": named}
+    shown = replace(session, opening=_opening(session, asked, said))
+    return write_session(shown, asked.html, asked.save, lang) | {"figure": named}
+
+
+def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | None:
+    """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
+    from regard.explorer.ranking import obstacle, strongest
+
+    focus, row, links = _focus(session, asked), said["row"], said["links"] or []
+    if row is not None:
+        at = {"layer": row["layer"], "head": row["head"], "query": row["token"]}
+        found = next((link for link in links if at.items() <= link.items()), at | {"key": None})
+    elif links:
+        found = links[0]
+    elif obstacle(focus.layers, focus.tokens) is None and focus.tokens is not None:  # of what is no word, all links
+        every = strongest(session, focus.layers, count=1, head=focus.head, queries=focus.tokens, every=True)
+        found = every[0]._asdict() if every else None
+    else:
+        found = None
+    if found is not None:
+        start = next(layer.start for layer in focus.layers if layer.index == found["layer"])
+        return {
+            "layer": found["layer"],
+            "head": found["head"],
+            "token": found["query"] - (start or 0),
+            "key": found["key"],
+        }
+    if asked.layer is None:
+        return None
+    return {"layer": focus.layers[0].index, "head": focus.head or 0, "token": None, "key": None}
 
 
 def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from collections import Counter
 from math import isfinite, isnan, nan
 from typing import Any
 
-from regard.cli.language import Lang, Say, speaker
+from regard.cli.language import Lang, speaker
 from regard.cli.terminal import Part, Terminal
 from regard.cli.terminal_shades import fit, shade
 from regard.tables import pad, width
@@ -28,7 +28,10 @@ LETTERS = {
     "same token": "s",
     "induction": "i",
 }
-MEASURES = {"entropy": "엔트로피", "effective": "유효 키", "received_max": "가장 많이 받은 키의 비율"}
+MEASURES: dict[Lang, dict[str, str]] = {
+    "en": {"effective": "effective keys (1/Σw²)"},
+    "ko": {"entropy": "엔트로피", "effective": "유효 키 수(1/Σw²)", "received_max": "가장 많이 받은 키의 비율"},
+}
 PIPE = 100  # cells on a line where there is no terminal
 CELL = 3
 NOISE = 1e-5  # differences below it are rounding
@@ -39,17 +42,19 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
 
     >>> layers = [{"index": 0}]
     >>> said = {"measure": "entropy", "layers": layers, "atlas": [[0.5, 2.5]], "patterns": [[["first"], []]]}
-    >>> print_atlas(said, "en", Terminal())
+    >>> print_atlas(said | {"rest": [["previous", None]]}, "en", Terminal())
     Heads by entropy: 0 is 0.5, 9 is 2.5
     head       0  1
     layer 0   0f 9·
     <BLANKLINE>
-    f first ×1   looks at the first token, where heads often rest that have nothing to find
-    · no pattern ×1
+    f first ×1   rests on the first token, such as [CLS]; what goes elsewhere: previous ×1
+    · no single pattern ×1
+    A letter is the pattern that gets half of a head's attention or more; u: 90% of the largest entropy.
 
     A head whose weights are NaN is marked !!.
 
-    said: "measure", "layers", "atlas" (layers, heads) with None where nothing is known, "patterns" names per head.
+    said: "measure", "layers", "atlas" (layers, heads) with None where nothing is known, "patterns" names per head,
+        "rest" the pattern beside the first token per head, or None.
     """
     say = speaker(lang)
     low, high = _range(said)
@@ -58,7 +63,8 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
         scale = say(": no numbers", ": 값 없음")
     elif low == high:
         scale = say(f": {low:.3g} in every head", f": 모든 헤드에서 {low:.3g}")
-    out.print((say(f"Heads by {said['measure']}", f"헤드별 {_measure_in_korean(said['measure'])}"), "bold"), scale)
+    measure = _called(said["measure"], lang)
+    out.print((say(f"Heads by {measure}", f"헤드별 {measure}"), "bold"), scale)
     names = [say(f"layer {layer['index']}", f"레이어 {layer['index']}") for layer in said["layers"]]
     label = max(width(name) for name in [*names, say("head", "헤드")]) + 2
     heads = max(map(len, said["atlas"]), default=0)
@@ -81,14 +87,14 @@ def print_atlas(said: dict[str, Any], lang: Lang, out: Terminal) -> None:
     if broken:
         told = say("!! weights are NaN: see regard doctor", "!! 가중치가 NaN입니다. regard doctor로 확인하세요.")
         out.print((f"{told} ×{broken}", "bold red"))
-    _print_patterns(sound, lang, say, out)
+    _print_patterns(sound, Counter(name for row in said["rest"] for name in row if name), lang, out)
 
 
-def _measure_in_korean(measure: str) -> str:
+def _called(measure: str, lang: Lang) -> str:
     """As the columns of the tables are called, and the patterns in them."""
     from regard.lens.diagnosing.patterns import CALLED
 
-    return MEASURES.get(measure) or CALLED["ko"][measure]
+    return MEASURES[lang].get(measure) or CALLED[lang].get(measure, measure)
 
 
 def _range(said: dict[str, Any]) -> tuple[float, float]:
@@ -117,17 +123,31 @@ def _cell(
     return [" ", (f"{digit}{letter}", style)]
 
 
-def _print_patterns(patterns: list[list[list[str]]], lang: Lang, say: Say, out: Terminal) -> None:
-    """A line for each pattern that names a head, with how many it names first."""
+def _print_patterns(patterns: list[list[list[str]]], rests: Counter[str], lang: Lang, out: Terminal) -> None:
+    """A line for each pattern that names a head, with how many it names first.
+
+    rests: how often each pattern gets half of what heads do not give to the first token.
+    """
     from regard.lens.diagnosing.patterns import CALLED, MEANING
 
+    say = speaker(lang)
+    meanings = dict(MEANING[lang])
+    if rests:
+        named = ", ".join(f"{CALLED[lang][name]} ×{rests[name]}" for name in LETTERS if rests[name])
+        meanings["first"] += say(f"; what goes elsewhere: {named}", f". 그 밖으로 가는 곳: {named}")
     count = Counter(names[0] if names else "" for row in patterns for names in row)
     known = [(name, letter) for name, letter in LETTERS.items() if count[name]]
     heading = {name: f"{letter} {CALLED[lang][name]} ×{count[name]}" for name, letter in known}
     wide = max(map(width, heading.values()), default=0)
     for name, _ in known:
-        meaning = fit([[(word, "")] for word in MEANING[lang][name].split()], max(16, (out.room or PIPE) - wide - 3))
+        meaning = fit([[(word, "")] for word in meanings[name].split()], max(16, (out.room or PIPE) - wide - 3))
         for n, line in enumerate(meaning):
             out.print((pad("" if n else heading[name], wide) + "   ", "bold"), *line)
     if count[""]:
-        out.print((say(f"· no pattern ×{count['']}", f"· 패턴 없음 ×{count['']}"), "dim"))
+        out.print((say(f"· no single pattern ×{count['']}", f"· 뚜렷한 패턴 없음 ×{count['']}"), "dim"))
+    how = say(
+        "A letter is the pattern that gets half of a head's attention or more; u: 90% of the largest entropy.",
+        "글자는 헤드 어텐션의 절반 이상을 받는 패턴입니다. u는 최대 엔트로피의 90% 이상입니다.",
+    )
+    if known:
+        out.print((how, "dim"))

@@ -19,6 +19,7 @@ __all__ = [
     "Layer",
     "Link",
     "Numbers",
+    "Opening",
     "Overview",
     "PictureAnswer",
     "PictureLine",
@@ -116,13 +117,23 @@ class PictureAnswer(TypedDict):
     base64: str
 
 
+class Opening(TypedDict):
+    """Where to look first: a head, a query of it and a key; null for a query or key that the page may choose itself."""
+
+    layer: int
+    head: int
+    token: int | None
+    key: int | None
+
+
 class Overview(TypedDict):
     """All heads at a glance.
 
     length: how many tokens there are.  labels: the first 4,096 of them; `tokens` gives the rest.
     text: what was read; null where it is not known or too long.  rows: can exact rows be asked for in every layer?
     measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
-    labels_of_heads: by layer and head the pattern that names it, or null.
+    labels_of_heads: by layer and head the pattern that gets half of its attention or more, or null.
+    opening: where to look first; null where no exact rows are known.
     pictures: those that the model looked at; none for a text.  layouts: of tokens; layers name them by their numbers.
     """
 
@@ -135,6 +146,7 @@ class Overview(TypedDict):
     layers: list[Layer]
     measures: dict[str, Array]
     labels_of_heads: list[list[str | None]]
+    opening: Opening | None
     pictures: list[PictureLine]
     layouts: list[TokenLayout]
     warning: str
@@ -167,7 +179,8 @@ class HeadLinks(TypedDict):
 class Numbers(TypedDict):
     """A head in numbers; null where they were not measured.
 
-    entropy, effective: means over the queries, in nats and in keys.  max_weight: the largest weight that is known.
+    entropy, effective: means over the queries of −Σ p ln p, in nats, and of 1/Σp², the effective number of keys.
+    max_weight: the largest weight that is known.
     received_max: what the key that receives most gets of each query, on the mean.
     received_key: which key that is, or the first of them where they are pooled; received_last the last of them.
     """
@@ -186,6 +199,9 @@ class Head(TypedDict):
     map: (≤ 64, ≤ 64), rows are queries; a cell is the sum of its weights divided by its number of queries.
     how: "exact" where a cell is one weight.  received: (≤ 1024) sums by bins of keys.
     entropy: (≤ 1024) means by bins of queries.  links, links_how: as in `HeadLinks`.
+    patterns: the mean weight on the keys that a pattern names.  shares: the part of all attention that goes to them.
+    label: the pattern that gets half of it or more.  rest: where that is the first token, the pattern that gets half of
+    what goes elsewhere; null for none.
     Of a layer cut into windows, map, received and entropy are of the first one; `tile` gives the others.
     """
 
@@ -198,7 +214,9 @@ class Head(TypedDict):
     entropy: Array | None
     numbers: Numbers
     patterns: dict[str, float]
+    shares: dict[str, float]
     label: str | None
+    rest: str | None
     sentence: str
     links: list[Link]
     links_how: How
@@ -244,8 +262,9 @@ class Steps(TypedDict):
     """One query's way through attention, with its numbers.
 
     d: head size.  q, k, product: (D) of the query, of the asked key, and q⊙k, whose sum is q·k.
-    keys: the asked key and those with the largest weights, in text order; of each: dots q·k, scaled (dots · scale),
-    scores (what the softmax gets: capped, biased, −∞ where hidden) and weights e^(score − lse).
+    keys: the asked key and those with the largest weights, in text order, without masked ones unless asked for; of
+    each: dots q·k, scaled (dots · scale), scores (what the softmax gets: capped, biased, −∞ where masked) and weights
+    e^(score − lse).  there: how many keys the query had.  masked: how many of them are masked for it.
     rest: the weight on all other keys.  v, v_sum: (Dv) the asked key's value and Σ weight·value over all keys; null
     without a live model.
     """
@@ -258,6 +277,8 @@ class Steps(TypedDict):
     k: Array
     product: Array
     keys: list[int]
+    there: int
+    masked: int
     dots: Array
     scaled: Array
     scores: Array

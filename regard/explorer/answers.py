@@ -25,6 +25,7 @@ from regard.explorer.head_numbers import HeadNumbers
 from regard.explorer.packing import bin_edges, finite, packed, sums_of_bins
 from regard.explorer.picture_answers import layouts_of, picture, pictures_of
 from regard.explorer.pooled_tiles import FEW_CELLS, pooled_tile
+from regard.explorer.ranking import opening_of
 from regard.explorer.seen_layers import SeenLayer
 from regard.explorer.sentences import WARNING, sentence
 from regard.explorer.sessions import Session
@@ -77,6 +78,7 @@ def overview(session: Session, lang: Lang = "en") -> Overview:
         "layers": layers,
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
+        "opening": opening_of(session),
         "pictures": pictures_of(session),
         "layouts": layouts,
         "warning": WARNING[lang],
@@ -158,7 +160,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
     known = [link["weight"] for link in strong["links"]]
     said = _numbers(numbers, head, max(known, default=None))
     names = numbers.names[head]
-    patterns = {name: float(scores[head]) for name, scores in numbers.patterns.items()}
+    patterns, shares = ({n: float(t[head]) for n, t in of.items()} for of in (numbers.patterns, numbers.shares))
     return {
         "layer": layer,
         "head": head,
@@ -169,8 +171,10 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
         "entropy": _entropy(view, head),
         "numbers": said,
         "patterns": {name: score for name, score in patterns.items() if finite(score) is not None},
+        "shares": {name: share for name, share in shares.items() if finite(share) is not None},
         "label": names[0] if names else None,
-        "sentence": sentence(session, layer, head, said, names, lang),
+        "rest": numbers.rest[head],
+        "sentence": sentence(session, layer, head, said, lang),
         "links": strong["links"],
         "links_how": strong["how"],
     }

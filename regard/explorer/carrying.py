@@ -13,8 +13,8 @@ A head's arrays are every weight, the strongest links of each query (of weight 0
     {"weights": (Nq, Nk)}, of a layer in windows (queries of all of them, keys of one)
     {"top": {"keys": Nk, "index": (Nq, 12), "weight": (Nq, 12)}}
 and, where the capture is small, {"q": (Nq, D), "k": (Nk, D), "v": (Nk, Dv), "lse": (Nq), "scale": number}, of which the
-page makes the steps of any query and key; "v" only where the model is at hand. Elsewhere the steps of the 3 strongest
-links of each head are there, if queries and keys are.
+page makes the steps of any query and key; "v" only where the model is at hand, "hidden" (Nq, Nk), 1 for masked keys,
+only where some are. Elsewhere the steps of the 3 strongest links of each head are there, if queries and keys are.
 
 An array is {"shape", "f32" | "u16" | "u32": base64 of little-endian numbers}, with "deflate": true where zlib made it
 smaller, and "error" where weights were rounded: then they are u16, 65,535 times as large, and off by at most that.
@@ -115,7 +115,7 @@ def _labels(session: Session, start: int) -> list[str]:
 
 def _sentence(session: Session, place: Place, heads: dict[str, Any], lang: Lang) -> str:
     layer, head = place
-    return sentence(session, layer, head, heads[_name(place)]["numbers"], session.numbers[layer].names[head], lang)
+    return sentence(session, layer, head, heads[_name(place)]["numbers"], lang)
 
 
 def _strength(answer: Any) -> float:
@@ -212,7 +212,11 @@ def _vectors(session: Session, place: Place, weights: HeadWeights) -> dict[str, 
     values = _values(session, *place)
     if values is not None:
         parts["v"] = values  # (Nk, Dv)
-    return {name: _packed(_plain(part), "f32") for name, part in parts.items()} | {"scale": float(weights.call.scale)}
+    packed = {name: _packed(_plain(part), "f32") for name, part in parts.items()}
+    hidden = weights.hidden(slice(None))  # (Nq, Nk)
+    if bool(hidden.any()):
+        packed["hidden"] = _packed(_plain(hidden), "u16")
+    return packed | {"scale": float(weights.call.scale)}
 
 
 def _values(session: Session, layer: int, head: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import Layout
-from regard.lens.diagnosing.patterns import label
+from regard.lens.diagnosing.patterns import Patterns, label, label_rest
 from regard.lens.measuring.measures import cell_edges
 from regard.lens.overlays import received_from
 from regard.lens.view import View
@@ -32,10 +32,12 @@ LITTLE = 1 << 21  # weights of a call that are computed without being asked for
 class HeadNumbers:
     """Of each head of the first batch entry, (H,) fp32 on the CPU; None where it is not known.
 
-    entropy, effective: means over the queries that are no padding, of all windows where there are several.
+    entropy, effective (1/Σp²): means over the queries that are no padding, of all windows where there are several.
     share: what the key that receives most gets of each query, of its window, on the mean.
-    keys: the first and last of those keys: one, or a bin of them.  patterns: name → scores, means over the windows.
-    names: the patterns that name each head, the strongest first.
+    keys: the first and last of those keys: one, or a bin of them.
+    patterns, shares, beside: name → what `regard.lens.diagnosing.patterns.measure` says, means over the windows.
+    names: the patterns that get half of each head's attention or more, the strongest first.
+    rest: for a head that rests on the first token, the pattern that gets half of what goes elsewhere, or None.
     """
 
     entropy: Tensor | None
@@ -43,7 +45,10 @@ class HeadNumbers:
     share: Tensor | None
     keys: tuple[tuple[int, int], ...]
     patterns: dict[str, Tensor]
+    shares: dict[str, Tensor]
+    beside: dict[str, Tensor]
     names: tuple[tuple[str, ...], ...]
+    rest: tuple[str | None, ...]
 
     def nan(self, head: int) -> bool:
         """Is one of a head's numbers NaN, as they are where one of its weights is?"""
@@ -67,11 +72,13 @@ def head_numbers(view: View, windows: int = 1, queries: Layout | None = None) ->
     real = None if queries is None or not (queries.kind == "padding").any() else queries.kind != "padding"  # (W, Nq)
     heads = view.sizes[1]
     little = view.weights is not None and view.sizes[0] * heads * view.sizes[2] * view.sizes[3] <= LITTLE
-    patterns = _patterns(view, windows, little)
-    names = label({name: scores[None] for name, scores in patterns.items()})[0] if patterns else [[]] * heads
+    found = _patterns(view, windows, little)
+    shares, beside = ({name: values[None] for name, values in of.items()} for of in found[1:])
+    names = label(shares)[0] if shares else [[]] * heads
+    rest = label_rest(shares, beside)[0] if shares else [None] * heads
     share, keys = _received(view, windows, little, real)
     entropy, effective = (_mean(view, name, windows, little, real) for name in ("entropy", "effective"))
-    return HeadNumbers(entropy, effective, share, keys, patterns, tuple(tuple(said) for said in names))
+    return HeadNumbers(entropy, effective, share, keys, *found, tuple(tuple(said) for said in names), tuple(rest))
 
 
 def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bool_] | None) -> Tensor | None:
@@ -86,10 +93,10 @@ def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bo
     return _plain(view.mean(name)[:windows].mean(0)) if known or (little and name not in view.held) else None
 
 
-def _patterns(view: View, windows: int, little: bool) -> dict[str, Tensor]:
+def _patterns(view: View, windows: int, little: bool) -> Patterns:
     measured = any(name.startswith("pattern ") for name in view.held)
-    found = view.patterns() if measured or little else {}
-    return {name: _plain(scores[:windows].mean(0)) for name, scores in found.items()}
+    found = view.head_patterns() if measured or little else Patterns({}, {}, {})
+    return Patterns(*({name: _plain(values[:windows].mean(0)) for name, values in of.items()} for of in found))
 
 
 def _received(

@@ -90,6 +90,11 @@ class Scored:
         sink = self._sink(i)
         return s.softmax(-1) if sink is None else torch.cat([s, sink.to(s).view(1)]).softmax(-1)[:-1]
 
+    def hidden(self, rows: Part) -> Tensor:
+        """Which keys are masked for these queries, (rows, Nk): their score is −∞, whatever q·k is."""
+        every = slice(None)
+        return self.scores(self.dots(rows, every).mul_(self.call.scale), rows, every) == -inf
+
     def _sink(self, i: int) -> Tensor | None:
         """The logit that joins the softmax of query i."""
         sinks: Tensor | None = self.call.sinks

@@ -8,9 +8,9 @@ a link of words is ranked by
 which is 0 for neighbours, and small for a key that everything looks at. Special tokens, punctuation, a token's own
 position and pieces of one word are left out. `every=True` ranks all tokens but the own position by weight alone.
 
-Axis letters: H heads, N positions (Nq queries, Nk keys); batch row 0.
+A page opens on the first link of this ranking; of a picture, on the head in which cls singles out a patch.
 
-It does not know how links are printed.
+Axis letters: H heads, N positions (Nq queries, Nk keys), W windows; batch row 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.explorer.sessions import Session
+from regard.explorer.answer_types import Opening
+from regard.explorer.seen_layers import SeenLayer
 from regard.explorer.token_words import is_word, word_numbers
 from regard.lens.view import View
 
-__all__ = ["Layer", "Link", "layers_of", "obstacle", "strongest"]
+if TYPE_CHECKING:
+    from regard.explorer.sessions import Session
+
+__all__ = [
+    "Layer",
+    "Link",
+    "head_for",
+    "last_that_looks",
+    "layers_of",
+    "obstacle",
+    "opening_of",
+    "rank_heads",
+    "strongest",
+]
 
 AT_ONCE = 2**23  # weights held at a time
 MOST = 2**30  # weights looked at for one answer: some seconds
+FIRST_LOOK = 2**25  # weights looked at before a page opens: half a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +75,7 @@ class Link(NamedTuple):
 def layers_of(session: Session) -> list[Layer]:
     """The layers of a session, numbered as everywhere in the explorer.
 
+    >>> from regard.explorer.sessions import Session
     >>> from regard.lens.capture import Capture
     >>> layers_of(Session("nothing", Capture(), ()))
     []
@@ -106,6 +122,7 @@ def strongest(
     """The first links of the ranking, each pair of tokens once, by the head where it ranks highest.
 
     >>> import torch, regard
+    >>> from regard.explorer.sessions import Session
     >>> from regard.lens.capture import Capture
     >>> x = torch.eye(4)[[0, 1, 2, 0]].view(1, 1, 4, 4) * 3
     >>> layer = Layer(0, "attn", regard.look(x, x, x), 0)
@@ -128,6 +145,96 @@ def strongest(
                     best[pair] = value, link
     ranked = sorted(best.values(), key=lambda one: (-one[0], one[1]))
     return [link for _, link in ranked[:count]]
+
+
+def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, Link]]:
+    """(layer, head) → the first link of words in that head, and what it is ranked by; heads without one are not there.
+
+    >>> from regard.explorer.sessions import Session
+    >>> from regard.lens.capture import Capture
+    >>> rank_heads(Session("nothing", Capture(), ()))
+    {}
+
+    Of more than 2²⁵ weights, tokens at even distances are looked at, as many as that allows; of pictures none.
+    """
+    layers = [layer for layer in layers_of(session) if _rankable(layer) and session.layers[layer.index].sides is None]
+    each = sum(heads * nk for _, heads, _, nk in (layer.view.sizes for layer in layers))  # weights of one token
+    affordable = FIRST_LOOK // max(1, each)
+    if not layers or affordable == 0:
+        return {}
+    step = -(-len(session.tokens) // affordable)
+    words = torch.tensor([is_word(label) for label in session.tokens])  # (N,)
+    numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
+    best: dict[tuple[int, int], tuple[float, Link]] = {}
+    for layer in layers:
+        for rows, weights in _tiles(layer, None, range(0, len(session.tokens), step)):
+            score = _score(layer, None, rows, weights, (words, numbers))  # (H, r, Nk)
+            for head, (value, place) in enumerate(zip(*(t.tolist() for t in score.flatten(1).max(1)), strict=True)):
+                i, key = divmod(place, score.shape[-1])
+                if value > best.get((layer.index, head), (0.0,))[0]:
+                    weight = float(weights[head, i, key])
+                    best[layer.index, head] = value, Link(layer.index, head, int(rows[i]), key, weight)
+    return best
+
+
+def opening_of(session: Session) -> Opening | None:
+    """Where a page of the session opens: what was chosen for it, or else the strongest link; None if nothing is known.
+
+    Of a picture it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
+    patch most beyond what the patch gets from all queries on the mean.
+    """
+    if session.opening is not None:
+        return session.opening
+    if session.frames:
+        layer = last_that_looks(session)
+        head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
+        return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}
+    if not session.ranked:
+        return None
+    _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
+    return {"layer": link.layer, "head": link.head, "token": _query(session, link), "key": link.key}
+
+
+def _query(session: Session, link: Link) -> int:
+    """Which query of its layer a link begins at."""
+    start = layers_of(session)[link.layer].start
+    assert start is not None
+    return link.query - start
+
+
+def last_that_looks(session: Session) -> int | None:
+    """The last layer whose keys are patches, where heads have found what is in the picture; None without one."""
+    sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
+    return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
+
+
+def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
+    """The head and the query of a picture's layer in which a patch gets most beyond what it gets on the mean.
+
+    token: the query; default cls or the last word, or any where there is neither.  head: that one alone.
+    None where weights are not known.
+    """
+    view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
+    if view.weights is None or layer.sides is None or 0 in (nq, nk):
+        return None
+    queries, keys = layer.sides.queries, layer.sides.keys
+    if token is None:
+        asking = next((at for at in (queries.indices("cls"), queries.indices("text")[-1:]) if len(at) == 1), None)
+        token = None if asking is None else int(asking[0, 0]) * nq + int(asking[0, 1])
+    step = 1 + windows * view.sizes[1] * nq * nk // FIRST_LOOK
+    rows = list(range(0, nq, step)) if token is None else [token % nq]
+    weights = view.tile(rows, slice(None))[:windows].float().cpu()  # (W, H, rows, Nk)
+    score = weights - (view.received[:windows].float().cpu() / nq).unsqueeze(2)
+    hidden = torch.from_numpy(keys.kind != "patch")[:, None, None].expand_as(score).clone()
+    if view.kind == "self":
+        hidden |= torch.arange(nk) == torch.tensor(rows)[:, None]
+    if token is not None:
+        hidden |= (torch.arange(windows) != token // nq).view(-1, 1, 1, 1)
+    if head is not None:
+        hidden |= (torch.arange(score.shape[1]) != head).view(1, -1, 1, 1)
+    best = int(score.nan_to_num(-inf).masked_fill(hidden, -inf).argmax())
+    window, found, row, _ = (int(n) for n in torch.unravel_index(torch.tensor(best), score.shape))
+    return found, window * nq + rows[row]
 
 
 def _tiles(layer: Layer, head: int | None, queries: Sequence[int] | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -17,7 +17,9 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
+from regard.explorer.answer_types import Opening
 from regard.explorer.head_numbers import HeadNumbers, head_numbers
+from regard.explorer.ranking import Link, rank_heads
 from regard.explorer.reading import Values, reader
 from regard.explorer.seen_layers import SeenLayer, seen_layers
 from regard.explorer.shown_pictures import show_picture
@@ -50,6 +52,7 @@ class Session:
     name: for people.  capture: what `watch` saw, with queries and keys where exact rows can be asked for.
     tokens: the words of the keys, "" where nobody knows them.  text, model: where something was read just now.
     again: lets the model read it once more.  pictures: to be shown; none of a capture that has none.
+    opening: where a page opens; default the strongest link, see `ranking.py`.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Session:
     model: Model | None = None
     again: Callable[[], object] | None = None
     pictures: tuple[Photo, ...] = ()
+    opening: Opening | None = None
 
     @cached_property
     def layers(self) -> tuple[SeenLayer, ...]:
@@ -72,6 +76,11 @@ class Session:
             head_numbers(layer.view, layer.windows, None if layer.sides is None else layer.sides.queries)
             for layer in self.layers
         )
+
+    @cached_property
+    def ranked(self) -> dict[tuple[int, int], tuple[float, Link]]:
+        """The strongest link of words of each head, by layer and head, with what it is ranked by; found once."""
+        return rank_heads(self)
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:

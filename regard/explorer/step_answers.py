@@ -27,7 +27,7 @@ MOST_KEYS = 64
 
 
 def steps(session: Session, layer: int, head: int, token: int, key: int) -> Steps:
-    """The steps of one query, for its strongest keys and the one that was asked for.
+    """The steps of one query, for its strongest keys and the one that was asked for; masked keys are left out else.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -60,7 +60,8 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
         )
     rows = slice(i, i + 1)
     p = scored.row(i)  # (Nk,)
-    chosen = _chosen(p, j)
+    hidden = scored.hidden(rows)[0]  # (Nk,)
+    chosen = _chosen(p, j, hidden)
     dots = scored.dots(rows, chosen)[0]  # (keys,)
     scaled = dots * scored.call.scale
     q, k = scored.q[i].to(scored.call.wide), scored.k[j].to(scored.call.wide)
@@ -74,6 +75,8 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
         "k": packed(k),
         "product": packed(q * k),
         "keys": [first + at for at in chosen.tolist()],
+        "there": len(p),
+        "masked": int(hidden.sum()),
         "dots": packed(dots),
         "scaled": packed(scaled),
         "scores": packed(scored.scores(scaled.clone()[None], rows, chosen)[0]),
@@ -102,9 +105,10 @@ def _part(weights: Weights, head: int, token: int, batch: int) -> tuple[Scored, 
     return Scored(weights, head, batch), token, first
 
 
-def _chosen(p: Tensor, j: int) -> Tensor:
-    """The asked key and those with the largest weights, in text order, (≤ 64)."""
-    largest = p.nan_to_num(0.0).topk(min(MOST_KEYS, len(p))).indices.cpu().tolist()
+def _chosen(p: Tensor, j: int, hidden: Tensor) -> Tensor:
+    """The asked key and those with the largest weights that are not masked, in text order, (≤ 64)."""
+    seen = len(p) - int(hidden.sum())
+    largest = p.nan_to_num(0.0).masked_fill(hidden, -1.0).topk(min(MOST_KEYS, seen)).indices.cpu().tolist()
     others = [at for at in largest if at != j][: MOST_KEYS - 1]
     return torch.tensor(sorted([j, *others]), device=p.device)
 

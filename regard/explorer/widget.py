@@ -10,6 +10,7 @@ It does not know what the page draws. It imports anywidget only inside functions
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -102,13 +103,13 @@ def _span(name: str, value: object) -> tuple[object, ...]:
 
 @cache
 def module() -> str:
-    """The page as one ES module for notebooks, whose default export is {render}.
+    """The page and its styles as one ES module for notebooks, whose default export is {render}.
 
-    >>> module().splitlines()[-1].startswith("export default module")
+    >>> module().splitlines()[-1].startswith("export default { render:")
     True
     """
     script, name = bundle(modules(), ENTRY)
-    return f"{script}\nexport default {name}.default;"
+    return f"{script}\nexport default {{ render: (place) => {name}.default.render(place, {json.dumps(styles())}) }};"
 
 
 @cache
@@ -124,7 +125,6 @@ def _widget() -> Any:
         """Shows a session. lang: what the page speaks at first.  height: in pixels."""
 
         _esm = module()
-        _css = styles()
         lang = traitlets.Unicode("en").tag(sync=True)
         height = traitlets.Int(820).tag(sync=True)
 

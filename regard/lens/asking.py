@@ -19,9 +19,7 @@ from regard.lens.view import Tokens
 __all__ = ["Layers", "Plan", "read_plan"]
 
 KEEP = ("qk", "output")
-DELIMITERS = {"[SEP]", "[CLS]", "</s>", "<s>", "<|endoftext|>", "<|im_end|>", "<eos>", "<bos>"} | set(
-    ".,;:!?。、，？！：；"
-)
+DELIMITERS = {"[SEP]", "</s>", "<|endoftext|>", "<|im_end|>", "<eos>"} | set(".,;:!?。、，？！：；")
 MARKS_OF_SPACE = "Ġ▁ "
 """What tokenizers put before a word to say that a space was there."""
 

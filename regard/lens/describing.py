@@ -19,9 +19,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 from typing import NamedTuple
 
-from torch import Tensor
-
-from regard.lens.diagnosing.patterns import label
+from regard.lens.diagnosing.patterns import Patterns, label, label_rest
 from regard.lens.head_values import per_head
 from regard.lens.measuring.measures import cell_edges
 from regard.lens.view import View
@@ -33,10 +31,11 @@ __all__ = ["Head", "Linked", "describe_heads", "plain", "strongest_links"]
 class Head:
     """What one head of one batch row did.
 
-    entropy, effective: means over its queries, in nats and in keys.
+    entropy, effective: means over its queries: −Σ p ln p in nats, and 1/Σp², the effective number of keys.
     keys: the first and the last key of those that receive most: one key, or a part of the keys where they are pooled.
     share: what such a key gets of each query, on the mean.
-    patterns: the score of each pattern.  labels: the patterns that it is named by, the strongest first.
+    patterns: the score of each pattern.  labels: those that get half of its attention or more, the strongest first.
+    rest: where that is the first token, the pattern that gets half or more of what goes elsewhere, or None.
     """
 
     batch: int
@@ -47,6 +46,7 @@ class Head:
     share: float | None
     patterns: dict[str, float]
     labels: tuple[str, ...]
+    rest: str | None
 
 
 class Linked(NamedTuple):
@@ -84,15 +84,17 @@ def describe_heads(view: View, batch: int = 0) -> list[Head]:
     if not 0 <= batch < count:
         raise IndexError(f"batch {batch} is out of range: there are {count}, counted from 0")
     means = {name: _numbers(view, name, batch) for name in ("entropy", "effective")}
-    scores = {name: values[batch : batch + 1] for name, values in _scores(view).items()}
-    labels = label(scores)[0] if scores else [[]] * heads
+    found = _patterns(view)
+    scores, shares, beside = ({name: t[batch : batch + 1] for name, t in of.items()} for of in found)
+    labels = label(shares)[0] if shares else [[]] * heads
+    rest = label_rest(shares, beside)[0] if shares else [None] * heads
     most = _most_received(view, batch) if _known(view, "received") and nq and nk else [None] * heads
     lines = []
     for h in range(heads):
         entropy, effective = (None if values is None else values[h] for values in means.values())
         keys, share = most[h] or (None, None)
         patterns = {name: float(values[0, h]) for name, values in scores.items()}
-        lines.append(Head(batch, h, entropy, effective, keys, share, patterns, tuple(labels[h])))
+        lines.append(Head(batch, h, entropy, effective, keys, share, patterns, tuple(labels[h]), rest[h]))
     return lines
 
 
@@ -107,9 +109,9 @@ def _numbers(view: View, name: str, batch: int) -> list[float] | None:
     return numbers
 
 
-def _scores(view: View) -> dict[str, Tensor]:
+def _patterns(view: View) -> Patterns:
     measured = any(name.startswith("pattern ") for name in view.held)
-    return view.patterns() if measured or view.weights is not None else {}
+    return view.head_patterns() if measured or view.weights is not None else Patterns({}, {}, {})
 
 
 def _most_received(view: View, batch: int) -> list[tuple[tuple[int, int], float] | None]:

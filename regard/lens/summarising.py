@@ -74,9 +74,11 @@ def _commonest(view: View, lang: Lang) -> str:
     measured = any(name.startswith("pattern ") for name in view.held)
     if not measured and (view.weights is None or prod(view.sizes) > LITTLE):
         return "–"
-    scores = view.patterns()
-    broken = torch.stack([values[0] for values in scores.values()]).isnan().any(0)  # (H,)
-    names = [names[0] for names, nan in zip(label(scores)[0], broken, strict=True) if names and not nan]
+    shares = view.head_patterns().shares
+    if not shares:
+        return "–"
+    broken = torch.stack([values[0] for values in shares.values()]).isnan().any(0)  # (H,)
+    names = [names[0] for names, nan in zip(label(shares)[0], broken, strict=True) if names and not nan]
     counts = sorted(((names.count(n), n) for n in set(names)), reverse=True)
     none = SAID[lang].get("none", "none")
     said = [f"{count} {CALLED[lang][name]}" for count, name in counts[:3]]

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from regard.lens.checking import Report, judge
 from regard.lens.diagnosing import patterns
+from regard.lens.diagnosing.patterns import Patterns
 from regard.lens.indexing import index_among, part_of_axis
 from regard.lens.measuring import engines
 from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
@@ -245,19 +246,24 @@ class View:
 
         Raises LookupError if they were not measured and q and k were not kept.
         """
-        found = {name.removeprefix("pattern "): t for name, t in self.held.items() if name.startswith("pattern ")}
-        if not found:
-            found = self.score_patterns()
-        return {name: self._give(values) for name, values in found.items()}
+        return {name: self._give(values) for name, values in self.head_patterns().scores.items()}
 
-    def score_patterns(self) -> dict[str, Tensor]:
-        """The pattern scores as tensors (B, H), from exact weights."""
+    def head_patterns(self) -> Patterns:
+        """Scores and shares of the patterns as tensors (B, H): those that are held, or else from exact weights."""
+        held = [
+            {name.removeprefix(kind): t for name, t in self.held.items() if name.startswith(kind)}
+            for kind in ("pattern ", "share ", "beside ")
+        ]
+        return Patterns(*held) if held[0] else self.score_patterns()
+
+    def score_patterns(self) -> Patterns:
+        """Scores and shares of the patterns as tensors (B, H), from exact weights."""
         weights, place, tokens = self._exact("patterns"), self.place, self.tokens
         visible = place.visible
         if visible is not None and any(source.has_sink for source in sources(weights)):
             visible = visible + 1  # a sink takes part in the entropy
         among_keys = self.kind == "self"
-        return patterns.score(
+        return patterns.measure(
             weights,
             kind=self.kind,
             entropy=self._held("entropy") if visible is not None else None,

@@ -255,7 +255,8 @@ def _finish(
         engine=engine,
     )
     if plan.patterns:
-        view.held |= {f"pattern {name}": score for name, score in view.score_patterns().items()}
+        for kind, found in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
+            view.held |= {f"{kind} {name}": values for name, values in found.items()}
     record.heads = {name: _moved(x, plan.device) for name, x in _heads(view, output).items()}
     view.weights = None
     view.given_output = _copied(output, plan.device) if "output" in plan.keep and output is not None else None

@@ -32,8 +32,9 @@ export function unpackAll(answer) {
 
 /**
  * A plain list of numbers, whether it came as a list or packed.
- * @param {number[] | Numbers | null | undefined} values
- * @returns {number[]}
+ * @template {number | null} T
+ * @param {T[] | Numbers | null | undefined} values
+ * @returns {(T | number)[]}
  */
 export function list(values) {
   if (!values) return [];

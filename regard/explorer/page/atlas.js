@@ -2,7 +2,7 @@
 // a search dims what does not fit. It does not know what a head looks at: the map and the text show that.
 
 import { onDarkPaper } from "./colourmaps.js";
-import { fill, make, segments } from "./elements.js";
+import { fill, focusedAround, make, segments } from "./elements.js";
 import { PLAIN, fitting, headsOf, lessBaseline, measureOf } from "./heads.js";
 import { drawLegend } from "./legend.js";
 import { difference, sequence } from "./painting.js";
@@ -149,7 +149,8 @@ class Atlas {
       },
       ...names.map((name) => make("option", { value: name, selected: name === this.measure }, nameOf(lang, name))),
     );
-    const had = this.bar.contains(document.activeElement) ? document.activeElement?.getAttribute("data-role") : null;
+    const focus = focusedAround(this.bar);
+    const had = this.bar.contains(focus) ? focus?.getAttribute("data-role") : null;
     const choices = [
       { value: "grid", label: say(lang, "view_grid"), title: say(lang, "view_grid_title") },
       { value: "list", label: "≡↓", title: say(lang, "view_list_title") },
@@ -338,7 +339,7 @@ class Atlas {
    * @param {State} state
    */
   mark({ layer, head }) {
-    const focused = this.body.contains(document.activeElement);
+    const focused = this.body.contains(focusedAround(this.body));
     for (const cell of this.body.querySelectorAll("[aria-selected=true]")) {
       cell.removeAttribute("aria-selected");
       cell.setAttribute("tabindex", "-1");

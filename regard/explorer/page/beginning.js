@@ -1,14 +1,10 @@
 // Where to look first in a session, and what of a choice is still there in another one. Pure: it does not know the page.
 
 import { placedTokens } from "./patches.js";
-import { EXAMPLE } from "./words.js";
 
 /** @typedef {import("./source.js").Link} Link */
 /** @typedef {import("./source.js").Overview} Overview */
 /** @typedef {import("./state.js").State} State */
-
-/** Where the documents' sentence is most worth a look, in the model they use: what "it" looks at. */
-const BEGIN = { layer: 3, head: 1, token: 10, key: 2, word: "it" };
 
 /**
  * Layer, head and token, as far as they are there.
@@ -25,21 +21,6 @@ export function within({ layer, head, token, key }, overview) {
     token: token !== null && token >= queries ? null : token,
     key: key !== null && key >= keys ? null : key,
   };
-}
-
-/**
- * Where to begin: the documents' sentence has a place that is known; of a picture, the last layer that looks at it, where
- * heads have found what is in it.
- * @param {Overview} overview
- * @returns {Partial<State>}
- */
-export function beginning({ text, labels, layers, layouts = [], pictures = [] }) {
-  if (pictures.length > 0) {
-    const looks = layers.filter(({ layout }) => layout && layouts[layout[1]].grids.length > 0);
-    return { layer: looks[looks.length - 1]?.index ?? 0 };
-  }
-  const { word, ...place } = BEGIN;
-  return text === EXAMPLE && labels[place.token] === word && layers.length > place.layer ? place : {};
 }
 
 /**

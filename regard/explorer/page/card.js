@@ -1,7 +1,7 @@
 // The drawer: the card of the chosen head (a sentence, numbers, patterns, strongest links) beside the steps of one query.
 // It does not know how a head is chosen.
 
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { visibly } from "./labels.js";
 import { brokenOf } from "./mapdrawing.js";
 import { Naming } from "./naming.js";
@@ -28,6 +28,7 @@ export function mount(element, store, source) {
   fill(element, left, right);
   const card = new Card(left, store, source);
   const off = store.on((_, changed) => {
+    if (changed.has("session")) card.clear(); // the words and numbers of another one
     if (["session", "layer", "head", "lang"].some((name) => changed.has(name))) void card.load();
     else if (changed.has("token") || changed.has("key")) card.draw();
   });
@@ -58,16 +59,25 @@ class Card {
     this.naming = null;
   }
 
+  /** Take away what stands there. */
+  clear() {
+    this.answer = null;
+    fill(this.element, make("p", { class: "note" }, say(this.store.get().lang, "loading")));
+  }
+
   async load() {
     const { session, layer, head, lang } = this.store.get();
     if (session === null) return;
     const signal = this.next();
     try {
       const overview = await this.source.overview(session);
+      if (signal.aborted) return;
       if (this.naming?.overview !== overview)
         this.naming = new Naming(this.source, session, overview, () => this.draw());
-      this.answer = await this.source.head(session, layer, head, lang, signal);
-      if (!signal.aborted) this.draw();
+      const answer = await this.source.head(session, layer, head, lang, signal);
+      if (signal.aborted) return;
+      this.answer = answer;
+      this.draw();
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
       this.answer = null;
@@ -80,7 +90,7 @@ class Card {
     const { answer } = this;
     if (answer === null) return;
     const state = this.store.get();
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".links button"))?.dataset.link;
+    const focused = /** @type {HTMLElement | null} */ (focusedAround(this.element)?.closest(".links button"))?.dataset.link;
     const broken = brokenOf(answer.map.data);
     const label = answer.label ? nameOf(state.lang, answer.label) : say(state.lang, "no_label");
     fill(
@@ -94,7 +104,7 @@ class Card {
       ),
       broken
         ? make("p", { class: "sentence error", role: "alert" }, say(state.lang, broken === "all" ? "nan_all" : "nan_some"))
-        : make("p", { class: "sentence" }, visibly(answer.sentence)),
+        : make("p", { class: "sentence" }, ...unbroken(visibly(answer.sentence))),
       this.numbers(state, answer),
       broken !== "all" && make("div", { class: "two" }, this.patterns(state, answer), this.links(state, answer)),
       make("p", { class: "path", title: answer.path }, answer.path),
@@ -172,4 +182,12 @@ class Card {
       : make("p", { class: "note" }, say(lang, "no_links"));
     return make("div", {}, make("h3", {}, say(lang, "strongest")), body);
   }
+}
+
+/**
+ * A sentence in which no line ends inside a formula.
+ * @param {string} words
+ */
+function unbroken(words) {
+  return words.split(/(\(1\/Σw²\))/).map((part, n) => (n % 2 ? make("span", { class: "formula" }, part) : part));
 }

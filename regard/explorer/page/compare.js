@@ -2,7 +2,7 @@
 // atlas coloured by its own numbers or by the difference. It does not know what the panes draw.
 
 import { mount as mountAtlas } from "./atlas.js";
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { visibly } from "./labels.js";
 import { mount as mountMap } from "./map.js";
 import { mount as mountRight } from "./rightpane.js";
@@ -89,8 +89,8 @@ class Stage {
     if (compare === null) return;
     const change = () => this.store.set({ compare: { ...compare, difference: !compare.difference } });
     const [first, second] = this.bars;
-    const focused = this.bars.some((bar) => bar.contains(document.activeElement));
-    const role = focused ? document.activeElement?.getAttribute("data-role") : null;
+    const focus = focusedAround(this.element);
+    const role = this.bars.some((bar) => bar.contains(focus)) ? focus?.getAttribute("data-role") : null;
     fill(
       first,
       make("strong", {}, say(lang, "compare_first")),

@@ -34,6 +34,16 @@ export function fill(element, ...children) {
 }
 
 /**
+ * What has the focus in the tree that an element stands in; in a notebook that is a shadow tree.
+ * @param {Element} element
+ * @returns {Element | null}
+ */
+export function focusedAround(element) {
+  const root = element.getRootNode();
+  return root instanceof Document || root instanceof ShadowRoot ? root.activeElement : null;
+}
+
+/**
  * A choice of one among several, as a row of small buttons that works as radio buttons do.
  * @param {string} label
  * @param {string} name  a word for the test of this choice

@@ -10,9 +10,9 @@ import { numbers } from "./packed.js";
 /** @typedef {import("./source.js").Source} Source */
 /**
  * One head: every weight, (Nq, Nk), or the strongest links of each query, (Nq, links); q (Nq, D), k (Nk, D), v (Nk, Dv)
- * as attention got them, lse (Nq). Of a layer in windows Nq counts through all of them and Nk is that of one.
+ * as attention got them, lse (Nq); hidden (Nq, Nk), 1 for masked keys, where some are. Of a layer in windows Nq counts through all of them and Nk is that of one.
  * @typedef {{weights?: Packed, top?: {keys: number, index: Packed, weight: Packed}, q?: Packed, k?: Packed, v?: Packed,
- *   lse?: Packed, scale?: number}} Arrays
+ *   lse?: Packed, hidden?: Packed, scale?: number}} Arrays
  */
 /**
  * One session. heads: "layer.head" → the `head` answer.  sentences: language → "layer.head" → its sentence.
@@ -126,15 +126,18 @@ export class EmbeddedSource {
       throw new NotCarried("the steps of this pair are not in this page, but those of the head's strongest links may be");
     const [queries, allKeys, lses] = await Promise.all([arrays.q, arrays.k, arrays.lse].map(numbers));
     const { weights } = await rowOf(arrays, token, 1);
-    const [q, k, keys] = [line(queries, token), line(allKeys, key), chosen(weights, key)];
+    const hidden = arrays.hidden ? line(await numbers(arrays.hidden), token) : new Float32Array(weights.length);
+    const [q, k, keys] = [line(queries, token), line(allKeys, key), chosen(weights, key, hidden)];
     const [scale, lse] = [arrays.scale ?? 1 / Math.sqrt(q.length), lses.data[token]];
     const dots = keys.map((j) => dot(q, line(allKeys, j)));
     const shown = keys.map((j) => weights[j]);
+    const scaled = dots.map((value) => value * scale);
+    const scores = scoresOf(shown, scaled, keys.map((j) => hidden[j] > 0), lse);
     const values = arrays.v ? await numbers(arrays.v) : null;
     return {
       ...{ token, key, d: q.length, scale, keys, dots, lse: Number.isFinite(lse) ? lse : null, weights: shown },
       ...{ q: vector(q), k: vector(k), product: vector(q.map((value, i) => value * k[i])) },
-      ...{ scaled: dots.map((value) => value * scale), scores: shown.map((weight) => Math.log(weight) + lse) },
+      ...{ scaled, scores, there: weights.length, masked: hidden.reduce((a, b) => a + b, 0) },
       rest: weights.reduce((a, b) => a + b, 0) - shown.reduce((a, b) => a + b, 0),
       ...{ v: values && vector(line(values, key)), v_sum: values && vector(mixed(weights, values)) },
     };
@@ -333,12 +336,29 @@ function largest(values, count) {
 }
 
 /**
- * The keys that the steps show, in the text's order: those of the largest weights, and the one asked for.
+ * What the softmax got, from what it made: −∞ for a masked key, and null where a weight of 0 does not tell.
+ * @param {number[]} weights
+ * @param {number[]} scaled
+ * @param {boolean[]} masked
+ * @param {number} lse
+ */
+function scoresOf(weights, scaled, masked, lse) {
+  const told = weights.map((weight) => Math.log(weight) + lse);
+  const plain = told.every((score, i) => !Number.isFinite(score) || Math.abs(score - scaled[i]) < 1e-3 * Math.max(1, Math.abs(score)));
+  return told.map((score, i) => (masked[i] ? -Infinity : weights[i] === 0 ? (plain ? scaled[i] : null) : score));
+}
+
+/**
+ * The keys that the steps show, in the text's order: those of the largest weights that are not masked, and the one asked
+ * for.
  * @param {Float32Array} weights
  * @param {number} key
+ * @param {Float32Array} hidden
  */
-function chosen(weights, key) {
-  const found = largest(weights.map((weight) => (Number.isNaN(weight) ? 1 : weight)), SHOWN); // NaN is to be seen
+function chosen(weights, key, hidden) {
+  const order = Array.from(weights.keys()).filter((j) => hidden[j] === 0);
+  const size = (/** @type {number} */ j) => (Number.isNaN(weights[j]) ? 1 : weights[j]); // NaN is to be seen
+  const found = order.sort((a, b) => size(b) - size(a) || a - b).slice(0, SHOWN);
   return (found.includes(key) ? found : [...found.slice(0, SHOWN - 1), key]).sort((a, b) => a - b);
 }
 

@@ -1,7 +1,7 @@
 // The bar at the top: what is looked at, and the page's few switches. It does not know how anything is drawn below it.
 
 import { titleOf } from "./compare.js";
-import { fill, make, segments } from "./elements.js";
+import { fill, focusedAround, make, segments } from "./elements.js";
 import { visibly } from "./labels.js";
 import { say } from "./words.js";
 
@@ -29,7 +29,8 @@ import { say } from "./words.js";
 export function drawHeader(element, store, shown) {
   const state = store.get();
   const { lang } = state;
-  const had = element.contains(document.activeElement) ? document.activeElement : null;
+  const focus = focusedAround(element);
+  const had = element.contains(focus) ? focus : null;
   const [role, choice] = [had?.getAttribute("data-role"), had?.closest("[data-choice]")?.getAttribute("data-choice")];
   fill(
     element,

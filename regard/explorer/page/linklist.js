@@ -2,7 +2,7 @@
 // It does not know where weights come from.
 
 import { stepAt } from "./colourmaps.js";
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { digits, howWords, wordsFor } from "./panewords.js";
 
 /** @typedef {{key: number, weight: number}} Top */
@@ -29,7 +29,8 @@ export class LinkList {
     if (shown === this.shown) return;
     this.shown = shown;
     this.element.hidden = top.length === 0;
-    const focused = this.element.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
+    const focus = focusedAround(this.element);
+    const focused = this.element.contains(focus) ? focus?.getAttribute("data-key") : null;
     const lines = top.map((link, i) => {
       const colour = paper.ramp.css[stepAt(Math.max(0.35, scale.place(link.weight)))];
       const width = `${((100 * link.weight) / top[0].weight).toFixed(1)}%`;

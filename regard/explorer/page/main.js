@@ -1,7 +1,7 @@
 // The whole page inside one element: the bar, the panes, the drawer, the windows; the state, its address and the keys.
 // It does not know where answers come from, nor what a pane draws.
 
-import { beginning, suggested, within } from "./beginning.js";
+import { suggested, within } from "./beginning.js";
 import { mount as mountCard } from "./card.js";
 import { mount as mountChoose } from "./choose.js";
 import { beside, fresh, mount as mountStage } from "./compare.js";
@@ -105,7 +105,8 @@ class Page {
 
   /**
    * Ask what there is, and show one of it: the asked session, else the newest. An address that says where to look and
-   * names no session means the newest; what it says of a session that is gone means nothing in another one.
+   * names no session means the newest; what it says of a session that is gone means nothing in another one. Where it does
+   * not say where to look, the session's opening does.
    * @param {string | null} wanted
    * @param {Partial<State>} [also]  chosen with it
    */
@@ -117,8 +118,9 @@ class Page {
       if (compare && !this.sessions.some(({ id }) => id === compare.session)) this.store.set({ compare: null });
       if (this.sessions.length === 0) return this.showEmpty();
       const session = known ? wanted : this.sessions[this.sessions.length - 1].id;
-      await this.show(/** @type {string} */ (session), !known && !(wanted === null && this.placed), also);
-      if (wanted === null) await this.suggest();
+      const meant = this.placed && (known || wanted === null);
+      await this.show(/** @type {string} */ (session), !meant, also);
+      if (meant) await this.suggest();
     } catch (error) {
       this.showError(error);
     }
@@ -134,14 +136,14 @@ class Page {
     const overview = await this.source.overview(session);
     this.overview = overview;
     const state = { ...this.store.get(), ...also };
-    const patch = anew ? { ...also, ...fresh(session), ...beginning(overview) } : { ...also, session };
+    const patch = anew ? { ...also, ...fresh(session), ...overview.opening } : { ...also, session };
     this.store.set({ ...patch, ...within({ ...state, ...patch }, overview) });
     if (this.panes.length === 0) this.build();
     this.dress();
     if (anew) await this.suggest();
   }
 
-  /** Choose a token, so that nobody begins with nothing: that of the head's strongest link between two words. */
+  /** Choose a token where none is, so that nobody begins with nothing: that of the head's strongest link of words. */
   async suggest() {
     const { overview } = this;
     const { session, layer, head, token, lang } = this.store.get();

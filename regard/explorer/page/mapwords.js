@@ -2,7 +2,7 @@
 // It does not know how the map is drawn.
 
 import { stepAt } from "./colourmaps.js";
-import { fill, make, segments } from "./elements.js";
+import { fill, focusedAround, make, segments } from "./elements.js";
 import { digits, howWords, wordsFor } from "./panewords.js";
 
 /** @typedef {import("./state.js").State} State */
@@ -50,7 +50,8 @@ export class MapBar {
     const scale = segments(words.scale, "scale", kinds.map((kind) => ({ value: kind, label: words[kind] })), state.scale, (kind) =>
       this.store.set({ scale: /** @type {State["scale"]} */ (kind) }));
     const box = make("input", { type: "checkbox", checked: state.sink, onchange: () => this.store.set({ sink: box.checked }) });
-    const focus = this.controls.contains(document.activeElement) ? document.activeElement?.getAttribute("data-value") : null;
+    const focused = focusedAround(this.controls);
+    const focus = this.controls.contains(focused) ? focused?.getAttribute("data-value") : null;
     fill(
       this.controls,
       make("span", { class: "map-zoom", role: "group" },

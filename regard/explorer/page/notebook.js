@@ -131,20 +131,27 @@ export class NotebookSource {
 }
 
 /**
- * What a notebook calls when it shows the widget; the function that it gets back is called when the view goes away.
+ * What a notebook calls when it shows the widget; the function that it gets back is called when the view goes away. The
+ * page stands in a shadow tree with its own styles: those of notebooks for lists and tables would change it.
  * @param {{model: Model, el: HTMLElement}} place
+ * @param {string} styles
  */
-function render({ model, el }) {
+function render({ model, el }, styles) {
   const source = new NotebookSource(model);
-  const page = document.createElement("div");
+  const [host, sheet, page] = ["div", "style", "div"].map((tag) => document.createElement(tag));
+  host.style.cssText = "all: initial; display: block"; // fonts and spacing are inherited even there
+  host.setAttribute("data-lm-suppress-shortcuts", "true"); // else JupyterLab deletes a cell where "dd" is typed
+  sheet.textContent = styles;
   page.style.height = `${model.get("height")}px`;
+  page.style.setProperty("--tall", page.style.height); // of the page, which is not the window's here
   page.style.gridTemplateColumns = "minmax(0, 1fr)"; // as wide as the cell, however narrow that is
-  el.append(page);
+  host.attachShadow({ mode: "open" }).append(sheet, page);
+  el.append(host);
   const stop = start(page, source, { hash: false, lang: model.get("lang") });
   return () => {
     stop();
     source.close();
-    page.remove();
+    host.remove();
   };
 }
 

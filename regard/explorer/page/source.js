@@ -20,9 +20,10 @@ import { Remembered } from "./remembered.js";
 /**
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
- *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][],
+ *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][], opening?: Opening | null,
  *   pictures?: PictureLine[], layouts?: import("./patches.js").TokenLayout[], warning: string}} Overview
  */
+/** Where to look first. @typedef {{layer: number, head: number, token: number | null, key: number | null}} Opening */
 /**
  * A picture that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
  * @typedef {{height: number, width: number, name: string | null, shown: boolean, seen: number[]}} PictureLine
@@ -41,11 +42,12 @@ import { Remembered } from "./remembered.js";
  */
 /** @typedef {{rows: number[], cols: number[], cells: Numbers, how: string, error?: number}} Tile */
 /**
- * Of each of `keys`: dots q·k, scaled dots · scale, scores what the softmax gets, weights e^(score − lse).
+ * Of each of `keys`: dots q·k, scaled dots · scale, scores what the softmax gets, −∞ for a masked key, weights
+ * e^(score − lse).  there: how many keys the query had, masked: how many of them are masked for it.
  * rest: the weight on all other keys.  v_sum: Σ weight·value over all keys, null where values are not known.
  * @typedef {{token: number, key: number, d: number, scale: number, q: Numbers | number[], k: Numbers | number[],
  *   product: Numbers | number[], dots: Numbers | number[], scaled: Numbers | number[], weights: Numbers | number[],
- *   keys: number[], scores: Numbers | number[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
+ *   keys: number[], there?: number, masked?: number, scores: Numbers | (number | null)[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
  *   v_sum: Numbers | number[] | null}} Steps
  */
 /** @typedef {{id: string, name: string, text?: string | null, length?: number, picture?: string | null}} SessionLine */

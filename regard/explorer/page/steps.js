@@ -3,7 +3,7 @@
 
 import { list } from "./arrays.js";
 import { bars } from "./bars.js";
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { NotCarried } from "./embedded.js";
 import { Naming } from "./naming.js";
 import { isAbort, latest } from "./source.js";
@@ -30,6 +30,7 @@ export function mount(element, store, source) {
   let timer;
   const off = store.on((_, changed) => {
     if (!["session", "layer", "head", "token", "key", "lang"].some((name) => changed.has(name))) return;
+    if (changed.has("session")) pane.clear(); // the words and numbers of another one
     clearTimeout(timer);
     timer = setTimeout(() => void pane.load(), REST_MS);
   });
@@ -56,8 +57,16 @@ class StepsPane {
     this.all = false;
     /** @type {Steps | null} */
     this.answer = null;
+    this.drawn = false;
     /** @type {Naming | null} */
     this.naming = null;
+  }
+
+  /** Take away what stands there, and hear no answer to what was asked before. */
+  clear() {
+    this.next();
+    this.answer = null;
+    this.note(say(this.store.get().lang, "loading"));
   }
 
   async load() {
@@ -66,15 +75,21 @@ class StepsPane {
     const signal = this.next();
     try {
       const overview = await this.source.overview(session);
+      if (signal.aborted) return;
       if (this.naming?.overview !== overview)
         this.naming = new Naming(this.source, session, overview, () => this.draw());
       const found = overview.layers[layer];
       this.answer = null;
       if (!(found?.rows ?? overview.rows)) return this.note(say(lang, "no_rows"));
-      if (token === null || token >= found.queries) return this.note(say(lang, "choose_token"));
+      if (token === null || token >= found.queries)
+        return this.note(say(lang, overview.pictures?.length ? "choose_patch" : "choose_token"));
+      if (this.drawn) this.element.setAttribute("aria-busy", "true"); // of the pair before, until the answer comes
+      else this.note(say(lang, "computing"));
       const key = await this.key(signal);
-      this.answer = await this.source.steps(session, layer, head, token, key, signal);
-      if (!signal.aborted) this.draw();
+      const answer = await this.source.steps(session, layer, head, token, key, signal);
+      if (signal.aborted) return;
+      this.answer = answer;
+      this.draw();
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
       if (error instanceof NotCarried) return this.note(say(lang, "steps_left_out"));
@@ -99,6 +114,8 @@ class StepsPane {
    */
   note(words, kind = "") {
     const { lang } = this.store.get();
+    this.drawn = false;
+    this.element.removeAttribute("aria-busy");
     fill(
       this.element,
       make("h2", {}, say(lang, "steps")),
@@ -110,8 +127,10 @@ class StepsPane {
     const { answer, naming } = this;
     if (answer === null || naming === null) return;
     const { lang, layer } = this.store.get();
+    this.drawn = true;
+    this.element.removeAttribute("aria-busy");
     const token = quoted(naming.query(layer, answer.token));
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement?.closest(".steps [data-focus]"))?.dataset
+    const focused = /** @type {HTMLElement | null} */ (focusedAround(this.element)?.closest(".steps [data-focus]"))?.dataset
       .focus;
     fill(
       this.element,
@@ -139,9 +158,12 @@ class StepsPane {
       ? say(lang, "step_2", { d, root: figure(root) })
       : say(lang, answer.scale === 1 ? "step_2_one" : "step_2_other", { d, scale: factor(answer) });
     const broken = list(answer.weights).some(Number.isNaN);
+    const masked = answer.masked ?? 0;
+    const blind = masked > 0 && masked === answer.there;
+    const also = [isBiased(answer) && say(lang, "step_bias"), masked > 0 && say(lang, "step_mask", { masked })];
     const third = broken
       ? say(lang, "step_3_nan")
-      : say(lang, "step_3", { lse }) + (isBiased(answer) ? ` ${say(lang, "step_bias")}` : "");
+      : [blind ? say(lang, "step_3_blind") : say(lang, "step_3", { lse }), ...(blind ? [] : also)].filter(Boolean).join(" ");
     const fourth = say(lang, answer.v_sum ? "step_4" : "step_4_missing");
     const all = [sayAround(lang, "step_1", { token: isolated(token), d }), [second], [third], [fourth]];
     return make("ol", { class: "explained" }, ...all.map((words) => make("li", {}, ...words)));
@@ -155,17 +177,17 @@ class StepsPane {
     const few = order.slice(0, FEW);
     const asked = answer.keys.indexOf(answer.key);
     const seen = this.all || few.includes(asked) || asked < 0 ? few : [...few.slice(0, FEW - 1), asked];
-    const biased = isBiased(answer);
+    const [biased, asksMasked] = [isBiased(answer), scores[asked] === -Infinity];
     /** @type {import("./words.js").Word[]} */
     const heads = [
       "step_key",
       "step_dot",
       isRoot(answer) ? "step_scaled" : "step_scaled_other",
-      ...(biased ? /** @type {const} */ (["step_score"]) : []),
+      ...(biased || asksMasked ? /** @type {const} */ ([biased ? "step_score" : "step_masked"]) : []),
       "step_softmax",
     ];
     const lines = (this.all ? order : seen).map((i) =>
-      this.line(i, answer, [dots[i], scaled[i], ...(biased ? [scores[i]] : [])], weights[i]),
+      this.line(i, answer, [dots[i], scaled[i], ...(biased || asksMasked ? [scores[i]] : [])], weights[i]),
     );
     const more =
       order.length > FEW &&
@@ -175,14 +197,16 @@ class StepsPane {
         this.all ? say(lang, "show_fewer") : say(lang, "show_all", { count: order.length }),
       );
     const { keys: every = order.length, windows = 1 } = this.naming?.overview.layers[layer] ?? {};
-    const total = every / windows;
+    const { there = every / windows, masked = 0 } = answer;
+    const shown = lines.length - (asksMasked ? 1 : 0);
+    const caption = say(lang, masked ? "keys_seen" : "keys_shown", { count: shown, all: there - masked, masked });
     return make(
       "div",
       { class: "keys" },
       make(
         "table",
         {},
-        make("caption", {}, say(lang, "keys_shown", { count: lines.length, all: total })),
+        make("caption", {}, caption),
         make(
           "thead",
           {},
@@ -208,7 +232,7 @@ class StepsPane {
   /**
    * @param {number} i
    * @param {Steps} answer
-   * @param {number[]} scores
+   * @param {(number | null)[]} scores
    * @param {number} weight
    */
   line(i, answer, scores, weight) {
@@ -281,6 +305,7 @@ class StepsPane {
     const [scaled, score] = [answer.scaled, answer.scores].map((values) => figure(list(values)[at]));
     const times = answer.scale === 1 ? "" : say(lang, "pair_times", { scale: factor(answer), scaled });
     const first = isRoot(answer) ? say(lang, "pair_divided", { scaled }) : times;
+    if (list(answer.scores)[at] === -Infinity) return first + say(lang, "pair_masked");
     return first + (isBiased(answer) ? say(lang, "pair_score", { score }) : "");
   }
 
@@ -331,12 +356,12 @@ function isRoot({ scale, d }) {
 }
 
 /**
- * Does the model change the scores before the softmax, by a bias, a cap or a mask?
+ * Does the model change the scores before the softmax, by a bias or a cap? A mask is told by −∞.
  * @param {Steps} answer
  */
 function isBiased(answer) {
   const [scaled, scores] = [list(answer.scaled), list(answer.scores)];
   return scores.some(
-    (score, i) => Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)),
+    (score, i) => score !== null && Number.isFinite(score) && Math.abs(score - scaled[i]) > 1e-3 * Math.max(1, Math.abs(score)),
   );
 }

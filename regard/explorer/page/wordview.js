@@ -2,7 +2,7 @@
 // of the tab key for all of them; j, k, Home and End move between words. It does not know where weights come from.
 
 import { stepAt } from "./colourmaps.js";
-import { fill, make } from "./elements.js";
+import { fill, focusedAround, make } from "./elements.js";
 import { digits, wordsFor } from "./panewords.js";
 
 /**
@@ -41,7 +41,7 @@ export class WordView {
    * @param {string} lang
    */
   write(words, lang) {
-    const focused = this.#index(document.activeElement);
+    const focused = this.#index(focusedAround(this.element));
     this.spans.clear();
     this.looks.clear();
     this.stop = -1;
@@ -134,7 +134,7 @@ export class WordView {
 
   /** Has one of the words the focus? */
   get focused() {
-    return this.element.contains(document.activeElement);
+    return this.element.contains(focusedAround(this.element));
   }
 
   /**

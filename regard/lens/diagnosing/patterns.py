@@ -4,6 +4,10 @@ A pattern names one key for each query, or a few: its own place, the place befor
 weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view already has. Scores are
 of one head each, so a head may match several patterns.
 
+A head is named by shares, not by scores: the part of all its attention that goes to the keys of a pattern. A score is a
+mean over the queries that the pattern names a key for, and those may be few: one token that stands twice in a text.
+Many heads rest on the first token, so there is also what goes to a pattern's keys beside it.
+
 Key j stands at position j, query i at i + offset, with offset Nk − Nq unless given, as in `regard.masks`. A query
 counts where the key its pattern names is there and neither of the two is padding; with no such query the score is 0. A
 key that is hidden from its query counts, with weight 0. Where sinks take a part of each row, scores are lower by it.
@@ -18,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,22 +33,48 @@ from regard.masks.mask import Grid
 from regard.rules import read_offset
 from regard.stages import Lang
 
-__all__ = ["CALLED", "MEANING", "NAMES", "THRESHOLDS", "label", "score"]
+__all__ = ["CALLED", "KEYS", "MEANING", "NAMES", "THRESHOLDS", "Patterns", "label", "label_rest", "measure"]
 
 NAMES = ("own", "previous", "next", "first", "neighbours", "uniform", "delimiter", "same token", "induction")
 
 THRESHOLDS: Mapping[str, float] = MappingProxyType(dict.fromkeys(NAMES, 0.5) | {"uniform": 0.9})
-"""From which score on a head gets a name. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
+"""From which share on a head gets a name. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
+
+REST = 0.05  # of a head's attention: where less goes elsewhere than to the first token, nothing is said of it
+
+KEYS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "own": "its own position",
+        "previous": "the position before",
+        "next": "the position after",
+        "first": "the first token",
+        "neighbours": "the two positions on either side",
+        "delimiter": "delimiters such as [SEP] or full stops",
+        "same token": "the nearest other places where the same token stands",
+        "induction": "what followed the same token the last time it came",
+    },
+    "ko": {
+        "own": "자기 위치",
+        "previous": "바로 앞 위치",
+        "next": "바로 뒤 위치",
+        "first": "첫 토큰",
+        "neighbours": "앞뒤 각 두 위치",
+        "delimiter": "[SEP]이나 마침표 같은 구분 토큰",
+        "same token": "같은 토큰이 있는 가장 가까운 다른 위치",
+        "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰",
+    },
+}
+"""The keys that a pattern names, in words; "uniform" names none."""
 
 MEANING: dict[Lang, dict[str, str]] = {
     "en": {
         "own": "looks at its own position",
         "previous": "looks at the position before",
         "next": "looks at the position after",
-        "first": "looks at the first token, where heads often rest that have nothing to find",
+        "first": "rests on the first token, such as [CLS]",
         "neighbours": "looks at the two positions before and the two after, its own left out",
         "uniform": "looks at everything it sees about equally: its entropy as a share of the largest possible",
-        "delimiter": "looks at delimiters, such as [SEP] or full stops",
+        "delimiter": "looks at delimiters, such as [SEP] or full stops; the first token is none",
         "same token": "looks at the nearest other places where the same token stands",
         "induction": "looks at what followed the same token the last time it came",
     },
@@ -51,10 +82,10 @@ MEANING: dict[Lang, dict[str, str]] = {
         "own": "자기 위치를 봄",
         "previous": "바로 앞 위치를 봄",
         "next": "바로 뒤 위치를 봄",
-        "first": "첫 토큰을 봄. 찾을 것이 없는 헤드가 흔히 머무는 곳",
+        "first": "[CLS] 같은 첫 토큰에 머묾",
         "neighbours": "자기를 뺀 앞뒤 두 위치씩을 봄",
         "uniform": "보이는 것을 거의 고르게 봄: 가능한 최대 엔트로피에 대한 비율",
-        "delimiter": "[SEP]이나 마침표 같은 구분 토큰을 봄",
+        "delimiter": "[SEP]이나 마침표 같은 구분 토큰을 봄(첫 토큰 제외)",
         "same token": "같은 토큰이 있는 가장 가까운 다른 위치를 봄",
         "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄",
     },
@@ -77,7 +108,20 @@ CALLED: dict[Lang, dict[str, str]] = {
 """What a pattern is called in a table."""
 
 
-def score(
+class Patterns(NamedTuple):
+    """How far each head follows the patterns, name → (B, H) in [0, 1].
+
+    scores: the mean weight on the keys that a pattern names, over the queries that it names one for.
+    shares: the part of all attention of real queries that goes to those keys; "uniform" as in scores.
+    beside: the same without what goes to the first token; "first" and "uniform" are not in it.
+    """
+
+    scores: dict[str, Tensor]
+    shares: dict[str, Tensor]
+    beside: dict[str, Tensor]
+
+
+def measure(
     weights: Weights,
     *,
     kind: str = "self",
@@ -89,19 +133,23 @@ def score(
     padding: Tensor | None = None,
     ids: Tensor | None = None,
     delimiters: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """The score of every pattern for which the arguments are there: name → (B, H) in [0, 1].
+) -> Patterns:
+    """Every pattern for which the arguments are there.
 
     >>> from regard.lens.measuring.weights import Given
     >>> causal = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
-    >>> {name: round(s.item(), 2) for name, s in score(Given(causal.view(1, 1, 3, 3))).items()}
+    >>> found = measure(Given(causal.view(1, 1, 3, 3)))
+    >>> {name: round(s.item(), 2) for name, s in found.scores.items()}
     {'own': 0.47, 'previous': 0.8, 'next': 0.0, 'first': 0.63, 'neighbours': 0.53}
+    >>> round(found.shares["previous"].item(), 2), round(found.beside["previous"].item(), 2)
+    (0.53, 0.23)
 
     weights: exact weights on demand; only pairs are asked for.
     kind: "self", or "cross", where only first, uniform and delimiter have a meaning.
     entropy, visible: (B, H, Nq) nats, and (B or 1, H or 1, Nq) how many keys each query sees, one more where a sink
         takes part in the entropy. Both are needed for "uniform", which queries that see one key or none leave out.
-    received: (B, H, Nk) column sums of the weights, and delimiters (B or 1, Nk) booleans, for "delimiter".
+    received: (B, H, Nk) column sums of the weights, and delimiters (B or 1, Nk) booleans, for "delimiter". The first
+        token is no delimiter, whatever it is called: a head that rests on [CLS] looks at no punctuation.
     rows: how many queries `received` sums over, one number or one per batch row; default all Nq, padding's too.
     offset: position of query 0, one integer, one per batch row, or (B or 1, H or 1).
     padding: (B or 1, Nk) booleans, True = padding. A query is padding where its own position is.
@@ -115,54 +163,82 @@ def score(
     if kind == "cross" and (offset is not None or ids is not None):
         raise ValueError("offset and ids place queries among the keys, which cross-attention does not; leave them out")
     layout = _Layout(weights, offset, padding, kind)
-    found = {} if kind == "cross" else _by_place(layout)
-    found["first"] = _mean(layout.look(layout.first()))
-    if entropy is not None and visible is not None:
-        found["uniform"] = _uniform(layout, entropy, visible)
-    if received is not None and delimiters is not None:
-        found["delimiter"] = _delimiter(layout, received, delimiters, rows)
+    looks: dict[str, tuple[Look, ...]] = {"first": (layout.look(layout.first()),)}
+    if kind == "self":
+        looks |= _by_place(layout)
     if ids is not None:
-        found |= _by_token(layout, ids)
-    return {name: found[name].clamp(0, 1) for name in NAMES if name in found}  # rounding may pass 1
+        looks |= _by_token(layout, ids)
+    scores = {name: _mean(*found) for name, found in looks.items()}
+    shares = {name: layout.share(*found) for name, found in looks.items()}
+    beside = {name: layout.share(*found, first=False) for name, found in looks.items() if name != "first"}
+    if entropy is not None and visible is not None:
+        scores["uniform"] = shares["uniform"] = _uniform(layout, entropy, visible)
+    if received is not None and delimiters is not None:
+        part = _delimiter(layout, received, delimiters, rows)
+        scores["delimiter"] = shares["delimiter"] = beside["delimiter"] = part
+    return Patterns(*({name: t[name].clamp(0, 1) for name in NAMES if name in t} for t in (scores, shares, beside)))
 
 
-def label(scores: Mapping[str, Tensor], threshold: float | Mapping[str, float] = THRESHOLDS) -> list[list[list[str]]]:
+def label(shares: Mapping[str, Tensor], threshold: float | Mapping[str, float] = THRESHOLDS) -> list[list[list[str]]]:
     """The names of each head, [batch row][head], strongest first: the patterns that reach their threshold.
 
     >>> label({"own": torch.tensor([[0.2, 0.6]]), "first": torch.tensor([[0.3, 0.9]])})
     [[[], ['first', 'own']]]
 
-    scores: as `score` gives them.
+    shares: as `measure` gives them.
     threshold: one for all patterns, or one per name.
 
     "neighbours" is not said of a head that is named "previous" or "next" already, which it contains.
-    Raises ValueError for no scores at all, a threshold outside [0, 1], or one that is missing.
+    Raises ValueError for no shares at all, a threshold outside [0, 1], or one that is missing.
     """
-    if not scores:
-        raise ValueError("there are no scores to take names from")
-    least = dict.fromkeys(scores, threshold) if isinstance(threshold, (int, float)) else dict(threshold)
-    for name in scores:
+    if not shares:
+        raise ValueError("there are no shares to take names from")
+    least = dict.fromkeys(shares, threshold) if isinstance(threshold, (int, float)) else dict(threshold)
+    for name in shares:
         if name not in least:
             raise ValueError(f"no threshold for {name!r}; there are thresholds for {', '.join(least) or 'none'}")
         if not 0 <= least[name] <= 1:
             raise ValueError(f"a threshold must be in [0, 1], got {least[name]} for {name!r}")
-    table = {name: values.tolist() for name, values in scores.items()}
-    batch, heads = next(iter(scores.values())).shape
+    table = {name: values.tolist() for name, values in shares.items()}
+    batch, heads = next(iter(shares.values())).shape
     return [[_names({n: t[b][h] for n, t in table.items()}, least) for h in range(heads)] for b in range(batch)]
 
 
-def _names(scores: dict[str, float], least: Mapping[str, float]) -> list[str]:
-    names = [name for name in scores if scores[name] >= least[name]]  # NaN reaches nothing
+def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> list[list[str | None]]:
+    """What heads do that rest on the first token, [batch row][head]: the pattern that gets half of the rest, or None.
+
+    >>> shares = {"first": torch.tensor([[0.8, 0.8, 0.3]])}
+    >>> label_rest(shares, {"previous": torch.tensor([[0.15, 0.05, 0.7]])})
+    [['previous', None, None]]
+
+    shares, beside: as `measure` gives them. A head that does not rest there, or does little else, has None.
+    """
+    resting = [[names[:1] == ["first"] for names in row] for row in label(shares)]
+    rest = 1 - shares["first"]  # (B, H)
+    parts = {name: torch.where(rest >= REST, part / rest.clamp(min=REST), 0.0) for name, part in beside.items()}
+    found = label(parts) if parts else [[[]] * len(row) for row in resting]
+    return [
+        [names[0] if names and rests else None for names, rests in zip(*rows, strict=True)]
+        for rows in zip(found, resting, strict=True)
+    ]
+
+
+def _names(shares: dict[str, float], least: Mapping[str, float]) -> list[str]:
+    names = [name for name in shares if shares[name] >= least[name]]  # NaN reaches nothing
     if {"previous", "next"} & set(names):
         names = [name for name in names if name != "neighbours"]
-    return sorted(names, key=lambda name: -scores[name])
+    return sorted(names, key=lambda name: -shares[name])
 
 
 # ------------------------------------------------------------------------------------------------------ who looks where
 
 
-Look = tuple[Tensor, Tensor]
-"""A weight per query (B, H, Nq), and which queries count (B or 1, H or 1, Nq)."""
+class Look(NamedTuple):
+    """A weight per query, (B, H, Nq); which queries count, and of which the key is the first token, (B, H, Nq) or 1."""
+
+    weight: Tensor
+    counts: Tensor
+    at_first: Tensor
 
 
 class _Layout:
@@ -196,13 +272,21 @@ class _Layout:
             there = torch.zeros_like(keys, dtype=torch.bool)
         else:
             there = self.real & ~at_positions(self.padding, keys, outside=True)
-        return self.weights.pairs(torch.where(there, keys, -1)), there
+        return Look(self.weights.pairs(torch.where(there, keys, -1)), there, there & (keys == self.first()))
+
+    def share(self, *looks: Look, first: bool = True) -> Tensor:
+        """What several looks find together of all attention of real queries, (B, H); first: the first token counts."""
+        device = looks[0].weight.device
+        parts = [x.weight if first else x.weight.masked_fill(x.at_first.to(device), 0) for x in looks]
+        found = sum(parts[1:], parts[0])  # (B, H, Nq)
+        real = self.real.to(device).expand_as(found)
+        return torch.where(real, found, 0).sum(-1) / real.sum(-1).clamp(min=1)
 
 
-def _by_place(layout: _Layout) -> dict[str, Tensor]:
+def _by_place(layout: _Layout) -> dict[str, tuple[Look, ...]]:
     back2, back, here, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
     near = (back2, back, ahead, ahead2)
-    return {"own": _mean(here), "previous": _mean(back), "next": _mean(ahead), "neighbours": _mean(*near)}
+    return {"own": (here,), "previous": (back,), "next": (ahead,), "neighbours": near}
 
 
 def _uniform(layout: _Layout, entropy: Tensor, visible: Tensor) -> Tensor:
@@ -211,14 +295,17 @@ def _uniform(layout: _Layout, entropy: Tensor, visible: Tensor) -> Tensor:
     _shaped("visible", visible, (layout.batch, layout.heads, layout.nq))
     visible = visible.to(entropy.device)
     share = entropy / visible.clamp(min=2).to(entropy.dtype).log()
-    return _mean((share.clamp(max=1), layout.real.to(entropy.device) & (visible >= 2)))
+    return _mean_over(share.clamp(max=1), layout.real.to(entropy.device) & (visible >= 2))
 
 
 def _delimiter(layout: _Layout, received: Tensor, delimiters: Tensor, rows: Tensor | int | None) -> Tensor:
-    """The part of all attention that delimiters receive."""
+    """The part of all attention that delimiters receive, the first token left out."""
     _shaped("received", received, (layout.batch, layout.heads, layout.nk), shared=False)
     chosen = _marks("delimiters", delimiters, layout.batch, layout.nk).to(received.device)
     chosen = chosen & ~layout.padding.to(received.device)  # (B or 1, Nk)
+    if layout.nq and layout.nk:
+        first = layout.first()[:, 0, :1].to(received.device)  # (B or 1, 1)
+        chosen = chosen & (torch.arange(layout.nk, device=received.device) != first)
     total = torch.where(chosen.unsqueeze(1), received, 0).sum(-1)  # (B, H)
     count = torch.as_tensor(layout.nq if rows is None else rows, device=received.device).reshape(-1, 1)
     if count.shape[0] not in (1, layout.batch):
@@ -226,19 +313,19 @@ def _delimiter(layout: _Layout, received: Tensor, delimiters: Tensor, rows: Tens
     return total / count.clamp(min=1)
 
 
-def _by_token(layout: _Layout, ids: Tensor) -> dict[str, Tensor]:
+def _by_token(layout: _Layout, ids: Tensor) -> dict[str, tuple[Look, ...]]:
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     _shaped("ids", ids, (layout.batch, layout.nk))
     if layout.nk == 0:
-        nothing = _mean(layout.look(layout.first()))
-        return {"same token": nothing, "induction": nothing.clone()}
+        nothing = (layout.look(layout.first()),)
+        return {"same token": nothing, "induction": nothing}
     group = _groups(ids, layout.padding)
     before, after = _earlier(group), _later(group)
     followed = torch.where(before < 0, -1, before + 1)
     tables = (before, after, followed)
     back, ahead, next_to = (layout.look(at_positions(t, layout.position, outside=-1)) for t in tables)
-    return {"same token": _mean(back, ahead), "induction": _mean(next_to)}
+    return {"same token": (back, ahead), "induction": (next_to,)}
 
 
 def _groups(ids: Tensor, padding: Tensor) -> Tensor:
@@ -270,9 +357,13 @@ def _later(group: Tensor) -> Tensor:
 
 def _mean(*looks: Look) -> Tensor:
     """The mean of what several looks find together, over the queries that count for one of them; 0 where none does."""
-    found = sum((mass for mass, _ in looks[1:]), looks[0][0])  # (B, H, Nq)
-    counted = reduce(torch.logical_or, (there for _, there in looks)).to(found.device).expand_as(found)
-    return torch.where(counted, found, 0).sum(-1) / counted.sum(-1).clamp(min=1)
+    found = sum((look.weight for look in looks[1:]), looks[0].weight)  # (B, H, Nq)
+    return _mean_over(found, reduce(torch.logical_or, (look.counts for look in looks)).to(found.device))
+
+
+def _mean_over(values: Tensor, counted: Tensor) -> Tensor:
+    counted = counted.expand_as(values)
+    return torch.where(counted, values, 0).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
 def _marks(name: str, marks: Tensor, batch: int, nk: int) -> Tensor:

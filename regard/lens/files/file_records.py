@@ -218,7 +218,7 @@ def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> tuple[tuple[Axi
         "top_weight": ((batch, heads, nq, None), "floats"),
         "top_tied": ((batch, heads, nq), "booleans"),
         **{f"mean {measure}": ((batch, heads), "floats") for measure in PER_QUERY},
-        **{f"pattern {pattern}": ((batch, heads), "floats") for pattern in PATTERNS},
+        **{f"{kind} {p}": ((batch, heads), "floats") for kind in ("pattern", "share", "beside") for p in PATTERNS},
     }
     return plain.get(name)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UNITS", "atlas", "atlas_html", "short_names"]
 
-UNITS = {"entropy": "nats", "effective": "keys"}
+UNITS = {"entropy": "nats", "effective": "keys, 1/Σp²"}
 """The unit of each measure of regard's that has one; the others are shares, or scores without."""
 
 MOST = 256
