@@ -159,7 +159,8 @@ class Watching:
         device, link = self.plan.device, record.link
         if isinstance(weights, Given):
             scores = None if weights.scores is None else _moved(weights.scores, device)
-            return Given(_copied(weights.weights, device), scores)  # the model may have given its weights to others
+            made = _copied(weights.weights, device)  # the model may have given its weights to others
+            return Given(made, scores, edited=weights.edited)
         assert isinstance(weights, Remembered)
         assert link is not None
         assert sight is not None
@@ -207,10 +208,13 @@ def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
     if made is None:
         assert scores is not None
         made = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-    weights = Given(made, scores)
-    names = plan.wanted.names - ({"max_logit"} if scores is None else set())
+    weights = Given(made, None if sighting.edited else scores, edited=sighting.edited)
+    names = plan.wanted.names - ({"max_logit"} if weights.scores is None else set())
     found = streaming.measure_given(weights, replace(plan.wanted, names=names))
     record.facts = facts.read_weights(scores, made, kind=sighting.kind)
+    if sighting.edited:
+        empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
+        record.facts = replace(record.facts, edited=True, empty_rows=empty)
     sight = Told(None, record.facts.padding, record.facts.offset)
     _finish(record, weights, found, sight, sighting.output, plan, "torch")
     return weights
@@ -237,6 +241,7 @@ def _finish(
         size=plan.wanted.size,
         links=plan.wanted.top,
         engine=engine,
+        edited=isinstance(weights, Given) and weights.edited,
     )
     if plan.patterns:
         view.held |= {f"pattern {name}": score for name, score in view.score_patterns().items()}
@@ -252,7 +257,9 @@ def _finish(
 def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
     """What the doctor wants to know of each head, (B, H)."""
     heads = {name: view.held[f"pattern {name}"] for name in ("uniform", "first") if f"pattern {name}" in view.held}
-    if "received" in view.held and view.sizes[2] and view.sizes[3]:
+    if view.edited:  # what a key gets is no share of 1
+        heads = {}
+    elif "received" in view.held and view.sizes[2] and view.sizes[3]:
         heads["one key"] = view.held["received"].amax(-1) / view.sizes[2]
     if output is not None and output.ndim == 4 and output.shape[:3] == view.sizes[:3] and view.sizes[2] > 1:
         wide = torch.promote_types(output.dtype, torch.float32)
