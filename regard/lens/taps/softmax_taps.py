@@ -360,14 +360,14 @@ def _compare(
     if not intact and candidate.scores_intact:
         original = candidate.scores.detach().softmax(-1, dtype=weights.dtype)[..., :columns]
     if original is not None:
-        kept = weights if intact else None
         copy = next((x for x in views if same_numbers(x, original)), None)
         if copy is not None:
             empty_rows_set_to_0 = bool(original.sum().isnan()) and not bool(copy.sum().isnan())
-            return use(copy if empty_rows_set_to_0 else kept, edited=False, certain=True, output=None)
+            shown = weights if intact and not empty_rows_set_to_0 else copy
+            return use(shown, edited=False, certain=True, output=None)
         drawn = not torch.equal(random_state(weights.device), candidate.random)
         if drawn and any(is_dropout(x, original) for x in views):
-            return use(kept, edited=False, certain=True, output=None)
+            return use(weights if intact else None, edited=False, certain=True, output=None)
 
     # 3. Edited.
     applied = same if same is not None else views[0] if views else usual
@@ -408,9 +408,7 @@ def _sighting(use: _Use) -> Sighting:
     scores = candidate.scores.detach()
     known = candidate.scores_intact and heads == candidate.heads
     scores_seen = _with_heads(scores, heads) if known else None
-    weights = None if made is None else _with_heads(made, heads)
-    if weights is None and made is not None and use.edited:
-        weights = made.reshape(-1, heads, *made.shape[-2:])
+    weights = None if made is None else made.reshape(-1, heads, *made.shape[-2:])
     trouble = None
     if scores_seen is None and weights is None:
         trouble = "neither scores nor weights were left to read when they met the values"
