@@ -24,6 +24,7 @@ __all__ = [
     "random_state",
     "same_memory",
     "same_numbers",
+    "unlikeness",
     "version_of",
 ]
 
@@ -103,7 +104,7 @@ def same_numbers(applied: Tensor, original: Tensor) -> bool:
     """
     for a, b in _pieces(applied, original):
         b = b.to(a.dtype)
-        if not bool(((a == b) | (b.isnan() & ((a == 0) | a.isnan()))).all()):
+        if not torch.equal(a, b) and not bool(((a == b) | (b.isnan() & ((a == 0) | a.isnan()))).all()):
             return False
     return True
 
@@ -129,6 +130,20 @@ def is_dropout(applied: Tensor, original: Tensor) -> bool:
             return False
         least, most, some_dropped = min(least, lowest), max(most, highest), some_dropped or dropped > 0
     return some_dropped and 1 + rounding < least <= most <= least * (1 + rounding)
+
+
+def unlikeness(applied: Tensor, original: Tensor) -> float:
+    """1 − |cosine| of two tensors of one shape: 0 where one is a multiple of the other, 1 where they have no relation.
+
+    >>> unlikeness(torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 1.0]]))
+    0.0
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=applied.device)
+    for a, b in _pieces(applied, original):
+        a, b = a.double(), b.double()
+        sums += torch.stack([(a * b).sum(), (a * a).sum(), (b * b).sum()])
+    both, one, other = sums.tolist()
+    return 1 - abs(both) / (one * other) ** 0.5 if one * other > 0 else 1.0
 
 
 def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

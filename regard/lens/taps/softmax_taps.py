@@ -41,6 +41,7 @@ from regard.lens.taps.applied_weights import (
     random_state,
     same_memory,
     same_numbers,
+    unlikeness,
     version_of,
 )
 from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running, runs_in
@@ -126,6 +127,7 @@ class _Use:
     weights: to be reported, (…, Nq, Nk), without a sink's column; None where they are gone, and the scores tell.
     edited: the weights are not those of the softmax.  certain: they lie in its memory, so that they come from it.
     output: (count, Nq, Dv) where its rows are in the order of the weights.
+    unlike: how little edited weights are like those of the softmax, from 0 to 1.
     """
 
     candidate: _Candidate
@@ -135,6 +137,7 @@ class _Use:
     edited: bool
     certain: bool
     output: Tensor | None
+    unlike: float = 0.0
 
 
 _HERE = _Thread()
@@ -290,9 +293,11 @@ def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame
     left, right, out = (x.detach().unsqueeze(0) if flat else x.detach() for x in (left, right, out))
     waiting = [c for c in _pending.get(threading.get_ident(), ()) if _related(c.callers, callers)]
     with measuring():
-        uses = [use for candidate in waiting for use in _uses(candidate, left, right, out, flat, frame)]
-    # Unchanged weights prove whose they are, then edited ones in the softmax's own memory.
-    use = next(iter(sorted(uses, key=lambda use: (use.edited, not use.certain))), None)
+        uses = _uses(waiting, left, right, out, flat, frame)
+    use = uses[0] if uses else None
+    for other in uses[1:]:  # edited too: in the softmax's own memory, or much more like its weights
+        if use is not None and (not use.certain and (other.certain or other.unlike < use.unlike / 4)):
+            use = other
     for candidate in waiting:
         if candidate.deferred is not None and (use is None or use.edited or use.candidate is not candidate):
             use = None if use is not None and use.candidate is candidate else use
@@ -326,13 +331,23 @@ def _take(candidate: _Candidate) -> bool:
 
 
 def _uses(
-    candidate: _Candidate, left: Tensor, right: Tensor, out: Tensor, flat: bool, frame: FrameType
-) -> Iterator[_Use]:
-    """How the operands of a product use the weights of a candidate, if they fit them; einsum may have turned them."""
-    for which, operand in enumerate((left, right.mT)):
+    waiting: list[_Candidate], left: Tensor, right: Tensor, out: Tensor, flat: bool, frame: FrameType
+) -> list[_Use]:
+    """How the operands of a product use the weights that they fit, up to the first that are unchanged.
+
+    The second operand may be weights too, turned, as einsum does it.
+    """
+    uses = list[_Use]()
+    for candidate, (which, operand) in pairs(waiting, enumerate((left, right.mT))):
         product = candidate.takes(operand, flat)
-        if product is not None:
-            yield _compare(candidate, product, operand, out, which, frame)
+        if product is None:
+            continue
+        use = _compare(candidate, product, operand, out, which, frame)
+        if not use.edited:
+            return [use]
+        if use.certain or not (is_parameter(left) or is_parameter(right)):  # with those, heads are mixed
+            uses.append(use)
+    return uses
 
 
 def _compare(
@@ -355,7 +370,7 @@ def _compare(
     # 2. In memory of its own: a copy, or dropped out.
     given = einsum_operand(frame, which)
     if given is not None and given.shape == weights.shape:
-        views.insert(0, given)
+        views = [given]
     original = weights if intact else None
     if not intact and candidate.scores_intact:
         original = candidate.scores.detach().softmax(-1, dtype=weights.dtype)[..., :columns]
@@ -369,10 +384,17 @@ def _compare(
         if drawn and any(is_dropout(x, original) for x in views):
             return use(weights if intact else None, edited=False, certain=True, output=None)
 
-    # 3. Edited.
-    applied = same if same is not None else views[0] if views else usual
+    # 3. Edited. Axes are in the usual order, unless in another the weights are much more like those of the softmax.
+    applied, unlike = views[0] if views else usual, 1.0
+    if same is not None:
+        applied = same
+    elif original is not None and views:
+        orders = [unlikeness(x, original) for x in views]
+        best = orders.index(min(orders))
+        best = best if orders[best] < orders[0] / 4 else 0
+        applied, unlike = views[best], orders[best]
     in_order = which == 0 and same_memory(applied, usual)
-    return use(applied, edited=True, certain=same is not None, output=out if in_order else None)
+    return use(applied, edited=True, certain=same is not None, output=out if in_order else None, unlike=unlike)
 
 
 def _related(some: list[Caller], others: list[Caller]) -> bool:
