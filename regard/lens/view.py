@@ -346,6 +346,8 @@ class View:
     def check(self) -> Report:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
 
+        Rows of weights that the model edited after its softmax may have any sum and sign.
+
         >>> import torch, regard
         >>> x = torch.eye(2)
         >>> print(regard.look(x / torch.tensor([[1], [0]]), x, x).check())

@@ -58,7 +58,7 @@ def watch(
 
     model: any nn.Module. Seen are torch's SDPA, FlexAttention, nn.MultiheadAttention, flash_attn, regard's own
         operation, and softmaxes written out by hand, also in torch.compile'd code as far as it calls kernels; what was
-        not seen is named in `capture.unseen`.
+        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`.
     layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
     measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
     keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; both as a list.
