@@ -119,6 +119,7 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
         size=views[0].size,
         links=views[0].links,
         engine=views[0].engine,
+        edited=any(v.edited for v in views),
     )
 
 

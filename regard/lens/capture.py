@@ -91,6 +91,7 @@ class Capture:
 
     records: all calls in call order.  names: the paths of the modules that were seen, in the order of their first call.
     unseen: path → reason, for what looks like attention and was not seen.
+    edited: path → calls in which the model changed its weights after the softmax; their views show those it applied.
     tokens: labels per batch row, as given to `watch`; None without.  model: the model's class.
     layouts: path → what its tokens are and where they lie in a picture, one `Sides` for all batch entries or one each.
     photos: bounded copies of the pictures that the first batch entry's patches lie in, where somebody put them here.
@@ -157,6 +158,15 @@ class Capture:
     def names(self) -> list[str]:
         """The paths of the modules that were seen, in the order of their first call."""
         return list(dict.fromkeys(r.path for r in self.records if r.view is not None))
+
+    @property
+    def edited(self) -> dict[str, list[int]]:
+        """Path → calls in which the model changed its weights after the softmax; their views show those it applied."""
+        found: dict[str, list[int]] = {}
+        for record in self.records:
+            if record.view is not None and record.view.edited:
+                found.setdefault(record.path, []).append(record.n)
+        return found
 
     def calls(self, path: str) -> list[Record]:
         """The calls of one module that could be read. Raises KeyError, naming what there is."""

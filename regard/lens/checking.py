@@ -66,6 +66,7 @@ class Report:
     bad_rows: how many are not attention weights.
     problems: the first of those, at most `LISTED`.
     tolerance: how far from 1 a sum was allowed to be.
+    edited: the weights were edited after their softmax, so that only NaN and infinite ones were looked for.
     """
 
     rows: int
@@ -73,6 +74,7 @@ class Report:
     bad_rows: int
     problems: tuple[Problem, ...]
     tolerance: float
+    edited: bool = False
 
     @property
     def ok(self) -> bool:
@@ -92,6 +94,8 @@ class Report:
 
     def __str__(self) -> str:
         allowed = f"(tolerance {self.tolerance:.3g})"
+        if self.edited:
+            allowed = "(edited after softmax: sums and signs are not judged)"
         if self.ok:
             empty = f", {self.empty_rows} of them empty" if self.empty_rows else ""
             return f"{_rows(self.rows)} of attention weights{empty} {allowed}"
@@ -141,7 +145,7 @@ def check(weights: object, *, tolerance: float | None = None, sinks: bool = Fals
     return judge(*_reduced(cells), tolerance=allowed, sinks=sinks)
 
 
-def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool) -> Report:
+def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool, edited: bool = False) -> Report:
     """The report on rows of which the smallest weight, the largest and the sum are known: (…, Nq) each, a NaN in all.
 
     >>> judge(np.zeros(2), np.array([0.5, 0.9]), np.ones(2), tolerance=1e-6, sinks=False)
@@ -156,12 +160,14 @@ def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: boo
         "above one": (high - 1 > tolerance, high),
         "sum": (above if sinks else above | below, total),
     }
+    if edited:  # rows need not sum to 1, and a difference of weights may be negative
+        findings = {kind: findings[kind] for kind in ("nan", "infinite")}
     bad = np.logical_or.reduce([rows for rows, _ in findings.values()])  # (…, Nq)
     problems = []
     for at in zip(*np.unravel_index(np.flatnonzero(bad)[:LISTED], bad.shape), strict=True):
         kind = next(kind for kind, (rows, _) in findings.items() if rows[at])
         problems.append(_problem(kind, at, float(findings[kind][1][at]), sinks))
-    return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), tolerance)
+    return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), tolerance, edited)
 
 
 def _floats(weights: object) -> Array | Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.lens import figures
+from regard.lens.diagnosing.findings import calls_in_words
 from regard.lens.head_values import table_of
 from regard.lens.measuring.measures import MAP_SIZE
 from regard.lens.view import View
@@ -98,8 +99,10 @@ def html_of(capture: Capture) -> str:
     if any("entropy" in record.view.held for record in capture.records if record.view is not None):
         values, heads = _atlas(capture, "entropy")
         parts.append(figures.atlas_html(values, layers=capture.row_names, heads=heads, measure="entropy"))
-    unseen = [f"not seen: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items()]
-    return "\n".join([*parts, *([f"<pre>{escape(chr(10).join(unseen))}</pre>"] if unseen else [])])
+    of_all = "(the model itself)"
+    notes = [f"edited after softmax: {p or of_all}: {calls_in_words(calls)}" for p, calls in capture.edited.items()]
+    notes += [f"not seen: {path or of_all}: {why}" for path, why in capture.unseen.items()]
+    return "\n".join([*parts, *([f"<pre>{escape(chr(10).join(notes))}</pre>"] if notes else [])])
 
 
 def png_of(view: View) -> bytes | None:

@@ -12,7 +12,7 @@ import torch
 from regard import tables
 from regard.lens.capture import Capture, Ran
 from regard.lens.diagnosing.diagnosis import SAID
-from regard.lens.diagnosing.findings import spoken
+from regard.lens.diagnosing.findings import calls_in_words, spoken
 from regard.lens.diagnosing.patterns import CALLED, label
 from regard.lens.head_values import per_head
 from regard.lens.view import View
@@ -27,11 +27,13 @@ WORDS: dict[Lang, dict[str, str]] = {
         "title": "{}: {} attention modules, {} calls",
         "headers": "|module|kind|heads|queries × keys|calls|entropy|patterns|seen by",
         "unseen": "not seen",
+        "edited": "edited after softmax",
     },
     "ko": {
         "title": "{}: 어텐션 모듈 {}개, 호출 {}번",
         "headers": "|모듈|종류|헤드|쿼리 × 키|호출|엔트로피|패턴|찾은 곳",
         "unseen": "보지 못함",
+        "edited": "소프트맥스 뒤에 수정됨",
     },
 }
 
@@ -52,8 +54,12 @@ def summary_of(capture: Capture, lang: Lang = "en") -> str:
     rows = [_line(i, run, lang) for i, run in enumerate(capture.runs())]
     lines = [words["title"].format(capture.model or "model", len(capture.names), len(capture.records)), ""]
     lines.append(tables.text(words["headers"].split("|"), rows, right=[0, 3, 5, 6]))
-    unseen = (f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items())
-    return "\n".join([*lines, "", *unseen]).rstrip()
+    notes = [
+        f"{words['edited']}: {path or '(the model itself)'}: {calls_in_words(calls, lang)}"
+        for path, calls in capture.edited.items()
+    ]
+    notes += [f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items()]
+    return "\n".join([*lines, "", *notes]).rstrip()
 
 
 def _line(i: int, run: Ran, lang: Lang) -> list[str]:

@@ -116,6 +116,7 @@ class View:
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
     links: int = TOP  # that `top` gives, where none are held
     placed: Placed = NOWHERE  # where the tokens lie in a picture, and their words
+    edited: bool = False  # the model changed the weights after its softmax: these are those that it applied
 
     # ------------------------------------------------------------------------------------------------------- measures
 
@@ -351,6 +352,8 @@ class View:
     def check(self) -> Report:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
 
+        Rows of weights that the model edited after its softmax may have any sum and sign.
+
         >>> import torch, regard
         >>> x = torch.eye(2)
         >>> print(regard.look(x / torch.tensor([[1], [0]]), x, x).check())
@@ -376,6 +379,7 @@ class View:
             total,
             tolerance=max((source.rounding for source in made_of), default=nk * torch.finfo(torch.float32).eps),
             sinks=any(source.has_sink for source in made_of),
+            edited=self.edited,
         )
 
     # ------------------------------------------------------------------------------------------------------- plumbing
@@ -383,6 +387,8 @@ class View:
     def _held(self, name: str) -> Tensor:
         """A measure that is there, or by one more pass; after that it is there."""
         if name not in self.held:
+            if self.edited and name in ("lse", "max_logit"):
+                raise LookupError(f"{name} is of a softmax, and the model edited the weights after it")
             if name not in NAMES:
                 raise LookupError(f"this view holds no {name}")
             weights = self._exact(name, "", f"measures=['{name}']")
@@ -440,7 +446,8 @@ class View:
         batch, heads, nq, nk = self.sizes
         exact = "exact rows at hand" if self.weights is not None else "no q and k kept"
         names = [n for n in ("lse", *NAMES) if n in self.held or (n == "top" and "top_key" in self.held)]
-        return f"View({batch} × {heads} heads, {nq} queries, {nk} keys; {', '.join(names)}; {exact})"
+        edited = "; edited after softmax" if self.edited else ""
+        return f"View({batch} × {heads} heads, {nq} queries, {nk} keys; {', '.join(names)}; {exact}{edited})"
 
     def moved(self, device: str | torch.device) -> View:
         """The same view with its measures on another device; q and k stay where they are."""

@@ -59,7 +59,7 @@ def watch(
 
     model: any nn.Module. Seen are torch's SDPA, FlexAttention, nn.MultiheadAttention, flash_attn, regard's own
         operation, and softmaxes written out by hand, also in torch.compile'd code as far as it calls kernels; what was
-        not seen is named in `capture.unseen`.
+        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`.
     layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
     measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
     keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; both as a list.
@@ -161,7 +161,8 @@ class Watching:
         device, link = self.plan.device, record.link
         if isinstance(weights, Given):
             scores = None if weights.scores is None else _moved(weights.scores, device)
-            return Given(_copied(weights.weights, device), scores)  # the model may have given its weights to others
+            made = _copied(weights.weights, device)  # the model may have given its weights to others
+            return Given(made, scores, edited=weights.edited)
         assert isinstance(weights, Remembered)
         assert link is not None
         assert sight is not None
@@ -223,10 +224,13 @@ def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
     if made is None:
         assert scores is not None
         made = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-    weights = Given(made, scores)
-    names = plan.wanted.names - ({"max_logit"} if scores is None else set())
+    weights = Given(made, None if sighting.edited else scores, edited=sighting.edited)
+    names = plan.wanted.names - ({"max_logit"} if weights.scores is None else set())
     found = streaming.measure_given(weights, replace(plan.wanted, names=names))
     record.facts = facts.read_weights(scores, made, kind=sighting.kind)
+    if sighting.edited:
+        empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
+        record.facts = replace(record.facts, edited=True, empty_rows=empty)
     sight = Told(None, record.facts.padding, record.facts.offset)
     _finish(record, weights, found, sight, sighting.output, plan, "torch")
     return weights
@@ -253,6 +257,7 @@ def _finish(
         size=plan.wanted.size,
         links=plan.wanted.top,
         engine=engine,
+        edited=isinstance(weights, Given) and weights.edited,
     )
     if plan.patterns:
         for kind, found in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
@@ -269,7 +274,9 @@ def _finish(
 def _heads(view: View, output: Tensor | None) -> dict[str, Tensor]:
     """What the doctor wants to know of each head, (B, H)."""
     heads = {name: view.held[f"pattern {name}"] for name in ("uniform", "first") if f"pattern {name}" in view.held}
-    if "received" in view.held and view.sizes[2] and view.sizes[3]:
+    if view.edited:  # what a key gets is no share of 1
+        heads = {}
+    elif "received" in view.held and view.sizes[2] and view.sizes[3]:
         heads["one key"] = view.held["received"].amax(-1) / view.sizes[2]
     if "max_logit" in view.held and view.sizes[2]:
         heads["largest logit"] = view.held["max_logit"].amax(-1)

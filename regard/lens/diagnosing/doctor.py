@@ -295,6 +295,15 @@ def dead_heads(case: Case) -> Iterable[Finding]:
     return _heads(case, "dead heads", {"uniform": lambda x: x >= EVEN, "spread": lambda x: x <= STILL})
 
 
+def edited_weights(case: Case) -> Iterable[Finding]:
+    """Modules that changed their weights after the softmax, and in which of their calls."""
+    calls: dict[str, list[int]] = {}
+    for record, facts in case.read:
+        if facts.edited:
+            calls.setdefault(record.path, []).append(record.n)
+    return [Finding("note", "edited weights", (path,), (("calls", tuple(n)),)) for path, n in calls.items()]
+
+
 def _heads(case: Case, code: str, tests: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> list[Finding]:
     """Count the heads, on the mean over the batch, for which one of the tests holds: in each module's first call."""
     counts: dict[str, tuple[int, int]] = {}
@@ -330,6 +339,7 @@ CHECKS: tuple[Check, ...] = (
     masks_differ,
     sinks,
     dead_heads,
+    edited_weights,
 )
 """What `examine` runs. What only the caller knows, such as a softcap that a kernel was not given, is a check of his."""
 

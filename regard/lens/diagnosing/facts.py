@@ -80,6 +80,7 @@ class Facts:
     softcap: the cap on the scores that the call was given.
     bands: (b, h, R, C) uint8, as `Visible.bands`; b and h are 1 where the first four are all alike.
     padding: (B or 1, Nk) booleans, True for a key of the batch row that no query sees; None where there is none.
+    edited: the model changed the weights after its softmax, and before they met the values.
     """
 
     sizes: tuple[int, int, int, int]
@@ -96,6 +97,7 @@ class Facts:
     softcap: float | None
     bands: Tensor
     padding: Tensor | None
+    edited: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
         """What JSON does not hold: the bands, and the padding where there is some."""
@@ -106,12 +108,14 @@ class Facts:
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TENSORS}
         rows = {name: vars(held[name]) | {"example": _list(held[name].example)} for name in _ROWS}
         lists = {"sizes": list(self.sizes), "sides": list(self.sides)}
+        if not self.edited:  # a file says it only where it is so, and is then read by every regard
+            del held["edited"]
         return held | rows | lists | {"bad": {name: list(counts) for name, counts in self.bad.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Facts:
         """The facts that `to_json` and `tensors` made. Raises ValueError for a key that is missing or unknown."""
-        known = {f.name for f in fields(cls)} - set(_TENSORS)
+        known = {f.name for f in fields(cls)} - set(_TENSORS) - ({"edited"} - values.keys())
         wrong = sorted(known ^ values.keys()) + sorted({"bands"} - tensors.keys()) + sorted(tensors.keys() - _TENSORS)
         if wrong:
             raise ValueError(f"these are not the facts of one call: {', '.join(wrong)} missing or unknown")

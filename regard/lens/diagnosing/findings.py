@@ -5,13 +5,14 @@ It holds the sentences. It does not know how anything is found: `doctor.py` does
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from regard.lens.diagnosing.layer_names import places
 from regard.stages import Lang
 
-__all__ = ["SEVERITIES", "WORDS", "Finding", "Severity", "spoken"]
+__all__ = ["SEVERITIES", "WORDS", "Finding", "Severity", "calls_in_words", "spoken"]
 
 Severity = Literal["error", "warning", "note"]
 """error: results are wrong; warning: they probably are; note: worth knowing."""
@@ -100,6 +101,10 @@ WORDS: dict[Lang, dict[str, tuple[str, str]]] = {
             "{count} of {total} heads look at all keys alike or say the same for every query; per layer: {list}",
             "such heads tell nothing apart; pruning them should change little",
         ),
+        "edited weights": (
+            "the weights were edited after the softmax, in {calls}: shown is what was multiplied with the values",
+            "rows need not sum to 1: entropy is NaN in those that do not, and lse and the largest score are not known",
+        ),
     },
     "ko": {
         "empty rows": (
@@ -179,6 +184,10 @@ WORDS: dict[Lang, dict[str, tuple[str, str]]] = {
             "레이어마다: {list}",
             "이런 헤드는 아무것도 구별하지 않습니다. 없애도 거의 달라지지 않을 것입니다",
         ),
+        "edited weights": (
+            "소프트맥스 뒤에 가중치가 수정됨({calls}): 실제로 밸류에 곱해진 가중치를 보여 줌",
+            "행의 합이 1이 아닐 수 있습니다. 그런 행의 엔트로피는 NaN이고, lse와 최대 점수는 알 수 없습니다",
+        ),
     },
 }
 
@@ -192,6 +201,25 @@ WHY: dict[Lang, dict[str, str]] = {
         "overflow": "점수나 합이 넘칩니다: bfloat16이나 float32로 계산하거나, 아주 큰 q와 k가 있는지 보세요",
     },
 }
+
+CALLS: dict[Lang, tuple[str, str]] = {"en": ("call {}", "calls {}"), "ko": ("호출 {}", "호출 {}")}
+
+
+def calls_in_words(numbers: Sequence[int], lang: Lang = "en") -> str:
+    """Some of the calls of a module.
+
+    >>> calls_in_words([0, 1, 2, 5]), calls_in_words([3], "ko")
+    ('calls 0–2, 5', '호출 3')
+    """
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and n == spans[-1][1] + 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    listed = ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in spans)
+    return CALLS[lang][len(numbers) > 1].format(listed)
+
 
 EXAMPLE: dict[Lang, str] = {
     "en": "batch row {0}, head {1}, query {2}",
@@ -210,7 +238,7 @@ def spoken(lang: Lang) -> Lang:
     return lang
 
 
-Value = str | int | tuple[int, int, int]
+Value = str | int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -253,6 +281,8 @@ class Finding:
         said: dict[str, object] = dict(self.values)
         if isinstance(example := said.get("example"), tuple):
             said["example"] = EXAMPLE[lang].format(*example)
+        if isinstance(calls := said.get("calls"), tuple):
+            said["calls"] = calls_in_words(calls, lang)
         if isinstance(why := said.get("why"), str):
             said["why"] = WHY[lang][why]
         return said

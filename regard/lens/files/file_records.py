@@ -25,6 +25,7 @@ from regard.lens.diagnosing.patterns import NAMES as PATTERNS
 from regard.lens.files.capture_file import FORGED, CaptureFileError
 from regard.lens.files.file_parts import Axis, Incoming, Kind, Outgoing, Reference, fields, is_list_of
 from regard.lens.files.file_weights import Sizes, pack_weights, unpack_weights
+from regard.lens.measuring.weights import Given
 from regard.lens.runs import Link
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
@@ -83,6 +84,10 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
     known = None if facts is None else _unpack_facts(facts, where, tensors)
     if seen is not None and known is not None and seen.sizes != known.sizes:
         raise CaptureFileError(f"{where}: its view is of {seen.sizes}, its facts of {known.sizes}: {FORGED}")
+    if seen is not None and known is not None and known.edited:
+        seen.edited = True
+        if isinstance(seen.weights, Given):
+            seen.weights.edited = True
     shape: tuple[Axis, ...] = (None, None) if seen is None else seen.sizes[:2]
     numbers = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
     carried = None if link is None else _unpack_link(link, n, None if seen is None else seen.sizes[0], where)
@@ -271,7 +276,8 @@ def _pack_facts(facts: Facts, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
-    found = dict(zip(FACTS, fields(value, f"facts of {where}", FACTS), strict=True))
+    known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
+    found = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
     batch, _, _, nk = _sizes(found["sizes"], where)
     references = found.pop("tensors")
     forms: dict[str, tuple[tuple[Axis, ...], Kind]] = {

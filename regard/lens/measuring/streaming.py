@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from math import inf, isqrt, prod
+from math import inf, isqrt, nan, prod
 from typing import Self, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from regard.backends.call import Call
 from regard.biases import Bias, DenseBias
 from regard.lens.measuring import workers
 from regard.lens.measuring.measures import MEASURES, Pool, Sizes, Tile, Wanted
-from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials, is_large
+from regard.lens.measuring.weights import Given, Weights, as_they_are, exponentials, is_large, sources
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.rules import IndexRule
 
@@ -95,7 +95,28 @@ def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
     """
     like = weights.tile(slice(0, 0), slice(0, 0))
     with as_they_are(like.device):
-        return _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
+        found = _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
+        if any(isinstance(source, Given) and source.edited for source in sources(weights)):
+            _correct_edited(found, weights)
+        return found
+
+
+def _correct_edited(found: dict[str, Tensor], weights: Weights) -> None:
+    """Measures of weights that were edited: NaN where a row is no distribution, and links with their own sign."""
+    _, _, nq, nk = weights.sizes
+    if {"entropy", "effective"} & found.keys() and nq and nk:
+        rounding = max(source.rounding for source in sources(weights))
+        for i in range(0, nq, max(1, TILE_CELLS // nk)):
+            rows = slice(i, min(nq, i + max(1, TILE_CELLS // nk)))
+            p = weights.tile(rows, slice(None))
+            total = p.sum(-1)
+            empty = (p == 0).all(-1)
+            wrong = (p < 0).any(-1) | ~(empty | ((total - 1).abs() <= rounding))
+            for name in {"entropy", "effective"} & found.keys():
+                found[name][:, :, rows].masked_fill_(wrong, nan)
+    if "top_key" in found:
+        links = [weights.pairs(key) for key in found["top_key"].unbind(-1)]
+        found["top_weight"] = torch.stack(links, -1).to(found["top_weight"].dtype)
 
 
 def lse_of(call: Call, wide: torch.dtype | None = None) -> Tensor:
@@ -390,7 +411,7 @@ class _FromTiles(_Source):
     def tile(self, at: _Place) -> Tile:
         """ln p twice, −∞ where p is 0 and finite there, and p."""
         p = self.source.tile(at.rows, at.cols)
-        s = p.log()
+        s = p.abs().log()  # edited weights may be negative
         t = s.clamp(min=torch.finfo(s.dtype).min)
         return at.tile(s, t, p, torch.empty_like(t))
 

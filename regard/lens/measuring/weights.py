@@ -178,9 +178,11 @@ class Given:
     """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk), with the scores they came from.
 
     scores: (B, H, Nq, Nk), or one column more, last, where a sink took part.
+    edited: the model changed them after its softmax: rows need not sum to 1, and some weights may be negative.
     """
 
-    def __init__(self, weights: Tensor, scores: Tensor | None = None) -> None:
+    def __init__(self, weights: Tensor, scores: Tensor | None = None, *, edited: bool = False) -> None:
+        self.edited = edited
         self.weights, self.scores = weights.detach(), None if scores is None else scores.detach()
         batch, heads, nq, nk = weights.shape
         self.sizes = (batch, heads, nq, nk)

@@ -36,6 +36,7 @@ __all__ = [
     "leave",
     "original_path",
     "running",
+    "runs_in",
 ]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
@@ -209,10 +210,15 @@ def _storage(x: Tensor) -> Iterator[int]:
 def running(caller: Caller, frame: FrameType | None) -> bool:
     """Is a module still among the callers of a frame?"""
     while frame is not None:
-        if id(frame.f_code) in caller.watch.codes and _first(frame) is caller.module:
+        if runs_in(caller, frame):
             return True
         frame = frame.f_back
     return False
+
+
+def runs_in(caller: Caller, frame: FrameType) -> bool:
+    """Is a frame one of a module's own methods?"""
+    return id(frame.f_code) in caller.watch.codes and _first(frame) is caller.module
 
 
 def _first(frame: FrameType) -> object:

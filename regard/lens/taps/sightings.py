@@ -44,6 +44,8 @@ class Sighting:
     output: (B, H, Nq, Dv), or None where it cannot be told apart.
     scores, weights: of a plain softmax, before and after, (B, H, Nq, Nk). With a sink, `scores` has its column last,
       Nk + 1 in all, and `weights` has dropped it. One of them may be None where the model wrote over it.
+    edited: the weights of a plain softmax were changed before they met the values. `weights` are those applied: rows
+      need not sum to 1, and some may be negative. `scores` are those before the change, and say what was hidden.
     marks: of a plain softmax, (B, Nk) a number per key by which it is known again in a later call; None where unknown.
     compiled: seen inside compiled code, of which only the module that was compiled is known: `path` is that one.
     trouble: why the call could not be read, in words; None where all is well.
@@ -59,6 +61,7 @@ class Sighting:
     scores: Tensor | None = None
     weights: Tensor | None = None
     marks: Tensor | None = None
+    edited: bool = False
     compiled: bool = False
     trouble: str | None = None
 

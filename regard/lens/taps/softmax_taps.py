@@ -6,10 +6,13 @@ rows are queries, the axis summed over is the keys, and all queries of a matrix 
 never so confirmed is listed, not guessed at: a softmax over another axis, a log_softmax, products without one. Only
 references are kept, never a copy of N×N.
 
+What is reported is what was multiplied with the values. The product's operand is compared with the softmax output, by
+address or by its numbers. After a cast, a reshape or dropout it is the same attention, and the softmax output is
+reported. Anything else (a gate, a mask, talking heads, the difference of two softmaxes) is reported as it was applied,
+marked as edited.
+
 A product of two plain matrices counts for scores of two axes, and only where neither operand is a parameter: else each
 linear layer and classifier would count. With a bias (addmm) it is taken for a linear layer, and not looked at.
-
-This file does not know fused kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product as pairs
 from math import prod
@@ -30,8 +33,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.runs import matrix_marks
-from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running
-from regard.lens.taps.sightings import HERE, Sighting
+from regard.lens.taps.applied_weights import (
+    Stamp,
+    einsum_operand,
+    in_axes_of,
+    is_dropout,
+    random_state,
+    same_memory,
+    same_numbers,
+    unlikeness,
+    version_of,
+)
+from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running, runs_in
+from regard.lens.taps.sightings import HERE, Sighting, measuring
 
 __all__ = ["ProductTap", "SoftmaxTap", "settle"]
 
@@ -52,6 +66,7 @@ class _Product:
     """A product that may have made scores."""
 
     matrices: Matrices
+    inner: int  # the size that it summed over: D, if it made scores
     marks: Tensor | None  # of its columns, (matrices, columns), by which keys are known again
     flat: bool = False  # of two plain matrices, as a linear layer's are
 
@@ -61,27 +76,68 @@ class _Thread(threading.local):
         self.products: deque[tuple[list[Caller], _Product]] = deque(maxlen=REMEMBERED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Candidate:
     """A softmax that may be attention."""
 
     callers: list[Caller]
     scores: Tensor  # (…, Nq, Nk), with a sink's column perhaps
     weights: Tensor
-    versions: tuple[int, int]
     products: list[_Product]  # that may have made the scores
+    site: tuple[int, ...]  # where in its module it was called
+    heads: int
+    version: int  # of the scores
+    stamp: Stamp  # of the weights
+    random: Tensor
+    blended: bool = False  # weights of its shape were edited while it waited: it may be a part of them
+    deferred: tuple[_Use, _Product] | None = None  # a use that may be a product of another q and k: the next call tells
 
     @property
     def by_product(self) -> bool:
         """Were the scores surely made by a product of their own? One of plain matrices may be a linear layer's."""
         return any(not product.flat for product in self.products)
 
-    def takes(self, matrices: Matrices, flat: bool) -> _Product | None:
+    @property
+    def scores_intact(self) -> bool:
+        """Were the scores not written to since? A tensor that was detached counts anew, so ask of this one."""
+        return version_of(self.scores) == self.version
+
+    @property
+    def batch(self) -> int:
+        """How many batch rows there are."""
+        return self.scores.numel() // max(1, self.heads * prod(self.scores.shape[-2:]))
+
+    def takes(self, operand: Tensor, flat: bool) -> _Product | None:
         """Can these be the weights on their way to the values? Then the product that made their scores."""
-        if not _fits(self.scores, matrices, flat):
-            return None
-        made = (p for p in self.products if p.matrices[2] == matrices[2])
-        return next((p for p in made if (matrices[0] > 1) == (p.matrices[0] > 1)), None)
+        count, rows, columns = _matrices(operand)
+        made = [p for p in self.products if p.matrices[2] == columns]
+        if _fits(self.scores, (count, rows, columns), flat):
+            found = next((p for p in made if (count > 1) == (p.matrices[0] > 1)), None)
+            if found is not None:
+                return found
+        # Heads may have been mixed to another number of heads.
+        mixed = not flat and self.scores.ndim > 2 and rows == self.scores.shape[-2] and count % max(1, self.batch) == 0
+        return next((p for p in made if not p.flat), None) if mixed and not is_parameter(operand) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """A product with the values, and which weights it applied.
+
+    weights: to be reported, (…, Nq, Nk), without a sink's column; None where they are gone, and the scores tell.
+    edited: the weights are not those of the softmax.  certain: they lie in its memory, so that they come from it.
+    output: (count, Nq, Dv) where its rows are in the order of the weights.
+    unlike: how little edited weights are like those of the softmax, from 0 to 1.
+    """
+
+    candidate: _Candidate
+    product: _Product
+    weights: Tensor | None
+    sink: bool
+    edited: bool
+    certain: bool
+    output: Tensor | None
+    unlike: float = 0.0
 
 
 _HERE = _Thread()
@@ -123,24 +179,29 @@ class ProductTap:
             left, right = args[self.first : self.first + 2]
             if self.name == "mm" and (is_parameter(right) or is_parameter(left)):
                 return out  # before callers are searched for, which costs most
-            callers = find(sys._getframe(1), out)
+            frame = sys._getframe(1)
+            callers = find(frame, out)
             if callers and not callers[0].inside_op:
-                attempt(callers, lambda: _meet(callers, left, right, out))
+                attempt(callers, lambda: _meet(callers, left, right, out, frame))
         return out
 
 
 def settle(watch: Watch) -> None:
     """Drop what a watch that ends still waits for, in any thread; it counts as unconfirmed."""
+    dropped = []
     with _LOCK:
         for thread, pending in tuple(_pending.items()):
             for candidate in tuple(pending):
-                for caller in [c for c in candidate.callers if c.watch is watch]:
-                    candidate.callers.remove(caller)
-                    _give_up(caller, candidate.scores, by_product=candidate.by_product)
+                mine = [c for c in candidate.callers if c.watch is watch]
+                if mine:
+                    dropped.append(replace(candidate, callers=mine))
+                    candidate.callers = [c for c in candidate.callers if c.watch is not watch]
                 if not candidate.callers:
                     pending.remove(candidate)
             if not pending:
                 del _pending[thread]
+    for candidate in dropped:
+        _drop(candidate)
 
 
 # ------------------------------------------------------------------------------------------------ remember and confirm
@@ -148,25 +209,58 @@ def settle(watch: Watch) -> None:
 
 def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
     """Wait for the product that uses these weights, if a product made the scores."""
-    products = _made(callers, scores)
+    products, site = _made(callers, scores), _site(callers[0], frame)
     if products:
         _HERE.products.clear()
     elif scores.ndim == 2:  # a classifier's, or a sampler's
         for caller in callers:
             _give_up(caller, scores, by_product=False)
         return
+    dropped = []
     with _LOCK:
         pending = _pending.setdefault(threading.get_ident(), [])
-        for earlier in tuple(pending):  # of this module, or of one that has returned meanwhile
-            if earlier.callers[0].module is callers[0].module or not running(earlier.callers[0], frame):
+        for earlier in tuple(pending):
+            if earlier.deferred is not None and earlier.deferred[1] in products:
+                earlier.deferred, earlier.blended = None, False  # it made these scores: what it used was another q
+            called_again = earlier.callers[0].module is callers[0].module and earlier.site >= site
+            if earlier.deferred is not None or called_again or not running(earlier.callers[0], frame):
                 pending.remove(earlier)
-                for caller in earlier.callers:
-                    _give_up(caller, earlier.scores, by_product=earlier.by_product)
-        if products:
-            pending.append(_Candidate(callers, scores, weights, (_version(scores), _version(weights)), products))
+                dropped.append(earlier)
+    for earlier in dropped:
+        _drop(earlier)
     if not products:
         for caller in callers:
             _give_up(caller, scores, by_product=False)
+        return
+    with measuring():
+        stamp, random = Stamp.of(weights), random_state(weights.device)
+    heads = _heads(callers[0], list(scores.shape[:-2]), scores.shape[-2])
+    candidate = _Candidate(callers, scores, weights, products, site, heads, version_of(scores), stamp, random)
+    with _LOCK:
+        _pending.setdefault(threading.get_ident(), []).append(candidate)
+
+
+def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
+    """Where in a module a frame is: the instructions that it and the frames around it have come to, outermost first.
+
+    In one call of a module without loops, what comes later is greater.
+    """
+    steps, inside = list[int](), 0
+    while frame is not None:
+        steps.append(frame.f_lasti)
+        if runs_in(caller, frame):
+            inside = len(steps)
+        frame = frame.f_back
+    return tuple(reversed(steps[:inside]))
+
+
+def _drop(candidate: _Candidate) -> None:
+    """Wait no longer: report the use that was deferred, if there is one, else list the softmax as unconfirmed."""
+    if candidate.deferred is not None:
+        deliver(candidate.callers, partial(_sighting, candidate.deferred[0]))
+    elif not candidate.blended:
+        for caller in candidate.callers:
+            _give_up(caller, candidate.scores, by_product=candidate.by_product)
 
 
 def _note(callers: list[Caller], scores: Tensor) -> None:
@@ -180,7 +274,7 @@ def _note(callers: list[Caller], scores: Tensor) -> None:
 def _made(callers: list[Caller], scores: Tensor) -> list[_Product]:
     """The latest products that may have made some scores, as they are or turned."""
     near = [made for whose, made in _HERE.products if _related(whose, callers)]
-    either = [p for made in near for p in (made, _Product(_turned(made.matrices), None, made.flat))]
+    either = [p for made in near for p in (made, _Product(_turned(made.matrices), made.inner, None, made.flat))]
     return [p for p in either if _fits(scores, p.matrices, p.flat)]
 
 
@@ -193,35 +287,114 @@ def _fits(scores: Tensor, matrices: Matrices, flat: bool) -> bool:
     return columns in (nk, nk - 1) and count * rows == scores.numel() // nk and rows % nq == 0
 
 
-def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor) -> None:
+def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame: FrameType) -> None:
     """A product: of some weights with their values, and then it is told; or of what may become scores."""
     flat = out.ndim == 2
-    left, right, out = (x.unsqueeze(0) if flat else x for x in (left, right, out))
-    for candidate in tuple(_pending.get(threading.get_ident(), ())):
-        if _related(candidate.callers, callers) and _confirm(candidate, left, right, out, flat):
-            return
-    for whose, made in _HERE.products:
-        if made.matrices == _matrices(left) and _related(whose, callers):
+    left, right, out = (x.detach().unsqueeze(0) if flat else x.detach() for x in (left, right, out))
+    waiting = [c for c in _pending.get(threading.get_ident(), ()) if _related(c.callers, callers)]
+    with measuring():
+        uses = _uses(waiting, left, right, out, flat, frame)
+    use = uses[0] if uses else None
+    for other in uses[1:]:  # edited too: in the softmax's own memory, or much more like its weights
+        if use is not None and (not use.certain and (other.certain or other.unlike < use.unlike / 4)):
+            use = other
+    for candidate in waiting:
+        if candidate.deferred is not None and (use is None or use.edited or use.candidate is not candidate):
+            use = None if use is not None and use.candidate is candidate else use
+            if _take(candidate):
+                _drop(candidate)
+    if use is not None and use.edited:
+        for other in uses:
+            other.candidate.blended = True
+    if use is not None and (use.certain or use.product.inner != left.shape[2]):
+        if _take(use.candidate):
+            deliver(list(use.candidate.callers), partial(_sighting, use))
+        return
+    made = _Product(_matrices(out), left.shape[2], matrix_marks(right), flat)
+    if use is not None:  # what looks like edited weights may be another q, as wide as there are keys
+        use.candidate.deferred = use, made
+    for whose, earlier in _HERE.products:
+        if earlier.matrices == _matrices(left) and _related(whose, callers):
             for caller in callers:
-                caller.watch.chained[caller.path, made.matrices] = None
-    _HERE.products.append((callers, _Product(_matrices(out), matrix_marks(right), flat)))
+                caller.watch.chained[caller.path, earlier.matrices] = None
+    _HERE.products.append((callers, made))
 
 
-def _confirm(candidate: _Candidate, left: Tensor, right: Tensor, out: Tensor, flat: bool) -> bool:
-    """Report a candidate whose weights are one operand of a product; einsum may have turned them."""
-    for operand, matrices in ((left, _matrices(left)), (right, _turned(_matrices(right)))):
-        product = candidate.takes(matrices, flat)
-        if product is not None:
-            with _LOCK:
-                pending = _pending.get(threading.get_ident(), [])
-                if candidate not in pending:  # its watch has just ended
-                    return True
-                pending.remove(candidate)
-            sink = matrices[2] < candidate.scores.shape[-1]
-            mine = operand is left and not sink and _is_same(operand, candidate.weights)
-            deliver(list(candidate.callers), partial(_sighting, candidate, sink, out if mine else None, product.marks))
-            return True
-    return False
+def _take(candidate: _Candidate) -> bool:
+    """Wait no longer for a candidate of this thread; False where its watch has just ended."""
+    with _LOCK:
+        pending = _pending.get(threading.get_ident(), [])
+        if candidate not in pending:
+            return False
+        pending.remove(candidate)
+        return True
+
+
+def _uses(
+    waiting: list[_Candidate], left: Tensor, right: Tensor, out: Tensor, flat: bool, frame: FrameType
+) -> list[_Use]:
+    """How the operands of a product use the weights that they fit, up to the first that are unchanged.
+
+    The second operand may be weights too, turned, as einsum does it.
+    """
+    uses = list[_Use]()
+    for candidate, (which, operand) in pairs(waiting, enumerate((left, right.mT))):
+        product = candidate.takes(operand, flat)
+        if product is None:
+            continue
+        use = _compare(candidate, product, operand, out, which, frame)
+        if not use.edited:
+            return [use]
+        if use.certain or not (is_parameter(left) or is_parameter(right)):  # with those, heads are mixed
+            uses.append(use)
+    return uses
+
+
+def _compare(
+    candidate: _Candidate, product: _Product, operand: Tensor, out: Tensor, which: int, frame: FrameType
+) -> _Use:
+    """Are the first or second operand's numbers the weights of a candidate, dropped out perhaps, or others?"""
+    columns = operand.shape[2]
+    weights = candidate.weights.detach()[..., :columns]
+    sink, intact = columns < candidate.weights.shape[-1], candidate.stamp.fits(candidate.weights)
+    use = partial(_Use, candidate, product, sink=sink)
+
+    # 1. In the memory of the softmax output: unchanged, or edited in place.
+    views = list(in_axes_of(weights, operand))
+    usual = views[0] if views else operand.view(candidate.batch, -1, *operand.shape[1:])
+    same = next((x for x in views if same_memory(x, weights)), None)
+    if same is not None and intact:
+        in_order = which == 0 and not sink and same is usual
+        return use(weights, edited=False, certain=True, output=out if in_order else None)
+
+    # 2. In memory of its own: a copy, or dropped out.
+    given = einsum_operand(frame, which)
+    if given is not None and given.shape == weights.shape:
+        views = [given]
+    original = weights if intact else None
+    if not intact and candidate.scores_intact:
+        original = candidate.scores.detach().softmax(-1, dtype=weights.dtype)[..., :columns]
+    if original is not None:
+        copy = next((x for x in views if same_numbers(x, original)), None)
+        if copy is not None:
+            empty_rows_set_to_0 = bool(original.sum().isnan()) and not bool(copy.sum().isnan())
+            shown = weights if intact and not empty_rows_set_to_0 else copy
+            return use(shown, edited=False, certain=True, output=None)
+        drawn = not torch.equal(random_state(weights.device), candidate.random)
+        if drawn and any(is_dropout(x, original) for x in views):
+            return use(weights if intact else None, edited=False, certain=True, output=None)
+
+    # 3. Edited. Axes are in the usual order, unless in another the weights are much more like those of the softmax.
+    applied, unlike = views[0] if views else usual, 1.0
+    if same is not None:
+        applied = same
+    elif original is not None and views:
+        orders = [unlikeness(x, original) for x in views]
+        best = orders.index(min(orders))
+        best = best if orders[best] < orders[0] / 4 else 0
+        applied, unlike = views[best], orders[best]
+    in_order = which == 0 and same_memory(applied, usual)
+    return use(applied, edited=True, certain=same is not None, output=out if in_order else None, unlike=unlike)
 
 
 def _related(some: list[Caller], others: list[Caller]) -> bool:
@@ -246,39 +419,36 @@ def _turned(matrices: Matrices) -> Matrices:
     return matrices[0], matrices[2], matrices[1]
 
 
-def _version(x: Tensor) -> int:
-    """How often it was written to; inference tensors do not count."""
-    return 0 if x.is_inference() else x._version
-
-
-def _is_same(operand: Tensor, weights: Tensor) -> bool:
-    """Does an operand lie in memory as the weights do? Then the product's rows are in their order."""
-    same = operand.data_ptr() == weights.data_ptr() and operand.numel() == weights.numel()
-    return same and operand.is_contiguous() and weights.is_contiguous()
-
-
 # -------------------------------------------------------------------------------------------------------- what was seen
 
 
-def _sighting(candidate: _Candidate, sink: bool, mixed: Tensor | None, marks: Tensor | None) -> Sighting:
-    *lead, nq, _ = candidate.scores.shape
-    heads = _heads(candidate.callers[0], lead, nq)
-    scores, weights = (
-        _with_heads(x.detach(), heads) if _version(x) == version else None
-        for x, version in zip((candidate.scores, candidate.weights), candidate.versions, strict=True)
-    )
-    output = None if mixed is None else mixed.detach().view(-1, heads, nq, mixed.shape[-1])
+def _sighting(use: _Use) -> Sighting:
+    candidate, made = use.candidate, use.weights
+    heads, batch = candidate.heads, candidate.batch
+    if made is not None and use.edited:
+        heads = prod(made.shape[:-2]) // max(1, batch)
+    scores = candidate.scores.detach()
+    known = candidate.scores_intact and heads == candidate.heads
+    scores_seen = _with_heads(scores, heads) if known else None
+    weights = None if made is None else made.reshape(-1, heads, *made.shape[-2:])
     trouble = None
-    if scores is None and weights is None:
+    if scores_seen is None and weights is None:
         trouble = "neither scores nor weights were left to read when they met the values"
-    if sink:  # without its column; where the weights are gone, from the scores
-        weights = scores.float().softmax(-1) if weights is None and scores is not None else weights
-        weights = None if weights is None else weights[..., :-1]
-    batch = candidate.scores.numel() // max(1, heads * prod(candidate.scores.shape[-2:]))
+    if use.sink and weights is None and scores_seen is not None:  # without its column; as the weights are gone
+        weights = scores_seen.float().softmax(-1)[..., :-1]
+    output = None if use.output is None else use.output.view(-1, heads, scores.shape[-2], use.output.shape[-1])
+    marks = use.product.marks
     if marks is not None:  # (matrices, Nk) → (B, Nk)
         marks = marks.view(batch, -1, marks.shape[1]).sum(1) if batch and marks.shape[0] % batch == 0 else None
     return Sighting(
-        source="softmax", kernel="softmax", scores=scores, weights=weights, output=output, marks=marks, trouble=trouble
+        source="softmax",
+        kernel="softmax",
+        scores=scores_seen,
+        weights=weights,
+        output=output,
+        marks=marks,
+        edited=use.edited,
+        trouble=trouble,
     )
 
 
