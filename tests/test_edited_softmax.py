@@ -198,6 +198,25 @@ def test_einsum_that_puts_groups_behind_queries_is_read_in_the_order_of_the_mode
     assert seen.edited == {"": [0]}
 
 
+@pytest.mark.parametrize(("edit", "edited"), [(lambda w: w, {}), (lambda w: w.clone(), {}), (gate, {"": [0]})])
+def test_heads_that_share_their_values_and_are_joined_to_the_queries(edit, edited):
+    """Multi-query attention: (B·H, Nq, Nk) weights meet (B, Nk, D) values as (B, H·Nq, Nk)."""
+
+    class Shared(nn.Module):
+        num_heads = H
+
+        def forward(self, q, k, v):
+            w = softmax((q @ k.mT).flatten(0, 1), -1)  # (B·H, Nq, Nk)
+            self.applied = edit(w.unflatten(0, (B, H)))
+            return torch.bmm(self.applied.flatten(1, 2), v)
+
+    q, k, v = qkv()
+    with torch.no_grad(), regard.watch(model := Shared(), keep="qk") as seen:
+        model(q, k, v[:, 0])
+    assert torch.equal(cells(seen[0]), model.applied)
+    assert (seen.edited, seen.unseen) == (edited, {})
+
+
 def test_plain_matrices_that_are_edited_are_one_head():
     seen, (applied,) = run(model_of(zero_one), *(x[0, 0] for x in qkv()))
     assert torch.equal(cells(seen[0])[0, 0], applied)
