@@ -198,6 +198,25 @@ def test_einsum_that_puts_groups_behind_queries_is_read_in_the_order_of_the_mode
     assert seen.edited == {"": [0]}
 
 
+@pytest.mark.parametrize(("edit", "edited"), [(lambda w: w, {}), (lambda w: w.clone(), {}), (gate, {"": [0]})])
+def test_heads_that_share_their_values_and_are_joined_to_the_queries(edit, edited):
+    """Multi-query attention: (B·H, Nq, Nk) weights meet (B, Nk, D) values as (B, H·Nq, Nk)."""
+
+    class Shared(nn.Module):
+        num_heads = H
+
+        def forward(self, q, k, v):
+            w = softmax((q @ k.mT).flatten(0, 1), -1)  # (B·H, Nq, Nk)
+            self.applied = edit(w.unflatten(0, (B, H)))
+            return torch.bmm(self.applied.flatten(1, 2), v)
+
+    q, k, v = qkv()
+    with torch.no_grad(), regard.watch(model := Shared(), keep="qk") as seen:
+        model(q, k, v[:, 0])
+    assert torch.equal(cells(seen[0]), model.applied)
+    assert (seen.edited, seen.unseen) == (edited, {})
+
+
 def test_plain_matrices_that_are_edited_are_one_head():
     seen, (applied,) = run(model_of(zero_one), *(x[0, 0] for x in qkv()))
     assert torch.equal(cells(seen[0])[0, 0], applied)
@@ -217,6 +236,28 @@ def test_edited_under_autocast():
         plain, _ = run(model_of(lambda w: w), *qkv())
     assert torch.equal(cells(seen[0]), applied.bfloat16().float())
     assert (seen.edited, plain.edited) == ({"layer.attn": [0]}, {})
+
+
+class TalkingHeads(nn.Module):
+    """As CaiT writes it: a linear layer over the heads, of which there may be as many as queries or keys."""
+
+    def __init__(self, heads, bias):
+        super().__init__()
+        self.mix = nn.Linear(heads, heads, bias=bias)
+
+    def forward(self, q, k, v):
+        self.applied = self.mix(softmax(q @ k.mT, -1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.applied @ v
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sizes", [(B, H, NQ, NK, D), (1, 4, 4, 4, 4), (2, 4, 4, 4, 6)])
+def test_talking_heads_by_a_layer_of_the_model(bias, sizes):
+    model = TalkingHeads(sizes[1], bias)
+    with torch.no_grad(), regard.watch(model, keep="qk") as seen:
+        model(*qkv(*sizes))
+    assert torch.equal(cells(seen[0]), model.applied)
+    assert (seen.edited, seen.unseen) == ({"": [0]}, {})
 
 
 # --------------------------------------------------------------------------------------------------- other head counts
@@ -407,6 +448,61 @@ def test_weights_without_their_sink_are_compared_too(edit, edited):
         model(*qkv())
     assert torch.equal(cells(seen[0]), model.applied)
     assert seen.edited == edited
+
+
+TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8, "attention_dropout": 0.2}
+SMALL = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
+SMALL |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "attention_dropout": 0.2}
+IMAGE = {"image_size": 32, "patch_size": 8}
+MODELS = {
+    "Bert": (TEXT, "text", 1),
+    "GPT2": (
+        {"vocab_size": 99, "n_embd": 32, "n_layer": 1, "n_head": 4, "eos_token_id": 2, "bos_token_id": 1},
+        "text",
+        1,
+    ),
+    "Llama": (GROUPED, "text", 1),
+    "Gemma2": (GROUPED, "text", 1),
+    "GptOss": (GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}, "text", 1),
+    "Deberta": (TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, "text", 1),
+    "XLNet": ({"vocab_size": 99, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}, "text", 1),
+    "T5": ({"vocab_size": 99, "d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 48}, "both", 3),
+    "Whisper": (
+        {"vocab_size": 99, "num_mel_bins": 8, "max_source_positions": 20, "pad_token_id": 1} | SMALL,
+        "sound",
+        3,
+    ),
+    "ViT": ({k: v for k, v in TEXT.items() if k != "vocab_size"} | IMAGE, "image", 1),
+    "Swin": (IMAGE | {"patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}, "image", 2),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_eager_models_of_transformers_are_not_called_edited(name, training):
+    transformers = pytest.importorskip("transformers")
+    values, kind, calls = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(**values)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{name}Model")(config).train(training)
+    ids = torch.randint(3, 99, (2, 9))
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    inputs = {
+        "text": {"input_ids": ids, "attention_mask": mask},
+        "both": {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :5]},
+        "sound": {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": ids[:, :5]},
+        "image": {"pixel_values": torch.randn(2, 3, 32, 32)},
+    }[kind]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        before = model(**inputs)[0]
+        torch.manual_seed(1)
+        with regard.watch(model, measures=["received"]) as seen:
+            assert torch.equal(model(**inputs)[0], before)
+    assert [record.source for record in seen.records] == ["softmax"] * calls
+    assert (seen.edited, seen.unseen) == ({}, {})
 
 
 # ------------------------------------------------------------------------------------------------- what a view says

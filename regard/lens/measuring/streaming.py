@@ -103,15 +103,13 @@ def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
 
 def _correct_edited(found: dict[str, Tensor], weights: Weights) -> None:
     """Measures of weights that were edited: NaN where a row is no distribution, and links with their own sign."""
-    _, _, nq, nk = weights.sizes
-    if {"entropy", "effective"} & found.keys() and nq and nk:
+    batch, heads, nq, nk = weights.sizes
+    if {"entropy", "effective"} & found.keys() and 0 not in weights.sizes:
         rounding = max(source.rounding for source in sources(weights))
-        for i in range(0, nq, max(1, TILE_CELLS // nk)):
-            rows = slice(i, min(nq, i + max(1, TILE_CELLS // nk)))
+        for rows in _cut(nq, max(1, TILE_CELLS // (batch * heads * nk))):
             p = weights.tile(rows, slice(None))
-            total = p.sum(-1)
             empty = (p == 0).all(-1)
-            wrong = (p < 0).any(-1) | ~(empty | ((total - 1).abs() <= rounding))
+            wrong = (p < 0).any(-1) | ~(empty | ((p.sum(-1) - 1).abs() <= rounding))
             for name in {"entropy", "effective"} & found.keys():
                 found[name][:, :, rows].masked_fill_(wrong, nan)
     if "top_key" in found:

@@ -70,16 +70,19 @@ def in_axes_of(weights: Tensor, operand: Tensor) -> Iterator[Tensor]:
     """A product's operand (count, rows, columns) viewed with the axes of weights (…, Nq, Nk).
 
     All but the last axis may have been put in another order before they were joined: the usual order comes first. There
-    are none where the sizes do not fit.
+    are none where the sizes do not fit. Where axes were joined otherwise than here, only the usual order is tried.
 
     >>> weights = torch.rand(2, 3, 4, 5)
     >>> [torch.equal(x, weights) for x in in_axes_of(weights, weights.transpose(0, 1).reshape(6, 4, 5))]
     [False, True]
     """
+    if operand.numel() != weights.numel():
+        return
+    if operand.shape[0] not in accumulate(weights.shape[:-1], mul, initial=1):
+        yield operand.reshape(weights.shape)
     for order in permutations(range(weights.ndim - 1)):
         sizes = [weights.shape[axis] for axis in order]
-        joined = list(accumulate(sizes, mul, initial=1))
-        if joined[-1] == operand.shape[0] * operand.shape[1] and operand.shape[0] in joined:
+        if operand.shape[0] in accumulate(sizes, mul, initial=1):
             back = sorted(range(len(order)), key=order.__getitem__)
             yield operand.view(*sizes, operand.shape[-1]).permute(*back, -1)
 
