@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, serving, until
+from browsing import BEARER, PLAYWRIGHT, browsing, opened, serving, until
 from PIL import Image
 from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
@@ -460,7 +460,7 @@ def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
 
 def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
-        context = browser.new_context(locale="en-US")
+        context = browser.new_context(locale="en-US", extra_http_headers=BEARER)
         try:
             page = context.new_page()
             page.goto(address)

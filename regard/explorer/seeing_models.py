@@ -1,7 +1,4 @@
-"""Does a model look at pictures? Told from its config.json, before any weight is read; nothing is downloaded for it.
-
-It does not know who asks, nor how a model is loaded.
-"""
+"""Does a model look at pictures? Told from its config.json, before any weight is read; nothing is downloaded for it."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def takes_pictures(where: str) -> bool | None:
         settings = Settings.open(directory)
         family = family_of(settings)
         return looks(empty(family, settings, family.task_of(settings.values.get("architectures"))))
-    except (OSError, ValueError):
+    except Exception:  # whatever is wrong with its config.json, loading says so, and other models are still offered
         return None
 
 

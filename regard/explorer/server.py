@@ -7,8 +7,8 @@
     GET  /openapi.json                                             GET, DELETE /api/job/{id}
                                                                    POST /api/open, a .regard file
 
-Every error is {"error": "…"} with a 4xx status. `gate.py` keeps other machines' pages out; the socket is the caller's,
-who binds loopback alone. It does not know how anything is measured.
+Every error is {"error": "…"}, with a 4xx status where the request is at fault. `gate.py` keeps other sites' pages and
+other users of the machine out; `connections.py` runs it. The socket is the caller's, who binds loopback alone.
 """
 
 # No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from regard import __version__
 from regard.explorer import answers
 from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
-from regard.explorer.jobs import BusyError, Jobs
+from regard.explorer.failures import without_folders
+from regard.explorer.jobs import BusyError, Jobs, no_pictures
 from regard.explorer.page_files import INDEX, PAGE, page_file
 from regard.explorer.picture_answers import find_picture
 from regard.explorer.server_types import (
@@ -39,7 +40,6 @@ from regard.explorer.server_types import (
 )
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf, SessionShelf
-from regard.models.images.pictures import Picture, open_picture
 from regard.stages import Lang
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ class _Kept:
 
 
 def app(
-    sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, page: Path = PAGE
+    sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, token: str, page: Path = PAGE
 ) -> "FastAPI":
-    """A server of these sessions, to be run by uvicorn or by a test client.
+    """A server of these sessions, to be run by `http_server` of `connections.py` or by a test client.
 
-    >>> server = app(port=8000)                                            # doctest: +SKIP
-    >>> uvicorn.run(server, host="127.0.0.1", port=8000)                   # doctest: +SKIP
+    >>> http_server(app(port=8000, token=secrets.token_hex(16))).run([listening])     # doctest: +SKIP
 
     sessions: what can be looked at from the beginning; at most 8 are kept.
     models: who may read new texts; default the demo package's model, if it is installed.
-    port: the one it will be reached by, which Host and Origin must name.  page: the folder of the page's files.
+    port: the one it will be reached by, which Host and Origin must name.
+    token: what every request must have; see `Gate`.  page: the folder of the page's files.
 
     Raises ImportError without FastAPI.
     """
@@ -120,18 +120,20 @@ def app(
     _add_page(server, page)
     server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_picture": LARGEST_PICTURE}
-    server.add_middleware(Gate, port=port, limits=limits)
+    server.add_middleware(Gate, port=port, token=token, limits=limits)
     return server
 
 
 ERRORS: dict[int | str, str] = {
     400: "what was asked cannot be answered",
-    403: "another site's page asked",
+    403: "the token is missing or wrong, or another site's page asked",
     404: "it is not there",
+    408: "the request came too slowly",
     413: "the body is too large",
     421: "the Host is not this server's",
     422: "a parameter or the body is not what it must be",
     429: "too many jobs wait to be done",
+    503: "too many bodies are being sent, or too many connections are open",
 }
 
 
@@ -143,8 +145,8 @@ def _add_errors(server: "FastAPI") -> None:
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    def refuse(status: int, words: str) -> JSONResponse:
-        return JSONResponse({"error": words.encode(errors="replace").decode()}, status)
+    def refuse(status: int, words: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"error": without_folders(words.encode(errors="replace").decode())}, status, headers)
 
     @server.exception_handler(ValueError)
     @server.exception_handler(TypeError)
@@ -154,13 +156,13 @@ def _add_errors(server: "FastAPI") -> None:
     @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, KeyError):  # ours, never the user's
+        if isinstance(error, KeyError):  # ours, never the user's: the gate answers it
             raise error
         return refuse(404, str(error))
 
     @server.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
-        return refuse(429, str(error))
+        return refuse(429, str(error), **{"retry-after": "2"})
 
     @server.exception_handler(RequestValidationError)
     async def unread(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -173,10 +175,6 @@ def _add_errors(server: "FastAPI") -> None:
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
         return refuse(400, "the body ended before its end")  # which nobody reads, but no terminal shows it either
-
-    @server.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        return refuse(500, f"the server failed: {type(error).__name__}; its terminal says more")
 
 
 def _misread(problem: Mapping[str, Any]) -> str:
@@ -269,17 +267,10 @@ def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
         text: Annotated[str, Query(max_length=LONGEST_QUESTION)] = "",
     ) -> Started:
         """Have a picture looked at, sent as the bytes of its file; the job says when its session is there."""
-        body = await request.body()
-        picture = await run_in_threadpool(_opened, body, _base_name(name, "picture"))
-        return {"job": kept.jobs.start_picture(picture, text, model)}
-
-
-def _opened(body: bytes, name: str) -> Picture:
-    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
-    try:
-        return Picture(open_picture(body).image, name)
-    except ValueError as error:
-        raise ValueError(str(error).replace("the data", repr(name), 1)) from None
+        reader = kept.models.find(model)
+        if await run_in_threadpool(kept.models.sees, reader) is False:  # before a byte of the body is read
+            raise ValueError(no_pictures(reader))
+        return {"job": kept.jobs.start_picture(await request.body(), _base_name(name, "picture"), text, model)}
 
 
 def _line(name: str, session: Session) -> SessionLine:
