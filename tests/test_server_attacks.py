@@ -627,9 +627,9 @@ def test_question_of_many_letters_is_refused(there):
 def test_model_of_texts_refuses_a_picture_before_its_bytes_are_sent(there):
     head = there.head(f"POST {LOOK}?name=a.png&model=0 HTTP/1.1", f"Content-Length: {1 << 20}", "Connection: close")
     with there.raw(head) as asked:
-        answer = asked.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"tiny-bert" in answer
+        status, _, body = whole(asked)
+    assert status == 400
+    assert "tiny-bert" in json.loads(body)["error"]
 
 
 def test_picture_is_decoded_in_its_job_and_not_while_others_are(there, monkeypatch):
