@@ -489,6 +489,43 @@ def test_line_that_is_no_request_of_ours_is_refused(there, line):
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
 
 
+TEXT_BODY = b'{"text": "the street"}'
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(TEXT_BODY), TEXT_BODY)
+
+
+@pytest.mark.parametrize(
+    ("line", "lines", "body", "status"),
+    [
+        ("POST /nothing HTTP/1.1", ["Transfer-Encoding: chunked"], b"zz\r\n", 400),  # no chunk, while a route answers
+        ("GET /api/models HTTP/1.1", ["Transfer-Encoding: chunked"], b"zz\r\n", 400),
+        ("POST /api/look HTTP/1.1", ["Content-Length: 22", "Transfer-Encoding: chunked"], CHUNKS, 400),
+        ("POST /api/look HTTP/1.1", ["Content-Length: 22", "Content-Length: 23"], TEXT_BODY, 400),
+        ("GET /api/models HTTP/2.0", [], b"", 400),
+        ("GET /api/models HTTP/0.9", [], b"", 400),
+        ("GET /api/models HTTP/1.1", ["Upgrade: websocket", "Connection: Upgrade"], b"", 400),
+        ("GET /api/models HTTP/1.1", ["X: " + "x" * 66_000], b"", 431),
+        ("GET /api/models HTTP/1.1", [f"X{n}: x" for n in range(20_000)], b"", 431),
+        ("GET /api/models?" + "x=y&" * 17_000 + " HTTP/1.1", [], b"", 431),
+        ("PUT /api/models HTTP/1.1", [], b"", 405),
+        ("TRACE /api/models HTTP/1.1", [], b"", 405),
+        ("GET /a b HTTP/1.1", [], b"", 400),
+    ],
+)
+def test_hostile_request_is_refused_in_a_sentence(there, line, lines, body, status):
+    head = there.head(line, "Content-Type: application/json", *lines, "Connection: close")
+    with there.raw(head + body) as asked:
+        got, headers, said = whole(asked)
+    assert got in (status, 400), "what comes in several reads, uvicorn refuses itself"
+    assert headers["content-type"] == "application/json"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert set(json.loads(said)) == {"error"}
+
+
+def test_request_of_http_1_0_is_answered_like_others(there):
+    with there.raw(there.head("GET /api/models HTTP/1.0")) as asked:
+        assert whole(asked)[0] == 200
+
+
 # ------------------------------------------------------------------------------------------------------ slow, and many
 
 

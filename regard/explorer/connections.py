@@ -22,6 +22,7 @@ __all__ = ["Connection", "http_server"]
 
 MOST_CONNECTIONS = 256
 HEAD_SECONDS = 10.0
+LINGER_SECONDS = 1.0
 
 
 def http_server(app: ASGIApp) -> uvicorn.Server:
@@ -45,6 +46,7 @@ class Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _received = False
     _too_many = False
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Count it, and wait for the head of its first request."""
@@ -57,6 +59,8 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Refuse it where it is one too many; else hand it on, and wait for what is missing of a head."""
         self._received = True
+        if self._refused:
+            return
         if self._too_many:
             words = f"there are {MOST_CONNECTIONS} connections already: close other tabs of the page, or try again"
             self._refuse(RefusedError(503, words, retry_after="2"))
@@ -94,9 +98,12 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _refuse(self, refused: RefusedError) -> None:
-        if self.transport.is_closing():
+        """Answer, and hang up once the client has: one that still sends would lose the answer to a reset."""
+        if self._refused or self.transport.is_closing():
             return
+        self._refused = True
         first = f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}".encode()
         lines = [first, *(b": ".join(pair) for pair in refused.headers), b"", refused.body]
         self.transport.write(b"\r\n".join(lines))
-        self.transport.close()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADERS", "LOOPBACK", "Gate", "RefusedError"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+MOST_HEAD = 64 << 10  # a question of 4,096 characters in the address takes most of it
 MOST_IN_FLIGHT = 128 << 20  # bytes of all bodies that are being received or answered
 BODY_SECONDS, BODY_RATE = 10.0, 64 << 10  # a body may take so long, and a second more for each so many bytes of it
 HEADERS = {
@@ -90,6 +91,7 @@ class Gate:
         most = self.limits.get(scope["path"], self.small)
         in_address = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         try:
+            _check_head(scope, headers)
             self._check_origin(headers, scope["path"])
             self._check_token(headers, in_address)
             said = self._check_body(headers, most)
@@ -109,8 +111,6 @@ class Gate:
             raise RefusedError(403, f"a page of {origin[:80]!r} may not ask: only the page that this server gave out")
         if headers.get("sec-fetch-site") == "cross-site" and path.startswith("/api/"):
             raise RefusedError(403, "a page of another site may not ask: only the page that this server gave out")
-        if "websocket" in headers.get("upgrade", "").lower():
-            raise RefusedError(400, "this server speaks HTTP/1.1 alone, and no WebSocket")
 
     def _check_token(self, headers: Mapping[str, str], in_address: Iterable[str]) -> None:
         """The page tells a missing token from other refusals by www-authenticate."""
@@ -183,6 +183,21 @@ class Gate:
             self.in_flight -= held
         if refused is not None and not started:
             await refused.answer(send)
+
+
+def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Raise for what no browser sends, and what uvicorn would take all the same."""
+    size = (
+        len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, headers)) + sum(map(len, headers.values()))
+    )
+    if size > MOST_HEAD:
+        raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
+    if scope["http_version"] not in ("1.0", "1.1"):
+        raise RefusedError(400, f"this server speaks HTTP/1.1, not HTTP/{scope['http_version']}")
+    if "websocket" in headers.get("upgrade", "").lower():
+        raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
 
 
 def _busy() -> RefusedError:

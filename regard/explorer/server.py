@@ -170,7 +170,8 @@ def _add_errors(server: "FastAPI") -> None:
 
     @server.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return refuse(error.status_code, str(error.detail))
+        said = {404: f"there is nothing at {request.url.path[:80]!r}", 405: f"{request.method[:20]} is not taken here"}
+        return refuse(error.status_code, said.get(error.status_code, str(error.detail)), **(error.headers or {}))
 
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
