@@ -37,6 +37,7 @@ pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[exp
 pytest.importorskip("uvicorn", reason="needs the server: pip install 'regard[explorer]'")
 
 from browsing import BEARER, TOKEN, serving
+from fuzz.load import load
 from seeing_twins import vit
 from speaking_twins import bert
 
@@ -352,6 +353,14 @@ def test_fifty_clients_at_once_get_what_one_gets():
     assert len(got) == 300, "none failed"
     assert {question for question, _ in got} == set(questions)
     assert all((answer.status, answer.body) == alone[question][::2] for question, answer in got)
+
+
+def test_clients_that_ask_read_err_and_leave_all_at_once_get_no_server_error(there):
+    """What tests/fuzz/load.py does for a minute with a hundred."""
+    tally = load(there.port, TOKEN, clients=20, seed=0, more=lambda done: done < 8)
+    assert tally.lost == []
+    assert [status for status in tally.statuses if status >= 500] == []
+    assert tally.statuses[200] > 0
 
 
 # ----------------------------------------------------------------------------------------------------- those that leave
