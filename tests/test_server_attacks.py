@@ -561,6 +561,16 @@ def test_body_that_does_not_come_is_given_up(there, monkeypatch, sent, length):
     assert set(json.loads(body)) == {"error"}
 
 
+def test_body_that_comes_steadily_may_take_longer(there, monkeypatch):
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(gate, "BODY_RATE", 0.1)  # ten seconds more for each byte
+    head = there.head("POST /api/look HTTP/1.1", "Content-Type: application/json", "Content-Length: 22")
+    with there.raw(head + TEXT_BODY[:12]) as asked:
+        time.sleep(0.2)
+        asked.sendall(TEXT_BODY[12:])
+        assert asked.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: 127", b"GET / HTTP/1.1\r\n"])
 def test_head_that_does_not_come_is_given_up(there, monkeypatch, sent):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)

@@ -9,7 +9,7 @@ from uuid import uuid4
 __all__ = ["report", "without_folders"]
 
 LOG = logging.getLogger("regard.explorer")  # without a handler of its own, Python writes it to stderr
-START = r"(?:/|[A-Za-z]:[\\/]|\\\\)"
+START = r"(?:/(?!/)|[A-Za-z]:[\\/]|\\\\)"
 QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{START}[^'"`\n]*)(?P=quote)""")
 BARE = re.compile(rf"""(?<![^\s'"`(\[=:,<]){START}[^\s'"`()\[\],;<>]+""")
 

@@ -139,22 +139,24 @@ class Gate:
         self, scope: Scope, receive: Receive, send: Send, most: int, said: int, headers: Mapping[str, str]
     ) -> None:
         """Count and time the body while it comes. Where it is refused, whatever the app would answer is replaced."""
-        came, held, more_body, started = 0, said, True, False
+        came, held, waited, more_body, started = 0, said, 0.0, True, False
         refused: RefusedError | None = None
         clock = asyncio.get_running_loop()
-        began = clock.time()
         self.in_flight += held
 
         async def received() -> Message:
-            nonlocal came, held, more_body, refused
+            nonlocal came, held, waited, more_body, refused
             if not more_body:  # who listens now waits for the client to leave
                 return await receive()
+            start = clock.time()
             try:
-                async with asyncio.timeout_at(began + BODY_SECONDS + came / BODY_RATE):
+                async with asyncio.timeout(max(0.0, BODY_SECONDS + came / BODY_RATE - waited)):
                     message = await receive()
             except TimeoutError:
-                refused = RefusedError(408, f"the body came too slowly: {came:,} bytes in {clock.time() - began:.0f} s")
+                waited += clock.time() - start
+                refused = RefusedError(408, f"the body came too slowly: {came:,} bytes in {waited:.0f} s")
                 raise refused from None
+            waited += clock.time() - start
             came, more_body = came + len(message.get("body", b"")), message.get("more_body", False)
             self.in_flight, held = self.in_flight + max(0, came - held), max(held, came)
             if came > most:

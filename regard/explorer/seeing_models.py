@@ -1,4 +1,7 @@
-"""Does a model look at pictures? Told from its config.json, before any weight is read; nothing is downloaded for it."""
+"""Does a model look at pictures? Told from its config.json, before any weight is read; nothing is downloaded for it.
+
+It does not know who asks, nor how a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def takes_pictures(where: str) -> bool | None:
         settings = Settings.open(directory)
         family = family_of(settings)
         return looks(empty(family, settings, family.task_of(settings.values.get("architectures"))))
-    except Exception:  # whatever is wrong with its config.json, loading says so, and other models are still offered
+    except (OSError, ValueError):
         return None
 
 

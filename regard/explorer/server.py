@@ -146,19 +146,19 @@ def _add_errors(server: "FastAPI") -> None:
     from starlette.requests import ClientDisconnect
 
     def refuse(status: int, words: str, **headers: str) -> JSONResponse:
-        return JSONResponse({"error": without_folders(words.encode(errors="replace").decode())}, status, headers)
+        return JSONResponse({"error": words.encode(errors="replace").decode()}, status, headers)
 
     @server.exception_handler(ValueError)
     @server.exception_handler(TypeError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
-        return refuse(400, str(error))
+        return refuse(400, without_folders(str(error)))
 
     @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, KeyError):  # ours, never the user's: the gate answers it
             raise error
-        return refuse(404, str(error))
+        return refuse(404, without_folders(str(error)))
 
     @server.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
