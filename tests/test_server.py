@@ -828,6 +828,25 @@ def test_steps_wait_while_their_model_reads_another_text(fresh, slow):
     assert [layer["call"] for layer in layers] == [None, None], "calls of the steps are none of the other's"
 
 
+def test_many_who_wait_for_a_model_that_reads_do_not_stop_the_others(fresh, slow):
+    slow.set()
+    session = wait(fresh, look(fresh))["session"]
+    slow.clear()
+    job = look(fresh, "The street was wide.")
+    until_layer(fresh, job)
+    path, found = f"/api/session/{session}/steps?layer=0&head=0&token=0&key=0", queue.SimpleQueue[int]()
+    threads = [threading.Thread(target=lambda: found.put(fresh.get(path).status_code)) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    assert [found.get(timeout=120) for _ in range(40)] == [429] * 40
+    assert fresh.get("/api/sessions").status_code == 200
+    slow.set()
+    assert [found.get(timeout=120) for _ in range(8)] == [200] * 8
+    assert wait(fresh, job)["state"] == "done"
+    for thread in threads:
+        thread.join(120)
+
+
 def test_end_of_the_server_ends_its_jobs(session, model, slow):
     with TestClient(
         server.app([session], ModelShelf([str(model)], demo=False), port=PORT, token=TOKEN),

@@ -54,6 +54,7 @@ LARGEST_FILE = 64 << 20
 LARGEST_PICTURE = 32 << 20
 LONGEST_QUESTION = 4096  # characters of a text beside a picture, which stands in the address
 AT_ONCE = 4  # answers that are computed; more wait
+MOST_WAITING = 8  # for a model that is reading; of 40 threads, which answer everything else
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class _Kept:
     models: ModelShelf
     jobs: Jobs
     turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_WAITING))
 
     @contextmanager
     def asked(self, name: str) -> Iterator[Session]:
@@ -71,6 +73,17 @@ class _Kept:
         session = self.sessions.get(name)
         with self.turns:
             yield session
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """While the model of a session runs again. Each who waits for it holds a thread of the server."""
+        if not self.waiting.acquire(blocking=False):
+            raise BusyError("the model is reading a text, and others wait for it too: ask again once it has read")
+        try:
+            with self.models.running(self.sessions.get(name)):
+                yield
+        finally:
+            self.waiting.release()
 
 
 def app(
@@ -132,7 +145,7 @@ ERRORS: dict[int | str, str] = {
     413: "the body is too large",
     421: "the Host is not this server's",
     422: "a parameter or the body is not what it must be",
-    429: "too many jobs wait to be done",
+    429: "too many jobs wait to be done, or too many wait for a model",
     503: "too many bodies are being sent, or too many connections are open",
 }
 
@@ -242,7 +255,7 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
     @server.get("/api/session/{session}/steps")
     def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> Steps:
         """The steps of one query with their numbers."""
-        with kept.models.running(kept.sessions.get(session)), kept.asked(session) as found:
+        with kept.running(session), kept.asked(session) as found:
             return answers.steps(found, layer, head, token, key)
 
 
