@@ -68,8 +68,8 @@ class Gate:
     """ASGI middleware.
 
     port: the server's own, which Host and Origin must name; 80 may be left out.
-    token: what a request must have: as `Authorization: Bearer …`, as `?token=…`, which is answered with a cookie, or as
-      that cookie.
+    token: what a request must have: as `Authorization: Bearer …`, as `/?token=…`, which is answered with a cookie, or
+      as that cookie.
     limits: path → bytes of a body; a path that is not there takes none beyond `small`.
     """
 
@@ -89,7 +89,8 @@ class Gate:
             return
         headers = _joined(scope["headers"])
         most = self.limits.get(scope["path"], self.small)
-        in_address = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a word's
+        in_address = parse_qs(query).get("token", [])
         try:
             _check_head(scope, headers)
             self._check_origin(headers, scope["path"])

@@ -54,7 +54,7 @@ LARGEST_FILE = 64 << 20
 LARGEST_PICTURE = 32 << 20
 LONGEST_QUESTION = 4096  # characters of a text beside a picture, which stands in the address
 AT_ONCE = 4  # answers that are computed; more wait
-MOST_WAITING = 8  # for a model that is reading; of 40 threads, which answer everything else
+MOST_FOR_A_MODEL = 8  # who wait for one that is reading; of 40 threads, which answer everything else
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class _Kept:
     models: ModelShelf
     jobs: Jobs
     turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
-    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_WAITING))
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_FOR_A_MODEL))
 
     @contextmanager
     def asked(self, name: str) -> Iterator[Session]:
