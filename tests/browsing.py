@@ -24,25 +24,28 @@ from regard.explorer.shelves import ModelShelf
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))), None)
 PLAYWRIGHT = "needs Playwright for Python: pip install playwright"
 WIDE, HIGH = 1280, 800
+TOKEN = "the-token-of-a-test"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 60  # seconds that a page on a busy machine may take; on others nobody waits for so long
 
 
 @contextmanager
 def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> Iterator[str]:
-    """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address."""
-    uvicorn = pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
+    """A server of these sessions on a free port of loopback, for as long as the block lasts; yields its address.
+
+    Its token is TOKEN, which a page of `opened` sends with every request.
+    """
+    pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
     pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'regard[explorer]'")
+    from regard.explorer.connections import http_server
     from regard.explorer.server import app
 
     for session in sessions:
         _ = session.numbers  # a capture is ready once its heads are known
     with _listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        config = uvicorn.Config(
-            app(sessions, ModelShelf(demo=False) if models is None else models, port=port),
-            log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=2,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
+        shelf = ModelShelf(demo=False) if models is None else models
+        server = http_server(app(sessions, shelf, port=port, token=TOKEN))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
@@ -102,7 +105,8 @@ def until(page: Any, condition: Callable[[], bool]) -> None:
 @contextmanager
 def opened(browser: Any, **options: Any) -> Iterator[Any]:
     """A fresh page, of nobody's memory. Afterwards nothing may have gone wrong in it."""
-    given = {"viewport": {"width": WIDE, "height": HIGH}, "locale": "en-US", "color_scheme": "light", **options}
+    given = {"viewport": {"width": WIDE, "height": HIGH}, "locale": "en-US", "color_scheme": "light"}
+    given |= {"extra_http_headers": BEARER} | options
     context, troubles = browser.new_context(**given), Troubles()
     context.on("page", troubles.listen)
     context.set_default_timeout(PATIENCE * 1000)

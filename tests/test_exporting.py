@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import subprocess
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -88,6 +90,17 @@ def test_the_page_loads_nothing(session):
     css = "".join(text for given, text in read.inside if not given)
     assert "@import" not in css
     assert not re.search(r"url\(\s*[\"']?(?!data:|#)", css)
+
+
+def test_only_the_page_s_own_script_and_style_are_run(session):
+    read = Reader(html(session))
+    (policy,) = [given["content"] for tag, given in read.tags if given.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    (script,) = [text for given, text in read.inside if given.get("type") == "module"]
+    (style,) = [text for given, text in read.inside if not given]
+    for rule, text in (("script-src", script), ("style-src", style)):
+        assert rules[rule] == f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+    assert [given for _, given in read.tags if "style" in given or any(name.startswith("on") for name in given)] == []
 
 
 def test_the_title_is_the_sessions_name_as_text(session):

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from browsing import PATIENCE, PLAYWRIGHT, browsing, opened, ready, serving, until
+from browsing import BEARER, PATIENCE, PLAYWRIGHT, browsing, opened, ready, serving, until
 from torch import Tensor
 
 import regard
@@ -142,7 +142,7 @@ def asked(address: str, *paths: str) -> Iterator[tuple[float, bytes]]:
     try:
         for path in paths:
             start = time.perf_counter()
-            connection.request("GET", f"/api/session/1/{path}")
+            connection.request("GET", f"/api/session/1/{path}", headers=BEARER)
             answer = connection.getresponse()
             body = answer.read()
             assert answer.status == 200, body

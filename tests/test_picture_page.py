@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, serving, until
+from browsing import BEARER, PLAYWRIGHT, browsing, opened, serving, until
 from PIL import Image
 from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
@@ -472,7 +472,7 @@ def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
 
 def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
-        context = browser.new_context(locale="en-US")
+        context = browser.new_context(locale="en-US", extra_http_headers=BEARER)
         try:
             page = context.new_page()
             page.goto(address)
@@ -483,17 +483,22 @@ def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
             context.close()
 
 
-def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_chosen(page, seeing, tmp_path):
+def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_chosen(browser, seeing, tmp_path):
     reader = bert(tmp_path / "bert", "Model")
     with serving([], ModelShelf([str(reader), str(seeing)], demo=False)) as address:
-        page.goto(address)
-        expect(page.locator("[data-role=start]")).to_be_visible()
-        dropped(page, "cat.png", "image/png", as_png(5, tmp_path))
-        expect(page.locator(".progress .error")).to_contain_text("reads texts and looks at no pictures")
-        expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
-        page.locator("[data-role=model]").select_option("1")
-        page.locator("[data-role=start]").click()
-        expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
+        context = browser.new_context(locale="en-US", extra_http_headers=BEARER)  # a refusal stands in its console
+        try:
+            page = context.new_page()
+            page.goto(address)
+            expect(page.locator("[data-role=start]")).to_be_visible()
+            dropped(page, "cat.png", "image/png", as_png(5, tmp_path))
+            expect(page.locator(".progress .error")).to_contain_text("reads texts and looks at no pictures")
+            expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
+            page.locator("[data-role=model]").select_option("1")
+            page.locator("[data-role=start]").click()
+            expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
+        finally:
+            context.close()
 
 
 def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(page, seeing, tmp_path):

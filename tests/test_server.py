@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -34,6 +35,7 @@ pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[exp
 pytest.importorskip("httpx", reason="needs fastapi's test client: pip install httpx")
 
 import httpx
+from browsing import BEARER, TOKEN
 from fastapi.testclient import TestClient
 from seeing_twins import vit
 from speaking_twins import bert
@@ -85,8 +87,9 @@ def fresh(session: Session, model: Path) -> Iterator[TestClient]:
 
 def serving(session: Session, model: Path) -> TestClient:
     return TestClient(
-        server.app([session], ModelShelf([str(model)], demo=False), port=PORT),
+        server.app([session], ModelShelf([str(model)], demo=False), port=PORT, token=TOKEN),
         base_url=HERE,
+        headers=BEARER,
         raise_server_exceptions=False,
     )
 
@@ -149,7 +152,7 @@ def test_models_say_whether_they_look_at_pictures_before_any_is_loaded(session, 
     (broken / "config.json").write_text('{"model_type": "vit", "hidden_size": "many"}')
     eyes = vit(tmp_path / "vit")
     models = ModelShelf([str(model), str(eyes), str(broken), "some/hub-model", "/no/such/folder"], demo=False)
-    with TestClient(server.app([session], models, port=PORT), base_url=HERE) as client:
+    with TestClient(server.app([session], models, port=PORT, token=TOKEN), base_url=HERE, headers=BEARER) as client:
         found = [line["pictures"] for line in client.get("/api/models").json()["models"]]
         assert found == [False, True, None, None, None]
         assert models._loaded == {}
@@ -210,7 +213,9 @@ def paged(tmp_path: Path, session: Session) -> Iterator[TestClient]:
     (page / "secret.py").write_text("x")
     (tmp_path / "outside.js").write_text("x")
     (page / "link.js").symlink_to(tmp_path / "outside.js")
-    with TestClient(server.app([session], ModelShelf(demo=False), port=PORT, page=page), base_url=HERE) as made:
+    with TestClient(
+        server.app([session], ModelShelf(demo=False), port=PORT, token=TOKEN, page=page), base_url=HERE, headers=BEARER
+    ) as made:
         yield made
 
 
@@ -274,9 +279,9 @@ def test_nothing_but_the_files_of_the_page_is_served(paged, path):
         (f"{WHERE}/head?layer=one&head=0", 422, "layer: Input should be a valid integer"),
         (f"{WHERE}/head?head=0", 422, "layer: Field required"),
         (f"{WHERE}/head?layer=0&head=0&lang=fr", 422, "lang: "),
-        (f"{WHERE}/nothing", 404, "Not Found"),
+        (f"{WHERE}/nothing", 404, "nothing"),
         ("/api/job/9", 404, "there is no job '9'"),
-        ("/api/look", 405, "Method Not Allowed"),
+        ("/api/look", 405, "GET"),
     ],
 )
 def test_wrong_question_is_answered_in_words(client, path, status, words):
@@ -287,7 +292,11 @@ def test_wrong_question_is_answered_in_words(client, path, status, words):
 
 @pytest.mark.parametrize("what", ["row?token=0", "tile?rows=0,1&cols=0,1", "steps?token=0&key=0"])
 def test_capture_without_queries_and_keys_is_refused_in_words(what):
-    with TestClient(server.app([made_session(keep=False)], ModelShelf(demo=False), port=PORT), base_url=HERE) as client:
+    with TestClient(
+        server.app([made_session(keep=False)], ModelShelf(demo=False), port=PORT, token=TOKEN),
+        base_url=HERE,
+        headers=BEARER,
+    ) as client:
         answer = client.get(f"{WHERE}/{what}&layer=0&head=0")
         assert answer.status_code == 404
         assert "regard.watch(model, keep='qk')" in answer.json()["error"]
@@ -321,13 +330,25 @@ def test_text_over_a_megabyte_is_refused(client):
     assert answer.json()["error"] == "the text has 1,048,578 bytes, and at most 1,048,576 are read"
 
 
-def test_error_of_ours_is_500_and_the_server_lives(client, monkeypatch):
+class Panic(BaseException):
+    """As what PyO3 raises where a library in Rust panics: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [KeyError, Panic])
+def test_error_of_ours_is_500_with_an_id_and_the_server_lives(client, monkeypatch, caplog, kind):
     def break_down(*given: object) -> None:
-        raise KeyError("ours")
+        raise kind("/secret/of/ours")
 
     monkeypatch.setattr(answers, "overview", break_down)
     answer = client.get(f"{WHERE}/overview")
-    assert (answer.status_code, answer.json()["error"]) == (500, "the server failed: KeyError; its terminal says more")
+    (record,) = caplog.records
+    number = re.search(r"\b[0-9a-f]{8}\b", record.getMessage())[0]
+    assert answer.status_code == 500
+    assert kind.__name__ in answer.json()["error"]
+    assert number in answer.json()["error"]
+    assert "/secret" not in answer.text
+    assert record.exc_info[1].args == ("/secret/of/ours",)
+    assert answer.headers["x-content-type-options"] == "nosniff"
     assert client.get("/api/sessions").status_code == 200
 
 
@@ -374,7 +395,8 @@ def test_request_that_a_browser_marks_as_of_another_site_is_refused(client):
 
 
 def test_port_80_may_be_left_out():
-    with TestClient(server.app(models=ModelShelf(demo=False), port=80), base_url="http://localhost") as client:
+    made = server.app(models=ModelShelf(demo=False), port=80, token=TOKEN)
+    with TestClient(made, base_url="http://localhost", headers=BEARER) as client:
         assert client.get("/api/sessions").status_code == 200
 
 
@@ -418,6 +440,137 @@ def test_content_length_that_is_no_number_is_refused(client):
     assert (answer.status_code, answer.json()["error"]) == (400, "content-length must be a number, got '-1'")
 
 
+# --------------------------------------------------------------------------------------------------------------- token
+
+
+@pytest.fixture
+def unknown(client: TestClient) -> TestClient:
+    """The same server, without the token."""
+    return TestClient(client.app, base_url=HERE)
+
+
+def test_nothing_is_answered_without_the_token(client, unknown):
+    paths = [
+        "/",
+        "/page/main.js",
+        "/openapi.json",
+        "/favicon.ico",
+        "/nothing",
+        *client.get("/openapi.json").json()["paths"],
+    ]
+    for path in paths:
+        for verb in ("GET", "POST", "DELETE", "HEAD", "OPTIONS"):
+            assert unknown.request(verb, path.replace("{session}", "1")).status_code == 403, (verb, path)
+    assert "toy" not in unknown.get("/api/sessions").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({"authorization": f"Bearer {TOKEN[:-1]}"}, ""),
+        ({"authorization": f"Basic {TOKEN}"}, ""),
+        ({"authorization": TOKEN}, ""),
+        ({"authorization": "Bearer"}, ""),
+        ({"authorization": f"Bearer {TOKEN}\xe9".encode("latin-1")}, ""),
+        ({"cookie": f"regard-{PORT + 1}={TOKEN}"}, ""),
+        ({"cookie": f"regard-{PORT}={TOKEN}x"}, ""),
+        ({"cookie": f"regard-{PORT}="}, ""),
+        ({}, "?token="),
+        ({}, f"?token={TOKEN.upper()}"),
+        ({}, f"?Token={TOKEN}"),
+        ({}, f"?x=1%26token={TOKEN}"),
+        ({}, f"?token={TOKEN}"),  # which only the page itself takes: in questions, token is a word's number
+    ],
+)
+def test_what_is_not_the_token_is_refused(unknown, headers, query):
+    answer = unknown.get(f"/api/sessions{query}", headers=headers)
+    assert answer.status_code == 403
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "regard serve" in answer.json()["error"]
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers", [BEARER, {"authorization": f"bearer  {TOKEN}"}, {"cookie": f"a=b; regard-{PORT}={TOKEN}; odd"}]
+)
+def test_token_opens_as_a_header_and_as_a_cookie(unknown, headers):
+    answer = unknown.get("/api/sessions", headers=headers)
+    assert answer.status_code == 200
+    assert "set-cookie" not in answer.headers
+
+
+def test_token_in_the_address_is_exchanged_for_a_cookie_of_this_port(unknown):
+    answer = unknown.get(f"/?token={TOKEN}")
+    assert answer.status_code == 200
+    name, *attributes = answer.headers["set-cookie"].split("; ")
+    assert name == f"regard-{PORT}={TOKEN}"
+    assert set(attributes) == {"Path=/", "HttpOnly", "SameSite=Strict"}
+    assert unknown.get("/api/sessions").status_code == 200, "the client keeps cookies"
+
+
+def test_person_without_the_token_gets_a_page_that_says_how_to_come_in(unknown):
+    answer = unknown.get("/", headers={"accept": "text/html,*/*"})
+    assert (answer.status_code, answer.headers["content-type"]) == (403, "text/html; charset=utf-8")
+    assert "regard serve" in answer.text
+    assert "터미널" in answer.text
+
+
+def test_token_does_not_open_for_another_host_or_origin(client):
+    assert client.get(f"/?token={TOKEN}", headers={"host": "evil.com"}).status_code == 421
+    assert client.get(f"/?token={TOKEN}", headers={"origin": "http://evil.com"}).status_code == 403
+
+
+@pytest.mark.parametrize("token", ["short", "x" * 129, "sixteen letters!", "half&of=it" * 3, "토큰" * 9])
+def test_token_of_ones_own_that_no_address_takes_is_refused(served, token, monkeypatch, capsys):
+    monkeypatch.setenv("REGARD_TOKEN", token)
+    assert main(["serve", "a"]) == 2
+    assert "REGARD_TOKEN" in capsys.readouterr().err
+    assert token not in capsys.readouterr().err
+    assert served == {}
+
+
+def test_token_is_new_each_time_or_that_of_the_environment(monkeypatch):
+    monkeypatch.delenv("REGARD_TOKEN", raising=False)
+    assert len({serve_page._token() for _ in range(9)}) == 9
+    monkeypatch.setenv("REGARD_TOKEN", TOKEN)
+    assert serve_page._token() == TOKEN
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are posix's")
+def test_browser_is_given_the_token_in_a_file_of_this_user_and_not_on_its_command_line(tmp_path, monkeypatch):
+    import webbrowser
+
+    opened: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(webbrowser, "open", opened.put)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with serve_page._browsing(f"{HERE}/?token={TOKEN}#lang=ko"):
+        url = opened.get(timeout=120)
+        (file,) = tmp_path.iterdir()
+        assert url == file.as_uri()
+        assert TOKEN not in url
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert f"{HERE}/?token={TOKEN}#lang=ko" in file.read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+
+
+def test_no_answer_names_a_folder_of_this_machine(session, model, tmp_path):
+    broken = shutil.copytree(model, tmp_path / "my models" / "broken")
+    (broken / "tokenizer.json").write_text("{")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    models = ModelShelf([str(broken), str(empty), str(tmp_path / "gone")], demo=False)
+    made = server.app([session], models, port=PORT, token=TOKEN)
+    with TestClient(made, base_url=HERE, headers=BEARER) as client:
+        lines = [wait(client, look(client, model=str(n))) for n in range(3)]
+        assert [line["state"] for line in lines] == ["failed"] * 3
+        said = [line["error"] for line in lines] + [client.get("/api/models").text]
+    assert all(str(tmp_path.parent) not in words and "my models" not in words for words in said), said
+    assert "gone" in said[2]
+
+
 # ----------------------------------------------------------------------------------------------------------------- jobs
 
 
@@ -458,7 +611,7 @@ def test_model_that_cannot_be_loaded_fails_in_words(session, tmp_path):
     broken.mkdir()
     (broken / "config.json").write_text("{}")
     models = ModelShelf([str(broken)], demo=False)
-    with TestClient(server.app([session], models, port=PORT), base_url=HERE) as client:
+    with TestClient(server.app([session], models, port=PORT, token=TOKEN), base_url=HERE, headers=BEARER) as client:
         line = wait(client, look(client))
     assert line["state"] == "failed"
     assert "model_type" in line["error"]
@@ -509,14 +662,75 @@ def test_no_korean_particle_hangs_on_what_fills_a_place():
     assert re.findall(r"\}”?(?:(?:[은는이을를와과]|가(?!중))(?!\()|라는|으?로 )", text) == []
 
 
-def test_error_that_nobody_expected_fails_the_job_and_not_the_thread(fresh, monkeypatch):
+def test_error_that_nobody_expected_fails_the_job_and_not_the_thread(fresh, monkeypatch, caplog):
     def run_out(*given: object, **more: object) -> Session:
         raise RuntimeError("out of memory\nand more")
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "look_at", run_out)
-        assert wait(fresh, look(fresh))["error"] == "reading failed: RuntimeError: out of memory"
+        line = wait(fresh, look(fresh))
+    (record,) = caplog.records
+    assert (
+        re.fullmatch("reading failed: RuntimeError, error ([0-9a-f]{8}): .*", line["error"])[1] in record.getMessage()
+    )
+    assert record.exc_info[1].args == ("out of memory\nand more",)
     assert wait(fresh, look(fresh))["state"] == "done"
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt, MemoryError])
+def test_thread_survives_whatever_a_job_raises(fresh, monkeypatch, kind):
+    def panic(*given: object, **more: object) -> Session:
+        raise kind("of a library")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "look_at", panic)
+        names = [look(fresh), look(fresh)]
+        lines = [wait(fresh, name) for name in names]
+    assert [line["state"] for line in lines] == ["failed", "failed"]
+    assert all(kind.__name__ in line["error"] for line in lines)
+    assert wait(fresh, look(fresh))["state"] == "done"
+
+
+def test_tokenizer_that_panics_in_rust_fails_its_job_alone(session, model, tmp_path):
+    broken = shutil.copytree(model, tmp_path / "broken")
+    values = json.loads((broken / "tokenizer.json").read_text())
+    del values["post_processor"]["special_tokens"]["[SEP]"]
+    (broken / "tokenizer.json").write_text(json.dumps(values))
+    models = ModelShelf([str(broken), str(model)], demo=False)
+    made = server.app([session], models, port=PORT, token=TOKEN)
+    with TestClient(made, base_url=HERE, headers=BEARER) as client:
+        line = wait(client, look(client))
+        assert (line["state"], line["session"]) == ("failed", None)
+        assert wait(client, look(client, model="1"))["state"] == "done"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_jobs_of_a_thread_that_died_fail_and_the_next_is_done_by_a_new_one(fresh, monkeypatch, slow):
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise MemoryError
+
+    def die(*given: object, **more: object) -> Session:
+        slow.wait(120)
+        raise ValueError(SilentError())  # whose words cannot be said
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "look_at", die)
+        names = [look(fresh), look(fresh)]
+        slow.set()
+        lines = [wait(fresh, name) for name in names]
+    assert [line["state"] for line in lines] == ["failed", "failed"]
+    assert all(line["error"] for line in lines)
+    assert wait(fresh, look(fresh))["state"] == "done"
+
+
+def test_job_that_nobody_asks_for_gives_way_to_a_new_one(fresh, slow, monkeypatch):
+    first, second = look(fresh), look(fresh)
+    until_layer(fresh, first)
+    monkeypatch.setattr(jobs, "UNASKED_SECONDS", -1.0)
+    third = look(fresh)
+    slow.set()
+    assert [wait(fresh, name)["state"] for name in (first, second, third)] == ["cancelled", "cancelled", "done"]
 
 
 @pytest.fixture
@@ -580,6 +794,7 @@ def test_too_many_waiting_jobs_are_refused(fresh, slow):
     names = [look(fresh) for _ in range(8)]
     answer = fresh.post("/api/look", json={"text": TEXT})
     assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"] == "8 jobs are waiting to be done: wait for one of them, or cancel it"
     for name in names:
         fresh.delete(f"/api/job/{name}")
@@ -614,8 +829,31 @@ def test_steps_wait_while_their_model_reads_another_text(fresh, slow):
     assert [layer["call"] for layer in layers] == [None, None], "calls of the steps are none of the other's"
 
 
+def test_many_who_wait_for_a_model_that_reads_do_not_stop_the_others(fresh, slow):
+    slow.set()
+    session = wait(fresh, look(fresh))["session"]
+    slow.clear()
+    job = look(fresh, "The street was wide.")
+    until_layer(fresh, job)
+    path, found = f"/api/session/{session}/steps?layer=0&head=0&token=0&key=0", queue.SimpleQueue[int]()
+    threads = [threading.Thread(target=lambda: found.put(fresh.get(path).status_code)) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    assert [found.get(timeout=120) for _ in range(40)] == [429] * 40
+    assert fresh.get("/api/sessions").status_code == 200
+    slow.set()
+    assert [found.get(timeout=120) for _ in range(8)] == [200] * 8
+    assert wait(fresh, job)["state"] == "done"
+    for thread in threads:
+        thread.join(120)
+
+
 def test_end_of_the_server_ends_its_jobs(session, model, slow):
-    with TestClient(server.app([session], ModelShelf([str(model)], demo=False), port=PORT), base_url=HERE) as client:
+    with TestClient(
+        server.app([session], ModelShelf([str(model)], demo=False), port=PORT, token=TOKEN),
+        base_url=HERE,
+        headers=BEARER,
+    ) as client:
         until_layer(client, look(client))
         threading.Timer(0.1, slow.set).start()
     left = [thread for thread in threading.enumerate() if thread.name == "regard jobs"]
@@ -663,7 +901,9 @@ def test_models_used_last_stay_in_memory(monkeypatch):
 
 def test_without_any_model_looking_says_how_to_get_one(session, monkeypatch):
     monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
-    with TestClient(server.app([session], ModelShelf(), port=PORT), base_url=HERE) as client:
+    with TestClient(
+        server.app([session], ModelShelf(), port=PORT, token=TOKEN), base_url=HERE, headers=BEARER
+    ) as client:
         assert client.get("/api/models").json() == {"models": []}
         answer = client.post("/api/look", json={"text": "a"})
     assert answer.status_code == 404
@@ -783,16 +1023,18 @@ def test_serve_prints_its_address_answers_and_ends_by_ctrl_c(tmp_path, session, 
     process = run_serve("run.regard", "text.txt", "the street", "--model", str(model), cwd=tmp_path)
     try:
         address = process.stdout.readline().split()[0]
-        port = int(address.rstrip("/").rpartition(":")[2])
-        assert address == f"http://127.0.0.1:{port}/"
-        lines = httpx.get(f"{address}api/sessions").json()["sessions"]
+        port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{32})", address).groups()
+        port, headers = int(port), {"authorization": f"Bearer {token}"}
+        address = f"http://127.0.0.1:{port}/"
+        assert httpx.get(f"{address}api/sessions").status_code == 403
+        lines = httpx.get(f"{address}api/sessions", headers=headers).json()["sessions"]
         assert [(line["name"], line["text"]) for line in lines] == [
             ("run.regard", None), ("tiny-bert", TEXT), ("tiny-bert", "the street"),
         ]  # fmt: skip
         assert httpx.get(f"{address}api/sessions", headers={"host": "evil.com"}).status_code == 421
         with socket.create_connection(("127.0.0.1", port)) as gone:  # a client that leaves in the middle
             gone.sendall(b"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 999\r\n\r\n{" % port)
-        assert httpx.get(f"{address}api/models").status_code == 200
+        assert httpx.get(f"{address}api/models", headers=headers).status_code == 200
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out, err) == (130, "", "")
@@ -829,8 +1071,9 @@ def served(monkeypatch) -> dict[str, Any]:
     """What would be served, without serving it."""
     found: dict[str, Any] = {}
 
-    def note(listening: socket.socket, sessions: Any, models: Any, lang: str, *, browser: bool) -> None:
-        found.update(sessions=sessions, models=models, lang=lang, browser=browser, at=listening.getsockname())
+    def note(listening: socket.socket, sessions: Any, models: Any, lang: str, *, token: str, browser: bool) -> None:
+        found.update(sessions=sessions, models=models, lang=lang, token=token, browser=browser)
+        found["at"] = listening.getsockname()
 
     monkeypatch.setattr(serve_page, "_serve", note)
     return found
@@ -880,4 +1123,4 @@ def test_serve_without_its_libraries_says_how_to_install_them(served, library, c
 def test_server_without_fastapi_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     with pytest.raises(ImportError, match=r"the server needs fastapi and uvicorn .*pip install 'regard\[explorer\]'"):
-        server.app(port=PORT)
+        server.app(port=PORT, token=TOKEN)

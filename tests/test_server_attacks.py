@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import regard
+from regard.explorer import connections, gate, jobs
 from regard.explorer.jobs import ENDED
 from regard.explorer.sessions import Session
 from regard.explorer.shelves import ModelShelf
@@ -35,12 +36,15 @@ from regard.lens.capture import Capture, Record
 pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
 pytest.importorskip("uvicorn", reason="needs the server: pip install 'regard[explorer]'")
 
-from browsing import serving
+from browsing import BEARER, TOKEN, serving
+from fuzz.load import load
+from seeing_twins import vit
 from speaking_twins import bert
 
 HEADS, N, D = 3, 11, 5
 ROW = "/row?layer=0&head=2&token=7"
 EXAMPLES = 12  # of each operation
+LOGGERS = ("uvicorn.error", "asyncio", "concurrent.futures", "regard.explorer")
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -67,7 +71,7 @@ class Reached(NamedTuple):
     ) -> Answer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request(verb, path, body, {} if body is None else {"Content-Type": kind}, **more)
+            connection.request(verb, path, body, BEARER | ({} if body is None else {"Content-Type": kind}), **more)
             answer = connection.getresponse()
             return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
         finally:
@@ -92,7 +96,8 @@ class Reached(NamedTuple):
 
     def head(self, line: str, *lines: str) -> bytes:
         """The beginning of a request as bytes."""
-        return "".join(f"{one}\r\n" for one in (line, f"Host: 127.0.0.1:{self.port}", *lines, "")).encode("latin-1")
+        own = (f"Host: 127.0.0.1:{self.port}", f"Authorization: Bearer {TOKEN}")
+        return "".join(f"{one}\r\n" for one in (line, *own, *lines, "")).encode("latin-1")
 
 
 class Noted(logging.Handler):
@@ -129,7 +134,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(scope="module")
 def reached(model: Path) -> Iterator[Reached]:
-    with serving([made_session()], ModelShelf([str(model)], demo=False)) as address:
+    eyes = vit(model.parent / "tiny-vit")
+    with serving([made_session()], ModelShelf([str(model), str(eyes)], demo=False)) as address:
         yield Reached(int(address.rpartition(":")[2]), [])
 
 
@@ -145,7 +151,7 @@ def there(reached: Reached) -> Iterator[Reached]:
 def listening(log: list[logging.LogRecord]) -> Iterator[None]:
     """Inside, errors are noted. Not for longer: each new server sets its loggers up again."""
     log.clear()
-    noted, heard = Noted(log), [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "concurrent.futures")]
+    noted, heard = Noted(log), [logging.getLogger(name) for name in LOGGERS]
     for logger in heard:
         logger.addHandler(noted)
     try:
@@ -349,6 +355,14 @@ def test_fifty_clients_at_once_get_what_one_gets():
     assert all((answer.status, answer.body) == alone[question][::2] for question, answer in got)
 
 
+def test_clients_that_ask_read_err_and_leave_all_at_once_get_no_server_error(there):
+    """What tests/fuzz/load.py does for a minute with a hundred."""
+    tally = load(there.port, TOKEN, clients=20, seed=0, more=lambda done: done < 8)
+    assert tally.lost == []
+    assert [status for status in tally.statuses if status >= 500] == []
+    assert tally.statuses[200] > 0
+
+
 # ----------------------------------------------------------------------------------------------------- those that leave
 
 
@@ -484,6 +498,132 @@ def test_line_that_is_no_request_of_ours_is_refused(there, line):
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
 
 
+TEXT_BODY = b'{"text": "the street"}'
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(TEXT_BODY), TEXT_BODY)
+
+
+@pytest.mark.parametrize(
+    ("line", "lines", "body", "status"),
+    [
+        ("POST /nothing HTTP/1.1", ["Transfer-Encoding: chunked"], b"zz\r\n", 400),  # no chunk, while a route answers
+        ("GET /api/models HTTP/1.1", ["Transfer-Encoding: chunked"], b"zz\r\n", 400),
+        ("POST /api/look HTTP/1.1", ["Content-Length: 22", "Transfer-Encoding: chunked"], CHUNKS, 400),
+        ("POST /api/look HTTP/1.1", ["Content-Length: 22", "Content-Length: 23"], TEXT_BODY, 400),
+        ("GET /api/models HTTP/2.0", [], b"", 400),
+        ("GET /api/models HTTP/0.9", [], b"", 400),
+        ("GET /api/models HTTP/1.1", ["Upgrade: websocket", "Connection: Upgrade"], b"", 400),
+        ("GET /api/models HTTP/1.1", ["X: " + "x" * 66_000], b"", 431),
+        ("GET /api/models HTTP/1.1", [f"X{n}: x" for n in range(20_000)], b"", 431),
+        ("GET /api/models?" + "x=y&" * 17_000 + " HTTP/1.1", [], b"", 431),
+        ("PUT /api/models HTTP/1.1", [], b"", 405),
+        ("TRACE /api/models HTTP/1.1", [], b"", 405),
+        ("GET /a b HTTP/1.1", [], b"", 400),
+    ],
+)
+def test_hostile_request_is_refused_in_a_sentence(there, line, lines, body, status):
+    head = there.head(line, "Content-Type: application/json", *lines, "Connection: close")
+    with there.raw(head + body) as asked:
+        got, headers, said = whole(asked)
+    assert got in (status, 400), "what comes in several reads, uvicorn refuses itself"
+    assert headers["content-type"] == "application/json"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert set(json.loads(said)) == {"error"}
+
+
+def test_request_of_http_1_0_is_answered_like_others(there):
+    with there.raw(there.head("GET /api/models HTTP/1.0")) as asked:
+        assert whole(asked)[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------------ slow, and many
+
+
+def whole(asked: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """The status, headers and body of an answer after which the server hangs up."""
+    head, _, body = b"".join(iter(lambda: asked.recv(65536), b"")).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return (
+        int(first.split()[1]),
+        {name.lower(): value for name, _, value in (one.partition(": ") for one in lines)},
+        body,
+    )
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"text": "the'])
+@pytest.mark.parametrize("length", ["Content-Length: 999", "Transfer-Encoding: chunked"])
+def test_body_that_does_not_come_is_given_up(there, monkeypatch, sent, length):
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.05)
+    chunk = sent if length[0] == "C" or not sent else b"%x\r\n%b\r\n" % (len(sent), sent)
+    head = there.head("POST /api/look HTTP/1.1", "Content-Type: application/json", length)
+    with there.raw(head + chunk) as asked:
+        status, _, body = whole(asked)
+    assert status == 408
+    assert set(json.loads(body)) == {"error"}
+
+
+def test_body_that_comes_steadily_may_take_longer(there, monkeypatch):
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(gate, "BODY_RATE", 0.1)  # ten seconds more for each byte
+    head = there.head("POST /api/look HTTP/1.1", "Content-Type: application/json", "Content-Length: 22")
+    with there.raw(head + TEXT_BODY[:12]) as asked:
+        time.sleep(0.2)
+        asked.sendall(TEXT_BODY[12:])
+        assert asked.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: 127", b"GET / HTTP/1.1\r\n"])
+def test_head_that_does_not_come_is_given_up(there, monkeypatch, sent):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    with there.raw(sent) as asked:
+        status, _, body = whole(asked)
+    assert status == 408
+    assert set(json.loads(body)) == {"error"}
+
+
+def test_second_head_of_a_connection_that_does_not_come_is_given_up_too(there, monkeypatch):
+    with there.raw(there.head("GET /api/models HTTP/1.1")) as asked:
+        assert asked.recv(65536).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+        asked.sendall(b"GET /api/mod")
+        assert whole(asked)[0] == 408
+
+
+def test_connection_that_says_nothing_is_closed(there, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    with there.raw(b"") as asked:
+        assert asked.recv(1) == b""
+
+
+def test_bodies_in_flight_are_bounded_together(there, file, monkeypatch):
+    monkeypatch.setattr(gate, "MOST_IN_FLIGHT", 10_000)
+    with there.raw(there.head("POST /api/open HTTP/1.1", "Content-Length: 9000")) as first:
+        first.sendall(b"x")
+        until = time.monotonic() + 120
+        while (answer := there.ask("/api/open", "POST", bytes(2000))).status != 503:  # the first is taken in by now
+            assert time.monotonic() < until
+        assert refused(answer, 503)
+        assert int(answer.headers["retry-after"]) > 0
+        with there.raw(there.head("POST /api/open HTTP/1.1", "Transfer-Encoding: chunked")) as second:
+            second.sendall(b"7d0\r\n" + bytes(2000) + b"\r\n")
+            assert whole(second)[0] == 503
+        assert there.ask("/api/look", "POST", b'{"text": ""}').status == 400, "what is small still comes in"
+    while there.ask("/api/open", "POST", bytes(2000)).status == 503:  # until the server sees that the first has left
+        assert time.monotonic() < until
+
+
+def test_connections_are_bounded(there, monkeypatch):
+    assert there.lives()
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    with ExitStack() as stack:
+        first = [stack.enter_context(there.raw(b"")) for _ in range(3)]
+        with there.raw(there.head("GET /api/models HTTP/1.1")) as asked:
+            status, headers, body = whole(asked)
+        assert (status, set(json.loads(body))) == (503, {"error"})
+        assert int(headers["retry-after"]) > 0
+        first[0].sendall(there.head("GET /api/models HTTP/1.1", "Connection: close"))
+        assert whole(first[0])[0] == 200, "those that were there go on"
+
+
 # ------------------------------------------------------------------------------------------------------------- pictures
 
 LOOK = "/api/look_at_picture"
@@ -509,8 +649,10 @@ def png(width: int, height: int) -> bytes:
     ],
     ids=["nothing", "text", "page", "drawing", "cut off", "large", "bomb"],
 )
-def test_body_that_is_no_picture_is_refused_in_the_words_of_open_picture(there, body, words):
-    assert words in refused(there.ask(f"{LOOK}?name=x.jpg", "POST", body, "image/jpeg"), 400)
+def test_body_that_is_no_picture_fails_in_its_job_in_the_words_of_open_picture(there, body, words):
+    line = wait(there, there.ask(f"{LOOK}?name=x.jpg&model=1", "POST", body, "image/jpeg").json()["job"])
+    assert (line["state"], line["session"]) == ("failed", None)
+    assert words in line["error"]
 
 
 def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
@@ -518,6 +660,7 @@ def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
     try:
         connection.putrequest("POST", f"{LOOK}?name=x.jpg")
         connection.putheader("content-length", str(33 << 20))
+        connection.putheader("authorization", BEARER["Authorization"])
         connection.endheaders(b"\xff\xd8\xff")  # the rest never comes, and is not waited for
         answer = connection.getresponse()
         assert (answer.status, json.loads(answer.read())) == (
@@ -528,8 +671,8 @@ def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
 
 
 def test_name_of_a_picture_is_a_name_and_no_path(there):
-    words = refused(there.ask(f"{LOOK}?name=..%2F..%2Fetc%2Fpasswd", "POST", b"text", "image/png"), 400)
-    assert words.startswith("'passwd' is text, not a picture")
+    job = there.ask(f"{LOOK}?model=1&name=..%2F..%2Fetc%2Fpasswd", "POST", b"text", "image/png").json()["job"]
+    assert wait(there, job)["error"].startswith("'passwd' is text, not a picture")
 
 
 def test_question_of_many_letters_is_refused(there):
@@ -537,15 +680,54 @@ def test_question_of_many_letters_is_refused(there):
     assert "text: " in words
 
 
-def test_model_of_texts_refuses_a_picture_in_its_job(there):
+def test_model_of_texts_refuses_a_picture_before_its_bytes_are_sent(there):
+    head = there.head(f"POST {LOOK}?name=a.png&model=0 HTTP/1.1", f"Content-Length: {1 << 20}", "Connection: close")
+    with there.raw(head) as asked:
+        status, _, body = whole(asked)
+    assert status == 400
+    assert "tiny-bert" in json.loads(body)["error"]
+
+
+def test_picture_is_decoded_in_its_job_and_not_while_others_are(there, monkeypatch):
+    decoded: list[str] = []
+    real = jobs.open_picture
+
+    def noted(data: bytes) -> Any:
+        decoded.append(threading.current_thread().name)
+        return real(data)
+
+    monkeypatch.setattr(jobs, "open_picture", noted)
     out = io.BytesIO()
     Image.new("RGB", (7, 5)).save(out, "PNG")
-    job = there.ask(f"{LOOK}?name=a.png&model=0", "POST", out.getvalue(), "image/png").json()["job"]
-    line = wait(there, job)
-    assert (line["state"], line["session"]) == ("failed", None)
-    assert "BERT reads texts and looks at no pictures" in line["error"]
+    names = [there.ask(f"{LOOK}?model=1", "POST", out.getvalue(), "image/png").json()["job"] for _ in range(3)]
+    assert [wait(there, name)["state"] for name in names] == ["done"] * 3
+    assert decoded == ["regard jobs"] * 3
+    last = there.ask("/api/sessions").json()["sessions"][-1]["id"]
+    assert there.ask(f"/api/session/{last}/picture/0").headers["content-type"] in ("image/png", "image/jpeg")
+
+
+def test_pictures_that_wait_are_bounded_together(there, monkeypatch):
+    free = threading.Event()
+
+    def hold(data: bytes) -> None:
+        free.wait(120)
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(jobs, "open_picture", hold)
+    monkeypatch.setattr(jobs, "MOST_BYTES", 1000)
+    names = [there.ask(f"{LOOK}?model=1", "POST", bytes(400), "image/png").json()["job"] for _ in range(2)]
+    answer = there.ask(f"{LOOK}?model=1", "POST", bytes(400), "image/png")
+    assert refused(answer, 429)
+    assert int(answer.headers["retry-after"]) > 0
+    text = there.ask("/api/look", "POST", b'{"text": "the street"}').json()["job"]
+    for name in names:
+        there.ask(f"/api/job/{name}", "DELETE")
+    free.set()
+    assert wait(there, text)["state"] == "done"
 
 
 @pytest.mark.parametrize("number", ["0", "1", "-1", "99999999999999999999"])
-def test_session_without_pictures_gives_none(there, number):
-    assert "to be shown: this session has none" in refused(there.ask(f"/api/session/1/picture/{number}"), 404)
+def test_session_without_pictures_gives_none(there, file, number):
+    session = there.ask("/api/open", "POST", file).json()["session"]
+    answer = there.ask(f"/api/session/{session}/picture/{number}")
+    assert "to be shown: this session has none" in refused(answer, 404)

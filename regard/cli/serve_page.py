@@ -7,9 +7,14 @@ It reads options, lets the first texts be read, opens a socket on loopback and p
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 import errno
 import os
+import re
+import secrets
 import socket
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
+OPENING_SECONDS = 60.0
+"""After which a browser has opened the page: the file with its address is removed."""
 FIRST = "The animal didn't cross the street because it was too tired."
 """What is looked at where nothing was given, by a model of texts."""
 TAKES = "serve takes texts, files with a text, pictures, and captures that were saved, such as run.regard"
@@ -53,11 +60,13 @@ def add(app: typer.Typer, lang: Lang) -> None:
             "The explorer in a browser: every head of a model that read a text or looked at a picture.\n\n"
             "WHAT is a text, a text file, '-' for standard input, a picture, or a capture (.regard); several are "
             "compared.\n\n"
-            "It answers this machine alone. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
+            "It answers this machine alone, and only who has the token in the URL that it prints: a new one each time, "
+            "or that of REGARD_TOKEN. Ctrl-C ends it. Needs pip install 'regard[explorer]'.",
             "브라우저에서 모델의 모든 헤드를 살펴봅니다.\n\n"
             "WHAT은 텍스트, 텍스트가 든 파일, '-'(표준 입력), 이미지, 캡처(.regard)입니다. "
             "여러 개면 서로 비교할 수 있습니다.\n\n"
-            "이 컴퓨터에서만 접속할 수 있습니다. Ctrl-C로 끝냅니다. "
+            "이 컴퓨터에서만, 출력되는 URL의 토큰으로만 접속할 수 있습니다. 토큰은 실행할 때마다 새로 만들어지며, "
+            "REGARD_TOKEN 환경 변수로 정할 수 있습니다. Ctrl-C로 끝냅니다. "
             "pip install 'regard[explorer]'가 필요합니다.",
         ),
     )
@@ -91,7 +100,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
         ] = False,
         lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the page.", "페이지 언어."))] = lang,
     ) -> None:
-        spoken = known(lang)
+        spoken, token = known(lang), _token()
         listening = _listen(host, port)
         with listening:
             _need_server()
@@ -99,15 +108,28 @@ def add(app: typer.Typer, lang: Lang) -> None:
 
             models = ModelShelf(model or (), ignore=ignore or ())
             sessions = _sessions(what or (), models, truncate)
-            _serve(listening, sessions, models, spoken, browser=not no_open)
+            _serve(listening, sessions, models, spoken, token=token, browser=not no_open)
+
+
+def _token() -> str:
+    """What whoever asks must have: that of REGARD_TOKEN, which other users cannot read, or a new one.
+
+    Raises ValueError for one that is short, or that no address takes as it is.
+    """
+    token = os.environ.get("REGARD_TOKEN") or secrets.token_hex(16)
+    if not re.fullmatch(r"[\w.~-]{16,128}", token, re.ASCII):
+        raise ValueError(
+            f"REGARD_TOKEN must be 16 to 128 letters, digits or any of _ - . ~, got {len(token)} characters"
+        )
+    return token
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket on loopback. Raises ValueError for another host or no port, OSError where the port is taken."""
     if host not in LOOPBACK:
         raise ValueError(
-            f"--host must be {', '.join(LOOPBACK)}, got {host!r}: the explorer has no passwords, so it answers this "
-            "machine alone; from elsewhere, ssh -L 8000:127.0.0.1:PORT brings it to you"
+            f"--host must be {', '.join(LOOPBACK)}, got {host!r}: the explorer answers this machine alone; from "
+            "elsewhere, ssh -L PORT:127.0.0.1:PORT brings it to you"
         )
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be 0 to 65535, got {port}")
@@ -168,21 +190,49 @@ def _read(what: str, models: "ModelShelf", truncate: bool) -> "Session":
 
 
 def _serve(
-    listening: socket.socket, sessions: "Sequence[Session]", models: "ModelShelf", lang: Lang, *, browser: bool
+    listening: socket.socket,
+    sessions: "Sequence[Session]",
+    models: "ModelShelf",
+    lang: Lang,
+    *,
+    token: str,
+    browser: bool,
 ) -> None:
     """Serve until Ctrl-C, which uvicorn passes on once everything has ended."""
-    import webbrowser
-
-    import uvicorn
-
+    from regard.explorer.connections import http_server
     from regard.explorer.server import app
 
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}/" + ("#lang=ko" if lang == "ko" else "")
-    server = app(sessions, models, port=port)
-    config = uvicorn.Config(server, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-    Terminal().print((address, "bold"), speaker(lang)("   Ctrl-C ends it", "   끝내려면 Ctrl-C"))
-    if browser:  # some browsers of terminals run until they are closed
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    uvicorn.Server(config).run(sockets=[listening])
+    address = f"http://{shown}:{port}/?token={token}" + ("#lang=ko" if lang == "ko" else "")
+    server = http_server(app(sessions, models, port=port, token=token))
+    # Not broken by us, so that it can be clicked and copied in a narrow terminal.
+    Terminal().write((address, "bold"), speaker(lang)("   Ctrl-C ends it\n", "   끝내려면 Ctrl-C\n"))
+    with _browsing(address) if browser else nullcontext():
+        server.run(sockets=[listening])
+
+
+@contextmanager
+def _browsing(address: str) -> Iterator[None]:
+    """Open an address in the browser by way of a file, which this user alone may read.
+
+    The command line of a browser, with the address on it, could be read by every user of the machine. The file lies in
+    the home directory because browsers in a sandbox (snap) do not see /tmp.
+    """
+    import webbrowser
+
+    home = Path.home()
+    number, name = tempfile.mkstemp(".html", "regard-", home if os.access(home, os.W_OK) else None)  # mode 0600
+    with open(number, "w", encoding="utf-8") as file:
+        link = escape(address)
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={link}"><a href="{link}">regard</a>')
+    forget = threading.Timer(OPENING_SECONDS, Path(name).unlink, kwargs={"missing_ok": True})
+    forget.daemon = True
+    forget.start()
+    # some browsers of terminals run until they are closed
+    threading.Thread(target=webbrowser.open, args=(Path(name).as_uri(),), daemon=True).start()
+    try:
+        yield
+    finally:
+        forget.cancel()
+        Path(name).unlink(missing_ok=True)

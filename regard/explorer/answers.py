@@ -149,7 +149,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
     >>> with regard.watch(model) as seen:
     ...     _ = model(torch.zeros(1, 3, 8))
     >>> head(Session("toy", seen, ("a", "b", "c")), 0, 1)["sentence"][:45]
-    'Head 1 of layer 0 looks at everything it sees'
+    'Head 1 of layer 0 spreads about evenly over a'
 
     Raises IndexError for a layer or head that is not there, LookupError where neither a map nor q and k were kept.
     """

@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 
@@ -30,9 +32,9 @@ STYLE = re.compile(r"""<link\b[^>]*\brel=["']stylesheet["'][^>]*>""")
 SCRIPT = re.compile(r"""<script\b[^>]*\bsrc=["'](?P<path>[^"']+)["'][^>]*>\s*</script>""")
 HREF = re.compile(r"""\bhref=["'](?P<path>[^"']+)["']""")
 OUTSIDE = re.compile(r"""<[^>]*\b(?:src|href)=["'](?!data:|#)(?P<path>[^"']*)["']|@import\b|url\(\s*["']?(?!data:|#)""")
-# Nothing is loaded from anywhere: a page that tried would be refused by the browser.
+# Nothing is loaded from anywhere, and no script or style but the page's own is run, known by their hashes.
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 
@@ -108,15 +110,21 @@ SCRIPT_HERE = "<!-- the script of the page -->"
 
 def _alone(page: str) -> str:
     """The page with its styles and its modules in the text, and a mark where its data goes."""
-    page = STYLE.sub(lambda link: f"<style>\n{_style(link[0])}\n</style>", page)
+    style = f"\n{styles()}\n"
+    page = STYLE.sub("", page).replace("</head>", f"<style>{style}</style>\n</head>", 1)
     found = SCRIPT.findall(page)
     assert len(found) == 1, f"the page has one script, which imports the others: {found}"
-    script, _ = bundle(modules(), Path(found[0]).name)
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    page = page.replace("<head>", f"<head>\n{policy}", 1)
+    script = f"\n{scripted(bundle(modules(), Path(found[0]).name)[0])}\n"
+    policy = POLICY.format(script=_hash(script), style=_hash(style))
+    page = page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
     if outside := OUTSIDE.search(SCRIPT.sub("", page)):
         raise ValueError(f"the page would load something that is not in it: {outside[0]!r}")
-    return SCRIPT.sub(lambda _: f'{SCRIPT_HERE}<script type="module">\n{scripted(script)}\n</script>', page)
+    return SCRIPT.sub(lambda _: f'{SCRIPT_HERE}<script type="module">{script}</script>', page)
+
+
+def _hash(inline: str) -> str:
+    """A script or style of the page, as its content security policy names it."""
+    return f"'sha256-{b64encode(sha256(inline.encode()).digest()).decode()}'"
 
 
 def _style(link: str) -> str:

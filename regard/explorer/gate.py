@@ -1,48 +1,83 @@
-"""What stands before the server: only this machine's own pages come in, and no body that is too large.
+"""What stands before the routes: who may ask, and how large and how slow a request may be.
 
-A web page elsewhere can make a browser send requests to this machine. Such a request says so: its Host is not ours
-(a name that was made to point here), or its Origin is not, or its browser says that it comes from another site.
-
-It does not know what is asked.
+A web page elsewhere can make a browser send requests to this machine; such a request says so by its Host, its Origin or
+its Sec-Fetch-Site. Another user of this machine can reach the port, but does not have the token.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from secrets import compare_digest
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from regard.explorer.failures import report
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LOOPBACK", "Gate"]
+__all__ = ["HEADERS", "LOOPBACK", "Gate", "RefusedError"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+MOST_HEAD = 64 << 10  # a question of 4,096 characters in the address takes most of it
+MOST_IN_FLIGHT = 128 << 20  # bytes of all bodies that are being received or answered
+BODY_SECONDS, BODY_RATE = 10.0, 64 << 10  # a body may take so long, and a second more for each so many bytes of it
 HEADERS = {
-    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer: nothing is loaded from elsewhere, nothing frames the page, nothing is kept."""
+"""Of every answer: nothing is loaded from elsewhere, nothing inline runs, nothing frames the page, nothing is kept."""
+NO_TOKEN = "the token of this server is missing or old: open the URL that `regard serve` shows in its terminal"
+NO_TOKEN_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>regard</title></head>
+<body>
+<h1>regard</h1>
+<p>Open the URL that <code>regard serve</code> shows in its terminal: it holds the token (<code>?token=…</code>) that
+this page needs, a new one each time the server starts.</p>
+<p lang="ko">터미널에 표시된 <code>regard serve</code>의 URL로 접속하세요. 이 페이지에 필요한 토큰이
+그 주소에 들어 있으며(<code>?token=…</code>), 토큰은 서버를 시작할 때마다 바뀝니다.</p>
+</body></html>
+"""
 
 
-class _TooLargeError(Exception):
-    """A body grew over its limit while it came."""
+class RefusedError(Exception):
+    """A request that is answered with an error before a route sees it, or instead of the route's answer."""
+
+    def __init__(self, status: int, words: str, *, page: str | None = None, **headers: str) -> None:
+        super().__init__(words)
+        self.status = status
+        kind = "application/json" if page is None else "text/html; charset=utf-8"
+        self.body = (json.dumps({"error": words}, ensure_ascii=False) if page is None else page).encode()
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"content-type": kind, "content-length": str(len(self.body)), "connection": "close"}
+        self.headers = [(name.encode(), value.encode()) for name, value in (sent | HEADERS | more).items()]
+
+    async def answer(self, send: Send) -> None:
+        """Send it as a response of ASGI."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 class Gate:
     """ASGI middleware.
 
     port: the server's own, which Host and Origin must name; 80 may be left out.
+    token: what a request must have: as `Authorization: Bearer …`, as `/?token=…`, which is answered with a cookie, or
+      as that cookie.
     limits: path → bytes of a body; a path that is not there takes none beyond `small`.
     """
 
-    def __init__(self, app: ASGIApp, port: int, limits: Mapping[str, int], small: int = 4096) -> None:
-        self.app, self.limits, self.small = app, limits, small
+    def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int], small: int = 4096) -> None:
+        self.app, self.token, self.limits, self.small = app, token.encode(), limits, small
         self.hosts = {f"{host}:{port}" for host in LOOPBACK} | (set(LOOPBACK) if port == 80 else set())
+        self.cookie = f"regard-{port}"  # a browser keeps one jar for all ports of a host
+        self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it."""
@@ -54,50 +89,124 @@ class Gate:
             return
         headers = _joined(scope["headers"])
         most = self.limits.get(scope["path"], self.small)
-        problem = self._foreign(headers, scope["path"]) or _too_large(headers, most)
-        if problem is not None:
-            await _refuse(send, *problem)
+        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a word's
+        in_address = parse_qs(query).get("token", [])
+        try:
+            _check_head(scope, headers)
+            self._check_origin(headers, scope["path"])
+            self._check_token(headers, in_address)
+            said = self._check_body(headers, most)
+        except RefusedError as refused:
+            await refused.answer(send)
             return
-        await self._let_in(scope, receive, send, most)
+        more = dict(HEADERS)
+        if self._is_token(in_address) and scope["method"] == "GET":
+            more["set-cookie"] = f"{self.cookie}={self.token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        await self._let_in(scope, receive, send, most, said, more)
 
-    def _foreign(self, headers: Mapping[str, str], path: str) -> tuple[int, str] | None:
+    def _check_origin(self, headers: Mapping[str, str], path: str) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if host.lower() not in self.hosts:
-            return 421, f"this server answers to {' or '.join(sorted(self.hosts))}, not to {host[:80]!r}"
+            raise RefusedError(421, f"this server answers to {' or '.join(sorted(self.hosts))}, not to {host[:80]!r}")
         if origin is not None and origin.lower().removeprefix("http://") not in self.hosts:
-            return 403, f"a page of {origin[:80]!r} may not ask: only the page that this server gave out"
+            raise RefusedError(403, f"a page of {origin[:80]!r} may not ask: only the page that this server gave out")
         if headers.get("sec-fetch-site") == "cross-site" and path.startswith("/api/"):
-            return 403, "a page of another site may not ask: only the page that this server gave out"
-        return None
+            raise RefusedError(403, "a page of another site may not ask: only the page that this server gave out")
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
-        """Count the body while it comes; where it grows over its limit, whatever the app would answer is replaced."""
-        came, refused = 0, False
+    def _check_token(self, headers: Mapping[str, str], in_address: Iterable[str]) -> None:
+        """The page tells a missing token from other refusals by www-authenticate."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        cookies = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
+        given = [*in_address, *(value for name, _, value in cookies if name == self.cookie)]
+        if not self._is_token([*given, bearer.strip()] if kind.lower() == "bearer" else given):
+            page = NO_TOKEN_PAGE if "text/html" in headers.get("accept", "") else None
+            raise RefusedError(403, NO_TOKEN, page=page, www_authenticate="Bearer")
 
-        async def counted() -> Message:
-            nonlocal came
-            message = await receive()
-            came += len(message.get("body", b""))
+    def _is_token(self, given: Iterable[str]) -> bool:
+        return any(compare_digest(one.encode(errors="replace"), self.token) for one in given)
+
+    def _check_body(self, headers: Mapping[str, str], most: int) -> int:
+        """The bytes that the body says it has; 0 where it does not say."""
+        said = headers.get("content-length", "0")
+        if not said.isascii() or not said.isdigit() or len(said) > 20:
+            raise RefusedError(400, f"content-length must be a number, got {said[:40]!r}")
+        if int(said) > most:
+            raise RefusedError(413, f"the body has {said} bytes, and at most {most:,} are taken here")
+        if self.in_flight + int(said) > MOST_IN_FLIGHT:
+            raise _busy()
+        return int(said)
+
+    async def _let_in(
+        self, scope: Scope, receive: Receive, send: Send, most: int, said: int, headers: Mapping[str, str]
+    ) -> None:
+        """Count and time the body while it comes. Where it is refused, whatever the app would answer is replaced."""
+        came, held, waited, more_body, started = 0, said, 0.0, True, False
+        refused: RefusedError | None = None
+        clock = asyncio.get_running_loop()
+        self.in_flight += held
+
+        async def received() -> Message:
+            nonlocal came, held, waited, more_body, refused
+            if not more_body:  # who listens now waits for the client to leave
+                return await receive()
+            start = clock.time()
+            try:
+                async with asyncio.timeout(max(0.0, BODY_SECONDS + came / BODY_RATE - waited)):
+                    message = await receive()
+            except TimeoutError:
+                waited += clock.time() - start
+                refused = RefusedError(408, f"the body came too slowly: {came:,} bytes in {waited:.0f} s")
+                raise refused from None
+            waited += clock.time() - start
+            came, more_body = came + len(message.get("body", b"")), message.get("more_body", False)
+            self.in_flight, held = self.in_flight + max(0, came - held), max(held, came)
             if came > most:
-                raise _TooLargeError
+                refused = RefusedError(413, f"the body is larger than {most:,} bytes, the most that is taken here")
+            elif self.in_flight > MOST_IN_FLIGHT:
+                refused = _busy()
+            if refused is not None:
+                raise refused
             return message
 
-        async def refuse_once() -> None:
-            nonlocal refused
-            if not refused:
-                refused = True
-                await _refuse(send, 413, f"the body is larger than {most:,} bytes, the most that is taken here")
-
         async def guarded(message: Message) -> None:
-            if came > most:
-                await refuse_once()
-                return
-            await send(_with_headers(message) if message["type"] == "http.response.start" else message)
+            nonlocal started
+            if refused is None:
+                started = True
+                await send(_with_headers(message, headers) if message["type"] == "http.response.start" else message)
 
         try:
-            await self.app(scope, counted, guarded)
-        except _TooLargeError:  # a route that reads the body itself
-            await refuse_once()
+            await self.app(scope, received, guarded)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            if started:
+                raise
+            refused = refused or RefusedError(500, f"the server failed: {report(error)}")
+        finally:
+            self.in_flight -= held
+        if refused is not None and not started:
+            await refused.answer(send)
+
+
+def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Raise for what no browser sends, and what uvicorn would take all the same."""
+    size = (
+        len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, headers)) + sum(map(len, headers.values()))
+    )
+    if size > MOST_HEAD:
+        raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
+    if scope["http_version"] not in ("1.0", "1.1"):
+        raise RefusedError(400, f"this server speaks HTTP/1.1, not HTTP/{scope['http_version']}")
+    if "websocket" in headers.get("upgrade", "").lower():
+        raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
+
+
+def _busy() -> RefusedError:
+    return RefusedError(
+        503, f"other requests are sending {MOST_IN_FLIGHT >> 20} MiB already: try again in a moment", retry_after="2"
+    )
 
 
 def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -108,24 +217,7 @@ def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def _with_headers(message: Message) -> Message:
+def _with_headers(message: Message, headers: Mapping[str, str]) -> Message:
     own = {name for name, _ in message["headers"]}
-    more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own]
+    more = [(name.encode(), value.encode()) for name, value in headers.items() if name.encode() not in own]
     return {**message, "headers": [*message["headers"], *more]}
-
-
-def _too_large(headers: Mapping[str, str], most: int) -> tuple[int, str] | None:
-    said = headers.get("content-length", "0")
-    if not said.isascii() or not said.isdigit():
-        return 400, f"content-length must be a number, got {said[:40]!r}"
-    if int(said[:20]) > most:
-        return 413, f"the body has {said[:20]} bytes, and at most {most:,} are taken here"
-    return None
-
-
-async def _refuse(send: Send, status: int, words: str) -> None:
-    body = json.dumps({"error": words}, ensure_ascii=False).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"} | HEADERS
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})

@@ -3,9 +3,7 @@
     loading → reading → done, or failed, or cancelled
 
 A job that is cancelled ends before the next tensor that is loaded or the next layer that is computed, and leaves
-nothing behind, no more than one that fails.
-
-It does not know who asks.
+nothing behind, no more than one that fails. Pictures are decoded in the job too: one at a time.
 """
 
 from __future__ import annotations
@@ -16,23 +14,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Literal
 
 from regard.backends.call import Call
+from regard.explorer.failures import report, without_folders
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, look_at
 from regard.explorer.shelves import ModelShelf, Offered, SessionShelf
-from regard.models.images.pictures import Picture
+from regard.models.images.pictures import Picture, open_picture
 from regard.models.model import Model
+from regard.models.verbs.picturing import looks
 from regard.op import observe, unobserve
 
-__all__ = ["BusyError", "Job", "Jobs", "State"]
+__all__ = ["BusyError", "Job", "Jobs", "State", "no_pictures"]
 
 State = Literal["loading", "reading", "done", "failed", "cancelled"]
 ENDED = ("done", "failed", "cancelled")
 MOST_WAITING = 8
+MOST_BYTES = 64 << 20  # of the pictures that wait
 MOST_REMEMBERED = 64  # jobs that ended
+UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
 
 
 class BusyError(RuntimeError):
@@ -47,17 +51,19 @@ class CancelledError(Exception):
 class Job:
     """One text to be read, or a picture to be looked at, with the text that is read beside it, if any.
 
-    state, progress: where it is, and in a few words.  session: the id of what it made.  error: why it failed.
+    picture: the bytes of its file, and what it is called.  state, progress: where it is, and in a few words.
+    session: the id of what it made.  error: why it failed.  asked: when somebody last asked for it.
     """
 
     text: str
     model: Offered
     truncate: bool
-    picture: Picture | None = None
+    picture: tuple[bytes, str] | None = None
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
     error: str | None = None
+    asked: float = field(default_factory=monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def go_on(self, state: State, progress: str) -> None:
@@ -66,9 +72,13 @@ class Job:
             raise CancelledError
         self.state, self.progress = state, progress
 
+    def fail(self, error: str) -> None:
+        """End without a session."""
+        self.state, self.progress, self.error = "failed", "", error
+
 
 class Jobs:
-    """Jobs by id, "1", "2" and so on, and the thread that does them; it starts with the first.
+    """Jobs by id, "1", "2" and so on, and the thread that does them; it starts with the first, and again if it died.
 
     sessions: where what is read goes.  models: who reads.
     """
@@ -90,31 +100,48 @@ class Jobs:
             raise ValueError("there is nothing to look at: the text is empty")
         return self._start(Job(text, self._models.find(model), truncate))
 
-    def start_picture(self, picture: Picture, text: str = "", model: str | None = None) -> str:
+    def start_picture(self, picture: bytes, name: str, text: str = "", model: str | None = None) -> str:
         """Have a picture looked at, with a text beside it or "" for none, and return the job's id.
 
-        model: by its id; default the first. Raises LookupError for a model that is not there, BusyError where 8 jobs
-        wait.
+        picture, name: the bytes of its file, and what it is called.  model: by its id; default the first.
+        Raises LookupError for a model that is not there, BusyError where 8 jobs or 64 MiB of pictures wait.
         """
-        return self._start(Job(text, self._models.find(model), False, picture))
+        return self._start(Job(text, self._models.find(model), False, (picture, name)))
 
     def _start(self, job: Job) -> str:
         with self._lock:
-            if sum(job.state not in ENDED for job in self._jobs.values()) >= MOST_WAITING:
+            self._bury()
+            waiting = [one for one in self._jobs.values() if one.state not in ENDED]
+            for one in waiting:
+                if monotonic() - one.asked > UNASKED_SECONDS:
+                    one.stop.set()
+            if len(waiting) >= MOST_WAITING:
                 raise BusyError(f"{MOST_WAITING} jobs are waiting to be done: wait for one of them, or cancel it")
+            if _size(job) and sum(map(_size, waiting)) + _size(job) > MOST_BYTES:
+                raise BusyError(f"{MOST_BYTES >> 20} MiB of pictures are waiting to be looked at: wait for one of them")
             name = str(next(self._ids))
             self._jobs[name] = job
             self._forget()
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="regard jobs", daemon=True)
+                self._worker = threading.Thread(target=self._work, args=(self._queue,), name="regard jobs", daemon=True)
                 self._worker.start()
-        self._queue.put(job)
+            self._queue.put(job)
         return name
+
+    def _bury(self) -> None:
+        """Where the thread has died, whatever it had to do has failed; the next job starts another."""
+        if self._worker is not None and not self._worker.is_alive():
+            self._worker, self._queue = None, SimpleQueue()
+            for job in self._jobs.values():
+                if job.state not in ENDED:
+                    job.fail("the thread that reads has ended unexpectedly: try it again")
 
     def get(self, name: str) -> Job:
         """A job by its id. Raises LookupError for one that is not there."""
         with self._lock:
+            self._bury()
             if name in self._jobs:
+                self._jobs[name].asked = monotonic()
                 return self._jobs[name]
         raise LookupError(f"there is no job {name[:40]!r}: it ended long ago, or never was")
 
@@ -139,17 +166,16 @@ class Jobs:
         for name in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
             del self._jobs[name]
 
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
+    def _work(self, queue: SimpleQueue[Job | None]) -> None:
+        while (job := queue.get()) is not None:
             try:
                 self._do(job)
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # said for people
-                job.state, job.progress, job.error = "failed", "", _said(error)
-            except Exception as error:  # one text must not stop the others
-                said = f"{type(error).__name__}: {error}".splitlines()[0]
-                job.state, job.progress, job.error = "failed", "", f"reading failed: {said}"
+                job.fail(_said(error, job.model))
+            except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
+                job.fail(f"reading failed: {report(error)}")
             job.text, job.picture = "", None  # jobs are remembered; texts and pictures may be large
             del job
 
@@ -172,13 +198,35 @@ def _read(job: Job, model: Model) -> Session:
     def tell(said: str) -> None:
         job.go_on("reading", said)
 
-    if job.picture is not None:
-        return look_at_picture(job.picture, model, text=job.text or None, progress=tell)
-    return look_at(job.text, model, truncate=job.truncate, progress=tell)
+    if job.picture is None:
+        return look_at(job.text, model, truncate=job.truncate, progress=tell)
+    if not looks(model):
+        raise ValueError(no_pictures(job.model))
+    return look_at_picture(_opened(*job.picture), model, text=job.text or None, progress=tell)
 
 
-def _said(error: Exception) -> str:
-    return str(error.args[0]) if isinstance(error, KeyError) else str(error)  # whose own text is quoted
+def no_pictures(model: Offered) -> str:
+    """What is said where a picture is sent to a model of texts."""
+    return f"{model.name} reads texts and looks at no pictures: choose a model that does"
+
+
+def _opened(data: bytes, name: str) -> Picture:
+    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
+    try:
+        return Picture(open_picture(data).image, name)
+    except ValueError as error:
+        raise ValueError(str(error).replace("the data", repr(name), 1)) from None
+
+
+def _size(job: Job) -> int:
+    picture = job.picture  # once: the thread lets go of it
+    return 0 if picture is None else len(picture[0])
+
+
+def _said(error: Exception, model: Offered) -> str:
+    """What an error says, with the model under its name and no folders of this machine."""
+    words = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # whose text is quoted
+    return without_folders(words.replace(model.where, model.name) if Path(model.where).is_absolute() else words)
 
 
 @contextmanager

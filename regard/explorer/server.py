@@ -7,8 +7,8 @@
     GET  /openapi.json                                             GET, DELETE /api/job/{id}
                                                                    POST /api/open, a .regard file
 
-Every error is {"error": "…"} with a 4xx status. `gate.py` keeps other machines' pages out; the socket is the caller's,
-who binds loopback alone. It does not know how anything is measured.
+Every error is {"error": "…"}, with a 4xx status where the request is at fault. `gate.py` keeps other sites' pages and
+other users of the machine out; `connections.py` runs it. The socket is the caller's, who binds loopback alone.
 """
 
 # No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from regard import __version__
 from regard.explorer import answers
 from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
-from regard.explorer.jobs import BusyError, Jobs
+from regard.explorer.failures import without_folders
+from regard.explorer.jobs import BusyError, Jobs, no_pictures
 from regard.explorer.page_files import INDEX, PAGE, page_file
 from regard.explorer.picture_answers import find_picture
 from regard.explorer.server_types import (
@@ -39,7 +40,6 @@ from regard.explorer.server_types import (
 )
 from regard.explorer.sessions import Session, open_file
 from regard.explorer.shelves import ModelShelf, SessionShelf
-from regard.models.images.pictures import Picture, open_picture
 from regard.stages import Lang
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ LARGEST_FILE = 64 << 20
 LARGEST_PICTURE = 32 << 20
 LONGEST_QUESTION = 4096  # characters of a text beside a picture, which stands in the address
 AT_ONCE = 4  # answers that are computed; more wait
+MOST_FOR_A_MODEL = 8  # who wait for one that is reading; of 40 threads, which answer everything else
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class _Kept:
     models: ModelShelf
     jobs: Jobs
     turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
+    waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_FOR_A_MODEL))
 
     @contextmanager
     def asked(self, name: str) -> Iterator[Session]:
@@ -72,18 +74,29 @@ class _Kept:
         with self.turns:
             yield session
 
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """While the model of a session runs again. Each who waits for it holds a thread of the server."""
+        if not self.waiting.acquire(blocking=False):
+            raise BusyError("the model is reading a text, and others wait for it too: ask again once it has read")
+        try:
+            with self.models.running(self.sessions.get(name)):
+                yield
+        finally:
+            self.waiting.release()
+
 
 def app(
-    sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, page: Path = PAGE
+    sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, token: str, page: Path = PAGE
 ) -> "FastAPI":
-    """A server of these sessions, to be run by uvicorn or by a test client.
+    """A server of these sessions, to be run by `http_server` of `connections.py` or by a test client.
 
-    >>> server = app(port=8000)                                            # doctest: +SKIP
-    >>> uvicorn.run(server, host="127.0.0.1", port=8000)                   # doctest: +SKIP
+    >>> http_server(app(port=8000, token=secrets.token_hex(16))).run([listening])     # doctest: +SKIP
 
     sessions: what can be looked at from the beginning; at most 8 are kept.
     models: who may read new texts; default the demo package's model, if it is installed.
-    port: the one it will be reached by, which Host and Origin must name.  page: the folder of the page's files.
+    port: the one it will be reached by, which Host and Origin must name.
+    token: what every request must have; see `Gate`.  page: the folder of the page's files.
 
     Raises ImportError without FastAPI.
     """
@@ -120,18 +133,20 @@ def app(
     _add_page(server, page)
     server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_picture": LARGEST_PICTURE}
-    server.add_middleware(Gate, port=port, limits=limits)
+    server.add_middleware(Gate, port=port, token=token, limits=limits)
     return server
 
 
 ERRORS: dict[int | str, str] = {
     400: "what was asked cannot be answered",
-    403: "another site's page asked",
+    403: "the token is missing or wrong, or another site's page asked",
     404: "it is not there",
+    408: "the request came too slowly",
     413: "the body is too large",
     421: "the Host is not this server's",
     422: "a parameter or the body is not what it must be",
-    429: "too many jobs wait to be done",
+    429: "too many jobs wait to be done, or too many wait for a model",
+    503: "too many bodies are being sent, or too many connections are open",
 }
 
 
@@ -143,24 +158,24 @@ def _add_errors(server: "FastAPI") -> None:
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    def refuse(status: int, words: str) -> JSONResponse:
-        return JSONResponse({"error": words.encode(errors="replace").decode()}, status)
+    def refuse(status: int, words: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"error": words.encode(errors="replace").decode()}, status, headers)
 
     @server.exception_handler(ValueError)
     @server.exception_handler(TypeError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
-        return refuse(400, str(error))
+        return refuse(400, without_folders(str(error)))
 
     @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, KeyError):  # ours, never the user's
+        if isinstance(error, KeyError):  # ours, never the user's: the gate answers it
             raise error
-        return refuse(404, str(error))
+        return refuse(404, without_folders(str(error)))
 
     @server.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
-        return refuse(429, str(error))
+        return refuse(429, str(error), **{"retry-after": "2"})
 
     @server.exception_handler(RequestValidationError)
     async def unread(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -168,15 +183,12 @@ def _add_errors(server: "FastAPI") -> None:
 
     @server.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return refuse(error.status_code, str(error.detail))
+        said = {404: f"there is nothing at {request.url.path[:80]!r}", 405: f"{request.method[:20]} is not taken here"}
+        return refuse(error.status_code, said.get(error.status_code, str(error.detail)), **(error.headers or {}))
 
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
         return refuse(400, "the body ended before its end")  # which nobody reads, but no terminal shows it either
-
-    @server.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        return refuse(500, f"the server failed: {type(error).__name__}; its terminal says more")
 
 
 def _misread(problem: Mapping[str, Any]) -> str:
@@ -243,7 +255,7 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
     @server.get("/api/session/{session}/steps")
     def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> Steps:
         """The steps of one query with their numbers."""
-        with kept.models.running(kept.sessions.get(session)), kept.asked(session) as found:
+        with kept.running(session), kept.asked(session) as found:
             return answers.steps(found, layer, head, token, key)
 
 
@@ -269,17 +281,10 @@ def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
         text: Annotated[str, Query(max_length=LONGEST_QUESTION)] = "",
     ) -> Started:
         """Have a picture looked at, sent as the bytes of its file; the job says when its session is there."""
-        body = await request.body()
-        picture = await run_in_threadpool(_opened, body, _base_name(name, "picture"))
-        return {"job": kept.jobs.start_picture(picture, text, model)}
-
-
-def _opened(body: bytes, name: str) -> Picture:
-    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
-    try:
-        return Picture(open_picture(body).image, name)
-    except ValueError as error:
-        raise ValueError(str(error).replace("the data", repr(name), 1)) from None
+        reader = kept.models.find(model)
+        if await run_in_threadpool(kept.models.sees, reader) is False:  # before a byte of the body is read
+            raise ValueError(no_pictures(reader))
+        return {"job": kept.jobs.start_picture(await request.body(), _base_name(name, "picture"), text, model)}
 
 
 def _line(name: str, session: Session) -> SessionLine:

@@ -7,6 +7,7 @@
 
 import { unpackAll } from "./arrays.js";
 import { Remembered } from "./remembered.js";
+import { say } from "./words.js";
 
 /** @typedef {import("./arrays.js").Numbers} Numbers */
 /**
@@ -124,8 +125,17 @@ export async function outcome(asked, signal) {
   }
 }
 
+/** Take the server's token, which is a cookie by now, out of the address; the state behind "#" stays. */
+export function hideToken() {
+  if (location.search !== "") history.replaceState(history.state, "", location.pathname + location.hash);
+}
+
+/** @param {"no_server" | "no_token"} word */
+const problem = (word) => new Error(say(document.documentElement.lang === "ko" ? "ko" : "en", word));
+
 /** @param {Response} response */
 async function answer(response) {
+  if (response.status === 403 && response.headers.has("www-authenticate")) throw problem("no_token");
   const body = await response.json().catch(() => null);
   if (response.ok && body !== null) return body;
   const said = body?.error ?? body?.detail;
@@ -235,7 +245,7 @@ export class HttpSource {
     const headers = typeof body === "string" ? { "content-type": "application/json" } : undefined;
     const kind = body instanceof Blob ? { "content-type": "application/octet-stream" } : headers;
     const response = await fetch(`${this.base}/api/${path}`, { method, body, signal, headers: kind }).catch((error) => {
-      throw isAbort(error) ? error : new Error("the server does not answer: is `regard serve` still running?");
+      throw isAbort(error) ? error : problem("no_server");
     });
     return answer(response);
   }

@@ -168,6 +168,8 @@ const en = {
   warning: "Weights say where a head reads from, not why the model answers as it does.",
   loading: "Loading …",
   failed: "That did not work: {error}",
+  no_server: "the server does not answer: is `regard serve` still running?",
+  no_token: "the server was restarted, or this address has no token: open the URL that its terminal shows.",
   again: "Try again",
 
   help_title: "Keys",
@@ -352,6 +354,8 @@ const ko = {
   warning: "가중치는 헤드가 어디를 읽었는지를 보여 줄 뿐, 모델이 그렇게 답한 이유가 아닙니다.",
   loading: "불러오는 중 …",
   failed: "문제가 생겼습니다: {error}",
+  no_server: "서버가 응답하지 않습니다. `regard serve`가 실행 중인지 확인하세요.",
+  no_token: "서버가 다시 시작되었거나 주소에 토큰이 없습니다. 터미널에 표시된 URL로 접속하세요.",
   again: "다시 시도",
 
   help_title: "단축키",
