@@ -327,7 +327,8 @@ def test_heads_with_large_logits_are_named_with_the_largest_of_all_calls():
     first, later = torch.full((B, H), 9e3), torch.full((B, H), 9e3)
     first[0, 3], later[1, 3], later[0, 1] = 2e4, 3e5, 1.5e4
     quiet = {"largest logit": torch.tensor([[1e4, -1e9, nan, inf, -inf]])}
-    run = [Seen("attn", facts(), heads={"largest logit": first}), Seen("attn", facts(1, N), n=1, heads={"largest logit": later})]
+    heads = ({"largest logit": values} for values in (first, later))
+    run = [Seen("attn", facts(), n=n, heads=given) for n, given in enumerate(heads)]
     finding = only(examine([*run, Seen("other", facts(), heads=quiet)]), "large logits")
     assert (finding.severity, finding.paths) == ("warning", ("attn",))
     assert dict(finding.values) == {"count": 2, "total": H, "list": "3 (3e+05), 1 (1.5e+04)"}

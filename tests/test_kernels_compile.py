@@ -1,5 +1,5 @@
-"""The kernels of decoding and of sparse masks compile for a GPU that is not here: the interpreter, by which the other
-tests run them, knows no types."""
+"""The kernels of decoding, of sparse masks and of large logits compile for a GPU that is not here: the interpreter, by
+which the other tests run them, knows no types."""
 
 from __future__ import annotations
 
@@ -10,10 +10,28 @@ import pytest
 triton = pytest.importorskip("triton", reason="needs triton: pip install 'regard[gpu]'")
 
 FLOATS, WHOLE = (
-    ("scale", "plain_scale", "eps"),
-    ("START", "AT", "ORDER", "FULL_AT", "FULL", "MIXED_AT", "MIXED", "NUMBERS"),
+    ("scale", "scale_rest", "cap", "limit", "plain_scale", "eps"),
+    (
+        "LARGE",
+        "KINDS",
+        "MAXIMUM",
+        "CUT",
+        "LISTS",
+        "LENGTHS",
+        "COUNTS",
+        "KEYS",
+        "START",
+        "AT",
+        "ORDER",
+        "FULL_AT",
+        "FULL",
+        "MIXED_AT",
+        "MIXED",
+        "NUMBERS",
+    ),
 )
-SINGLE = ("COS", "SIN", "SUMS", "MOST", "TOTAL", "LSE", "DELTA", "FULL_ADDED", "MIXED_ADDED")
+SINGLE = ("COS", "SIN", "SUMS", "MOST", "TOTAL", "LSE", "DELTA", "FULL_ADDED", "MIXED_ADDED", "SHIFT", "RECEIVED",
+          "ENTROPY", "SQUARES", "HIGHEST", "MAXIMA", "MAP_AT", "THRESHOLD", "SCORES")  # fmt: skip
 SMALL = {"D": 24, "DV": 16, "WIDTH": 32, "WIDTH_V": 16, "BLOCK_Q": 64, "BLOCK_K": 64, "EVEN_Q": False, "STAGES": 2}
 
 
@@ -27,6 +45,8 @@ def assembly(kernel: Any, number: str, constants: dict[str, Any]) -> str:
             return "constexpr"
         if not name.isupper():
             return "fp32" if name in FLOATS else "i32"
+        if name == "EXACT":
+            return "*fp64"
         return "*i32" if name in WHOLE else "*fp32" if name in SINGLE else "*u8" if name == "CELLS" else f"*{number}"
 
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
@@ -79,3 +99,19 @@ def test_attention_over_listed_tiles_compiles(name: str, number: str, band: bool
     form = {"BAND": band, "ADDED": added, "IEEE": number == "fp32", "EVEN_K": band}
     found = assembly(getattr(sparse_kernels, name), number, {**SMALL, **form})
     assert ("mma" in found) == (number == "bf16")  # tensor cores, which would round fp32's inputs
+
+
+@pytest.mark.parametrize(("number", "mask", "extras"), [("bf16", 1, False), ("fp32", 2, True)])
+def test_measuring_in_fp64_compiles_to_products_in_fp64(number: str, mask: int, extras: bool) -> None:
+    from regard.lens.measuring import large_kernels, top_kernels
+
+    assembly(large_kernels.read_lse, number, {"BLOCK": 1024})
+    form = {
+        "D": 24, "WIDTH": 32, "BLOCK_Q": 32, "BLOCK_K": 64, "EVEN_K": False, "IEEE": number == "fp32",
+        "MASK": mask, "PACKED": mask == 2, "BIAS": mask if extras else 0, "SOFTCAP": extras,
+    }  # fmt: skip
+    wants = ("RECEIVED", "ENTROPY", "SQUARES", "MAXIMUM", "HIGHEST", "MAXIMA")
+    measures = {"MAP": mask, "GROUP": 64, "HAS_SINKS": extras} | {f"WANT_{name}": True for name in wants}
+    links = {"ROOM": 96, "PER_TILE": 1, "IN_DOUBLE": True}
+    for kernel, more in ((large_kernels.measure_large, measures), (top_kernels.collect, links)):
+        assert ".f64.f64.f64.f64" in assembly(kernel, number, form | more)

@@ -68,7 +68,7 @@ class Scored:
         self.sizes = (self.call.sizes[2], self.call.sizes[3])
         group = self.call.sizes[1] // self.call.k.shape[1]
         self.q, self.k = self.call.q[batch, head], self.call.k[batch, head // group]  # (Nq, D), (Nk, D)
-        self.lse = weights.lse[batch, head]  # (Nq,)
+        self.lse = weights.exact_lse(slice(None))[batch, head]  # (Nq,), in fp64 where logits are large
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (rows, cols)."""
@@ -105,7 +105,7 @@ class Scored:
     def dots(self, rows: Part, cols: Part) -> Tensor:
         """q·k of these queries and keys, (rows, cols)."""
         with as_they_are(self.call.device):
-            products: Tensor = self.q[rows].to(self.call.wide) @ self.k[cols].to(self.call.wide).mT
+            products: Tensor = self.q[rows].to(self.lse.dtype) @ self.k[cols].to(self.lse.dtype).mT
             return products
 
     def scores(self, scaled: Tensor, rows: Part, cols: Part) -> Tensor:
@@ -127,7 +127,7 @@ class Scored:
         """The cells (rows, cols) of a mask or a bias, asked at this batch row and head."""
         b, h = (torch.full((1, 1, 1, 1), n, device=i.device) for n in (self.batch, self.head))
         nq, nk = self.sizes
-        cells: Tensor = rule.bind(nq, nk, self.call.device, self.call.wide)(b, h, i, j)
+        cells: Tensor = rule.bind(nq, nk, self.call.device, self.lse.dtype)(b, h, i, j)
         return cells.reshape(cells.shape[-2:])
 
 

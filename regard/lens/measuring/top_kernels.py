@@ -14,7 +14,7 @@ than tiles, and a tile may hold scores t in groups that were not chosen: keys be
 Scores are in units of log₂; in heads with large logits, log₂ weights stand for them. A part is some heads of all batch
 rows and some of their queries, see gpu_top.py.
 """
-# ruff: noqa: N803
+# ruff: noqa: N803, SIM102
 # mypy: ignore-errors
 
 import triton

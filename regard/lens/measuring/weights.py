@@ -96,7 +96,7 @@ class Remembered:
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
         with as_they_are(self.call.device):
-            lse = self._exact_lse(rows)
+            lse = self.exact_lse(rows)
             t = self._scores(rows, cols, lse.dtype).sub_(_shift(lse).unsqueeze(-1))
             return exponentials(t, out=t).to(self.call.wide)
 
@@ -115,26 +115,30 @@ class Remembered:
         with as_they_are(self.lse.device):
             # On a GPU, to find out whether any row is large is to wait for it; these few products are cheap in fp64.
             known = self.lse.is_cuda and self.lse.dtype == torch.float64
-            lse = self.lse if known else self._exact_lse(slice(None))
+            lse = self.lse if known else self.exact_lse(slice(None))
             parts = (slice(i, i + at_once) for i in range(0, nq, at_once))
             return torch.cat([self._pairs(keys, rows, lse) for rows in parts], -1).to(self.call.wide)
 
-    def _exact_lse(self, rows: Part) -> Tensor:
+    def exact_lse(self, rows: Part) -> Tensor:
         """The lse of these rows, (B, H, rows), in the dtype to compute them in: fp64 where one of them is large."""
         lse = self.lse[:, :, rows]
         if self.call.wide == torch.float64 or not is_large(lse):
             return lse.to(self.call.wide)
         if lse.dtype == torch.float64:
             return lse
-        batch, heads, nq, nk = self.sizes
-        found = []
-        for part in torch.arange(nq, device=lse.device)[rows].split(max(1, ROW_CELLS // (batch * heads * max(1, nk)))):
-            s = self._scores(part, slice(None), torch.float64)
-            if (sinks := self.call.sinks) is not None:
-                column = sinks[:, :, part] if sinks.ndim == 3 else sinks.view(-1, 1).expand(batch, heads, len(part))
-                s = torch.cat([s, column.to(s).unsqueeze(-1)], -1)
-            found.append(s.logsumexp(-1))
-        return torch.cat(found, -1)
+        _, _, nq, nk = self.sizes
+        at_once = max(1, ROW_CELLS // max(1, lse.shape[0] * lse.shape[1] * nk))
+        with as_they_are(lse.device):
+            parts = torch.split(torch.arange(nq, device=lse.device)[rows], at_once)
+            return torch.cat([self._own_lse(part) for part in parts], -1)
+
+    def _own_lse(self, rows: Tensor) -> Tensor:
+        """The lse of these rows from their own scores, in fp64."""
+        s = self._scores(rows, slice(None), torch.float64)
+        if (sinks := self.call.sinks) is not None:
+            column = sinks[:, :, rows] if sinks.ndim == 3 else sinks.view(-1, 1).expand(s.shape[:3])
+            s = torch.cat([s, column.to(s).unsqueeze(-1)], -1)
+        return s.logsumexp(-1)
 
     def _scores(self, rows: Part, cols: Part, wide: torch.dtype) -> Tensor:
         call, (batch, heads, nq, nk) = self.call, self.sizes

@@ -75,7 +75,11 @@ class _Threads:
     """The threads there are. They are kept: a new one costs as much as a small tile does."""
 
     def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked process must, which has none of them."""
+        self.lock, self.setting, self.count = threading.Lock(), threading.Lock(), 0
         self.pool: ThreadPoolExecutor | None = None
 
     def start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
@@ -91,8 +95,7 @@ class _Threads:
 
 _THREADS = _Threads()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_THREADS.__init__)  # a forked process has none of them
-_SETTING = threading.Lock()
+    os.register_at_fork(after_in_child=_THREADS.forget)
 
 
 def _run_on_one_core() -> None:
@@ -101,7 +104,7 @@ def _run_on_one_core() -> None:
     torch keeps the number for each thread and, beside it, the last number that was set, with which new threads begin:
     another thread puts that back at once.
     """
-    with _SETTING:
+    with _THREADS.setting:
         before = torch.get_num_threads()
         ready, done = threading.Event(), threading.Event()
 
