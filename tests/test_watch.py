@@ -371,16 +371,32 @@ def test_measure_that_no_layer_knows_is_refused_with_those_that_there_are() -> N
     known = "entropy, max_logit, own, previous, next, first, neighbours, uniform"
     with pytest.raises(LookupError, match=f"no measure or pattern 'nope' here; there are lse, {known}$"):
         seen.atlas("nope")
-    with pytest.raises(
-        LookupError, match=r"no measure or pattern 'induction' here; there are lse, entropy, max_logit, own"
-    ):
-        seen.atlas("induction")
     with pytest.raises(LookupError, match="effective needs q and k, which were not kept"):
         seen.atlas("effective")
     with regard.watch(model := Stack(1), measures=["entropy"]) as bare:
         model(x())
     with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
         bare.atlas("own")
+
+
+@pytest.mark.parametrize("pattern", ["induction", "same token", "delimiter"])
+def test_pattern_that_goes_by_token_asks_for_tokens(pattern: str) -> None:
+    with regard.watch(model := Stack(1)) as seen:
+        model(x())
+    for ask in (lambda: seen.atlas(pattern), lambda: seen.show(measure=pattern)):
+        with pytest.raises(LookupError, match=rf"{pattern}.*pass tokens=.* 5 keys"):
+            ask()
+    _, both = decoder()
+    with pytest.raises(LookupError, match="pass tokens="):
+        both.atlas(pattern)
+
+
+def test_pattern_of_delimiters_says_where_there_are_none() -> None:
+    with regard.watch(model := Stack(1), tokens=[3, 1, 4, 1, 5]) as seen:
+        model(x())
+    assert seen.atlas("induction").shape == (1, 2)
+    with pytest.raises(LookupError, match="as words, not numbers"):
+        seen.atlas("delimiter")
 
 
 # ------------------------------------------------------------------------------------------------------- tokens, device

@@ -42,7 +42,7 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-OPTIONAL = {"layouts": dict, "photos": list}  # only where there are some: what has none is read by every regard
+OPTIONAL = {"layouts": dict, "photos": list, "overview": bool}  # only where there are some: what has none is read by every regard
 
 
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
@@ -81,6 +81,8 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if overview or any(record.view is not None and record.view.overview for record in records):
+        header["overview"] = True
     laid_out = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
     if laid_out:
         header["layouts"] = pack_layouts(laid_out, out)
@@ -139,6 +141,10 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
+    if header.get("overview"):
+        for record in capture.records:
+            if record.view is not None:
+                record.view.overview = True
     if "layouts" in header:
         _lay_out(capture, unpack_layouts(header["layouts"], tensors))
     if "photos" in header:
@@ -193,7 +199,8 @@ def overview_of(view: View) -> View:
     short = max(view.sizes[2:]) <= LONGEST
     told = view.place if short else Told(offset=view.place.offset)
     tokens = view.tokens if short else Tokens()
-    return replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
+    slim = replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
+    return replace(slim, overview=True)
 
 
 def _overview_of_record(record: Record) -> Record:
