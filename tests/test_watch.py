@@ -394,7 +394,7 @@ def test_pattern_that_goes_by_token_asks_for_tokens(pattern: str) -> None:
 def test_pattern_of_delimiters_says_where_there_are_none() -> None:
     with regard.watch(model := Stack(1), tokens=[3, 1, 4, 1, 5]) as seen:
         model(x())
-    assert seen.atlas("induction").shape == (1, 2)
+    assert seen.atlas("induction").shape == (1, 3)
     with pytest.raises(LookupError, match="as words, not numbers"):
         seen.atlas("delimiter")
 

@@ -125,7 +125,9 @@ class View:
         """The result of the attention itself. Raises LookupError where it was not kept."""
         if self.given_output is None:
             if self.overview:
-                raise LookupError(f"the output is not in {OVERVIEW}, of a run that kept it: watch(model, keep='output')")
+                raise LookupError(
+                    f"the output is not in {OVERVIEW}, of a run that kept it: watch(model, keep='output')"
+                )
             raise LookupError("the output was not kept: watch(model, keep='output') keeps it")
         return self.given_output
 

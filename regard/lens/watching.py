@@ -7,10 +7,12 @@ It does not know how calls are caught: `taps/` does.
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
-from threading import Lock
+from threading import RLock
 from types import TracebackType
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,18 @@ def watch(
     return Watching(model, plan, layouts)
 
 
+_LOCK = RLock()  # of all watches' books
+
+
+def _new_lock() -> None:
+    global _LOCK
+    _LOCK = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not there
+
+
 class Watching:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
@@ -88,9 +102,15 @@ class Watching:
         self.model, self.plan, self.layouts = model, plan, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
-        self._taps = Taps(model, self._record)
+        mine = ref(self)
+
+        def record(sighting: Sighting) -> None:  # without a hold on the watch: what is let go leaves nothing installed
+            watching = mine()
+            if watching is not None:
+                watching._record(sighting)
+
+        self._taps = Taps(model, record)
         self._runs, self._keeper = Runs(), Keeper(plan.device)
-        self._lock = Lock()
         self._seen: dict[str, bool] = {}  # path → was it in compiled code; in the order of first calls
         self._counts: dict[str, int] = {}  # path → calls recorded
         self._entered = False
@@ -98,16 +118,25 @@ class Watching:
     def __enter__(self) -> Capture:
         if self._entered:
             raise RuntimeError("this watch was entered before, and its capture is made; call regard.watch(…) anew")
-        self._taps.__enter__()
-        self._entered = True
-        return self.capture
+        try:
+            self._taps.__enter__()
+            self._entered = True
+            return self.capture
+        except BaseException:
+            self._entered = False
+            self._taps.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
         if not self._entered:
             raise RuntimeError("this watch was never entered: write `with regard.watch(model) as seen:`")
-        self._taps.__exit__(kind, problem, where)
+        try:
+            self._taps.__exit__(kind, problem, where)
+        except BaseException:
+            self._taps.close()
+            raise
         self._runs.close()
         named = name_unseen(self.model, self._taps, self._seen, self.capture.records, self.plan.layers)
         self.capture.unseen.update(named)
@@ -124,14 +153,14 @@ class Watching:
             warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=3)
 
     def _record(self, sighting: Sighting) -> None:
-        with self._lock:
+        with _LOCK:
             self._seen[sighting.path] = self._seen.get(sighting.path, False) or sighting.compiled
             number = list(self._seen).index(sighting.path)
         if not self.plan.layers.have(sighting.path, number):
             self._link(sighting, 0, None)  # what carries on what, others want to know
             return
         record, weights, sight = _measured(sighting, self.plan)
-        with self._lock:
+        with _LOCK:
             record.n = self._counts.get(record.path, 0)
             record.link = self._link(sighting, record.n, record.view)
             if record.view is not None:

@@ -42,7 +42,11 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-OPTIONAL = {"layouts": dict, "photos": list, "overview": bool}  # only where there are some: what has none is read by every regard
+OPTIONAL = {
+    "layouts": dict,
+    "photos": list,
+    "overview": bool,
+}  # only where there are some: what has none is read by every regard
 
 
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import CO_VARARGS
+from threading import get_ident
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ __all__ = [
     "leave",
     "original_path",
     "running",
+    "watched",
 ]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
@@ -78,6 +80,7 @@ class Watch:
     unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = field(default_factory=dict)  # did a product make its scores?
     chained: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)  # products used without a softmax
     storages: frozenset[int] = field(init=False)  # where the model's own numbers lie
+    thread: int = field(default_factory=get_ident)  # that it was entered in
 
     def __post_init__(self) -> None:
         self.modules = {id(module): (module, original_path(name)) for name, module in self.model.named_modules()}
@@ -116,11 +119,15 @@ def join(watch: Watch) -> None:
     _watches = (*_watches, watch)
 
 
-def leave(watch: Watch) -> bool:
-    """Tell a watch no more. True if it was the last."""
+def leave(watch: Watch) -> None:
+    """Tell a watch no more."""
     global _watches
     _watches = tuple(w for w in _watches if w is not watch)
-    return not _watches
+
+
+def watched() -> tuple[Watch, ...]:
+    """Those that are told."""
+    return _watches
 
 
 # ------------------------------------------------------------------------------------------------------------- finding

@@ -33,7 +33,7 @@ from regard.lens.runs import matrix_marks
 from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running
 from regard.lens.taps.sightings import HERE, Sighting
 
-__all__ = ["ProductTap", "SoftmaxTap", "settle"]
+__all__ = ["ProductTap", "SoftmaxTap", "forget_other_threads", "settle"]
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
@@ -85,7 +85,7 @@ class _Candidate:
 
 
 _HERE = _Thread()
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # the end of a watch may come while it is held, where an object is let go
 _pending: dict[int, list[_Candidate]] = {}  # by thread, so that the end of a watch can drop what is left in any
 
 
@@ -141,6 +141,14 @@ def settle(watch: Watch) -> None:
                     pending.remove(candidate)
             if not pending:
                 del _pending[thread]
+
+
+def forget_other_threads() -> None:
+    """In a forked process, which has but this one thread."""
+    global _LOCK
+    _LOCK = threading.RLock()
+    for thread in _pending.keys() - {threading.get_ident()}:
+        del _pending[thread]
 
 
 # ------------------------------------------------------------------------------------------------ remember and confirm
