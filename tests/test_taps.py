@@ -769,13 +769,19 @@ def test_compiled_model_is_seen_without_compiling_again(backend):
 @pytest.mark.usefixtures("compiler")
 def test_model_compiled_by_inductor_is_seen_with_the_same_bits():
     torch._dynamo.reset()
-    model, x = torch.compile(Attend()), tokens()
+    model, x, seen = torch.compile(Stack()), tokens(), []
+
+    def check(sighting):  # at once: Inductor uses the memory again
+        seen.append(sighting)
+        assert_explains(sighting)
+
     with torch.no_grad():
         before = model(x)
-        during, seen = watched(model, x)
+        with Taps(model, check) as taps:
+            during = model(x)
     assert torch.equal(before, during)
-    assert [(s.path, s.compiled, s.kernel) for s in seen] == [("", True, FUSED)]
-    assert_explains(seen[0])
+    assert taps.errors == []
+    assert [(s.path, s.compiled, s.order, s.kernel) for s in seen] == [("", True, 0, FUSED), ("", True, 1, FUSED)]
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5}])
@@ -826,7 +832,7 @@ def test_traced_module_is_seen_as_one():
     with Taps(model, seen.append):
         during = model["traced"](x)
     assert torch.equal(before, during)
-    assert [(s.path, s.compiled) for s in seen] == [("traced", True)] * 2
+    assert [(s.path, s.compiled, s.order) for s in seen] == [("traced", True, 0), ("traced", True, 1)]
 
 
 def test_stand_ins_for_tensors_are_not_reported():

@@ -1,4 +1,4 @@
-"""An interruption at any line of entering or leaving `watch`, and a fork, leave torch, the model and regard as they were.
+"""An interruption at any line of entering or leaving `watch`, and a fork, leave torch and the model as they were.
 
 Ctrl-C raises KeyboardInterrupt between any two instructions. Here a trace function raises it, at one event after the
 other; and real signals are sent to a process of its own.
@@ -31,7 +31,6 @@ from regard import op
 from regard.lens import keeping, runs, watching
 from regard.lens.taps import callers, function_taps, fused_taps, installing, softmax_taps
 from regard.lens.taps.fused_taps import CPU_KERNELS
-from regard.lens.taps.sightings import HERE
 
 COVERED = [*CPU_KERNELS, *((name, "CPU") for name in ("_softmax", "_log_softmax", "bmm", "baddbmm", "mm"))]
 LENS = str(Path(regard.__file__).parent / "lens")
@@ -40,7 +39,7 @@ BORROWED = (torch.library.__file__, warnings.__file__, op.__file__)
 
 
 class Attend(nn.Module):
-    """Self-attention of x (B, N, 8) by torch's kernel, by FlexAttention under two names, or by hand."""
+    """Self-attention of x (B, N, 8) by torch's kernel or by hand; it knows FlexAttention under two names."""
 
     flex = staticmethod(flex_attention)
 
@@ -50,10 +49,7 @@ class Attend(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
-        if self.how == "by hand":
-            out = (q @ k.mT).softmax(-1) @ v
-        else:
-            out = sdpa(q, k, v)
+        out = (q @ k.mT).softmax(-1) @ v if self.how == "by hand" else sdpa(q, k, v)
         return out.transpose(1, 2).flatten(2)
 
 
@@ -263,7 +259,7 @@ def test_generators_and_tasks_that_are_left_halfway_leave_everything_as_it_was()
     assert state(model) == before
 
 
-# --------------------------------------------------------------------------------------------- signals and forks, for real
+# ------------------------------------------------------------------------------------------ signals and forks, for real
 
 SIGNALS = """
 import random, signal

@@ -40,7 +40,8 @@ class Record:
 
     path, n: the module that made it, as `named_modules()` names it, and which of its calls this is, from 0.
     kind: "self" or "cross".  source, kernel: what was tapped, and what really ran.
-    compiled: seen inside compiled code, of which only the compiled module is known: `path` is that one.
+    compiled: seen inside compiled code, of which only the compiled module is known: `path` is that one, and where the
+        code makes several calls the number of the call in a run of it: "compiled_call.0", "layers.3.compiled_call.1".
     view: its measures; None where the call could not be read.  facts: its mask and numbers, likewise.
     heads: what the doctor wants to know of each head, (B, H).
     trouble: why it could not be read, in words.
@@ -164,6 +165,8 @@ class Capture:
         found = [r for r in self.records if r.path == path and r.view is not None]
         if not found:
             why = f": {self.unseen[path]}" if path in self.unseen else f"; there are {_some(self.names)}"
+            if any(r.compiled for r in self.records):
+                why += ". Compiled code does not know its modules; watch the model before torch.compile to see them"
             raise KeyError(f"no attention of {path!r} was seen{why}")
         return found
 

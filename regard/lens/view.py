@@ -393,8 +393,8 @@ class View:
         if self.weights is None:
             measured = f"; watch(model, {instead}) measures it while the model runs" if instead else ""
             if self.overview:
-                kept = "of a run that kept q and k: watch(model, keep='qk')"
-                raise LookupError(f"{what} needs q and k{hint}, which are not in {OVERVIEW}, {kept}{measured}")
+                lacks = f"which are not in {OVERVIEW}, of a watch(model, keep='qk')"
+                raise LookupError(f"{what} needs q and k{hint}, {lacks}{measured}")
             raise LookupError(
                 f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
             )

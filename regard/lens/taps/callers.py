@@ -44,6 +44,19 @@ COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
 GENERATED = "<eval_with_key>"
 """Whose frames stand between a compiled module and the kernels it runs: these modules', and generated code's."""
 
+ENTRY = ("torch._dynamo.eval_frame", "compile_wrapper")
+"""The module and the function of torch that every run of compiled code goes through."""
+
+CALLS = "__regard_calls__"
+"""The variable, in the frame of one run of compiled code, that counts its calls: it is gone with the frame."""
+
+BACKWARD = {
+    ("torch.autograd.graph", "_engine_run_backward"),
+    ("torch.autograd.function", "apply"),  # of a Function's backward, in a thread of the engine
+    ("torch.utils.checkpoint", "unpack_hook"),
+}
+"""Whose frames, by module and function, are on the stack in a backward pass that runs the model's code."""
+
 CONTEXTS = (
     "key_value_states",
     "encoder_hidden_states",
@@ -103,6 +116,7 @@ class Caller:
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
     given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
+    calls: dict[Watch, int] | None = None  # that this run of compiled code has made so far, by whom they are told to
 
 
 _watches: tuple[Watch, ...] = ()
@@ -142,7 +156,7 @@ def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()
     Nothing is told of a backward pass, where activation checkpointing runs the forward a second time, nor of stand-ins
     for tensors, nor while a CUDA graph is captured.
     """
-    if not active() or torch._C._current_graph_task_id() != -1 or _is_stand_in(x):
+    if not active() or _in_backward(frame) or _is_stand_in(x):
         return []
     try:
         callers = list(_found(frame, _watches, through))
@@ -157,18 +171,51 @@ def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()
     return callers
 
 
+# Three questions that torch has no public answer to. Each has a slower one, where a torch does not have the function.
+
+
+def _in_backward(frame: FrameType | None) -> bool:
+    """Does this thread run a backward pass?"""
+    number = getattr(torch._C, "_current_graph_task_id", None)
+    if number is not None:
+        return bool(number() != -1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_stand_in(x: object) -> bool:
     """Does a tensor belong to a graph being traced, or wrap others that will come by here themselves?"""
     if not isinstance(x, Tensor):
         return False
-    wraps = torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
-    return wraps or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return _has_own_dispatch(x) or _is_wrapped(x)
+
+
+def _has_own_dispatch(x: Tensor) -> bool:
+    keys = getattr(torch._C, "_dispatch_keys", None)
+    if keys is not None:
+        return bool(keys(x).has(torch._C.DispatchKey.Python))
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _is_wrapped(x: Tensor) -> bool:
+    """Is it a stand-in of vmap, grad or another transform of torch.func?"""
+    asked = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
+    if asked is not None:
+        return bool(asked(x))
+    try:
+        x.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # it has no memory of its own, as a sparse one has none
+        return True
+    return False
 
 
 def _found(
     frame: FrameType | None, watches: tuple[Watch, ...], through: type[nn.Module] | tuple[()]
 ) -> Iterator[Caller]:
-    waiting, compiled, inside_op = list(watches), False, False
+    waiting, compiled, inside_op, entry = list(watches), False, False, None
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
@@ -177,9 +224,12 @@ def _found(
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
                 kind, given = _kind(frame, module, path), _given(frame)
-                yield Caller(watch, module, path, kind, compiled or scripted, inside_op, given)
+                calls = (entry or frame).f_locals.setdefault(CALLS, {}) if compiled or scripted else None
+                yield Caller(watch, module, path, kind, calls is not None, inside_op, given, calls)
         inside_op = inside_op or code is _OP
         name = str(frame.f_globals.get("__name__", ""))
+        if compiled and entry is None and (name, code.co_name) == ENTRY:
+            entry = frame
         compiled = compiled or name.startswith(COMPILERS) or code.co_filename.startswith(GENERATED)
         frame = frame.f_back
 
@@ -282,12 +332,22 @@ def _kind_by_name(path: str, kind: str) -> Kind:
 def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
     """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
     with measuring():
+        orders = [_count(caller) for caller in callers]
         seen = attempt(callers, make)
         if seen is None:
             return
-        for caller in callers:
-            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled)
+        for caller, order in zip(callers, orders, strict=True):
+            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
             attempt([caller], partial(caller.watch.on_sighting, told))
+
+
+def _count(caller: Caller) -> int | None:
+    """Which of the calls of a run of compiled code this is; None elsewhere."""
+    if caller.calls is None:
+        return None
+    order = caller.calls.get(caller.watch, 0)
+    caller.calls[caller.watch] = order + 1
+    return order
 
 
 def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:

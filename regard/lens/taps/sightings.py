@@ -46,6 +46,7 @@ class Sighting:
       Nk + 1 in all, and `weights` has dropped it. One of them may be None where the model wrote over it.
     marks: of a plain softmax, (B, Nk) a number per key by which it is known again in a later call; None where unknown.
     compiled: seen inside compiled code, of which only the module that was compiled is known: `path` is that one.
+    order: inside compiled code, which of the calls of one run of that code it is, from 0; else None.
     trouble: why the call could not be read, in words; None where all is well.
     """
 
@@ -60,6 +61,7 @@ class Sighting:
     weights: Tensor | None = None
     marks: Tensor | None = None
     compiled: bool = False
+    order: int | None = None
     trouble: str | None = None
 
 
