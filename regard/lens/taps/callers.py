@@ -52,8 +52,8 @@ CALLS = "__regard_calls__"
 
 BACKWARD = {
     ("torch.autograd.graph", "_engine_run_backward"),
-    ("torch.autograd.function", "apply"),  # of a Function's backward, in a thread of the engine
-    ("torch.utils.checkpoint", "unpack_hook"),
+    ("torch.autograd.function", "BackwardCFunction.apply"),  # in a thread of the engine there is no more than this
+    ("torch.utils.checkpoint", "_checkpoint_hook.__init__.<locals>.unpack_hook"),
 }
 """Whose frames, by module and function, are on the stack in a backward pass that runs the model's code."""
 
@@ -180,7 +180,7 @@ def _in_backward(frame: FrameType | None) -> bool:
     if number is not None:
         return bool(number() != -1)
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in BACKWARD:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_qualname) in BACKWARD:
             return True
         frame = frame.f_back
     return False
@@ -206,10 +206,9 @@ def _is_wrapped(x: Tensor) -> bool:
     if asked is not None:
         return bool(asked(x))
     try:
-        x.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # it has no memory of its own, as a sparse one has none
+        return x.untyped_storage().data_ptr() == 0 and x.numel() > 0
+    except (NotImplementedError, RuntimeError):  # it has no memory of its own; nor has a sparse one
         return True
-    return False
 
 
 def _found(
