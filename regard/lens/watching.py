@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import RLock
 from types import TracebackType
@@ -113,7 +114,13 @@ class Watching:
             if watching is not None:
                 watching._record(sighting)
 
-        self._taps = Taps(model, record)
+        def returned(rows: Sequence[Sequence[int]], passes: int) -> None:
+            watching = mine()
+            if watching is not None:
+                with _LOCK:
+                    watching._runs.returned(rows, passes)
+
+        self._taps = Taps(model, record, returned)
         self._runs, self._keeper = Runs(), Keeper(plan.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
         self._counts: dict[

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.layers import ContextKeys
 from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
-from regard.op import attention
+from regard.op import BeamObserver, attention
 
 __all__ = [
     "Caller",
@@ -38,6 +38,7 @@ __all__ = [
     "original_path",
     "running",
     "watched",
+    "without_frames",
 ]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
@@ -87,6 +88,7 @@ class Watch:
 
     model: nn.Module
     on_sighting: Callable[[Sighting], None]
+    on_beams: BeamObserver | None = None
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
@@ -162,7 +164,7 @@ def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()
         callers = list(_found(frame, _watches, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
         for watch in _watches:
-            watch.errors.append(("", _without_frames(problem)))
+            watch.errors.append(("", without_frames(problem)))
         return []
     if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
         for caller in callers:
@@ -355,11 +357,11 @@ def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
         return do()
     except Exception as problem:
         for caller in callers:
-            caller.watch.errors.append((caller.path, _without_frames(problem)))
+            caller.watch.errors.append((caller.path, without_frames(problem)))
         return None
 
 
-def _without_frames(problem: Exception) -> Exception:
+def without_frames(problem: Exception) -> Exception:
     """An exception with its traceback as a note: the frames themselves would keep the call's tensors alive."""
     if problem.__traceback__ is not None:
         problem.add_note("".join(format_tb(problem.__traceback__)))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -38,11 +38,11 @@ from torch.library import Library
 from regard.backends import sdpa
 from regard.backends.call import Call
 from regard.lens.taps import function_taps
-from regard.lens.taps.callers import Watch, deliver, find, join, leave, watched
+from regard.lens.taps.callers import Watch, deliver, find, join, leave, watched, without_frames
 from regard.lens.taps.fused_taps import CPU_KERNELS, CUDA_KERNELS, FusedTap
 from regard.lens.taps.sightings import HERE, Lent, Sighting
 from regard.lens.taps.softmax_taps import ProductTap, SoftmaxTap, forget_other_threads, settle
-from regard.op import observe, unobserve
+from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
 from regard.untraced import untraced
 
 __all__ = ["Taps"]
@@ -53,6 +53,7 @@ class Taps:
 
     model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
     on_sighting: called with a `Sighting` after each attention call, in the thread that made it, under `measuring()`.
+    on_beams: told of beam searches of regard's own models, as `regard.op.observe_beams` says.
 
     errors: (path, exception) of what went wrong in reporting, which the model never notices.
 
@@ -66,12 +67,14 @@ class Taps:
     _watch: Watch | None = None  # while they are installed
     _finalizer: finalize[[Watch], Taps] | None = None
 
-    def __init__(self, model: nn.Module, on_sighting: Callable[[Sighting], None]) -> None:
+    def __init__(
+        self, model: nn.Module, on_sighting: Callable[[Sighting], None], on_beams: BeamObserver | None = None
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
         if not callable(on_sighting):
             raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
-        self.model, self.on_sighting = model, on_sighting
+        self.model, self.on_sighting, self.on_beams = model, on_sighting, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -98,6 +101,7 @@ class Taps:
             self._watch = Watch(
                 self.model,
                 self.on_sighting,
+                self.on_beams,
                 errors=self.errors,
                 unconfirmed=self._unconfirmed,
                 chained=self._chained,
@@ -163,6 +167,7 @@ def _install(model: nn.Module) -> None:
         _fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         observe(_on_op)
+        observe_beams(_on_beams)
         _cover()
         _installed = True
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
@@ -180,6 +185,7 @@ def _remove() -> None:
         _fast_path = None
     with suppress(ValueError):  # where it does not observe
         unobserve(_on_op)
+    unobserve_beams(_on_beams)
     if _library is not None:
         _library._destroy()  # type: ignore[no-untyped-call]
         _library = None
@@ -267,6 +273,16 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
     callers = find(frame, call.q)
     if callers and not HERE.inside:
         deliver(callers, lambda: _sighting(call.in_torch(), backend, output, lent))
+
+
+def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
+    """Told by `regard.op` of each beam search."""
+    for watch in watched():
+        if watch.on_beams is not None:
+            try:
+                watch.on_beams(rows, passes)
+            except Exception as problem:  # whatever is wrong with us, the model must run
+                watch.errors.append(("", without_frames(problem)))
 
 
 def _sighting(call: Call, backend: str, output: Any, lent: Lent | None) -> Sighting:
