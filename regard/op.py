@@ -15,12 +15,27 @@ from regard.backends import choose, reference
 from regard.backends.call import Call, as_given, prepare
 from regard.stages import Steps, project
 
-__all__ = ["Observer", "attention", "observe", "observed", "steps", "unobserve"]
+__all__ = [
+    "BeamObserver",
+    "Observer",
+    "attention",
+    "observe",
+    "observe_beams",
+    "observed",
+    "steps",
+    "tell_beams",
+    "unobserve",
+    "unobserve_beams",
+]
 
 Observer = Callable[[Call, str, Any], None]
 """Told of each call: what was asked, the backend that ran, and its output (B, H, Nq, Dv)."""
 
+BeamObserver = Callable[[Sequence[Sequence[int]], int], None]
+"""Told of each beam search, see `observe_beams`."""
+
 _observers: tuple[Observer, ...] = ()
+_beam_observers: tuple[BeamObserver, ...] = ()
 
 
 def attention(
@@ -122,6 +137,36 @@ def unobserve(observer: Observer) -> None:
         raise ValueError(f"{observer!r} does not observe; observe(…) comes first")
     index = _observers.index(observer)
     _observers = _observers[:index] + _observers[index + 1 :]
+
+
+def observe_beams(observer: BeamObserver) -> None:
+    """Tell `observer`, after each beam search of regard's models, in which batch rows the returned sequences were.
+
+    >>> from regard.op import observe_beams, tell_beams, unobserve_beams
+    >>> observe_beams(print)
+    >>> tell_beams([[0, 2], [0, -1]], 2)
+    [[0, 2], [0, -1]] 2
+    >>> unobserve_beams(print)
+
+    observer: a function of the rows, for each returned sequence its batch row in each pass of the model and −1 in those
+      after its end, and of the number of passes; it is called in the thread of the search.
+    """
+    global _beam_observers
+    _beam_observers = (*_beam_observers, observer)
+
+
+def unobserve_beams(observer: BeamObserver) -> None:
+    """Tell `observer` no more, if it was told."""
+    global _beam_observers
+    _beam_observers = tuple(other for other in _beam_observers if other != observer)
+
+
+def tell_beams(rows: Sequence[Sequence[int]] | Tensor, passes: int) -> None:
+    """Tell those who observe beams. A tensor is read, which waits for the device, only where there are any."""
+    if _beam_observers:
+        listed = rows.tolist() if isinstance(rows, Tensor) else rows
+        for observer in _beam_observers:
+            observer(listed, passes)
 
 
 def steps(

@@ -393,20 +393,25 @@ def test_overview_of_few_positions_is_exact(tmp_path):
     assert opened.tokens == TOKENS
     for a, b in zip(seen.records, opened.records, strict=True):
         held = {name: values for name, values in a.view.held.items() if not name.startswith("top_")}
-        view = replace(a.view, held=held, weights=None, given_output=None)
+        view = replace(a.view, held=held, weights=None, given_output=None, overview=True)
         assert_equal(replace(a, view=view), b)
         assert b.view.pooled == ()
         assert b.view.how("map") == b.view.how("entropy") == "exact"
 
 
-def test_overview_leaves_out_what_needs_q_and_k_and_says_how_to_ask(tmp_path):
+def test_overview_file_says_that_it_is_one_and_how_to_save_a_whole_one(tmp_path):
     opened = there_and_back(watched(keep=["qk", "output"], top=3), tmp_path, overview=True)
-    with pytest.raises(LookupError, match=r"row needs q and k, which were not kept"):
-        opened[0].row(0)
-    with pytest.raises(LookupError, match=r"links of each row needs q and k"):
-        opened[0].top(1)
-    with pytest.raises(LookupError, match="the output was not kept"):
-        opened[0].output  # noqa: B018
+    view = opened[0]
+    for ask in (lambda: view.row(0), lambda: view.top(1), lambda: view.output):
+        with pytest.raises(LookupError, match=r"Save the capture without overview=True") as raised:
+            ask()
+        assert "not kept" not in str(raised.value)
+    assert "overview" in repr(view)
+    again = there_and_back(opened, tmp_path)  # a copy of an overview is one, however it is saved
+    with pytest.raises(LookupError, match="overview=True"):
+        again[0].row(0)
+    whole = there_and_back(watched(keep="qk"), tmp_path)
+    assert whole[0].row(0).shape[-1] == whole[0].sizes[3]
 
 
 def test_means_of_an_overview_leave_padding_out_as_before(tmp_path):

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import masks
+from regard.lens.taps import callers
 from regard.lens.taps.fused_taps import CPU_KERNELS
 from regard.lens.taps.installing import Taps
 from regard.lens.taps.reading import read_call, split_cells, trusted_lse
@@ -626,6 +627,27 @@ def test_loop_of_generation_is_seen_step_by_step():
     assert [s.call.sizes[2:] for s in seen] == [(n, n) for n in (3, 4, 5, 6)]
 
 
+class Without:
+    """Torch, or a part of it, without its private functions of these names."""
+
+    def __init__(self, module, *names):
+        self.module, self.names = module, names
+
+    def __getattr__(self, name):
+        if name in self.names:
+            raise AttributeError(name)
+        value = getattr(self.module, name)
+        return Without(value, *self.names) if name in ("_C", "_functorch") else value
+
+
+@pytest.fixture(params=["this torch", "a torch without private functions"])
+def any_torch(request, monkeypatch):
+    if request.param != "this torch":
+        names = ("_current_graph_task_id", "_dispatch_keys", "is_functorch_wrapped_tensor")
+        monkeypatch.setattr(callers, "torch", Without(torch, *names))
+
+
+@pytest.mark.usefixtures("any_torch")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_seen_once(reentrant):
     model = Stack()
@@ -772,13 +794,19 @@ def test_compiled_model_is_seen_without_compiling_again(backend):
 @pytest.mark.usefixtures("compiler")
 def test_model_compiled_by_inductor_is_seen_with_the_same_bits():
     torch._dynamo.reset()
-    model, x = torch.compile(Attend()), tokens()
+    model, x, seen = torch.compile(Stack()), tokens(), []
+
+    def check(sighting):  # at once: Inductor uses the memory again
+        seen.append(sighting)
+        assert_explains(sighting)
+
     with torch.no_grad():
         before = model(x)
-        during, seen = watched(model, x)
+        with Taps(model, check) as taps:
+            during = model(x)
     assert torch.equal(before, during)
-    assert [(s.path, s.compiled, s.kernel) for s in seen] == [("", True, FUSED)]
-    assert_explains(seen[0])
+    assert taps.errors == []
+    assert [(s.path, s.compiled, s.order, s.kernel) for s in seen] == [("", True, 0, FUSED), ("", True, 1, FUSED)]
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5}])
@@ -829,16 +857,32 @@ def test_traced_module_is_seen_as_one():
     with Taps(model, seen.append):
         during = model["traced"](x)
     assert torch.equal(before, during)
-    assert [(s.path, s.compiled) for s in seen] == [("traced", True)] * 2
+    assert [(s.path, s.compiled, s.order) for s in seen] == [("traced", True, 0), ("traced", True, 1)]
 
 
+@pytest.mark.usefixtures("any_torch")
 def test_stand_ins_for_tensors_are_not_reported():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     seen = []
-    with FakeTensorMode(), Taps(model := Stack(dropout=0.5), seen.append):
+    with FakeTensorMode(), Taps(model := Stack(dropout=0.5), seen.append) as taps:
         model(torch.randn(B, NQ, H * D))
-    assert seen == []
+    assert (seen, taps.errors) == ([], [])
+
+
+@pytest.mark.usefixtures("any_torch")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_function_transforms_are_seen_as_the_kernel_that_runs():
+    model, x, seen = Attend(), torch.randn(3, B, NQ, H * D), []
+    with Taps(model, seen.append) as taps:
+        torch.func.grad(lambda x: torch.func.vmap(model)(x).sum())(x)
+        torch.func.functionalize(model)(x[0])
+    assert taps.errors == []
+    assert seen != []
+    assert not any(torch._C._functorch.is_functorch_wrapped_tensor(s.call.q) for s in seen)
+    assert len(watched(model, x[0])[1]) == 1
+    numbers = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert callers.Watch(model, print).storages == numbers
 
 
 # ---------------------------------------------------------------------------------------------------- our own operation

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -371,16 +372,32 @@ def test_measure_that_no_layer_knows_is_refused_with_those_that_there_are() -> N
     known = "entropy, max_logit, own, previous, next, first, neighbours, uniform"
     with pytest.raises(LookupError, match=f"no measure or pattern 'nope' here; there are lse, {known}$"):
         seen.atlas("nope")
-    with pytest.raises(
-        LookupError, match=r"no measure or pattern 'induction' here; there are lse, entropy, max_logit, own"
-    ):
-        seen.atlas("induction")
     with pytest.raises(LookupError, match="effective needs q and k, which were not kept"):
         seen.atlas("effective")
     with regard.watch(model := Stack(1), measures=["entropy"]) as bare:
         model(x())
     with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
         bare.atlas("own")
+
+
+@pytest.mark.parametrize("pattern", ["induction", "same token", "delimiter"])
+def test_pattern_that_goes_by_token_asks_for_tokens(pattern: str) -> None:
+    with regard.watch(model := Stack(1)) as seen:
+        model(x())
+    for ask in (lambda: seen.atlas(pattern), lambda: seen.show(measure=pattern)):
+        with pytest.raises(LookupError, match=rf"{pattern}.*pass tokens=.* 5 keys"):
+            ask()
+    _, both = decoder()
+    with pytest.raises(LookupError, match="pass tokens="):
+        both.atlas(pattern)
+
+
+def test_pattern_of_delimiters_says_where_there_are_none() -> None:
+    with regard.watch(model := Stack(1), tokens=[3, 1, 4, 1, 5]) as seen:
+        model(x())
+    assert seen.atlas("induction").shape == (1, 3)
+    with pytest.raises(LookupError, match="as words, not numbers"):
+        seen.atlas("delimiter")
 
 
 # ------------------------------------------------------------------------------------------------------- tokens, device
@@ -950,24 +967,87 @@ def test_threads_do_not_mix() -> None:
 # ------------------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "torch.compile(model.forward)"])
-def test_compiled_model_is_seen_as_one(how: str) -> None:
-    plain = Stack(2)
-    model, data = plain, x()
-    if how == "torch.compile(model)":
-        model = torch.compile(plain, backend="aot_eager")
-    elif how == "model.compile()":
-        plain.compile(backend="aot_eager")
-    else:
-        plain.forward = torch.compile(plain.forward, backend="aot_eager")
+def with_compiled_forward(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+WAYS = {
+    "torch.compile(model)": lambda model: torch.compile(model, backend="aot_eager"),
+    "fullgraph": lambda model: torch.compile(model, backend="eager", fullgraph=True),
+    "model.compile()": lambda model: model.compile(backend="aot_eager") or model,
+    "torch.compile(model.forward)": with_compiled_forward,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_of_compiled_code_are_numbered(way: str, tmp_path: Path) -> None:
+    plain, data = Stack(3), x()
+    with torch.no_grad(), regard.watch(plain, keep="qk") as truth:
+        plain(data)
+    model = WAYS[way](plain)
     with torch.no_grad():
         unwatched = model(data)
         with regard.watch(model, keep="qk") as seen:
             watched = model(data)
     assert torch.equal(unwatched, watched)
-    assert [(r.path, r.compiled) for r in seen.records] == [("", True)] * 2
+    assert seen.names == ["compiled_call.0", "compiled_call.1", "compiled_call.2"]
+    assert all(r.compiled for r in seen.records)
     assert (seen.model, seen.unseen) == ("Stack", {})
-    close(rows(seen["", 1]).sum(-1), torch.ones(B, H, N))
+    seen.save(tmp_path / "run.regard")
+    for capture in (seen, regard.open(tmp_path / "run.regard")):
+        for n in range(3):
+            close(rows(capture[n]), rows(truth[n]))
+            close(rows(capture[f"compiled_call.{n}"]), rows(truth[n]))
+        assert repr(capture) == "Capture(Stack: compiled_call.0–2; 3 calls)"
+        assert capture.doctor().ok
+        assert capture.atlas().shape == (3, H)
+        assert "compiled_call.2" in capture.summary()
+        assert capture.show() is not None
+        assert capture.show(1, head=0).texts[0].get_text() == "head 0"
+    with pytest.raises(KeyError, match=r"layers\.0.*compiled_call\.0.*before torch\.compile"):
+        seen["layers.0"]
+
+
+def test_runs_of_compiled_code_are_told_apart_also_where_it_is_compiled_anew() -> None:
+    model = torch.compile(Stack(2), backend="eager")
+    once, twice = x(), x()
+    with regard.watch(model) as seen:
+        with torch.no_grad():
+            model(once)
+        model(once)  # with gradients it is other code
+        model(twice)
+        model._orig_mod.layers[0](once)
+    assert [(r.path, r.n) for r in seen.records if r.compiled] == [
+        (f"compiled_call.{call}", run) for run in range(3) for call in range(2)
+    ]
+    assert [(r.path, r.n) for r in seen.records if not r.compiled] == [("layers.0", 0)]
+
+
+def test_loop_over_a_compiled_forward_begins_to_count_in_each_turn() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = Stack(2)
+            self.step = torch.compile(self.stack.forward, backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.step(self.step(x))
+
+    model = Loop()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x())
+    assert [(r.path, r.n) for r in seen.records] == [
+        (f"compiled_call.{call}", turn) for turn in range(2) for call in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("layers", "names"), [(1, [1]), ("compiled_call.0", [0]), ("*.[12]", [1, 2])])
+def test_layers_choose_calls_of_compiled_code(layers: Any, names: list[int]) -> None:
+    model = torch.compile(Stack(3), backend="eager")
+    with torch.no_grad(), regard.watch(model, layers=layers) as seen:
+        model(x())
+    assert (seen.names, seen.unseen) == ([f"compiled_call.{n}" for n in names], {})
 
 
 def test_compiled_layers_keep_their_paths() -> None:

@@ -10,6 +10,7 @@ It does not know how calls are caught.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -19,11 +20,14 @@ from regard.lens.measuring.weights import Part, Remembered, Weights
 from regard.lens.runs import Link
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
-__all__ = ["Assembled", "assemble"]
+__all__ = ["Assembled", "assemble", "rows_of"]
 
 Sizes = tuple[int, int, int, int]
 Rows = tuple[int, ...] | None
-"""Which batch row of a call each batch row of the run is; None where all are in place."""
+"""Which batch row of a call each batch row of the run is, −1 where it has none; None where all are in place."""
+
+MISSING = {"lse": -inf, "max_logit": -inf, "top_key": -1}
+"""What stands in rows that a call does not have, as in rows that see nothing; else 0."""
 
 
 class Assembled:
@@ -38,7 +42,8 @@ class Assembled:
         self.parts = tuple(parts)
         self.first = tuple(first or [0] * len(parts))
         self.rows = tuple(rows or [None] * len(parts))
-        batch, heads, _, _ = parts[0].sizes
+        heads = parts[0].sizes[1]
+        batch = parts[-1].sizes[0] if self.rows[-1] is None else len(self.rows[-1])
         self.counts = [p.sizes[2] for p in parts]
         nk = max(start + p.sizes[3] for start, p in zip(self.first, parts, strict=True))
         self.sizes: Sizes = (batch, heads, sum(self.counts), nk)
@@ -86,7 +91,9 @@ class Assembled:
             return self.parts[n].pairs(keys)
         found = torch.zeros(keys.shape, dtype=torch.float64)
         for b, was in enumerate(rows):
-            asked = torch.full_like(keys, -1)
+            if was < 0:
+                continue
+            asked = keys.new_full((self.parts[n].sizes[0], *keys.shape[1:]), -1)
             asked[was] = keys[b]
             mine = self.parts[n].pairs(asked)[was]
             found = found.to(mine)
@@ -99,15 +106,21 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
 
     Measures of single rows follow one another and received mass is added up. The map and pattern scores of the whole
     need exact weights: they are there if q and k were kept for every call. Where batch rows changed places, as beam
-    search lets them, each row of the result is the history of a batch row of the last call.
+    search lets them, each row of the result is one of the sequences that were returned, where that is known, and else
+    the history of a batch row of the last call. A sequence that ended early sees nothing afterwards.
     """
-    if len(views) == 1:
+    if links[0].returned is not None:
+        used = [n for n, link in enumerate(links) if max(link.returned or (-1,)) >= 0]
+        views, links = [views[n] for n in used], [links[n] for n in used]
+    rows = rows_of(links)
+    if len(views) == 1 and rows[0] is None:
         return views[0]
-    first, rows = [link.first - links[0].first for link in links], _ancestors(links)
-    batch, heads, _, _ = views[0].sizes
+    first = [link.first - links[0].first for link in links]
+    last, heads = views[-1], views[0].sizes[1]
+    batch = last.sizes[0] if rows[-1] is None else len(rows[-1])
     nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
     kept = [v.weights for v in views if v.weights is not None]
-    last = views[-1]
+    labelled = first[-1] == 0 and last.sizes[3] == nk and (rows[-1] is None or _one_for_all(last.tokens))
     return View(
         sizes=(batch, heads, nq, nk),
         held=_held(views, first, rows, nk),
@@ -115,12 +128,28 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
         weights=Assembled(kept, first, rows) if len(kept) == len(views) else None,
         kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
-        tokens=last.tokens if first[-1] == 0 and last.sizes[3] == nk else Tokens(),
+        tokens=last.tokens if labelled else Tokens(),
         size=views[0].size,
         links=views[0].links,
         engine=views[0].engine,
         edited=any(v.edited for v in views),
+        overview=any(v.overview for v in views),
     )
+
+
+def rows_of(links: Sequence[Link]) -> list[Rows]:
+    """For each call of a run, which of its batch rows the batch rows of the assembled view are.
+
+    >>> rows_of([Link(), Link(after=0, rows=(0, 0, 1, 1)), Link(after=1, rows=(1, 1, 2, 3))])
+    [(0, 0, 1, 1), (1, 1, 2, 3), None]
+    """
+    if links[0].returned is not None:
+        return [link.returned for link in links]
+    return _ancestors(links)
+
+
+def _one_for_all(tokens: Tokens) -> bool:
+    return tokens.ids is not None and len(tokens.ids) == 1
 
 
 def _ancestors(links: Sequence[Link]) -> list[Rows]:
@@ -134,13 +163,19 @@ def _ancestors(links: Sequence[Link]) -> list[Rows]:
     return found[::-1]
 
 
-def _batch(x: Tensor, rows: Rows) -> Tensor:
-    return x if rows is None or x.shape[0] == 1 else x[torch.tensor(rows, device=x.device)]
+def _batch(x: Tensor, rows: Rows, missing: float = 0) -> Tensor:
+    """The batch rows of a call that are those of the run."""
+    if rows is None or (x.shape[0] == 1 and min(rows) >= 0):
+        return x
+    at = torch.tensor(rows, device=x.device)
+    found = x[at.clamp(min=0) if x.shape[0] > 1 else torch.zeros_like(at)]
+    found[at < 0] = missing
+    return found
 
 
-def _together(parts: Sequence[Tensor], rows: Sequence[Rows]) -> Tensor:
+def _together(parts: Sequence[Tensor], rows: Sequence[Rows], missing: float = 0) -> Tensor:
     """(B, …, Nq, …) of each call → of the run, queries on axis 2."""
-    return torch.cat([_batch(p, r).to(parts[0].device) for p, r in zip(parts, rows, strict=True)], 2)
+    return torch.cat([_batch(p, r, missing).to(parts[0].device) for p, r in zip(parts, rows, strict=True)], 2)
 
 
 def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> dict[str, Tensor]:
@@ -153,7 +188,7 @@ def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk:
             parts = [v.held[name] for v in views]
             if name == "top_key":
                 parts = [torch.where(p < 0, p, p + f) for p, f in zip(parts, first, strict=True)]
-            held[name] = _together(parts, rows)
+            held[name] = _together(parts, rows, MISSING.get(name, 0))
     if all("received" in v.held for v in views):
         device = views[0].held["received"].device
         held["received"] = torch.stack(
@@ -175,7 +210,7 @@ def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq
     visible = None
     parts = [_batch(v.place.visible, r) for v, r in zip(views, rows, strict=True) if v.place.visible is not None]
     if len(parts) == len(views):
-        shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))
+        shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))  # B or 1, H or 1
         visible = _together([p.expand(*shape, p.shape[2]) for p in parts], [None] * len(parts))
     if views[0].kind == "cross":
         return Told(visible, _padding(views, first, rows, nk))
@@ -193,6 +228,6 @@ def _padding(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], 
         padding = view.place.padding
         if padding is None:
             padding = torch.zeros(1, view.sizes[3], dtype=torch.bool)
-        here = pad(_batch(padding, moved).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
+        here = pad(_batch(padding, moved, True).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
         unseen = here if unseen is None else unseen & here
     return unseen if unseen is not None and bool(unseen.any()) else None

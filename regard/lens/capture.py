@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from regard.layouts import Sides
-from regard.lens.assembling import assemble
+from regard.lens.assembling import assemble, rows_of
 from regard.lens.diagnosing import doctor as doctors
 from regard.lens.diagnosing.diagnosis import Diagnosis
 from regard.lens.diagnosing.facts import Facts
@@ -22,7 +22,7 @@ from regard.lens.diagnosing.patterns import NAMES
 from regard.lens.head_values import known_values, no_such_value, per_head, table_of
 from regard.lens.indexing import index_among
 from regard.lens.placing import Placed, Run, fit_layouts, read_layouts
-from regard.lens.runs import Link, by_sizes, runs_of
+from regard.lens.runs import Link, by_sizes, follow, read_beams, runs_of
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
 
@@ -40,7 +40,8 @@ class Record:
 
     path, n: the module that made it, as `named_modules()` names it, and which of its calls this is, from 0.
     kind: "self" or "cross".  source, kernel: what was tapped, and what really ran.
-    compiled: seen inside compiled code, of which only the compiled module is known: `path` is that one.
+    compiled: seen inside compiled code, of which only the compiled module is known: `path` is that one, and where the
+        code makes several calls the number of the call in a run of it: "compiled_call.0", "layers.3.compiled_call.1".
     view: its measures; None where the call could not be read.  facts: its mask and numbers, likewise.
     heads: what the doctor wants to know of each head, (B, H).
     trouble: why it could not be read, in words.
@@ -143,11 +144,14 @@ class Capture:
         """The view with what is known of where its tokens lie; it is of call n, or of the only run."""
         place = Placed(path, words=self.tokens)
         if path in self._layouts:
-            sides, groups = self._layouts[path], self._linked(path)[2]
+            sides, (_, links, groups) = self._layouts[path], self._linked(path)
             at = next(at for at, group in enumerate(groups) if n is None or n in group)
             run = self._runs(path)[at]
             problem = run.misfit(sides)
             cut = () if problem else run.cut(sides, None if n is None else groups[at].index(n))
+            rows = rows_of([links[call] for call in groups[at]])[0] if n is None else None
+            if rows is not None and len(cut) > 1:  # each beam has the picture of its own prompt
+                cut = tuple(cut[row] for row in rows)
             place = replace(place, sides=cut, lacking=f"layouts of {path!r} do not fit this call: {problem}")
         elif self._layouts:
             place = replace(place, lacking=f"no layouts were given for {path!r}, but for {_some(list(self._layouts))}")
@@ -174,6 +178,8 @@ class Capture:
         found = [r for r in self.records if r.path == path and r.view is not None]
         if not found:
             why = f": {self.unseen[path]}" if path in self.unseen else f"; there are {_some(self.names)}"
+            if any(r.compiled for r in self.records):
+                why += ". Compiled code does not know its modules; watch the model before torch.compile to see them"
             raise KeyError(f"no attention of {path!r} was seen{why}")
         return found
 
@@ -208,6 +214,46 @@ class Capture:
                 f"take one as capture[{path!r}, n], or save the capture without overview=True"
             )
         return self._placed(assemble([_view(r) for r in found], links), path, None)
+
+    def returned(self, beams: object) -> None:
+        """Show the sequences that a beam search returned: say in which batch rows they were.
+
+        Args:
+            beams: what `generate(…, num_beams=…, return_dict_in_generate=True)` of transformers returned, or its
+                `beam_indices`: for each returned sequence its batch row in each pass of the model, −1 after its end.
+
+        Afterwards `capture[path]` has a batch row for each returned sequence, in their order; one that ended early sees
+        nothing after its end. Before, the batch rows of a generation are the beams of its last step. Regard's own
+        models do not need it.
+
+        Raises:
+            TypeError: for what has no beam_indices.
+            ValueError: for batch rows that are not there.
+            LookupError: where no generation of so many passes was seen, or several.
+        """
+        self._anything()
+        found = read_beams(beams)
+        passes = max((n + 1 for row in found for n, at in enumerate(row) if at >= 0), default=0)
+        chosen: list[tuple[list[Link], int]] = []
+        for path in self.names:
+            calls, links, groups = self._linked(path)
+            long = [group for group in groups if len(group) >= max(passes, 2)]
+            if len(long) > 1:
+                raise LookupError(
+                    f"{path!r} has {len(long)} generations of {passes} passes or more: watch each in a block of its own"
+                )
+            if long:
+                for link, record in zip(links, calls, strict=True):
+                    record.link = link
+                chosen.append(([links[n] for n in long[0]], min(_view(calls[n]).sizes[0] for n in long[0][1:])))
+        if not chosen:
+            raise LookupError(f"no generation of {passes} passes of the model was seen: put generate(…) into the block")
+        highest = max(at for row in found for at in row)
+        batch = min(batch for _, batch in chosen)
+        if highest >= batch:
+            raise ValueError(f"beam_indices name batch row {highest}, but the calls have {batch}")
+        for links, _ in chosen:
+            follow(links, found)
 
     def runs(self) -> list[Ran]:
         """What every module did, one view for each of its runs, in the order of their first calls.

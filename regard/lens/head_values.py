@@ -17,6 +17,9 @@ from regard.lens.view import PER_QUERY, View
 __all__ = ["known_values", "no_such_value", "per_head", "table_of"]
 
 
+BY_TOKEN = ("delimiter", "same token", "induction")
+
+
 def per_head(view: View, measure: str) -> Tensor:
     """One number per head, (B, H): a measure's mean over the queries, or a pattern's score.
 
@@ -35,7 +38,7 @@ def per_head(view: View, measure: str) -> Tensor:
     else:
         scores = plain.patterns()
         if measure not in scores:
-            raise LookupError(no_such_value(measure, known_values(plain)))
+            raise LookupError(no_such_value(measure, known_values(plain)) + _why_no_pattern(measure, view))
         found = scores[measure]
     assert isinstance(found, Tensor)
     return found
@@ -63,6 +66,19 @@ def no_such_value(measure: str, known: Sequence[str]) -> str:
     "no measure or pattern 'nope' here; there are entropy, own"
     """
     return f"no measure or pattern {measure!r} here; there are {', '.join(dict.fromkeys(known)) or 'none'}"
+
+
+def _why_no_pattern(measure: str, view: View) -> str:
+    """What a pattern that goes by token lacks, as the end of a message; "" for any other name."""
+    if measure not in BY_TOKEN:
+        return ""
+    if view.kind == "cross" and measure != "delimiter":
+        return f"; {measure!r} compares the tokens of one sequence, and this is cross-attention"
+    if view.tokens.ids is None:
+        return f"; {measure!r} goes by token: pass tokens= to watch, one for each of the {view.sizes[3]} keys"
+    if measure == "delimiter":
+        return "; none of the tokens= is a delimiter, such as '.' or '[SEP]': pass them as words, not numbers"
+    return ""
 
 
 def table_of(rows: Sequence[Tensor | None], heads: int) -> Tensor:

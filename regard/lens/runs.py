@@ -13,13 +13,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Link", "Runs", "by_sizes", "key_marks", "matrix_marks", "runs_of"]
+__all__ = ["Link", "Runs", "by_sizes", "follow", "key_marks", "matrix_marks", "read_beams", "runs_of"]
 
 Sizes = tuple[int, int, int, int]
+
+Batches = tuple[int, int]
+"""Batch rows of the call before, and of this one: beam search reads a prompt once and goes on with several beams."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -33,12 +37,15 @@ class Link:
     known: how many of its first keys were there before its own.
     rows: for each batch row, the batch row of the earlier call that it carries on; None where all are in place. It is
         known for certain when the model's next pass begins.
+    returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before; None
+        where that is not known.
     """
 
     after: int | None = None
     first: int = 0
     known: int = 0
     rows: tuple[int, ...] | None = None
+    returned: tuple[int, ...] | None = None
 
 
 def runs_of(links: Sequence[Link]) -> list[list[int]]:
@@ -55,6 +62,38 @@ def runs_of(links: Sequence[Link]) -> list[list[int]]:
         of[n] = runs[-1] if link.after is None else of[link.after]
         of[n].append(n)
     return runs
+
+
+def follow(links: Sequence[Link], rows: Sequence[Sequence[int]]) -> None:
+    """Say in which batch row of each call of a run the returned sequences were; rows (sequences, calls).
+
+    >>> links = [Link(), Link(after=0), Link(after=1)]
+    >>> follow(links, [[0, 2], [1, -1]])
+    >>> [link.returned for link in links]
+    [(0, 1), (2, -1), (-1, -1)]
+    """
+    for n, link in enumerate(links):
+        link.returned = tuple(row[n] if n < len(row) else -1 for row in rows)
+
+
+def read_beams(beams: object) -> list[list[int]]:
+    """The batch rows of returned sequences, (sequences, passes), as transformers gives them.
+
+    >>> read_beams(torch.tensor([[0, 2], [0, -1]]))
+    [[0, 2], [0, -1]]
+
+    Raises TypeError for anything else.
+    """
+    rows: Any = getattr(beams, "beam_indices", beams)
+    rows = rows.tolist() if isinstance(rows, Tensor) else rows
+    sound = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Sequence) and row for row in rows)
+    if not sound or not all(type(at) is int and at >= -1 for row in rows for at in row):
+        got = f"{type(beams).__name__} without them" if rows is None else repr(rows)[:60]
+        raise TypeError(
+            "returned takes beam_indices, a batch row for each sequence and pass, or the output of "
+            f"generate(…, num_beams=…, return_dict_in_generate=True), which has them; got {got}"
+        )
+    return [list(row) for row in rows]
 
 
 def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[Link]:
@@ -102,20 +141,20 @@ class _Call:
 
 
 class _Pass:
-    """One way of a batch through the layers of a model; what is said by batch size, for parts of it may differ."""
+    """One way of a batch through the layers of a model; what is said by batch sizes, for parts of it may differ."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
         self.steps: dict[int, bool] = {}  # did the latest self-attention carry something on?
-        self.links: dict[int, list[Link]] = {}  # of what carries something on
-        self.alike: dict[int, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
-        self.moved: set[int] = set()  # where some are not in the same place
+        self.links: dict[Batches, list[Link]] = {}  # of what carries something on
+        self.alike: dict[Batches, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
+        self.moved: set[Batches] = set()  # where some are not in the same place
 
     def close(self) -> None:
         """Say where the batch rows were, from all that was seen of them."""
-        for batch in self.moved:
-            same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batch]]).all(0)
-            for link in self.links[batch]:
+        for batches in self.moved:
+            same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batches]]).all(0)
+            for link in self.links[batches]:
                 link.rows = _chosen(same)
                 if not bool(same.any(1).all()):  # layers contradict each other: it is nothing's continuation
                     link.after, link.rows = None, None
@@ -128,6 +167,7 @@ class Runs:
     def __init__(self) -> None:
         self._last: dict[tuple[int, str], _Call] = {}
         self._passes: dict[int, _Pass] = {}  # by thread
+        self._run: dict[tuple[int, str], list[Link]] = {}  # of the latest run of a module
 
     def link(
         self,
@@ -146,18 +186,29 @@ class Runs:
         thread = threading.get_ident()
         now = self._pass(thread, path)
         before = self._last.get((thread, path))
-        fits = before is not None and before.sizes[:2] == sizes[:2] and before.kind == kind
-        link = _judge(now, before, sizes, marks) if before is not None and fits else Link()
         batch, _, nq, nk = sizes
-        if link.after is None:
+        fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
+        link = _judge(now, before, sizes, marks) if before is not None and fits else Link()
+        if before is None or link.after is None:
             link = Link(known=nk if kind == "cross" else _start(nq, nk, offset))
+            self._run[thread, path] = []
         else:
-            now.links.setdefault(batch, []).append(link)
+            now.links.setdefault((before.sizes[0], batch), []).append(link)
+        self._run[thread, path].append(link)
         if kind == "self":
             now.steps[batch] = link.after is not None
         total = before.total if before is not None and link.after is not None else link.known
         self._last[thread, path] = _Call(n, sizes, kind, marks, link.first, total + nq)
         return link
+
+    def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
+        """A beam search has ended in this thread: say of its calls where the returned sequences were.
+
+        rows: of each sequence, its batch row in each pass, and −1 after its end.  passes: how many the search took.
+        """
+        for (thread, _), links in self._run.items():
+            if thread == threading.get_ident() and len(links) == passes > 1:
+                follow(links, rows)
 
     def close(self) -> None:
         """No more calls: what is not known for certain by now will not be."""
@@ -165,6 +216,7 @@ class Runs:
             one.close()
         self._passes.clear()
         self._last.clear()
+        self._run.clear()
 
     def _pass(self, thread: int, path: str) -> _Pass:
         """The pass that a call belongs to: a new one begins where a module comes again."""
@@ -183,15 +235,16 @@ def _judge(now: _Pass, before: _Call, sizes: Sizes, marks: Tensor | None) -> Lin
     if place is None:
         return Link()
     first, known = place
-    if before.marks is None or marks is None:
-        return Link(before.n, first, known)
+    batches = before.sizes[0], sizes[0]
+    if before.marks is None or marks is None or batches[0] > batches[1]:
+        return Link(before.n, first, known) if batches[0] == batches[1] else Link()
     begin = first - before.first
     old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
     if not torch.equal(old, new):
         if not bool(_same_rows(old, new).any(1).all()):
             return Link()
-        now.moved.add(sizes[0])
-    now.alike.setdefault(sizes[0], []).append((old, new))
+        now.moved.add(batches)
+    now.alike.setdefault(batches, []).append((old, new))
     return Link(before.n, first, known)
 
 
@@ -216,16 +269,17 @@ def _in_cross(now: _Pass, before: _Call, sizes: Sizes) -> tuple[int, int] | None
 
 
 def _same_rows(old: Tensor, new: Tensor) -> Tensor:
-    """(B, N) before and now → (B, B): can the batch row of now have been the batch row of before?"""
-    if old.shape != new.shape:
+    """(B, N) before and now → (B now, B before): can the batch row of now have been the batch row of before?"""
+    if old.shape[1] != new.shape[1]:
         return torch.zeros(len(new), len(old), dtype=torch.bool)
     return torch.stack([(old == row).all(-1) for row in new])
 
 
 def _chosen(same: Tensor) -> tuple[int, ...] | None:
     """One of those that each batch row can have been, itself first; None where all are in place."""
-    rows = tuple(b if bool(same[b, b]) else int(row.long().argmax()) for b, row in enumerate(same))
-    return None if rows == tuple(range(len(rows))) else rows
+    count = same.shape[1]
+    rows = tuple(b if b < count and bool(same[b, b]) else int(row.long().argmax()) for b, row in enumerate(same))
+    return None if rows == tuple(range(count)) else rows
 
 
 def _start(nq: int, nk: int, offset: Callable[[], object] | None) -> int:

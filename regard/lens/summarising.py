@@ -28,12 +28,16 @@ WORDS: dict[Lang, dict[str, str]] = {
         "headers": "|module|kind|heads|queries × keys|calls|entropy|patterns|seen by",
         "unseen": "not seen",
         "edited": "edited after softmax",
+        "beams": "batch rows changed places, as in beam search: each is a beam of the last step; "
+        "capture.returned(output) shows the sequences that were returned",
     },
     "ko": {
         "title": "{}: 어텐션 모듈 {}개, 호출 {}번",
         "headers": "|모듈|종류|헤드|쿼리 × 키|호출|엔트로피|패턴|찾은 곳",
         "unseen": "보지 못함",
         "edited": "소프트맥스 뒤에 수정됨",
+        "beams": "빔 서치처럼 배치 행이 단계 사이에 자리를 바꿨습니다. 각 행은 마지막 단계의 빔입니다. "
+        "반환된 시퀀스를 보려면 capture.returned(output)을 부르세요",
     },
 }
 
@@ -59,6 +63,9 @@ def summary_of(capture: Capture, lang: Lang = "en") -> str:
         for path, calls in capture.edited.items()
     ]
     notes += [f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items()]
+    links = [record.link for record in capture.records if record.link is not None]
+    if any(link.rows is not None for link in links) and all(link.returned is None for link in links):
+        notes.append(words["beams"])
     return "\n".join([*lines, "", *notes]).rstrip()
 
 

@@ -28,15 +28,21 @@ COMPILED = "it is inside compiled code, of which only torch's fused kernels are 
 
 
 def name_unseen(
-    model: nn.Module, taps: Taps, seen: Mapping[str, bool], records: Sequence[Record], layers: Layers
+    model: nn.Module,
+    taps: Taps,
+    seen: Mapping[str, bool],
+    names: Sequence[str],
+    records: Sequence[Record],
+    layers: Layers,
 ) -> dict[str, str]:
     """Path → reason, for what was asked for and not seen.
 
     >>> layer = nn.MultiheadAttention(8, 2)
-    >>> name_unseen(layer, Taps(layer, print), {}, [], Layers())[""][:23]
+    >>> name_unseen(layer, Taps(layer, print), {}, [], [], Layers())[""][:23]
     'it did not run in the b'
 
     seen: path → was it in compiled code, for all modules whose attention was seen, also those not asked for.
+    names: what each is called, in the order of first calls: its path, or numbers of the calls in compiled code.
     records: of those that were asked for.  layers: what was asked for.
     """
     classes = {original_path(path): type(module).__name__ for path, module in model.named_modules()}
@@ -56,8 +62,8 @@ def name_unseen(
     for path, shape in () if seen else taps.chained:
         if layers.may_have(path):
             found.setdefault(path, f"a product of shape {shape} that met another without a softmax that is known here")
-    for want in layers.unmet(list(seen)):
-        there = f"those that ran are {places(seen)}" if seen else "none ran"
+    for want in layers.unmet([*names, *(path for path in seen if path not in names)]):
+        there = f"those that ran are {places(names)}" if names else "none ran"
         found[str(want)] = f"layers={want!r} fits no attention that was seen: {there}"
     return found
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["PER_QUERY", "Place", "Tokens", "Told", "Top", "View"]
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
+OVERVIEW = "a file saved with overview=True. Save the capture without overview=True"
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
 
 
@@ -115,6 +116,7 @@ class View:
     engine: str = ""
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
     links: int = TOP  # that `top` gives, where none are held
+    overview: bool = False  # saved with overview=True, which leaves out q, k, outputs and links
     placed: Placed = NOWHERE  # where the tokens lie in a picture, and their words
     edited: bool = False  # the model changed the weights after its softmax: these are those that it applied
 
@@ -124,6 +126,10 @@ class View:
     def output(self) -> Any:
         """The result of the attention itself. Raises LookupError where it was not kept."""
         if self.given_output is None:
+            if self.overview:
+                raise LookupError(
+                    f"the output is not in {OVERVIEW}, of a run that kept it: watch(model, keep='output')"
+                )
             raise LookupError("the output was not kept: watch(model, keep='output') keeps it")
         return self.given_output
 
@@ -398,6 +404,9 @@ class View:
     def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:
         if self.weights is None:
             measured = f"; watch(model, {instead}) measures it while the model runs" if instead else ""
+            if self.overview:
+                lacks = f"which are not in {OVERVIEW}, of a watch(model, keep='qk')"
+                raise LookupError(f"{what} needs q and k{hint}, {lacks}{measured}")
             raise LookupError(
                 f"{what} needs q and k, which were not kept{hint}: watch(model, keep='qk') keeps them{measured}"
             )
@@ -444,7 +453,8 @@ class View:
 
     def __repr__(self) -> str:
         batch, heads, nq, nk = self.sizes
-        exact = "exact rows at hand" if self.weights is not None else "no q and k kept"
+        without = "an overview without q and k" if self.overview else "no q and k kept"
+        exact = "exact rows at hand" if self.weights is not None else without
         names = [n for n in ("lse", *NAMES) if n in self.held or (n == "top" and "top_key" in self.held)]
         edited = "; edited after softmax" if self.edited else ""
         return f"View({batch} × {heads} heads, {nq} queries, {nk} keys; {', '.join(names)}; {exact}{edited})"

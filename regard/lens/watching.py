@@ -7,10 +7,13 @@ It does not know how calls are caught: `taps/` does.
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
+from threading import RLock
 from types import TracebackType
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +62,9 @@ def watch(
 
     model: any nn.Module. Seen are torch's SDPA, FlexAttention, nn.MultiheadAttention, flash_attn, regard's own
         operation, and softmaxes written out by hand, also in torch.compile'd code as far as it calls kernels; what was
-        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`.
+        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`. Inside compiled code
+        modules are not known: where it makes several calls, they are numbered in the order of one run, as
+        "compiled_call.0" or "layers.3.compiled_call.1".
     layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
     measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
     keep: "qk" keeps what exact rows, tiles, other maps and links need, "output" each call's result; both as a list.
@@ -83,6 +88,21 @@ def watch(
     return Watching(model, plan, layouts)
 
 
+COMPILED_CALL = "compiled_call"
+"""What stands for a module's name where compiled code makes several calls, before the number of the call."""
+
+_LOCK = RLock()  # of all watches' books
+
+
+def _new_lock() -> None:
+    global _LOCK
+    _LOCK = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not there
+
+
 class Watching:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
@@ -90,28 +110,54 @@ class Watching:
         self.model, self.plan, self.layouts = model, plan, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
-        self._taps = Taps(model, self._record)
+        mine = ref(self)
+
+        def record(sighting: Sighting) -> None:  # without a hold on the watch: what is let go leaves nothing installed
+            watching = mine()
+            if watching is not None:
+                watching._record(sighting)
+
+        def returned(rows: Sequence[Sequence[int]], passes: int) -> None:
+            watching = mine()
+            if watching is not None:
+                with _LOCK:
+                    watching._runs.returned(rows, passes)
+
+        self._taps = Taps(model, record, returned)
         self._runs, self._keeper = Runs(), Keeper(plan.device)
-        self._lock = Lock()
-        self._seen: dict[str, bool] = {}  # path → was it in compiled code; in the order of first calls
-        self._counts: dict[str, int] = {}  # path → calls recorded
+        self._seen: dict[str, bool] = {}  # path → was it in compiled code
+        self._counts: dict[
+            str, int
+        ] = {}  # path, numbered in compiled code → calls recorded; in the order of first calls
+        self._numbered: set[str] = set()  # compiled modules that make several calls in a run
         self._entered = False
 
     def __enter__(self) -> Capture:
         if self._entered:
             raise RuntimeError("this watch was entered before, and its capture is made; call regard.watch(…) anew")
-        self._taps.__enter__()
-        self._entered = True
-        return self.capture
+        try:
+            self._taps.__enter__()
+            self._entered = True
+            return self.capture
+        except BaseException:
+            self._entered = False
+            self._taps.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
         if not self._entered:
             raise RuntimeError("this watch was never entered: write `with regard.watch(model) as seen:`")
-        self._taps.__exit__(kind, problem, where)
+        try:
+            self._taps.__exit__(kind, problem, where)
+        except BaseException:
+            self._taps.close()
+            raise
         self._runs.close()
-        named = name_unseen(self.model, self._taps, self._seen, self.capture.records, self.plan.layers)
+        named = name_unseen(
+            self.model, self._taps, self._seen, list(self._counts), self.capture.records, self.plan.layers
+        )
         self.capture.unseen.update(named)
         if kind is None:
             _warn_of_tokens(self.capture, self.plan)
@@ -126,23 +172,36 @@ class Watching:
             warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=3)
 
     def _record(self, sighting: Sighting) -> None:
-        with self._lock:
-            self._seen[sighting.path] = self._seen.get(sighting.path, False) or sighting.compiled
-            number = list(self._seen).index(sighting.path)
-        if not self.plan.layers.have(sighting.path, number):
-            self._link(sighting, 0, None)  # what carries on what, others want to know
+        path, order = sighting.path, sighting.order
+        place = path if order is None else f"{path}.{COMPILED_CALL}.{order}".removeprefix(".")
+        with _LOCK:
+            self._seen[path] = self._seen.get(path, False) or sighting.compiled
+            self._counts.setdefault(place, 0)
+            number = list(self._counts).index(place)
+            if order and path not in self._numbered:
+                self._number_calls(path)
+        if not (self.plan.layers.have(path, number) or self.plan.layers.have(place, number)):
+            self._link(sighting, place, 0, None)  # what carries on what, others want to know
             return
         record, weights, sight = _measured(sighting, self.plan)
-        with self._lock:
-            record.n = self._counts.get(record.path, 0)
-            record.link = self._link(sighting, record.n, record.view)
+        with _LOCK:
+            record.path = place if path in self._numbered else path
+            record.n = self._counts[place]
+            record.link = self._link(sighting, place, record.n, record.view)
             if record.view is not None:
-                self._counts[record.path] = record.n + 1
+                self._counts[place] = record.n + 1
             self.capture.records.append(record)
         if record.view is not None and weights is not None and "qk" in self.plan.keep:
-            record.view.weights = self._kept(record, weights, sight)
+            record.view.weights = self._kept(record, place, weights, sight)
 
-    def _link(self, sighting: Sighting, n: int, view: View | None) -> Link | None:
+    def _number_calls(self, path: str) -> None:
+        """A compiled module makes several calls: it is no longer its name that tells them apart."""
+        self._numbered.add(path)
+        for record in self.capture.records:
+            if record.path == path and record.compiled:
+                record.path = f"{path}.{COMPILED_CALL}.0".removeprefix(".")
+
+    def _link(self, sighting: Sighting, place: str, n: int, view: View | None) -> Link | None:
         """What a call carries on; None for one that could not be read."""
         call, made = sighting.call, sighting.weights if sighting.weights is not None else sighting.scores
         if call is None and made is None:
@@ -155,9 +214,9 @@ class Watching:
                 return view.place.offset
             return None if call is None else see(call, sighting.kind).offset
 
-        return self._runs.link(sighting.path, n, sizes, sighting.kind, marks, offset)
+        return self._runs.link(place, n, sizes, sighting.kind, marks, offset)
 
-    def _kept(self, record: Record, weights: Weights, sight: Sight | None) -> Weights:
+    def _kept(self, record: Record, place: str, weights: Weights, sight: Sight | None) -> Weights:
         device, link = self.plan.device, record.link
         if isinstance(weights, Given):
             scores = None if weights.scores is None else _moved(weights.scores, device)
@@ -166,7 +225,7 @@ class Watching:
         assert isinstance(weights, Remembered)
         assert link is not None
         assert sight is not None
-        return self._keeper.keep(record.path, weights.call, weights.lse, link, _rest_hidden(sight, link))
+        return self._keeper.keep(place, weights.call, weights.lse, link, _rest_hidden(sight, link))
 
 
 def _warn_of_split_heads(model: nn.Module) -> None:

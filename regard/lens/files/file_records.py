@@ -96,17 +96,21 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
 
 def _pack_link(link: Link) -> dict[str, Any]:
     rows = None if link.rows is None else list(link.rows)
-    return {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
+    packed = {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
+    return packed if link.returned is None else packed | {"returned": list(link.returned)}
 
 
 def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
-    kinds = {"after": int | None, "first": int, "known": int, "rows": list | None}
-    after, first, known, rows = fields(value, f"link of {where}", kinds)
+    kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
+    if isinstance(value, dict) and "returned" in value:  # only where it is known
+        kinds["returned"] = list
+    after, first, known, rows, *others = fields(value, f"link of {where}", kinds)
     there = after is None or 0 <= after < n
     moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
-    if not there or not moved or min(first, known) < 0:
+    ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
+    if not there or not moved or not ended or min(first, known) < 0:
         raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
-    return Link(after, first, known, None if rows is None else tuple(rows))
+    return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
 
 def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:

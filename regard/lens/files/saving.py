@@ -42,7 +42,11 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-OPTIONAL = {"layouts": dict, "photos": list}  # only where there are some: what has none is read by every regard
+OPTIONAL = {
+    "layouts": dict,
+    "photos": list,
+    "overview": bool,
+}  # only where there are some: what has none is read by every regard
 
 
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
@@ -81,6 +85,8 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
         "torch": str(torch.__version__),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if overview or any(record.view is not None and record.view.overview for record in records):
+        header["overview"] = True
     laid_out = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
     if laid_out:
         header["layouts"] = pack_layouts(laid_out, out)
@@ -139,6 +145,11 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
+    _check_links(capture)
+    if header.get("overview"):
+        for record in capture.records:
+            if record.view is not None:
+                record.view.overview = True
     if "layouts" in header:
         _lay_out(capture, unpack_layouts(header["layouts"], tensors))
     if "photos" in header:
@@ -146,6 +157,18 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
         _check_photos(capture)
     tensors.finish()
     return capture
+
+
+def _check_links(capture: Capture) -> None:
+    """Refuse calls that carry on batch rows that the call before does not have, or another number of sequences."""
+    for path in capture.names:
+        calls = [(r.link, r.view.sizes[0]) for r in capture.calls(path) if r.link is not None and r.view is not None]
+        for link, batch in calls:
+            before, size = calls[link.after] if link.after is not None and link.after < len(calls) else (link, batch)
+            counts = [None if one.returned is None else len(one.returned) for one in (before, link)]
+            rows = range(batch) if link.rows is None else link.rows
+            if max(rows, default=0) >= max(size, 1) or counts[0] != counts[1] or counts[0] == 0:
+                raise CaptureFileError(f"a call of {path!r} carries on batch rows that are not there: {FORGED}")
 
 
 def _lay_out(capture: Capture, layouts: Mapping[str, Any]) -> None:
@@ -193,7 +216,8 @@ def overview_of(view: View) -> View:
     short = max(view.sizes[2:]) <= LONGEST
     told = view.place if short else Told(offset=view.place.offset)
     tokens = view.tokens if short else Tokens()
-    return replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
+    slim = replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
+    return replace(slim, overview=True)
 
 
 def _overview_of_record(record: Record) -> Record:

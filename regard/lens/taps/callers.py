@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import CO_VARARGS
+from threading import get_ident
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.layers import ContextKeys
 from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
-from regard.op import attention
+from regard.op import BeamObserver, attention
 
 __all__ = [
     "Caller",
@@ -37,11 +38,26 @@ __all__ = [
     "original_path",
     "running",
     "runs_in",
+    "watched",
+    "without_frames",
 ]
 
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
 GENERATED = "<eval_with_key>"
 """Whose frames stand between a compiled module and the kernels it runs: these modules', and generated code's."""
+
+ENTRY = ("torch._dynamo.eval_frame", "compile_wrapper")
+"""The module and the function of torch that every run of compiled code goes through."""
+
+CALLS = "__regard_calls__"
+"""The variable, in the frame of one run of compiled code, that counts its calls: it is gone with the frame."""
+
+BACKWARD = {
+    ("torch.autograd.graph", "_engine_run_backward"),
+    ("torch.autograd.function", "BackwardCFunction.apply"),  # in a thread of the engine there is no more than this
+    ("torch.utils.checkpoint", "_checkpoint_hook.__init__.<locals>.unpack_hook"),
+}
+"""Whose frames, by module and function, are on the stack in a backward pass that runs the model's code."""
 
 CONTEXTS = (
     "key_value_states",
@@ -73,12 +89,14 @@ class Watch:
 
     model: nn.Module
     on_sighting: Callable[[Sighting], None]
+    on_beams: BeamObserver | None = None
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
     errors: list[tuple[str, Exception]] = field(default_factory=list)
     unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = field(default_factory=dict)  # did a product make its scores?
     chained: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)  # products used without a softmax
     storages: frozenset[int] = field(init=False)  # where the model's own numbers lie
+    thread: int = field(default_factory=get_ident)  # that it was entered in
 
     def __post_init__(self) -> None:
         self.modules = {id(module): (module, original_path(name)) for name, module in self.model.named_modules()}
@@ -101,6 +119,7 @@ class Caller:
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
     given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
+    calls: dict[Watch, int] | None = None  # that this run of compiled code has made so far, by whom they are told to
 
 
 _watches: tuple[Watch, ...] = ()
@@ -117,11 +136,15 @@ def join(watch: Watch) -> None:
     _watches = (*_watches, watch)
 
 
-def leave(watch: Watch) -> bool:
-    """Tell a watch no more. True if it was the last."""
+def leave(watch: Watch) -> None:
+    """Tell a watch no more."""
     global _watches
     _watches = tuple(w for w in _watches if w is not watch)
-    return not _watches
+
+
+def watched() -> tuple[Watch, ...]:
+    """Those that are told."""
+    return _watches
 
 
 # ------------------------------------------------------------------------------------------------------------- finding
@@ -136,13 +159,13 @@ def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()
     Nothing is told of a backward pass, where activation checkpointing runs the forward a second time, nor of stand-ins
     for tensors, nor while a CUDA graph is captured.
     """
-    if not active() or torch._C._current_graph_task_id() != -1 or _is_stand_in(x):
+    if not active() or _in_backward(frame) or _is_stand_in(x):
         return []
     try:
         callers = list(_found(frame, _watches, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
         for watch in _watches:
-            watch.errors.append(("", _without_frames(problem)))
+            watch.errors.append(("", without_frames(problem)))
         return []
     if callers and isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
         for caller in callers:
@@ -151,18 +174,50 @@ def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()
     return callers
 
 
+# Three questions that torch has no public answer to. Each has a slower one, where a torch does not have the function.
+
+
+def _in_backward(frame: FrameType | None) -> bool:
+    """Does this thread run a backward pass?"""
+    number = getattr(torch._C, "_current_graph_task_id", None)
+    if number is not None:
+        return bool(number() != -1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_qualname) in BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_stand_in(x: object) -> bool:
     """Does a tensor belong to a graph being traced, or wrap others that will come by here themselves?"""
     if not isinstance(x, Tensor):
         return False
-    wraps = torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
-    return wraps or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return _has_own_dispatch(x) or _is_wrapped(x)
+
+
+def _has_own_dispatch(x: Tensor) -> bool:
+    keys = getattr(torch._C, "_dispatch_keys", None)
+    if keys is not None:
+        return bool(keys(x).has(torch._C.DispatchKey.Python))
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _is_wrapped(x: Tensor) -> bool:
+    """Is it a stand-in of vmap, grad or another transform of torch.func?"""
+    asked = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
+    if asked is not None:
+        return bool(asked(x))
+    try:
+        return x.untyped_storage().data_ptr() == 0 and x.numel() > 0
+    except (NotImplementedError, RuntimeError):  # it has no memory of its own; nor has a sparse one
+        return True
 
 
 def _found(
     frame: FrameType | None, watches: tuple[Watch, ...], through: type[nn.Module] | tuple[()]
 ) -> Iterator[Caller]:
-    waiting, compiled, inside_op = list(watches), False, False
+    waiting, compiled, inside_op, entry = list(watches), False, False, None
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
@@ -171,9 +226,12 @@ def _found(
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
                 kind, given = _kind(frame, module, path), _given(frame)
-                yield Caller(watch, module, path, kind, compiled or scripted, inside_op, given)
+                calls = (entry or frame).f_locals.setdefault(CALLS, {}) if compiled or scripted else None
+                yield Caller(watch, module, path, kind, calls is not None, inside_op, given, calls)
         inside_op = inside_op or code is _OP
         name = str(frame.f_globals.get("__name__", ""))
+        if compiled and entry is None and (name, code.co_name) == ENTRY:
+            entry = frame
         compiled = compiled or name.startswith(COMPILERS) or code.co_filename.startswith(GENERATED)
         frame = frame.f_back
 
@@ -281,12 +339,22 @@ def _kind_by_name(path: str, kind: str) -> Kind:
 def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
     """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
     with measuring():
+        orders = [_count(caller) for caller in callers]
         seen = attempt(callers, make)
         if seen is None:
             return
-        for caller in callers:
-            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled)
+        for caller, order in zip(callers, orders, strict=True):
+            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
             attempt([caller], partial(caller.watch.on_sighting, told))
+
+
+def _count(caller: Caller) -> int | None:
+    """Which of the calls of a run of compiled code this is; None elsewhere."""
+    if caller.calls is None:
+        return None
+    order = caller.calls.get(caller.watch, 0)
+    caller.calls[caller.watch] = order + 1
+    return order
 
 
 def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
@@ -295,11 +363,11 @@ def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
         return do()
     except Exception as problem:
         for caller in callers:
-            caller.watch.errors.append((caller.path, _without_frames(problem)))
+            caller.watch.errors.append((caller.path, without_frames(problem)))
         return None
 
 
-def _without_frames(problem: Exception) -> Exception:
+def without_frames(problem: Exception) -> Exception:
     """An exception with its traceback as a note: the frames themselves would keep the call's tensors alive."""
     if problem.__traceback__ is not None:
         problem.add_note("".join(format_tb(problem.__traceback__)))

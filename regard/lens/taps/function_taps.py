@@ -54,16 +54,18 @@ def bind(model: nn.Module) -> None:
                 continue  # Hugging Face compiles flex_attention and keeps that: it must be the real one
             recorder = recorders.get(id(function)) or _recorder(function, inner, reader(function is not inner))
             recorders[id(function)] = recorder
-            _put(holder, name, staticmethod(recorder) if static else recorder)
-            _bound.append((holder, name, value, _entries(holder)[name]))
+            ours = staticmethod(recorder) if static else recorder
+            _bound.append((holder, name, value, ours))  # before, so that an interruption leaves nothing unknown
+            _put(holder, name, ours)
 
 
 def unbind() -> None:
     """Bind every name as it was, also names that were given to a recorder in the meantime, by an import perhaps."""
     while _bound:
-        holder, name, before, ours = _bound.pop()
+        holder, name, before, ours = _bound[-1]
         if _entries(holder).get(name) is ours:
             _put(holder, name, before)
+        _bound.pop()
     if _recorders:
         for holder, _ in _namespaces():
             for name, value in tuple(_entries(holder).items()):

@@ -13,19 +13,23 @@ Read `sightings.py` for what is reported, `callers.py` for whose call it is, the
 `fused_taps.py` (torch's kernels), `softmax_taps.py` (by hand), `function_taps.py` (FlexAttention, flash_attn).
 
 This file installs and removes. What is installed serves the whole process, once, however many models are watched: the
-first in installs, the last out removes.
+first in installs, the last out removes. An exception may come at any line, as Ctrl-C does: whatever is changed is noted
+before, every step of removing can be done twice, and a step that was interrupted is done again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from threading import RLock
+from functools import cached_property
+from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import nn
@@ -34,11 +38,11 @@ from torch.library import Library
 from regard.backends import sdpa
 from regard.backends.call import Call
 from regard.lens.taps import function_taps
-from regard.lens.taps.callers import Watch, deliver, find, join, leave
+from regard.lens.taps.callers import Watch, deliver, find, join, leave, watched, without_frames
 from regard.lens.taps.fused_taps import CPU_KERNELS, CUDA_KERNELS, FusedTap
 from regard.lens.taps.sightings import HERE, Lent, Sighting
-from regard.lens.taps.softmax_taps import ProductTap, SoftmaxTap, settle
-from regard.op import observe, unobserve
+from regard.lens.taps.softmax_taps import ProductTap, SoftmaxTap, forget_other_threads, settle
+from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
 from regard.untraced import untraced
 
 __all__ = ["Taps"]
@@ -49,6 +53,7 @@ class Taps:
 
     model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
     on_sighting: called with a `Sighting` after each attention call, in the thread that made it, under `measuring()`.
+    on_beams: told of beam searches of regard's own models, as `regard.op.observe_beams` says.
 
     errors: (path, exception) of what went wrong in reporting, which the model never notices.
 
@@ -59,16 +64,20 @@ class Taps:
     a second time before it was left.
     """
 
-    def __init__(self, model: nn.Module, on_sighting: Callable[[Sighting], None]) -> None:
+    _watch: Watch | None = None  # while they are installed
+    _finalizer: finalize[[Watch], Taps] | None = None
+
+    def __init__(
+        self, model: nn.Module, on_sighting: Callable[[Sighting], None], on_beams: BeamObserver | None = None
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
         if not callable(on_sighting):
             raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
-        self.model, self.on_sighting = model, on_sighting
+        self.model, self.on_sighting, self.on_beams = model, on_sighting, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
-        self._watch: Watch | None = None
 
     @property
     def unconfirmed(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -88,86 +97,125 @@ class Taps:
     def __enter__(self) -> Taps:
         if self._watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
-        watch = Watch(self.model, self.on_sighting, self.errors, self._unconfirmed, self._chained)
-        with _LOCK:
-            try:
+        try:
+            self._watch = Watch(
+                self.model,
+                self.on_sighting,
+                self.on_beams,
+                errors=self.errors,
+                unconfirmed=self._unconfirmed,
+                chained=self._chained,
+            )
+            # An interruption at the first instruction of __exit__ comes before anything that could catch it.
+            self._finalizer = finalize(self, _release, self._watch)
+            with _LOCK:
+                join(self._watch)
                 _install(self.model)
-                join(watch)
-            except BaseException:
-                if leave(watch):
-                    _remove()
-                raise
-        self._watch = watch
-        return self
+            return self
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
     ) -> None:
-        watch, self._watch = self._watch, None
-        if watch is None:
+        if self._watch is None:
             raise RuntimeError("these Taps are not installed: enter them first, by `with Taps(…)`, and leave them once")
+        self.close()
+
+    def close(self) -> None:
+        """Take the taps away, if they are there. If it is interrupted, it is done before the interruption goes on."""
+        try:
+            self._close()
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
         with _LOCK:
-            last = leave(watch)
-            settle(watch)
-            if last:
-                _remove()
+            if self._watch is not None:
+                _release(self._watch)
+                if self._finalizer is not None:
+                    self._finalizer.detach()
+                self._watch = None
 
 
 # ------------------------------------------------------------------------------------------------- install and remove
 
 _LOCK = RLock()
+_installed = False  # completely
 _library: Library | None = None  # our kernels over torch's, while there are any
-_fast_path = True  # what PyTorch's switch was before
+_fast_path: bool | None = None  # what PyTorch's switch was before, while it is ours
+_hush: warnings.catch_warnings[None] | None = None  # what keeps torch's warning from the user, while it does
 _warned = False  # did torch say that a kernel was covered?
 
 
+def _release(watch: Watch) -> None:
+    """End a watch, and what is installed with the last one."""
+    with _LOCK:
+        leave(watch)
+        settle(watch)
+        if not watched():
+            _remove()
+
+
 def _install(model: nn.Module) -> None:
-    global _library, _fast_path
-    if _library is None:
-        _library, _fast_path = _covering(), torch.backends.mha.get_fastpath_enabled()
+    global _installed, _fast_path
+    if not _installed:
+        _remove()  # what an interrupted attempt has left
+        HERE.quiet, HERE.inside, HERE.lent = 0, 0, None
+        _fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         observe(_on_op)
+        observe_beams(_on_beams)
+        _cover()
+        _installed = True
     # Inside a model compiled as a whole no function is called by name, and a name bound anew would compile it again.
     if "_orig_mod" not in model._modules and model._compiled_call_impl is None:
         function_taps.bind(model)
 
 
 def _remove() -> None:
-    global _library
+    """Bring everything back to what it was, as far as it is not. Can be done again from any point."""
+    global _installed, _library, _fast_path
+    _installed = False
     function_taps.unbind()
-    if _library is not None:
+    if _fast_path is not None:
         torch.backends.mha.set_fastpath_enabled(_fast_path)
+        _fast_path = None
+    with suppress(ValueError):  # where it does not observe
         unobserve(_on_op)
+    unobserve_beams(_on_beams)
+    if _library is not None:
         _library._destroy()  # type: ignore[no-untyped-call]
         _library = None
+    _warn_again()
 
 
-def _covering() -> Library:
-    """Taps over every kernel that this machine has."""
+def _cover() -> None:
+    """Lay taps over every kernel that this machine has."""
+    global _library, _hush, _warned
     taps = _taps()
-    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
-        with _without_the_warning():
-            for tap, key in taps:
-                untraced("a tap only looks on")(type(tap).__call__)  # a function left alone may call a kernel
-                library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)  # type: ignore
-    except BaseException:
-        library._destroy()  # type: ignore[no-untyped-call]
-        raise
-    return library
-
-
-@contextmanager
-def _without_the_warning() -> Iterator[None]:
-    """Torch warns once per process that a kernel was covered. The user's filters are touched that once, not again."""
-    global _warned
-    if _warned and not torch.is_warn_always_enabled():
-        yield
-        return
-    with warnings.catch_warnings():
+    _library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    if not _warned or torch.is_warn_always_enabled():
+        # Torch warns once per process that a kernel was covered. The user's filters are touched that once, not again.
+        _hush = warnings.catch_warnings()
+        _hush.__enter__()
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
-        yield
+    for tap, key in taps:
+        untraced("a tap only looks on")(type(tap).__call__)  # a function left alone may call a kernel
+        _library.impl(tap.name, tap, key, with_keyset=True, allow_override=True)  # type: ignore
     _warned = True
+    _warn_again()
+
+
+def _warn_again() -> None:
+    """Give the user's filters back, if they are not."""
+    global _hush
+    if _hush is not None:
+        with suppress(RuntimeError, AttributeError):  # where it was interrupted before it had changed them
+            _hush.__exit__(None, None, None)
+        _hush = None
 
 
 def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:
@@ -180,6 +228,41 @@ def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:
     return taps
 
 
+# ----------------------------------------------------------------------------------------------------------------- fork
+
+
+def _after_fork_in_child() -> None:
+    """The child has one thread: watches that others entered are over in it, and no lock that they held is."""
+    global _LOCK
+    _LOCK = RLock()
+    if watched():
+        forget_other_threads()
+        _free_cached_properties()
+    for watch in watched():
+        if watch.thread != get_ident():
+            leave(watch)
+    if not watched():
+        _remove()
+
+
+def _free_cached_properties() -> None:
+    """Until Python 3.12 a cached_property has one lock for all objects, held while it computes, as measuring does."""
+    ours = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] == "regard"]
+    for holder in {value for module in ours for value in tuple(vars(module).values()) if isinstance(value, type)}:
+        for value in vars(holder).values():
+            if isinstance(value, cached_property) and hasattr(value, "lock"):
+                value.lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Nobody installs or removes while the process forks, so that the child finds all of it or nothing.
+    os.register_at_fork(
+        before=lambda: _LOCK.acquire(),
+        after_in_parent=lambda: _LOCK.release(),
+        after_in_child=_after_fork_in_child,
+    )
+
+
 # --------------------------------------------------------------------------------------------------- our own operation
 
 
@@ -190,6 +273,16 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
     callers = find(frame, call.q)
     if callers and not HERE.inside:
         deliver(callers, lambda: _sighting(call.in_torch(), backend, output, lent))
+
+
+def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
+    """Told by `regard.op` of each beam search."""
+    for watch in watched():
+        if watch.on_beams is not None:
+            try:
+                watch.on_beams(rows, passes)
+            except Exception as problem:  # whatever is wrong with us, the model must run
+                watch.errors.append(("", without_frames(problem)))
 
 
 def _sighting(call: Call, backend: str, output: Any, lent: Lent | None) -> Sighting:

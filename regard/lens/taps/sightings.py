@@ -48,6 +48,7 @@ class Sighting:
       need not sum to 1, and some may be negative. `scores` are those before the change, and say what was hidden.
     marks: of a plain softmax, (B, Nk) a number per key by which it is known again in a later call; None where unknown.
     compiled: seen inside compiled code, of which only the module that was compiled is known: `path` is that one.
+    order: inside compiled code, which of the calls of one run of that code it is, from 0; else None.
     trouble: why the call could not be read, in words; None where all is well.
     """
 
@@ -63,6 +64,7 @@ class Sighting:
     marks: Tensor | None = None
     edited: bool = False
     compiled: bool = False
+    order: int | None = None
     trouble: str | None = None
 
 

@@ -47,7 +47,7 @@ from regard.lens.taps.applied_weights import (
 from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running, runs_in
 from regard.lens.taps.sightings import HERE, Sighting, measuring
 
-__all__ = ["ProductTap", "SoftmaxTap", "settle"]
+__all__ = ["ProductTap", "SoftmaxTap", "forget_other_threads", "settle"]
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
@@ -141,7 +141,7 @@ class _Use:
 
 
 _HERE = _Thread()
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # the end of a watch may come while it is held, where an object is let go
 _pending: dict[int, list[_Candidate]] = {}  # by thread, so that the end of a watch can drop what is left in any
 
 
@@ -202,6 +202,14 @@ def settle(watch: Watch) -> None:
                 del _pending[thread]
     for candidate in dropped:
         _drop(candidate)
+
+
+def forget_other_threads() -> None:
+    """In a forked process, which has but this one thread."""
+    global _LOCK
+    _LOCK = threading.RLock()
+    for thread in _pending.keys() - {threading.get_ident()}:
+        del _pending[thread]
 
 
 # ------------------------------------------------------------------------------------------------ remember and confirm

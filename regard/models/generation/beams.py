@@ -21,6 +21,7 @@ from torch import Tensor
 
 from regard.models.generation.choosing import Choice, Filters, check_whole
 from regard.models.generation.decoder import Decoder, S
+from regard.op import tell_beams
 
 __all__ = ["Beams", "Hypotheses", "beam_search"]
 
@@ -62,13 +63,15 @@ class Hypotheses:
     lengths: Tensor  # (B, K)
     scores: Tensor  # (B, K)
     there: Tensor  # (B, K) is it a sequence, or does it hold a place?
+    rows: Tensor  # (B, K, T) the batch row of the pass that gave each token; −1 after the end
 
     @classmethod
     def none(cls, batch: int, width: int, room: int, pad: int, device: torch.device) -> Hypotheses:
         """No hypothesis yet."""
         tokens = torch.full((batch, width, room), pad, dtype=torch.long, device=device)
         lengths = torch.zeros(batch, width, dtype=torch.long, device=device)
-        return cls(tokens, lengths, torch.full_like(lengths, NONE, dtype=torch.float), lengths.bool())
+        none = torch.full_like(lengths, NONE, dtype=torch.float)
+        return cls(tokens, lengths, none, lengths.bool(), torch.full_like(tokens, -1))
 
     def best(self, other: Hypotheses) -> Hypotheses:
         """The best K of these and the other's."""
@@ -76,7 +79,8 @@ class Hypotheses:
         scores, places = scores.topk(self.scores.shape[1])  # (B, K)
         tokens = _taken(torch.cat([self.tokens, other.tokens], 1), places)
         lengths = torch.cat([self.lengths, other.lengths], 1).gather(1, places)
-        return Hypotheses(tokens, lengths, scores, torch.cat([self.there, other.there], 1).gather(1, places))
+        there = torch.cat([self.there, other.there], 1).gather(1, places)
+        return Hypotheses(tokens, lengths, scores, there, _taken(torch.cat([self.rows, other.rows], 1), places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +91,7 @@ class Candidates:
     scores: Tensor  # (B, C) summed log probabilities
     parents: Tensor  # (B, C) the beam continued
     ends: Tensor  # (B, C)
+    rows: Tensor  # (B, C, T) as of Hypotheses
 
     def ended(self, beams: Beams, made: int, full: Tensor, hopeful: Tensor) -> Hypotheses:
         """Those that end here, of the first K, in rows that are not full (B, 1) and still hopeful (B, 1)."""
@@ -95,13 +100,13 @@ class Candidates:
         scores = self.scores / float(made**beams.length_penalty)
         for barred in (full, ~hopeful, ~ends):
             scores = scores + barred.float() * NONE
-        return Hypotheses(self.tokens, torch.full_like(self.parents, made), scores, ends)
+        return Hypotheses(self.tokens, torch.full_like(self.parents, made), scores, ends, self.rows)
 
     def running(self, width: int) -> Candidates:
         """The best K of those that do not end."""
         scores, places = (self.scores + self.ends.float() * NONE).topk(width)  # (B, K)
         parents, ends = self.parents.gather(1, places), self.ends.gather(1, places)
-        return Candidates(_taken(self.tokens, places), scores, parents, ends)
+        return Candidates(_taken(self.tokens, places), scores, parents, ends, _taken(self.rows, places))
 
 
 def beam_search(
@@ -144,6 +149,7 @@ def beam_search(
             break
         state.keep((live.parents + width * torch.arange(batch, device=device)[:, None]).flatten())
         logits = decoder.step(state, live.tokens[:, :, made - 1].flatten())
+    tell_beams(ended.rows[:, : beams.returned].flatten(0, 1), made)
     return ended
 
 
@@ -151,7 +157,7 @@ def _first(empty: Hypotheses) -> Candidates:
     """K equal beams, of which only the first counts: else the first step would find each token K times."""
     scores = torch.full_like(empty.scores, NONE)
     scores[:, 0] = 0
-    return Candidates(empty.tokens, scores, torch.zeros_like(empty.lengths), empty.there)
+    return Candidates(empty.tokens, scores, torch.zeros_like(empty.lengths), empty.there, empty.rows)
 
 
 def _scored(logits: Tensor, filters: Filters, prompt: Tensor, live: Candidates, made: int) -> Tensor:
@@ -171,8 +177,11 @@ def _candidates(scores: Tensor, live: Candidates, eos: Tensor, made: int) -> Can
     parents, chosen = places // vocab, places % vocab
     tokens = _taken(live.tokens, parents)  # (B, C, T)
     tokens[:, :, made - 1] = chosen
+    rows = _taken(live.rows, parents)
+    each = torch.arange(len(rows), device=rows.device)[:, None]
+    rows[:, :, made - 1] = each if made == 1 else each * width + parents  # the prompt is read once for all beams
     ends = torch.isin(chosen, eos)
-    return Candidates(tokens, best, parents, ends if made < room else torch.ones_like(ends))
+    return Candidates(tokens, best, parents, ends if made < room else torch.ones_like(ends), rows)
 
 
 def _can_improve(scores: Tensor, ended: Hypotheses, beams: Beams, made: int, room: int) -> Tensor:
