@@ -62,8 +62,8 @@ def watch(
 
     model: any nn.Module. Seen are torch's SDPA, FlexAttention, nn.MultiheadAttention, flash_attn, regard's own
         operation, and softmaxes written out by hand, also in torch.compile'd code as far as it calls kernels; what was
-        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`. Inside compiled code
-        modules are not known: where it makes several calls, they are numbered in the order of one run, as
+        not seen is named in `capture.unseen`, what was edited after its softmax in `capture.edited`. Inside compiled
+        code modules are not known: where it makes several calls, they are numbered in the order of one run, as
         "compiled_call.0" or "layers.3.compiled_call.1".
     layers: which modules: path patterns such as "*.3.*", or numbers in the order of first calls; default all.
     measures: names as for `look`, and "patterns"; default those of `look` with "patterns".
