@@ -74,7 +74,7 @@ def check_backends(device: str) -> str:
     ran = 0
     for backend in ("tiled", "sdpa", "sparse"):
         for case in cases:
-            for dtype in (torch.bfloat16, torch.float32):
+            for dtype in (torch.bfloat16, torch.float32) if backend != "sparse" else (torch.bfloat16,):
                 q, k, v, extra = case.build(dtype, device)
                 if any(name == backend and can for name, can, _ in regard.backends.explain(q, k, v, **extra).rows):
                     conform(partial(regard.attention, backend=backend), case, dtype, device)
@@ -108,12 +108,7 @@ def check_sparse_kernels(device: str) -> str:
     from regard.backends.call import prepare
     from regard.testing import assert_rule
 
-    documents = torch.arange(1100).expand(2, 1100) // 300
-    all_masks = [
-        masks.window(128, 0),
-        masks.documents(documents) & masks.causal(),
-        masks.window(64, 64) | masks.globals([0]),
-    ]
+    all_masks = [masks.window(128, 0), masks.window(64, 64) | masks.globals([0])]
     for mask in all_masks:
         for dtype in (torch.bfloat16, torch.float32) if mask is all_masks[0] else (torch.bfloat16,):
             q, k, v, up = (torch.randn(2, 4, 1100, 64, device=device, dtype=dtype) for _ in range(4))
@@ -142,25 +137,28 @@ def check_lens(device: str) -> str:
     from regard.lens.measuring.measures import NAMES
 
     padding = masks.padding(torch.tensor([517, 300]))
-    all_masks = [None, masks.causal(), masks.window(40, 0), padding & masks.causal()]
-    ran = 0
-    for dtype, width in ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)):
-        for mask in all_masks:
-            for size in (1.0, 1e3, 1e6):
-                q, k, v = (torch.randn(2, 3, 517, width, device=device, dtype=dtype) for _ in range(3))
-                view = regard.look(q * size, k, v, mask=mask, measures=NAMES, top=5)
-                assert device == "cpu" or view.engine == "triton"
-                found = {name: x.cpu() for name, x in view.held.items()}
-                q, k, v = ((q * size).cpu(), k.cpu(), v.cpu())
-                same = prepare(q, k, v, mask=mask)
-                truth = measures_of(prepare(q.double(), k.double(), v.double(), mask=mask), 64)
-                large = size > 1  # then lse is exact, and no allowance is made for its rounding
-                baseline = measures_of(same, 64) if large else measures_from_lse(same, 64, backwards=False)
-                what, step = f"{mask!r}, {dtype}, D {width}, logits × {size:g}", 1.0 if large else None
-                assert_measures(found, baseline, truth, what, step)
-                assert_top(found, baseline, truth, what, step)
-                ran += 1
-    return f"{ran} views"
+    kinds = [
+        (torch.bfloat16, 64, None),
+        (torch.bfloat16, 64, padding & masks.causal()),
+        (torch.bfloat16, 128, masks.causal()),
+        (torch.float32, 64, masks.window(40, 0)),
+    ]
+    for dtype, width, mask in kinds:
+        for size in (1.0, 1e3, 1e6):
+            q, k, v = (torch.randn(2, 3, 517, width, device=device, dtype=dtype) for _ in range(3))
+            q = q * size
+            view = regard.look(q, k, v, mask=mask, measures=NAMES, top=5)
+            assert device == "cpu" or view.engine == "triton"
+            found = {name: x.cpu() for name, x in view.held.items()}
+            q, k, v = q.cpu(), k.cpu(), v.cpu()
+            same = prepare(q, k, v, mask=mask)
+            truth = measures_of(prepare(q.double(), k.double(), v.double(), mask=mask), 64)
+            large = size > 1  # then lse is exact, and no allowance is made for its rounding
+            baseline = measures_of(same, 64) if large else measures_from_lse(same, 64, backwards=False)
+            what, step = f"{mask!r}, {dtype}, D {width}, logits × {size:g}", 1.0 if large else None
+            assert_measures(found, baseline, truth, what, step)
+            assert_top(found, baseline, truth, what, step)
+    return f"{3 * len(kinds)} views"
 
 
 def tiny_models() -> dict[str, tuple[str, Any]]:
