@@ -28,7 +28,7 @@ def record(
     random = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(batch, heads, m, D, generator=random) for m in (nq, nk))
     view = look(q, k, k, mask=mask, measures=NAMES, **options)
-    view.held |= {f"pattern {name}": scores for name, scores in view.score_patterns().items()}
+    view.held |= {f"pattern {name}": scores for name, scores in view.score_patterns().scores.items()}
     view.weights = None
     return Record(path, n, "self", "sdpa", "flash", view=view, facts=read(prepare(q, k, k, mask=mask)))
 

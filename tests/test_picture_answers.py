@@ -25,6 +25,7 @@ from regard.explorer.bundling import bundle
 from regard.explorer.carrying import carried
 from regard.explorer.exporting import modules
 from regard.explorer.packing import unpacked
+from regard.explorer.picture_answers import layouts_of
 from regard.explorer.picture_reading import look_at_picture
 from regard.explorer.sessions import Session, open_file, session_of
 from regard.explorer.shown_pictures import show_picture
@@ -261,7 +262,7 @@ def test_grid_is_a_hundredth_of_its_boxes(windowed):
     )
     toy = Session("toy", windowed.capture, ())
     toy.__dict__["layers"] = (seen,)
-    assert len(json.dumps(answers.overview(toy)["layouts"])) < 1300
+    assert len(json.dumps(layouts_of(toy)[0])) < 1300
 
 
 def test_text_has_neither_pictures_nor_layouts(session):

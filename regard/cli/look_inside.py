@@ -132,7 +132,7 @@ def add(app: typer.Typer, lang: Lang) -> None:
                 metavar="NAME",
                 help=say(
                     "Of the heads: entropy, effective (keys, 1/Σw²), received_max, or a pattern such as first.",
-                    "헤드의 값: entropy, effective(유효 키 수, 1/Σw²), received_max, 패턴(first 등).",
+                    "헤드의 값: entropy, effective(1/Σw²), received_max, 패턴.",
                 ),
             ),
         ] = None,

@@ -148,8 +148,8 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
     >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> with regard.watch(model) as seen:
     ...     _ = model(torch.zeros(1, 3, 8))
-    >>> head(Session("toy", seen, ("a", "b", "c")), 0, 1)["sentence"][:45]
-    'Head 1 of layer 0 spreads about evenly over a'
+    >>> head(Session("toy", seen, ("a", "b", "c")), 0, 1)["sentence"][:38]
+    'Head 1 of layer 0 spreads about evenly'
 
     Raises IndexError for a layer or head that is not there, LookupError where neither a map nor q and k were kept.
     """
