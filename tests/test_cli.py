@@ -512,22 +512,17 @@ def test_folder_is_not_read(fail, kind):
     assert f"cannot read 'a{kind}': " in fail("steps", "--input", f"a{kind}")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [(".npz", "is not a whole .npz file"), (".npy", "cannot read"), (".safetensors", "is not a safetensors file")],
-)
+@pytest.mark.parametrize("kind", [".npz", ".npy", ".safetensors"])
 @pytest.mark.parametrize("content", [b"", b"hello, this is no array", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
-def test_file_that_is_no_array_is_refused(fail, kind, message, content):
+def test_file_that_is_no_array_is_refused(fail, kind, content):
     Path(f"a{kind}").write_bytes(content)
-    said = fail("steps", "--input", f"a{kind}")
-    assert message in said
-    assert f"'a{kind}'" in said
+    assert f"'a{kind}' cannot be read as {kind}: " in fail("steps", "--input", f"a{kind}")
 
 
 def test_npy_that_claims_more_than_it_holds_is_refused(fail):
     np.save("a.npy", np.zeros((100, 7)))
     Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:500])
-    assert "cannot read 'a.npy': mmap length is greater than file size" in fail("steps", "--input", "a.npy")
+    assert "5,600 bytes of shape (100, 7), and 372 are there" in fail("steps", "--input", "a.npy")
 
 
 @pytest.mark.parametrize("kind", [".npz", ".npy"])
@@ -541,7 +536,7 @@ def test_pickled_objects_are_never_loaded(fail, kind):
         np.savez("a.npz", q=array, k=array, v=array)
     else:
         np.save("a.npy", array)
-    assert f"cannot read 'a{kind}': " in fail("steps", "--input", f"a{kind}")
+    assert f"'a{kind}' cannot be read as {kind}: " in fail("steps", "--input", f"a{kind}")
     assert not Path("sprung").exists()
 
 
@@ -1121,7 +1116,7 @@ def test_look_doctor_and_diff_speak_korean(run):
         (["look"], "there is no text: give one, '-' for standard input, or --file"),
         (["look", "missing.npz"], "there is no file 'missing.npz'; look takes a text, q, k and v in .npz, .npy, "),
         (["look", "folder"], "cannot read 'folder': it is a folder, a device or a pipe"),
-        (["look", "folder.npz"], "cannot read 'folder.npz': Is a directory"),
+        (["look", "folder.npz"], "cannot read 'folder.npz': it is a folder"),
         (["look", "text.txt"], "a capture was saved to; if it is a text: --file text.txt"),
         (["look", "x.npz"], "'x.npz' holds 'x', 'w_q', 'w_k', 'w_v'; expected q, k, v"),
         (["look", "many.npz"], "holds 'a0', 'a1', 'a2', 'a3', 'a4', 'a5', 'a6', 'a7' and 3 more; expected q, k, v"),

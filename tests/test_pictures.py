@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from regard.models.images.pictures import FORMATS, MOST_PIXELS, Picture, glance, open_picture
+from regard.models.images.pictures import FORMATS, MOST_PIXELS, MOST_SIDE, Picture, glance, open_picture
 
 WHITE = (255, 255, 255)
 
@@ -482,24 +482,25 @@ def undecodable(monkeypatch):
 @pytest.mark.usefixtures("undecodable")
 def test_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
     """More than ours, less than Pillow's own bound, which it warns of; and more than both."""
-    said = f"the data is 11000 high and 13000 wide, more than {MOST_PIXELS:,} pixels: make it smaller"
+    said = f"the data is 11000 high and 13000 wide, and at most {MOST_PIXELS:,} pixels, {MOST_SIDE:,} on a side"
     with pytest.raises(ValueError, match=said):
         open_picture(png(13000, 11000, 8, 2))
     with pytest.raises(ValueError, match=r"the data has too many pixels \(Image size \(600000000 pixels\)"):
         open_picture(png(20000, 30000, 8, 2))
 
 
-def test_picture_that_pillow_only_warns_of_is_read_without_the_warning():
-    """99 million pixels of one bit: cut off, so that nothing needs to be decoded to see that it went past the bound."""
+def test_picture_that_pillow_only_warns_of_is_read_without_the_warning(monkeypatch):
+    """Cut off, so that nothing needs to be decoded to see that it went past the bound."""
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10_000_000)
     with pytest.raises(ValueError, match="the data cannot be decoded"):
-        open_picture(png(9000, 11000, 1, 0))
+        open_picture(png(3000, 5000, 1, 0))
 
 
 def test_large_page_of_a_small_tiff_is_refused(monkeypatch):
-    monkeypatch.setattr("regard.models.images.pictures.MOST_PIXELS", 20)
+    monkeypatch.setattr("regard.models.images.pictures.MOST_BYTES", 20 * 8)
     pages = bytes_of(Image.new("L", (5, 3)), "TIFF", save_all=True, append_images=[Image.new("L", (7, 3))])
     assert open_picture(pages, frame=0).size == (3, 5)
-    with pytest.raises(ValueError, match="3 high and 7 wide, more than 20 pixels"):
+    with pytest.raises(ValueError, match="3 high and 7 wide, and at most 20 pixels"):
         open_picture(pages, frame=1)
 
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
 from regard.rules import four_axes
-from regard.untraced import has_numbers
+from regard.untraced import check_dense, has_numbers
 
 __all__ = [
     "Call",
@@ -112,6 +112,9 @@ def prepare(
         raise ValueError(f"softcap must be above 0, got {softcap}; None means no cap")
     if dropout != 0.0 and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    for name, given in (("mask", mask), ("bias", bias), ("sinks", sinks)):
+        if isinstance(given, Tensor):
+            check_dense(name, given, numbers=numpy or not q.is_meta)
     weights = (*q.shape[:-1], k.shape[-2])
     mask, bias = as_mask(mask, weights), as_bias(bias, weights)
     if sinks is not None:
@@ -205,6 +208,8 @@ def rows_together(x: Tensor) -> Tensor:
 def _check_kind(*arrays: Any) -> bool:
     """True for NumPy arrays, False for torch tensors; anything else, or both at once, is an error."""
     if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
+        for name, x in zip("qkv", arrays, strict=False):
+            check_dense(name, x, numbers=False)  # shapes alone may be asked for
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
         if any(isinstance(x, np.ma.MaskedArray) for x in arrays):

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.parsing import read_json
+
 __all__ = ["Settings"]
 
 MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
@@ -65,10 +67,7 @@ class Settings:
             raise FileNotFoundError(f"{path} is a link to nothing; download it again")
         if not path.is_file():
             raise FileNotFoundError(f"{directory} holds no config.json, so no model: it holds {_contents(directory)}")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
-            raise ValueError(f"{path} is not JSON: {error}") from None
+        values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of settings")
         return cls(values, str(path))

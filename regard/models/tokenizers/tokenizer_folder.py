@@ -9,16 +9,17 @@ It does not know how any kind cuts text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.parsing import read_json
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-__all__ = ["INSTALL", "ROLES", "Folder", "read_json", "rust_library", "text_of"]
+__all__ = ["INSTALL", "ROLES", "Folder", "read_object", "rust_library", "text_of"]
 
 INSTALL = "pip install 'regard[models]'"
 SWITCHES = ("lstrip", "normalized", "rstrip", "single_word", "special")
@@ -40,14 +41,11 @@ def rust_library() -> Any:
     return tokenizers
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file, {} where there is none; ValueError where it is broken or not an object."""
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise ValueError(f"{path} is not readable as JSON: {problem}") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, and holds a {type(value).__name__}")
     return value
@@ -74,7 +72,7 @@ class Folder:
 
         Raises ValueError where a file is broken or a token in it is not one.
         """
-        config, model = read_json(path / "tokenizer_config.json"), read_json(path / "config.json")
+        config, model = read_object(path / "tokenizer_config.json"), read_object(path / "config.json")
         values = {key: _tokens_in(path, key, value) for key, value in config.items() if key != "added_tokens_decoder"}
         if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
             values["extra_special_tokens"] = values.pop("additional_special_tokens")
@@ -82,7 +80,7 @@ class Folder:
         if "added_tokens_decoder" in config:
             added = _added(path / "tokenizer_config.json", config["added_tokens_decoder"])
         else:
-            for key, value in read_json(path / "special_tokens_map.json").items():
+            for key, value in read_object(path / "special_tokens_map.json").items():
                 values[key] = _tokens_in(path, key, value)
             _check_tokens(path, values)
             added = _old_added(path, values) | dict(vocabulary_added)
@@ -184,7 +182,7 @@ def _added(path: Path, table: object) -> dict[int, AddedToken]:
 
 def _old_added(path: Path, values: Mapping[str, Any]) -> dict[int, AddedToken]:
     """added_tokens.json, text → id, which does not say what is special: the tokens with a role are."""
-    table = read_json(path / "added_tokens.json")
+    table = read_object(path / "added_tokens.json")
     special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
     special |= {text_of(token) for token in values.get("extra_special_tokens") or []}
     if not all(isinstance(number, int) for number in table.values()):
