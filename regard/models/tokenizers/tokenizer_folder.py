@@ -88,21 +88,21 @@ class Folder:
             raise ValueError(f"{path / 'tokenizer_config.json'} asks for fix_mistral_regex, which is not supported")
         class_name = config.get("tokenizer_class") or model.get("tokenizer_class")
         if class_name is not None and not isinstance(class_name, str):
-            raise ValueError(f"tokenizer_class of {path} must be the name of a class, got {class_name!r}")
+            raise ValueError(f"tokenizer_class of {path} must be the name of a class, got {class_name!r:.80}")
         return cls(path, values, added, class_name and class_name.removesuffix("Fast"), model.get("model_type"))
 
     def switch(self, name: str, default: bool | None) -> bool | None:
         """A setting that is true, false or null; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value is not None and not isinstance(value, bool):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r}")
+            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r:.80}")
         return value
 
     def side(self, name: str, default: str) -> str:
         """`padding_side` or `truncation_side`: "left" or "right"; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value not in ("left", "right"):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r}")
+            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r:.80}")
         return str(value)
 
     def named(self, defaults: Mapping[str, str | None]) -> dict[str, AddedToken | str]:
@@ -146,11 +146,11 @@ def _check_tokens(path: Path, values: Mapping[str, Any]) -> None:
     for key in ("extra_special_tokens", "additional_special_tokens"):
         group = values.get(key) or []
         if not isinstance(group, (list, dict)):
-            raise ValueError(f"{key} of {path} must be a list or an object of tokens, got {group!r}")
+            raise ValueError(f"{key} of {path} must be a list or an object of tokens, got {group!r:.80}")
         named |= group if isinstance(group, dict) else {f"{key}[{n}]": value for n, value in enumerate(group)}
     for key, value in named.items():
         if value is not None and not isinstance(value, str) and not hasattr(value, "content"):
-            raise ValueError(f"{key} of {path} must be text or a token, got {value!r}")
+            raise ValueError(f"{key} of {path} must be text or a token, got {value!r:.80}")
 
 
 def _tokens_in(path: Path, key: str, value: Any) -> Any:
@@ -164,12 +164,12 @@ def _tokens_in(path: Path, key: str, value: Any) -> Any:
 
 def _token(path: Path, value: object, special: bool | None = None) -> AddedToken:
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise ValueError(f"{path}: a token must be an object with its text as content, got {value!r}")
+        raise ValueError(f"{path}: a token must be an object with its text as content, got {value!r:.80}")
     flags = {key: flag for key, flag in value.items() if key not in ("__type", "content", "id")}
     if special is not None:
         flags["special"] = special
     if not all(key in SWITCHES and isinstance(flag, bool) for key, flag in flags.items()):
-        raise ValueError(f"{path}: of the token {value!r}, only the switches {', '.join(SWITCHES)} are known")
+        raise ValueError(f"{path}: of the token {value!r:.80}, only the switches {', '.join(SWITCHES)} are known")
     token: AddedToken = rust_library().AddedToken(value["content"], **flags)
     return token
 

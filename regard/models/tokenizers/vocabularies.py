@@ -136,7 +136,7 @@ def sentinels(folder: Folder) -> list[str]:
     """T5's <extra_id_0>, <extra_id_1> …, as many as the settings say."""
     count = folder.values.get("extra_ids", 100)
     if not isinstance(count, int) or not 0 <= count <= 10_000:
-        raise ValueError(f"extra_ids in {folder.path / 'tokenizer_config.json'} must be 0 to 10000, got {count!r}")
+        raise ValueError(f"extra_ids in {folder.path / 'tokenizer_config.json'} must be 0 to 10000, got {count!r:.80}")
     return [f"<extra_id_{n}>" for n in range(count)]
 
 
