@@ -15,6 +15,7 @@ __all__ = ["MOST_JSON", "check_file", "parsing", "read_bounded", "read_json", "r
 MOST_JSON = 2**26
 """Bytes of a JSON file, 64 MiB: the largest tokenizers have 35 MB, every other file a few kilobytes."""
 
+CHUNK = 2**20  # bytes
 LONGEST = 300  # characters of a parser's own message; Rust quotes whole files
 
 
@@ -91,23 +92,37 @@ def check_file(path: Path) -> None:
 
 def read_stream(file: IO[bytes], most: int, where: str) -> bytes:
     """What is left of an open file. Raises ValueError for more than `most` bytes, once it has read that many."""
-    data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"{where} holds more than {most:,} bytes, which is the most that is read")
-    return data
+    parts: list[bytes] = []
+    while part := file.read(CHUNK):  # which takes as much memory as it is asked for
+        parts.append(part)
+        if len(parts) * CHUNK > most and sum(map(len, parts)) > most:
+            raise ValueError(f"{where} holds more than {most:,} bytes, which is the most that is read")
+    return b"".join(parts)
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file in UTF-8. Raises ValueError for anything else, and for more than MOST_JSON bytes.
+    """The value of a JSON file in UTF-8.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "config.json").write_text('{"n_head": 12}')
     ...     read_json(Path(folder, "config.json"))
     {'n_head': 12}
+
+    Raises ValueError for anything else, for a key that has two different values, and for more than MOST_JSON bytes.
     """
     data = read_bounded(path, MOST_JSON)
     try:
-        return json.loads(data.decode())
+        return json.loads(data.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
         raise ValueError(f"{os.fspath(path)} is not JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a key with two values nobody can tell which one is meant."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        for key, one in pairs:
+            if one != value[key]:
+                raise ValueError(f"the key {key!r:.80} has two values, {one!r:.80} and {value[key]!r:.80}")
+    return value

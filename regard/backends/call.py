@@ -282,7 +282,7 @@ def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
     heads = q.shape[-3] if q.ndim >= 4 else 1
     if not isinstance(sinks, np.ndarray if numpy else Tensor):
         raise TypeError(f"sinks must be {'a NumPy array' if numpy else 'a torch tensor'} like q, got {_kind(sinks)}")
-    if not numpy:
+    if isinstance(sinks, Tensor):
         check_dense("sinks", sinks, numbers=False)
     dtype: Any = sinks.dtype
     if not (dtype.kind == "f" if numpy else dtype.is_floating_point):

@@ -23,7 +23,22 @@ import numpy as np
 Rule = Literal["any", "same", "refused"]
 NUMBERS = [0, -1, 1, 2, 3, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**63, 10**18, 10**400, 0.5, -0.5, 1e308, 1e-320]
 NUMBERS += [float("nan"), float("inf"), -float("inf")]
-WORDS = ["", " ", "\0", "a", "[SEP]", "<s>", "F16", "I64", "../../etc/passwd", "고양이", "\ud800", "x" * 70_000, "{}", "%s"]
+WORDS = [
+    "",
+    " ",
+    "\0",
+    "a",
+    "[SEP]",
+    "<s>",
+    "F16",
+    "I64",
+    "../../etc/passwd",
+    "고양이",
+    "\ud800",
+    "x" * 70_000,
+    "{}",
+    "%s",
+]
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 DTYPES |= {"I8": "i1", "U8": "u1", "BOOL": "?"}
 
@@ -157,7 +172,7 @@ def reformat_json(text: str, random: Random) -> str:
     return json.dumps(value, indent=random.choice([None, 1, "\t"]), ensure_ascii=random.random() < 0.5) + "\n" * 3
 
 
-# ------------------------------------------------------------------------------------------------- safetensors, captures
+# ------------------------------------------------------------------------------------------------ safetensors, captures
 
 
 def split_tensors(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -261,7 +276,7 @@ def _forge_numbers(entries: dict[str, Any], body: bytearray, random: Random) -> 
     return bytes(body), f"sealed, {name} is {filler}"
 
 
-# ----------------------------------------------------------------------------------------------------------------- NumPy
+# ---------------------------------------------------------------------------------------------------------------- NumPy
 
 
 def damage_npy(data: bytes, random: Random) -> tuple[bytes, str]:
@@ -269,14 +284,39 @@ def damage_npy(data: bytes, random: Random) -> tuple[bytes, str]:
     if random.random() < 0.4:
         return damage_bytes(data, random)
     size = int.from_bytes(data[8:10], "little")
-    kinds = ["'<f8'", "'<f4'", "'|O'", "'<U9'", "'>f4'", "'<c16'", "'|V8'", "'<M8[s]'", "'|b1'", "[('a', '<f8')]", "3", "'<f16'"]
-    shapes = ["(6, 4)", "(24,)", "()", "(0,)", "(-1, 4)", "(10000000000,)", "(1000000, 1000000, 1000000)", "(6.0, 4)", "((6, 4))"]
+    kinds = [
+        "'<f8'",
+        "'<f4'",
+        "'|O'",
+        "'<U9'",
+        "'>f4'",
+        "'<c16'",
+        "'|V8'",
+        "'<M8[s]'",
+        "'|b1'",
+        "[('a', '<f8')]",
+        "3",
+        "'<f16'",
+    ]
+    shapes = [
+        "(6, 4)",
+        "(24,)",
+        "()",
+        "(0,)",
+        "(-1, 4)",
+        "(10000000000,)",
+        "(1000000, 1000000, 1000000)",
+        "(6.0, 4)",
+        "((6, 4))",
+    ]
     shapes += ["(6, 4", "[6, 4]", "None", "(True, 24)", "(" * 200 + ")" * 200, "(6, 4)" + " " * 70_000]
     header = f"{{'descr': {random.choice(kinds)}, 'fortran_order': {random.choice(['False', 'True', '1'])}, "
     header += f"'shape': {random.choice(shapes)}, }}"
     version = random.choice([b"\x01\x00", b"\x02\x00", b"\x03\x00", b"\x09\x09"])
     text = header.encode() + b"\n"
-    length = struct.pack("<H" if version == b"\x01\x00" else "<I", len(text) & (0xFFFF if version == b"\x01\x00" else -1))
+    length = struct.pack(
+        "<H" if version == b"\x01\x00" else "<I", len(text) & (0xFFFF if version == b"\x01\x00" else -1)
+    )
     return b"\x93NUMPY" + version + length + text + data[10 + size :], f"header {header:.90}"
 
 
@@ -323,7 +363,7 @@ def _zipped(arrays: dict[str, bytes], packing: int) -> bytes:
     return out.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------------------- images
+# --------------------------------------------------------------------------------------------------------------- images
 
 
 def png_chunks(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -350,7 +390,9 @@ def damage_png(data: bytes, random: Random) -> tuple[bytes, Damage]:
             chunks = png_chunks(data)
             zeros = zlib.compress(bytes(random.choice([10, 10**6, 6 * 10**7])))
             beside = random.choice([(b"tEXt", b"a\0b"), (b"zTXt", b"a\0\0" + zeros), (b"iCCP", b"a\0\0" + zeros)])
-            beside = random.choice([beside, (b"iTXt", b"a\0\1\0\0\0" + zeros), (b"acTL", struct.pack(">II", 2**31 - 1, 0))])
+            beside = random.choice(
+                [beside, (b"iTXt", b"a\0\1\0\0\0" + zeros), (b"acTL", struct.pack(">II", 2**31 - 1, 0))]
+            )
             chunks.insert(random.randrange(1, len(chunks)), beside)
             rule: Rule = "any" if beside[0] == b"acTL" else "same"  # which says that there are other frames
             return png_file(chunks), Damage(f"a chunk {beside[0]!r} of {len(beside[1])} bytes", rule)
@@ -364,7 +406,11 @@ def damage_png(data: bytes, random: Random) -> tuple[bytes, Damage]:
             if random.random() < 0.5 and wide * high <= 2**27:  # all of it is there, and black
                 row = -(-wide * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour] * depth // 8) + 1
                 if row * high <= 2**28:
-                    chunks = [*(c for c in chunks if c[0] not in (b"IDAT", b"IEND")), (b"IDAT", zlib.compress(bytes(row * high), 1)), (b"IEND", b"")]
+                    chunks = [
+                        *(c for c in chunks if c[0] not in (b"IDAT", b"IEND")),
+                        (b"IDAT", zlib.compress(bytes(row * high), 1)),
+                        (b"IEND", b""),
+                    ]
             return png_file(chunks), Damage(f"{wide} × {high}, {depth} bits of colour {colour}")
         case _:
             chunks = png_chunks(data)
@@ -374,7 +420,7 @@ def damage_png(data: bytes, random: Random) -> tuple[bytes, Damage]:
             return png_file(chunks), Damage(f"chunk {at}: {words}")
 
 
-# ------------------------------------------------------------------------------------------------------------------ text
+# ----------------------------------------------------------------------------------------------------------------- text
 
 
 def damage_lines(text: str, random: Random) -> tuple[str, str]:

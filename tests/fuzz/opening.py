@@ -111,7 +111,12 @@ def _ask_view(numbers: Numbers, view: Any) -> None:
     for name in ("lse", "entropy", "max_logit", "effective"):
         attempt(numbers, lambda name=name: view.mean(name))
     asked = [view.map, lambda: view.map(3), view.top, lambda: view.top(2), view.patterns, view.check]
-    asked += [lambda: view.row(0), lambda: view.column(0), lambda: view.tile(slice(0, 2), slice(0, 2)), lambda: repr(view)]
+    asked += [
+        lambda: view.row(0),
+        lambda: view.column(0),
+        lambda: view.tile(slice(0, 2), slice(0, 2)),
+        lambda: repr(view),
+    ]
     for ask in asked:
         attempt(numbers, ask)
 

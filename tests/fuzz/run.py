@@ -31,7 +31,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]  # this checkout's regard, and the tests' twins
 
-from fuzz.mutations import Damage, damage_file
+from fuzz.mutations import Damage, damage_file  # noqa: E402
 
 SECONDS = 5.0  # of processor time; a busy machine takes longer by the clock
 WAIT = 60.0  # seconds by the clock until a worker is given up
@@ -76,7 +76,7 @@ def good_numbers(kind: str, path: Path) -> Any:
 
 def run_case(corpus: Path, seed: int, number: int, keep: Path | None = None) -> Outcome:
     """Make a case and open it. Time and memory are watched from outside."""
-    from fuzz.opening import OPENERS, is_refusal, same
+    from fuzz.opening import OPENERS, is_refusal
 
     with tempfile.TemporaryDirectory() as temporary:
         kind, good, bad, damage = make_case(corpus, seed, number, Path(temporary))
@@ -248,7 +248,9 @@ def main() -> int:
             numbers = [n for n in drawn if given.kind in (None, KINDS[n % len(KINDS)])]
             return min(1, run_all(corpus, given.seed, numbers))
         found = run_case(corpus, given.seed, given.case, given.keep)
-        print(found.kind, found.words, found.problem or ("opened" if found.opened else "refused"), found.trace, sep="\n")
+        print(
+            found.kind, found.words, found.problem or ("opened" if found.opened else "refused"), found.trace, sep="\n"
+        )
         return int(found.problem is not None)
 
 

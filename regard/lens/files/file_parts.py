@@ -173,7 +173,9 @@ def _laid_out(tensor: Tensor, reference: object, what: str) -> Tensor:
         return tensor.narrow(GROWING, 0, reference["first"]) if "first" in reference else tensor
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        raise CaptureFileError(f"{what} cannot be laid out as {reprlib.repr(reference)}: {reason:.200}: {FORGED}") from None
+        raise CaptureFileError(
+            f"{what} cannot be laid out as {reprlib.repr(reference)}: {reason:.200}: {FORGED}"
+        ) from None
 
 
 def _fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:

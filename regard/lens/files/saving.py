@@ -24,7 +24,7 @@ from regard.lens.files.capture_file import FORGED, CaptureFileError, read, write
 from regard.lens.files.file_layouts import pack_layouts, unpack_layouts
 from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of
 from regard.lens.files.file_photos import pack_photos, unpack_photos
-from regard.lens.files.file_records import pack_record, unpack_record
+from regard.lens.files.file_records import check_runs, pack_record, unpack_record
 from regard.lens.files.packing import pool
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
@@ -139,6 +139,7 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
+    check_runs(capture.records)
     if "layouts" in header:
         _lay_out(capture, unpack_layouts(header["layouts"], tensors))
     if "photos" in header:

@@ -209,5 +209,7 @@ def _three(settings: Settings, key: str) -> tuple[float, float, float]:
     value = settings.get(key)
     values = value if isinstance(value, (list, tuple)) else [value] * 3
     if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
-        raise ValueError(f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}")
+        raise ValueError(
+            f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}"
+        )
     return float(values[0]), float(values[1]), float(values[2])

@@ -244,9 +244,9 @@ class _Kept(io.BytesIO):
 
 def _held(file: IO[bytes]) -> bytes:
     """What is left of an open file. Raises ValueError where all of it was read before."""
+    if not isinstance(file.read(0), bytes):
+        raise TypeError("a picture's file is read as bytes, got str of it: open it in mode 'rb'")
     held = read_stream(file, MOST_READ, "the file")
-    if not isinstance(held, bytes):
-        raise TypeError(f"a picture's file is read as bytes, got {type(held).__name__} of it: open it in mode 'rb'")
     if not held and _place(file) > 0:
         raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
     return held
@@ -321,7 +321,13 @@ def _check_pixels(label: str, image: Image) -> None:
 
 def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
     """The picture in an open file; `label` is what errors call it."""
-    return Picture(_made(_identified(file, label), label, frame, background), name)
+    image = _identified(file, label)
+    if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
+        with _decoding(label):
+            image.verify()
+            file.seek(0)
+        image = _identified(file, label)
+    return Picture(_made(image, label, frame, background), name)
 
 
 def _identified(file: Any, label: str) -> Image:

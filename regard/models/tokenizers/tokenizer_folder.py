@@ -95,14 +95,18 @@ class Folder:
         """A setting that is true, false or null; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value is not None and not isinstance(value, bool):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r:.80}")
+            raise ValueError(
+                f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r:.80}"
+            )
         return value
 
     def side(self, name: str, default: str) -> str:
         """`padding_side` or `truncation_side`: "left" or "right"; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value not in ("left", "right"):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r:.80}")
+            raise ValueError(
+                f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r:.80}"
+            )
         return str(value)
 
     def named(self, defaults: Mapping[str, str | None]) -> dict[str, AddedToken | str]:
