@@ -131,7 +131,9 @@ class MarianPieces:
     def _framed(self, parts: list[list[int]], special: bool) -> Pieces:
         ids = [number for part in parts for number in part]
         if special:
-            ids.append(self._added_ids[self.names["eos"]])
+            end = self.id_of(self.names["eos"])
+            assert end is not None  # each special token has an id, in the vocabulary or at its end
+            ids.append(end)
         return Pieces(ids, [0] * len(ids), [None] * len(ids))
 
     def decode(self, ids: list[int], special: bool) -> str:
@@ -189,7 +191,7 @@ def _texts(item: Item) -> tuple[str, ...]:
 
 def _read_words(path: Path) -> dict[str, int]:
     words = read_object(path)
-    if not words or not all(isinstance(number, int) for number in words.values()):
+    if not words or not all(type(number) is int and 0 <= number < 1 << 31 for number in words.values()):
         raise ValueError(f"{path} must hold an object of token: id")
     return words
 
@@ -207,10 +209,10 @@ def _check(path: Path, file: SentencePieceFile) -> None:
 def _add(added: dict[int, AddedToken], words: Mapping[str, int], special: list[str]) -> None:
     """Lay the special tokens over the vocabulary, with new ids at its end where it lacks them."""
     have = {token.content for token in added.values()}
-    new = len(words.keys() | have)
+    new = 1 + max([*words.values(), *added], default=-1)
     for text in dict.fromkeys(special):
         if text in have:
             continue
         number = words.get(text, new)
-        new += number == new
+        new = max(new, number + 1)
         added[number] = rust_library().AddedToken(text, normalized=False, special=True)
