@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.backends import choose, reference
 from regard.backends.call import Call, as_given, prepare
 from regard.stages import Steps, project
+from regard.untraced import check_dense
 
 __all__ = [
     "BeamObserver",
@@ -213,6 +214,8 @@ def steps(
     elif heads != 1:
         raise ValueError("heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    if not call.numpy:
+        check_dense("q", call.q)
     if 0 in call.sizes:
         raise ValueError("nothing to show: {} batch rows, {} heads, {} queries, {} keys".format(*call.sizes))
     made = reference.stages(call, lead=tuple(q.shape[:-2]))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["followed", "has_numbers", "untraced"]
+__all__ = ["check_dense", "followed", "has_numbers", "untraced"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,6 +49,26 @@ def has_numbers(x: Tensor) -> bool:
     (True, False)
     """
     return not (torch.compiler.is_compiling() or x.is_meta or type(x).__name__ == "FakeTensor")
+
+
+def check_dense(name: str, x: Tensor, *, numbers: bool = True) -> None:
+    """Raise TypeError for a tensor that is sparse, nested or of another layout, or that has no numbers.
+
+    >>> check_dense("q", torch.eye(2).to_sparse())
+    Traceback (most recent call last):
+        ...
+    TypeError: q is a tensor of layout torch.sparse_coo; give a dense one, such as q.to_dense()
+
+    numbers: are they needed? On the meta device there are none.
+    """
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} is a tensor of layout {x.layout}; give a dense one, such as {name}.to_dense()")
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; give a padded one, such as {name}.to_padded_tensor(0.0), and a mask"
+        )
+    if numbers and x.is_meta:
+        raise TypeError(f"{name} is on the meta device, where tensors have shapes and no numbers; give it on another")
 
 
 def followed() -> bool:

@@ -253,7 +253,10 @@ def test_weights_of_another_kind_are_refused():
         ({"lse": "0/q"}, "lse of record 0, has shape"),
         ({"sinks": "0/q"}, "sinks of record 0 have shape (2, 7, 6, 5), not (6,)"),
         ({"mask": {"band": [1, 2]}}, "mask of record 0: "),
-        ({"mask": {"band": [0, [1, 2], 0]}}, "mask of record 0: a band is three integers, got [0, [1, 2], 0]"),
+        (
+            {"mask": {"band": [0, [1, 2], 0]}},
+            "mask of record 0: a band is three integers of at most 536,870,912, got [0, [1, 2], 0]",
+        ),
         ({"mask": {"band": [0, -1, 0]}}, "mask of record 0: before must be at least 0, got -1"),
         ({"mask": {"band": [0, 1, 0], "dilation": 2}}, "mask of record 0 has 'dilation', unknown to this regard"),
         ({"mask": {}}, "mask of record 0 lacks 'bits'"),

@@ -903,3 +903,42 @@ def test_attention_adds_little_to_the_call_of_sdpa(causal):
         rounds.append((ours - theirs) / theirs)
     # SDPA's own call is about 5 µs: four times that is 20 µs, whatever the machine.
     assert min(rounds) < 4
+
+
+# ------------------------------------------------------------------------------------------ tensors that are no numbers
+
+X = torch.ones(1, 2, 5, 4)
+STRANGE = {
+    "sparse": X.to_sparse(),
+    "mkldnn": X.to_mkldnn(),
+    "complex": X.to(torch.complex64),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("call", [regard.attention, regard.steps, regard.look])
+def test_tensor_of_a_strange_kind_is_refused_by_name(kind, call):
+    strange = STRANGE[kind]
+    named = "q.*complex64" if kind == "complex" else f"q is a tensor of layout {strange.layout}"
+    with pytest.raises(TypeError, match=named):
+        call(strange, strange, strange)
+    with pytest.raises(TypeError, match="weights"):
+        regard.check(strange)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_sparse_and_meta_cells_are_refused_by_name(name):
+    cells = torch.ones(5, 5, dtype=torch.bool if name == "mask" else torch.float32)
+    for strange in (cells.to_sparse(), cells.to("meta")):
+        with pytest.raises(TypeError, match=f"^{name} is "):
+            regard.attention(X, X, X, **{name: strange})
+
+
+def test_meta_tensors_have_shapes_and_nothing_to_show():
+    nothing = X.to("meta")
+    assert regard.attention(nothing, nothing, nothing).shape == X.shape
+    for call in (regard.steps, regard.look):
+        with pytest.raises(TypeError, match="q is on the meta device"):
+            call(nothing, nothing, nothing)
+    with pytest.raises(TypeError, match="weights is on the meta device"):
+        regard.check(nothing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from seeing_twins import blip, idefics, llava, picture
+from PIL import Image
+from seeing_twins import blip, idefics, llava, picture, vit
+from speaking_twins import bert
 from torch import Tensor, nn
 
 import regard
@@ -149,3 +153,24 @@ def test_short_decoder_writes_as_much_as_it_can(tmp_path: Path) -> None:
     model.decoder.embed.positions = nn.Embedding.from_pretrained(model.decoder.embed.positions.weight[:7])
     session = look_at_picture(PHOTO, model)
     assert len(session.tokens) == model.decoder.embed.most == 7
+
+
+def test_picture_is_not_decoded_for_a_model_that_looks_at_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("decoded for a model of texts"))
+    stored = io.BytesIO()
+    Image.fromarray(PHOTO).save(stored, "PNG")
+    model = load(bert(tmp_path / "bert", "Model"))
+    with pytest.raises(ValueError, match="BERT"):
+        look_at_picture(stored.getvalue(), model)
+
+
+@pytest.mark.parametrize("size", [{"height": 30_000, "width": 30}, {"height": 3000, "width": 3000}])
+def test_sizes_of_a_preprocessor_far_beyond_what_the_model_learnt_are_refused(tmp_path, size):
+    path = vit(tmp_path / "vit")
+    values = json.loads((path / "preprocessor_config.json").read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(values | {"size": size}))
+    model = load(path)
+    with pytest.raises(ValueError, match=f"{size['height'] // 6} × {size['width'] // 6} patches.* 5 × 5"):
+        model.classify(PHOTO)
+    with pytest.raises(ValueError, match="5 × 5"):
+        look_at_picture(PHOTO, model)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from regard.models.images.pictures import FORMATS, MOST_PIXELS, Picture, glance, open_picture
+from regard.models.images.pictures import FORMATS, MOST_PIXELS, MOST_SIDE, Picture, glance, open_picture
 
 WHITE = (255, 255, 255)
 
@@ -482,24 +482,65 @@ def undecodable(monkeypatch):
 @pytest.mark.usefixtures("undecodable")
 def test_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
     """More than ours, less than Pillow's own bound, which it warns of; and more than both."""
-    said = f"the data is 11000 high and 13000 wide, more than {MOST_PIXELS:,} pixels: make it smaller"
+    said = f"the data is 11000 high and 13000 wide, and at most {MOST_PIXELS:,} pixels, {MOST_SIDE:,} on a side"
     with pytest.raises(ValueError, match=said):
         open_picture(png(13000, 11000, 8, 2))
     with pytest.raises(ValueError, match=r"the data has too many pixels \(Image size \(600000000 pixels\)"):
         open_picture(png(20000, 30000, 8, 2))
 
 
-def test_picture_that_pillow_only_warns_of_is_read_without_the_warning():
-    """99 million pixels of one bit: cut off, so that nothing needs to be decoded to see that it went past the bound."""
+@pytest.mark.usefixtures("undecodable")
+@pytest.mark.parametrize("size", [(1, 2**27), (2**27, 1), (1, MOST_SIDE + 1), (8000, 8000)])
+def test_image_bomb_is_refused_by_its_header_wherever_it_is_opened(size, tmp_path):
+    """67 bytes of 1 × 2²⁷ pixels took 4.5 GB: Pillow keeps a pointer and a piece of memory for each row."""
+    bomb = png(*size, 1, 0)
+    (tmp_path / "bomb.png").write_bytes(bomb)
+    for open_it in (open_picture, glance):
+        for source in (bomb, io.BytesIO(bomb), tmp_path / "bomb.png"):
+            with pytest.raises(
+                ValueError, match=f"{size[1]} high and {size[0]} wide.* {MOST_SIDE:,}|{size[0] * size[1]} "
+            ):
+                open_it(source)
+
+
+@pytest.mark.usefixtures("undecodable")
+@pytest.mark.parametrize(("kind", "most"), [("PNG", 60_000_000), ("WEBP", 40_000_000), ("JPEG2000", 24_000_000)])
+def test_formats_that_take_more_memory_have_fewer_pixels(kind, most, monkeypatch):
+    stored = bytes_of(Image.new("RGB", (5, 7)), kind)
+    monkeypatch.setattr("regard.models.images.pictures.MOST_BYTES", 480_000_000 * 34 // most)
+    with pytest.raises(ValueError, match="7 high and 5 wide, and at most 34 pixels"):
+        glance(stored)
+
+
+def test_decoding_takes_no_third_copy(monkeypatch):
+    """One copy as it was decoded, one in RGB: the memory that the limit is made for."""
+    copied = []
+    monkeypatch.setattr(Image.Image, "copy", lambda self: copied.append(self) or self._new(self.im.copy()))
+    assert open_picture(bytes_of(Image.new("RGB", (5, 7)), "JPEG")).size == (7, 5)
+    assert len(copied) == 1
+
+
+def test_png_whose_pixels_were_changed_is_refused():
+    """Pillow decodes it: the checksums of the pixels' chunks are not looked at."""
+    good = bytearray(png(2, 1, 8, 0, b"\0\1\2"))
+    at = good.index(b"IDAT") + 4
+    good[at : at + 11] = zlib.compress(b"\0\1\3")[:11]
     with pytest.raises(ValueError, match="the data cannot be decoded"):
-        open_picture(png(9000, 11000, 1, 0))
+        open_picture(bytes(good))
+
+
+def test_picture_that_pillow_only_warns_of_is_read_without_the_warning(monkeypatch):
+    """Cut off, so that nothing needs to be decoded to see that it went past the bound."""
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10_000_000)
+    with pytest.raises(ValueError, match="the data cannot be decoded"):
+        open_picture(png(3000, 5000, 1, 0))
 
 
 def test_large_page_of_a_small_tiff_is_refused(monkeypatch):
-    monkeypatch.setattr("regard.models.images.pictures.MOST_PIXELS", 20)
+    monkeypatch.setattr("regard.models.images.pictures.MOST_BYTES", 20 * 8)
     pages = bytes_of(Image.new("L", (5, 3)), "TIFF", save_all=True, append_images=[Image.new("L", (7, 3))])
     assert open_picture(pages, frame=0).size == (3, 5)
-    with pytest.raises(ValueError, match="3 high and 7 wide, more than 20 pixels"):
+    with pytest.raises(ValueError, match="3 high and 7 wide, and at most 20 pixels"):
         open_picture(pages, frame=1)
 
 

@@ -591,6 +591,16 @@ def reshaping(name: str, tensor: torch.Tensor):
     return change
 
 
+def measuring(name: str, tensor: torch.Tensor):
+    """Put another tensor in the place of a measure of record 0."""
+
+    def change(header, records, tensors):
+        tensors["forged"] = tensor
+        held_at(records[0], name)[1] = "forged"
+
+    return change
+
+
 FORGERIES = {
     "unknown key": (setting("mood", 1), "it holds 'mood', unknown to this regard: upgrade regard"),
     "missing key": (lambda h, r, t: h.pop("unseen"), "the header lacks 'unseen'"),
@@ -612,8 +622,11 @@ FORGERIES = {
         setting("records.0.facts.sizes", [2, 6, 7, 12]),
         "'padding', padding of record|its view is",
     ),
-    "lead no sizes": (setting("records.0.view.lead", ["2"]), "record 0: pooled must be names and lead sizes"),
-    "pooled no names": (setting("records.0.view.pooled", [2]), "record 0: pooled must be names and lead sizes"),
+    "lead no sizes": (setting("records.0.view.lead", ["2"]), r"record 0: lead \['2'\] must make 2 × 6 heads"),
+    "pooled no names": (
+        setting("records.0.view.pooled", [2]),
+        r"record 0: pooled must be names of measures, got \[2\]",
+    ),
     "measure unknown": (setting("records.0.view.held.0.0", "mood"), "record 0 holds a measure 'mood', unknown to"),
     "measure laid out otherwise": (
         setting("records.0.view.held.1.1", {"name": "0/map", "order": [0]}),
@@ -629,20 +642,53 @@ FORGERIES = {
     "visible negative": (setting("records.0.view.visible", "0/map"), "tensor '0/map', visible of record 0, has shape"),
     "offset text": (setting("records.0.view.offset", "0/map"), "tensor '0/map', offset of record 0, has shape"),
     "facts unknown": (setting("records.0.facts.mood", 1), "facts of record 0 has 'mood', unknown to this regard"),
-    "facts causal": (setting("records.0.facts.causal", "maybe"), "facts of record 0 are not those of a call"),
-    "facts sides": (setting("records.0.facts.sides", ["left"]), "facts of record 0 are not those of a call"),
-    "facts rows": (setting("records.0.facts.empty_rows", {"count": 1}), "facts of record 0 are not those of a call"),
+    "facts causal": (setting("records.0.facts.causal", "maybe"), "facts of record 0: causal of a call"),
+    "facts sides": (setting("records.0.facts.sides", ["left"]), "facts of record 0: sides of a call"),
+    "facts rows": (setting("records.0.facts.empty_rows", {"count": 1}), "facts of record 0: empty_rows of a call"),
     "facts rows with more": (
         setting("records.0.facts.empty_rows", {"count": 1, "tokens": 1, "example": None, "mood": 1}),
-        "facts of record 0: ",
+        "facts of record 0: empty_rows of a call",
     ),
     "facts example": (
         setting("records.0.facts.empty_rows", {"count": 1, "tokens": 1, "example": [1]}),
-        "facts of record 0 are not those of a call",
+        "facts of record 0: empty_rows of a call",
     ),
-    "facts bad": (setting("records.0.facts.bad", [["q", "many", 1]]), "facts of record 0 are not those of a call"),
+    "facts bad": (setting("records.0.facts.bad", [["q", "many", 1]]), "facts of record 0: bad of a call"),
     "facts without bands": (setting("records.0.facts.tensors", {}), "facts of record 0: .*bands"),
-    "facts tensors": (setting("records.0.facts.tensors.mood", "0/map"), "facts of record 0 are not those of a call"),
+    "facts tensors": (setting("records.0.facts.tensors.mood", "0/map"), "facts of record 0 have a tensor 'mood'"),
+    # Once these opened, and what was asked for later raised AssertionError, RuntimeError or OverflowError.
+    "lead of other heads": (setting("records.0.view.lead", []), r"record 0: lead \[\] must make 2 × 6 heads"),
+    "kind of view unknown": (setting("records.0.view.kind", "inner"), "record 0: .*'inner'"),
+    "map of no size": (setting("records.0.view.links", 0), "record 0: .*'links': 0"),
+    "sizes of nobody": (setting("records.0.view.sizes", [1, 1, 1, 10**9]), "record 0: sizes of .*1000000000"),
+    "offset beyond": (setting("records.0.view.offset", 10**30), "record 0: offset is 1000"),
+    "links of no key": (
+        measuring("top_key", torch.full((B, H, NQ, 8), NK)),
+        f"top_key of record 0 goes from {NK} to {NK}",
+    ),
+    "links without weights": (lambda h, r, t: r[0]["view"]["held"].remove(held_at(r[0], "top_weight")), "top_weight"),
+    "weights with another k": (
+        measuring("top_weight", torch.zeros(B, H, NQ, 5)),
+        "top_key, top_weight and top_tied do not go together",
+    ),
+    "visible beyond": (
+        lambda h, r, t: (t.update(seen=torch.full((1, 1, NQ), NK + 1)), r[0]["view"].update(visible="seen")),
+        f"visible of record 0 goes from {NK + 1} to {NK + 1}, and can be 0 to {NK}",
+    ),
+    "k of another dtype": (
+        lambda h, r, t: (t.update(wide=t["0/q"].transpose(1, 2).double()), r[0]["view"]["weights"].update(q="wide")),
+        "q of record 0 is torch.float64, k torch.float32",
+    ),
+    "scale beyond": (setting("records.0.view.weights.scale", 10**400), "record 0: .*'scale': 1000"),
+    "softcap of 0": (setting("records.0.view.weights.softcap", 0), "record 0: .*'softcap': 0"),
+    "empty rows of none": (
+        setting("records.0.facts.empty_rows", {"count": 3, "tokens": 1, "example": None}),
+        "facts of record 0: empty_rows of a call",
+    ),
+    "example outside": (
+        setting("records.0.facts.unhidden_rows", {"count": 1, "tokens": 1, "example": [0, H, 0]}),
+        "facts of record 0: unhidden_rows of a call",
+    ),
     "weights kind": (setting("records.0.view.weights.kind", "x"), "record 0 has weights of kind 'x', unknown to this"),
 }
 

@@ -786,7 +786,7 @@ def test_broken_tokenizer_json_is_refused(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer_config", "{", "tokenizer_config.json is not readable as JSON"),
+        ("tokenizer_config", "{", "tokenizer_config.json is not JSON"),
         ("tokenizer_config", "[]", "tokenizer_config.json must hold a JSON object, and holds a list"),
         ("tokenizer_config", '{"do_lower_case": "no"}', "do_lower_case in .* must be true or false, got 'no'"),
         ("tokenizer_config", '{"padding_side": "top"}', "padding_side in .* must be left or right, got 'top'"),
@@ -816,7 +816,7 @@ def test_broken_tokenizer_json_is_refused(tmp_path, content, message):
         ("tokenizer_config", '{"extra_special_tokens": 3}', "extra_special_tokens of .* must be a list or an object"),
         ("tokenizer_config", '{"tokenizer_class": 3}', "tokenizer_class of .* must be the name of a class, got 3"),
         ("special_tokens_map", '{"foo_token": 3}', "foo_token of .* must be text or a token, got 3"),
-        ("special_tokens_map", "{{", "special_tokens_map.json is not readable as JSON"),
+        ("special_tokens_map", "{{", "special_tokens_map.json is not JSON"),
         ("added_tokens", '{"a": "b"}', "added_tokens.json must be an object of token: id"),
     ],
 )

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from regard.biases import Bias, DenseBias, as_bias
 from regard.masks import DenseMask, Mask, as_mask
 from regard.rules import four_axes
-from regard.untraced import has_numbers
+from regard.untraced import check_dense, has_numbers
 
 __all__ = [
     "Call",
@@ -113,6 +113,10 @@ def prepare(
     if dropout != 0.0 and not 0 <= _number("dropout", dropout) < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     weights = (*q.shape[:-1], k.shape[-2])
+    if isinstance(mask, Tensor):
+        check_dense("mask", mask, numbers=numpy or not q.is_meta)
+    if isinstance(bias, Tensor):
+        check_dense("bias", bias, numbers=numpy or not q.is_meta)
     mask, bias = as_mask(mask, weights), as_bias(bias, weights)
     if sinks is not None:
         sinks = _check_sinks(sinks, q, numpy)
@@ -208,6 +212,10 @@ def rows_together(x: Tensor) -> Tensor:
 def _check_kind(*arrays: Any) -> bool:
     """True for NumPy arrays, False for torch tensors; anything else, or both at once, is an error."""
     if isinstance(arrays[0], Tensor) and isinstance(arrays[1], Tensor) and isinstance(arrays[2], Tensor):
+        dense = arrays[0].layout is arrays[1].layout is arrays[2].layout is torch.strided
+        if not dense or arrays[0].is_nested or arrays[1].is_nested or arrays[2].is_nested:
+            for name, x in zip("qkv", arrays, strict=False):
+                check_dense(name, x, numbers=False)  # shapes alone may be asked for
         return False
     if all(isinstance(x, np.ndarray) for x in arrays):
         if any(isinstance(x, np.ma.MaskedArray) for x in arrays):
@@ -277,6 +285,8 @@ def _check_sinks(sinks: Any, q: Any, numpy: bool) -> Any:
     heads = q.shape[-3] if q.ndim >= 4 else 1
     if not isinstance(sinks, np.ndarray if numpy else Tensor):
         raise TypeError(f"sinks must be {'a NumPy array' if numpy else 'a torch tensor'} like q, got {_kind(sinks)}")
+    if isinstance(sinks, Tensor):
+        check_dense("sinks", sinks, numbers=False)
     dtype: Any = sinks.dtype
     if not (dtype.kind == "f" if numpy else dtype.is_floating_point):
         raise TypeError(f"sinks must be floating point, got {sinks.dtype}")

@@ -29,6 +29,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TextIO
 
 from regard.cli.language import preferred
 
@@ -62,22 +63,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises nothing for a wrong input: the reason is one line on stderr.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _replace_closed_streams()
+    if sys.stdout is None:
+        return _complain("standard output is closed: send the answer to a file, or to /dev/null", WRONG_INPUT)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of cp949 lacks ᵀ: a ? there, not a traceback
             stream.reconfigure(errors="replace")
     code = 0
     try:
         code = _answer(given)
-        if sys.stdout is not None:  # as where Python has no console
-            sys.stdout.flush()  # here, where a closed pipe is still told from an error
+        sys.stdout.flush()  # here, where a closed pipe is still told from an error
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _write_nowhere()
+        _write_nowhere(sys.stdout)
         return PIPE_CLOSED
     except OSError as error:  # of the flush: a full disk, which may have been told already
-        _write_nowhere()
+        _write_nowhere(sys.stdout)
         told = code == WRONG_INPUT
         return code if told else _complain(f"cannot write the answer: {error.strerror or error}", WRONG_INPUT)
 
@@ -113,12 +116,25 @@ def _answer(given: list[str]) -> int:
         return _complain(str(error.args[0]), WRONG_INPUT)
     except (ValueError, TypeError, LookupError, OSError, EOFError) as error:
         return _complain(str(error), WRONG_INPUT)
+    except MemoryError as error:
+        return _complain(str(error) or "there is not enough memory for it", WRONG_INPUT)
 
 
-def _write_nowhere() -> None:
-    """Standard output goes nowhere from here on: Python writes at its end what is left, and would complain."""
+def _replace_closed_streams() -> None:
+    """Where a shell closed one (`2>&-`), the next file to be opened would get its number, and what is meant for it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+
+
+def _write_nowhere(stream: TextIO) -> None:
+    """A stream goes nowhere from here on: Python writes at its end what is left, and would complain."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError:  # no file, as in a test
         return
 
@@ -155,8 +171,11 @@ def _value(options: Sequence[str], given: Sequence[str]) -> str | None:
 
 
 def _complain(message: str, code: int) -> int:
-    """One line on stderr, whatever the message was made of."""
-    print(f"regard: {_typed(' '.join(message.split()))}", file=sys.stderr)
+    """One line on stderr, whatever the message was made of; nobody can be told that it cannot be written."""
+    try:
+        print(f"regard: {_typed(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError:
+        _write_nowhere(sys.stderr)
     return code
 
 

@@ -5,8 +5,11 @@ It does not know what is done with them, and it checks names and sizes, not shap
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
+
+from regard.parsing import check_file, parsing
 
 __all__ = ["NAMES", "SUFFIXES", "read_arrays"]
 
@@ -37,10 +40,12 @@ def read_arrays(path: Path, names: tuple[tuple[str, ...], ...] = NAMES, largest:
     if kind not in SUFFIXES:
         raise ValueError(f"cannot read {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
     try:
+        check_file(path)
         _check_bytes(path, path.stat().st_size, largest)
-        arrays = _from_safetensors(path) if kind == ".safetensors" else _from_numpy(path, kind, largest)
+        with parsing(repr(str(path)), f"cannot be read as {kind}"):
+            arrays = {".npz": _from_npz, ".npy": _from_npy, ".safetensors": _from_safetensors}[kind](path, largest)
     except OSError as error:
-        raise OSError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise OSError(f"cannot read {str(path)!r}: {error.strerror}" if error.strerror else str(error)) from None
     if sorted(arrays) not in [sorted(group) for group in names]:
         expected = ", or ".join(", ".join(group) for group in names)
         held = ", ".join(map(repr, list(arrays)[:MOST_NAMED])) or "nothing"
@@ -55,32 +60,44 @@ def _check_bytes(path: Path, size: int, largest: int | None) -> None:
         raise ValueError(f"{str(path)!r} holds {size:,} bytes; {why} bytes")
 
 
-def _from_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
+def _from_safetensors(path: Path, largest: int | None) -> dict[str, Any]:
     from safetensors.torch import load_file  # torch, because NumPy has no bfloat16
 
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder")
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is not a safetensors file: {error}") from None
+    return dict(load_file(path))
 
 
-def _from_numpy(path: Path, kind: str, largest: int | None) -> dict[str, Any]:
-    from zipfile import BadZipFile, ZipFile
+def _from_npy(path: Path, largest: int | None) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return dict.fromkeys("qkv", _array(file, path.stat().st_size))
 
-    import numpy as np
 
-    try:
-        if kind == ".npz":
-            with ZipFile(path) as members:  # what it unpacks to is known before anything is unpacked
-                _check_bytes(path, sum(member.file_size for member in members.infolist()), largest)
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        array = np.lib.format.open_memmap(path, mode="r")  # checks the size that the header claims against the file
-        return dict.fromkeys("qkv", np.array(array))
-    except (BadZipFile, EOFError, MemoryError) as error:
-        raise ValueError(f"{str(path)!r} is not a whole {kind} file: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
+def _from_npz(path: Path, largest: int | None) -> dict[str, Any]:
+    from zipfile import ZipFile
+
+    with ZipFile(path) as members:  # what it unpacks to is known before anything is unpacked
+        _check_bytes(path, sum(member.file_size for member in members.infolist()), largest)
+        arrays: dict[str, Any] = {}
+        for member in members.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"it holds {name!r} twice")
+            with members.open(member) as file:
+                arrays[name] = _array(file, member.file_size)
+        return arrays
+
+
+def _array(file: Any, size: int) -> Any:
+    """The array of an open .npy file of so many bytes: NumPy would take the memory that the header claims unchecked."""
+    from numpy.lib import format
+
+    version = format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its format is {version[0]}.{version[1]}, and 1.0 and 2.0 hold numbers")
+    read = format.read_array_header_1_0 if version == (1, 0) else format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects (a pickle), which can run any code; save numbers")
+    if (claims := prod(shape) * dtype.itemsize) != size - file.tell():
+        raise ValueError(f"its header claims {claims:,} bytes of shape {shape}, and {size - file.tell():,} are there")
+    file.seek(0)
+    return format.read_array(file, allow_pickle=False)

@@ -109,7 +109,7 @@ def read_picture(
     Raises ValueError without a model, for a device that is none, and as `look_at_picture` does.
     """
     from regard.explorer.picture_reading import look_at_picture
-    from regard.models.images.pictures import open_picture
+    from regard.models.images.pictures import glance
     from regard.models.loading import load
 
     if model is None:
@@ -118,10 +118,10 @@ def read_picture(
             "--model facebook/dinov2-small"
         )
     check_device(device)
-    opened = open_picture(picture)  # before the model is loaded, which takes long
+    source, _ = glance(picture)  # what is none is refused before a model is loaded, which takes long
     with bar("/".join(Path(model).parts[-2:])) as tick:
         loaded = load(model, device=device, ignore=ignore, progress=tick)
-    return look_at_picture(opened, loaded, text=text)
+    return look_at_picture(source, loaded, text=text)
 
 
 # --------------------------------------------------------------------------------------------------------- plain values

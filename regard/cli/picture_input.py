@@ -5,12 +5,11 @@ It decodes none of them, and does not know what they are for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.cli.text_input import read_lines
+from regard.cli.text_input import MOST_PIPED, read_lines, read_stdin
 
 if TYPE_CHECKING:
     from regard.models.model import Model
@@ -28,7 +27,7 @@ def read_pictures(typed: Sequence[str], file: Path | None = None) -> list[str | 
     """
     if list(typed).count("-") > 1:
         raise ValueError("'-' is standard input, which can be read once")
-    pictures = [sys.stdin.buffer.read() if path == "-" else path for path in typed]
+    pictures: list[str | bytes] = [read_stdin(MOST_PIPED) if path == "-" else path for path in typed]
     pictures += [] if file is None else read_lines(file)
     if not pictures:
         raise ValueError("there is no picture: give a path, '-' for standard input, or --file with a path per line")

@@ -6,7 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["as_text", "read_lines", "read_one", "read_piped", "read_texts"]
+from regard.parsing import read_bounded, read_stream
+
+__all__ = ["MOST_PIPED", "as_text", "read_lines", "read_one", "read_piped", "read_stdin", "read_texts"]
+
+MOST_TEXT = 2**26
+"""Bytes of a text, 64 MiB; models read some thousand tokens."""
+
+MOST_PIPED = 2**28
+"""Bytes of standard input where it may be a picture, 256 MiB."""
 
 
 def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
@@ -19,7 +27,7 @@ def read_texts(typed: Sequence[str], file: Path | None) -> list[str]:
     """
     if list(typed).count("-") > 1:
         raise ValueError("'-' is standard input, which can be read once")
-    texts = [_standard_input() if text == "-" else text for text in typed]
+    texts = [as_text(read_stdin(MOST_TEXT)) if text == "-" else text for text in typed]
     texts += [] if file is None else read_lines(file)
     if not texts:
         raise ValueError("there is no text: give one, '-' for standard input, or --file with one per line")
@@ -40,7 +48,7 @@ def read_one(typed: str | None, file: Path | None) -> str:
         return _whole(file)
     if typed is None:
         raise ValueError("there is no text: give one, '-' for standard input, or --file")
-    return _standard_input() if typed == "-" else typed
+    return as_text(read_stdin(MOST_TEXT)) if typed == "-" else typed
 
 
 def read_lines(file: Path) -> list[str]:
@@ -50,15 +58,19 @@ def read_lines(file: Path) -> list[str]:
 
 def _whole(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        text = read_bounded(file, MOST_TEXT).decode("utf-8-sig")
     except OSError as error:
-        raise OSError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
+        raise OSError(f"cannot read {str(file)!r}: {error.strerror}" if error.strerror else str(error)) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(file)!r} is not UTF-8 text: byte {error.start} is not") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _standard_input() -> str:
-    return as_text(sys.stdin.buffer.read())
+def read_stdin(most: int) -> bytes:
+    """All of standard input. Raises ValueError where it is closed, or holds more than `most` bytes."""
+    if sys.stdin is None:
+        raise ValueError("'-' is standard input, which is closed: pipe something in, or name a file")
+    return read_stream(sys.stdin.buffer, most, "standard input")
 
 
 def read_piped(typed: str | None, file: Path | None) -> bytes | None:
@@ -66,7 +78,7 @@ def read_piped(typed: str | None, file: Path | None) -> bytes | None:
 
     >>> read_piped("고양이", None)
     """
-    return sys.stdin.buffer.read() if typed == "-" and file is None else None
+    return read_stdin(MOST_PIPED) if typed == "-" and file is None else None
 
 
 def as_text(piped: bytes) -> str:

@@ -26,9 +26,10 @@ from regard.models.parts import Inserted
 from regard.models.picture_text_model import Answerer, Captioner, Matcher
 from regard.models.picture_writer import PictureWriter
 from regard.models.verbs.picture_prompts import caption_prompt, question_prompt, spoken, without_special
+from regard.models.verbs.picturing import looks
 from regard.models.vision_model import VisionModel
 
-__all__ = ["Given", "given_to"]
+__all__ = ["Given", "check_sight", "given_to"]
 
 WRITTEN = 32  # tokens that a model may write
 START = "[start]"
@@ -54,18 +55,24 @@ def given_to(model: Model, picture: Picture, text: str | None) -> Given:
     Raises ValueError for a model that does not look at pictures, a text that it does not take, or a missing one that it
     needs; and as `model.preprocessor` and the model's verbs do.
     """
+    check_sight(model)
     if isinstance(model, (VisionModel, DualModel)):
         return _alone(model, picture, text)
     if isinstance(model, Captioner):
         return _captioned(model, picture, text)
     if isinstance(model, (Answerer, Matcher)):
         return _beside(model, picture, text)
-    if isinstance(model, (PictureWriter, FlamingoModel)):
-        return _among(model, picture, text)
-    raise ValueError(
-        f"{model.family.title} reads texts and looks at no pictures: name a model that does, "
-        "such as facebook/dinov2-small or google/vit-base-patch16-224"
-    )
+    assert isinstance(model, (PictureWriter, FlamingoModel)), "the other models that look at pictures"
+    return _among(model, picture, text)
+
+
+def check_sight(model: Model) -> None:
+    """Raise ValueError for a model that does not look at pictures."""
+    if not looks(model):
+        raise ValueError(
+            f"{model.family.title} reads texts and looks at no pictures: name a model that does, "
+            "such as facebook/dinov2-small or google/vit-base-patch16-224"
+        )
 
 
 def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -> Given:

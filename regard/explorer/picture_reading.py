@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from regard.explorer.picture_inputs import Given, given_to
+from regard.explorer.picture_inputs import Given, check_sight, given_to
 from regard.explorer.sessions import MEASURES, Session, name_of_model
 from regard.explorer.shown_pictures import show_picture
 from regard.lens.watching import watch
-from regard.models.images.pictures import Source, open_picture
+from regard.models.images.pictures import Source, glance, open_picture
 from regard.models.loading import load
 from regard.models.model import Model
 
@@ -50,11 +50,13 @@ def look_at_picture(
     Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that
     it needs; else as `open_picture`, the model's preprocessor and `regard.load` do.
     """
-    opened = open_picture(picture)  # before a model is loaded, which takes long
+    source, _ = glance(picture)  # what is none is refused before a model is loaded, which takes long
     tell = progress or (lambda said: None)
     if not isinstance(model, Model):
         tell("loading")
         model = load(model)
+    check_sight(model)
+    opened = open_picture(source)  # decoded only for a model that looks at it
     given: Given = given_to(model, opened, text)
     tell("reading")
     with watch(model, measures=MEASURES, keep="qk", layouts=given.layouts, tokens=given.words) as seen:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.untraced import check_dense
+
 Array = np.ndarray[Any, Any]
 
 __all__ = ["LISTED", "Kind", "Problem", "Report", "check", "judge"]
@@ -172,6 +174,7 @@ def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: boo
 
 def _floats(weights: object) -> Array | Tensor:
     if isinstance(weights, Tensor):
+        check_dense("weights", weights)
         cells: Array | Tensor = weights.detach()
         floating = weights.dtype.is_floating_point
     elif isinstance(weights, np.ndarray):

@@ -16,6 +16,7 @@ from regard.lens.measuring.measures import MAP_SIZE, TOP, read_wanted
 from regard.lens.measuring.weights import Remembered
 from regard.lens.view import View
 from regard.op import attention
+from regard.untraced import check_dense
 
 __all__ = ["look"]
 
@@ -57,6 +58,8 @@ def look(
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     if call.numpy and call.q.dtype.itemsize > 8:
         raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
+    if not call.numpy:
+        check_dense("q", call.q)
     output, lse = _forward(call, backend)
     inner = call.in_torch()
     found, engine = engines.measure(inner, lse, wanted)

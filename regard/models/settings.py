@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.parsing import read_json
+
 __all__ = ["Settings"]
 
 MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
@@ -65,10 +67,7 @@ class Settings:
             raise FileNotFoundError(f"{path} is a link to nothing; download it again")
         if not path.is_file():
             raise FileNotFoundError(f"{directory} holds no config.json, so no model: it holds {_contents(directory)}")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
-            raise ValueError(f"{path} is not JSON: {error}") from None
+        values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of settings")
         return cls(values, str(path))
@@ -101,7 +100,7 @@ class Settings:
         """A whole number from `least` to `most`. Raises ValueError if it is missing without a default, or none."""
         value = self._needed(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {most}, got {value!r}")
+            raise ValueError(f"{self.where}: {key} must be a whole number from {least} to {most}, got {value!r:.80}")
         return value
 
     def pair(self, key: str, default: int | None = None) -> tuple[int, int]:
@@ -113,7 +112,7 @@ class Settings:
         value = self._needed(key, default)
         both = value if isinstance(value, list) else [value, value]
         if len(both) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= MOST for n in both):
-            raise ValueError(f"{self.where}: {key} must be a whole number from 1, or two of them, got {value!r}")
+            raise ValueError(f"{self.where}: {key} must be a whole number from 1, or two of them, got {value!r:.80}")
         return both[0], both[1]
 
     def wholes(self, key: str, default: list[int] | None = None) -> list[int]:
@@ -149,21 +148,21 @@ class Settings:
         """
         value = self.number(key, default)
         if value < 0:
-            raise ValueError(f"{self.where}: {key} must be 0 or more, since a norm takes its root; got {value!r}")
+            raise ValueError(f"{self.where}: {key} must be 0 or more, since a norm takes its root; got {value!r:.80}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or False."""
         value = self._needed(key, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self.where}: {key} must be true or false, got {value!r}")
+            raise ValueError(f"{self.where}: {key} must be true or false, got {value!r:.80}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._needed(key, default)
         if not isinstance(value, str):
-            raise ValueError(f"{self.where}: {key} must be a string, got {value!r}")
+            raise ValueError(f"{self.where}: {key} must be a string, got {value!r:.80}")
         return value
 
     def tied(self, default: bool = True) -> bool:
@@ -181,7 +180,7 @@ class Settings:
         value = self.get(key, allowed[0])
         if value not in allowed:
             wanted = " or ".join(map(repr, allowed))
-            raise ValueError(f"{self.where}: {key} is {value!r}, and only {wanted} is supported")
+            raise ValueError(f"{self.where}: {key} is {value!r:.80}, and only {wanted} is supported")
 
     def labels(self, count: int = 2) -> tuple[str, ...]:
         """The names of the classes, in order: from id2label, else LABEL_0 and so on for num_labels.
@@ -233,7 +232,7 @@ class Settings:
         if self.where in said:
             return said
         words = {word.rstrip(".") for word in re.findall(r"'[^']*'|[\w.+-]+", said)}
-        keys = ", ".join(f"{key} = {value!r}" for key, value in self._values_read() if repr(value) in words)
+        keys = ", ".join(f"{key} = {value!r:.80}" for key, value in self._values_read() if repr(value) in words)
         return f"{self.where}: {said}" + (f" ({keys})" if keys else "")
 
     def _values_read(self) -> Iterator[tuple[str, Any]]:
@@ -262,7 +261,7 @@ class Settings:
             inner.finish(family, harmless=harmless, ignore=ignore)
         unread = {key: value for key, value in self._strange(harmless).items() if key not in set(ignore)}
         if unread:
-            said = ", ".join(f"{key} = {value!r}" for key, value in unread.items())
+            said = ", ".join(f"{key} = {value!r:.80}" for key, value in unread.items())
             raise ValueError(
                 f"{self.where} has keys that {family} does not know, and that may change what it computes: {said}. "
                 f"If they do not, name them: regard.load(…, ignore={json.dumps(list(unread))})"

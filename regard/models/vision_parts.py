@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Pooling = Literal["cls", "mean", "both"]
+MOST_TIMES = 64  # 8 times the height and the width that positions were learnt for; attention takes the square of it
 
 
 class Grid(NamedTuple):
@@ -142,12 +143,12 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixels: Tensor, hidden: Tensor | None = None) -> Tensor:
         """pixels (B, C, H, W), hidden (B, patches) True where a patch is masked → (B, N, d)."""
+        places = self._places(self.patches.grid(*pixels.shape[-2:]))  # first: it refuses too many patches
         x = self.patches(pixels)  # (B, rows·columns, d)
         if hidden is not None:
             assert self.hidden is not None
             x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
         first: list[Tensor] = [self.cls] if self.distillation is None else [self.cls, self.distillation]
-        places = self._places(self.patches.grid(*pixels.shape[-2:]))
         tokens = torch.stack(first) + self.positions[: len(first)]  # (1 or 2, d)
         if self.registers is not None:
             tokens = torch.cat([tokens, self.registers])
@@ -167,10 +168,16 @@ def bent(positions: Tensor, learnt: Grid, grid: Grid, *, antialias: bool = False
     torch.Size([3, 1])
 
     antialias: of the interpolation.  stretch: draw them out by so much of a patch more, and cut that off: the first
-    DINO did, against rounding, and Idefics does.
+    DINO did, against rounding, and Idefics does.  Raises ValueError for more than MOST_TIMES as many positions.
     """
     if grid == learnt:
         return positions
+    if grid.rows * grid.columns > MOST_TIMES * learnt.rows * learnt.columns:
+        raise ValueError(
+            f"the pixels make {grid.rows} × {grid.columns} patches, and the model learnt positions of {learnt.rows} × "
+            f"{learnt.columns}: at most {MOST_TIMES} times as many are interpolated. Make the picture smaller, or "
+            "correct the size in preprocessor_config.json"
+        )
     square = positions.reshape(1, *learnt, -1).permute(0, 3, 1, 2)  # (1, d, rows, columns)
     wide = square.to(torch.promote_types(square.dtype, torch.float32))  # half a precision shifts bicubic places
     way: dict[str, Any] = {"size": tuple(grid)}

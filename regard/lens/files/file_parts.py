@@ -8,6 +8,7 @@ This file does not know what a capture is.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from types import UnionType
@@ -127,7 +128,7 @@ class Incoming:
         """
         name = reference.get("name") if isinstance(reference, dict) else reference
         if not isinstance(name, str) or name not in self.tensors:
-            raise CaptureFileError(f"{what} is said to be tensor {name!r}, which it does not hold: {FORGED}")
+            raise CaptureFileError(f"{what} is said to be tensor {name!r:.80}, which it does not hold: {FORGED}")
         self._unused.discard(name)
         tensor = _laid_out(self.tensors[name], reference, f"tensor {name!r}, {what},")
         if shape is not None and not _fits(tensor.shape, shape):
@@ -172,7 +173,9 @@ def _laid_out(tensor: Tensor, reference: object, what: str) -> Tensor:
         return tensor.narrow(GROWING, 0, reference["first"]) if "first" in reference else tensor
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-        raise CaptureFileError(f"{what} cannot be laid out as {reference}: {reason}: {FORGED}") from None
+        raise CaptureFileError(
+            f"{what} cannot be laid out as {reprlib.repr(reference)}: {reason:.200}: {FORGED}"
+        ) from None
 
 
 def _fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:

@@ -10,8 +10,10 @@ This file does not know captures or how files are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, get_args
+import reprlib
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -29,9 +31,13 @@ from regard.lens.measuring.weights import Given
 from regard.lens.runs import Link
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
-__all__ = ["pack_record", "unpack_record"]
+__all__ = ["check_runs", "pack_record", "unpack_record"]
 
 REFERENCE: Any = str | dict | None
+
+MOST_POSITIONS = 1 << 24  # of a side; beyond that a file claims what nobody has run
+LARGEST = 1e300
+BANDS = (4, 4, 32, 32)  # the most that facts have of them
 
 RECORD = {
     "path": str,
@@ -79,7 +85,9 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
     """
     path, n, kind, source, kernel, compiled, trouble, link, facts, heads, view = fields(value, where, RECORD)
     if kind not in ("self", "cross"):
-        raise CaptureFileError(f"{where}: kind must be self or cross, got {kind!r}: {FORGED}")
+        raise CaptureFileError(f"{where}: kind must be self or cross, got {kind!r:.80}: {FORGED}")
+    if n < 0:
+        raise CaptureFileError(f"{where}: n must be the number of a call, got {n}: {FORGED}")
     seen = None if view is None else _unpack_view(view, where, tensors)
     known = None if facts is None else _unpack_facts(facts, where, tensors)
     if seen is not None and known is not None and seen.sizes != known.sizes:
@@ -92,6 +100,38 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
     numbers = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
     carried = None if link is None else _unpack_link(link, n, None if seen is None else seen.sizes[0], where)
     return Record(path, n, kind, source, kernel, compiled, seen, known, numbers, trouble, carried)
+
+
+def check_runs(records: Sequence[Record]) -> None:
+    """Raise CaptureFileError for calls that are said to carry on others, and cannot: they could not be put together."""
+    for path in dict.fromkeys(record.path for record in records):
+        views = [record.view for record in records if record.path == path and record.view is not None]
+        links = [record.link for record in records if record.path == path and record.view is not None]
+        for n, (view, link) in enumerate(zip(views, links, strict=True)):
+            if link is None or link.after is None:
+                continue
+            where = f"call {n} of {path!r:.80}"
+            if link.after >= n or links[link.after] is None:
+                raise CaptureFileError(f"{where} carries on call {link.after}, which is not before it: {FORGED}")
+            before, previous = views[link.after], cast(Link, links[link.after])
+            start, rows = previous.first, range(view.sizes[0]) if link.rows is None else link.rows
+            counts = [None if one.returned is None else len(one.returned) for one in (previous, link)]
+            if max(rows, default=0) >= max(before.sizes[0], 1) or counts[0] != counts[1] or counts[0] == 0:
+                raise CaptureFileError(f"{where} carries on batch rows that call {link.after} does not have: {FORGED}")
+            if view.sizes[1] != before.sizes[1] or not start <= link.first <= start + before.sizes[3]:
+                raise CaptureFileError(
+                    f"{where}, of {view.sizes} with first = {link.first}, cannot carry on {before.sizes} with first = "
+                    f"{start}: {FORGED}"
+                )
+            forms = [(_width(v.given_output), _width(v.held.get("top_key"))) for v in (before, view)]
+            if forms[0] != forms[1]:
+                raise CaptureFileError(
+                    f"{where} has outputs or links of another width than what it carries on: {FORGED}"
+                )
+
+
+def _width(values: Any) -> int | None:
+    return None if values is None else int(values.shape[-1])
 
 
 def _pack_link(link: Link) -> dict[str, Any]:
@@ -108,7 +148,8 @@ def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
     there = after is None or 0 <= after < n
     moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
     ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
-    if not there or not moved or not ended or min(first, known) < 0:
+    placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
+    if not there or not moved or not ended or not placed:
         raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
     return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
@@ -175,14 +216,28 @@ def _put(values: Any, name: str, out: Outgoing) -> Reference | None:
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
     found = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
-    sizes, lead = _sizes(found["sizes"], where), found["lead"]
-    if not is_list_of(found["pooled"], str) or not (lead is None or is_list_of(lead, int)):
-        raise CaptureFileError(f"{where}: pooled must be names and lead sizes: {FORGED}")
+    sizes, lead, numpy = _sizes(found["sizes"], where), found["lead"], found["numpy"]
+    if not is_list_of(found["pooled"], str) or not set(found["pooled"]) <= {*PER_QUERY, "received"}:
+        raise CaptureFileError(f"{where}: pooled must be names of measures, got {found['pooled']!r:.80}: {FORGED}")
+    if lead is not None and not (is_list_of(lead, int) and min(lead, default=0) >= 0 and prod(lead) == prod(sizes[:2])):
+        raise CaptureFileError(f"{where}: lead {lead!r:.80} must make {sizes[0]} × {sizes[1]} heads: {FORGED}")
+    if found["kind"] not in ("self", "cross") or not all(
+        1 <= found[name] <= MOST_POSITIONS for name in ("size", "links")
+    ):
+        said = {name: found[name] for name in ("kind", "size", "links")}
+        raise CaptureFileError(f"{where}: {reprlib.repr(said)} cannot be: {FORGED}")
     output = _taken(found["output"], f"output of {where}", None, "floats", tensors)
+    if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
+        raise CaptureFileError(f"{where}: its output {tuple(output.shape)} is not of {sizes}: {FORGED}")
+    held = _unpack_held(found, sizes, where, tensors)
+    if numpy and any(
+        values.dtype == torch.bfloat16 for values in (*held.values(), *([] if output is None else [output]))
+    ):
+        raise CaptureFileError(f"{where}: it holds bfloat16, which NumPy has not: {FORGED}")
     return View(
         sizes=sizes,
-        held=_unpack_held(found, sizes, where, tensors),
-        given_output=output.numpy() if found["numpy"] and output is not None else output,
+        held=held,
+        given_output=output.numpy() if numpy and output is not None else output,
         weights=None if found["weights"] is None else unpack_weights(found["weights"], sizes, where, tensors),
         kind=found["kind"],
         place=_unpack_place(found, sizes, where, tensors),
@@ -190,7 +245,7 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         size=found["size"],
         links=found["links"],
         lead=None if lead is None else tuple(lead),
-        numpy=found["numpy"],
+        numpy=numpy,
         engine=found["engine"],
         pooled=tuple(found["pooled"]),
     )
@@ -198,8 +253,10 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
 
 def _sizes(value: Any, where: str) -> Sizes:
     if not is_list_of(value, int) or len(value) != 4 or min(value) < 0:
-        raise CaptureFileError(f"{where}: sizes must be B, H, Nq and Nk, got {value}: {FORGED}")
+        raise CaptureFileError(f"{where}: sizes must be B, H, Nq and Nk, got {value!r:.80}: {FORGED}")
     batch, heads, nq, nk = value
+    if max(batch * heads, nq, nk) > MOST_POSITIONS:
+        raise CaptureFileError(f"{where}: sizes of {value!r:.80}, more than {MOST_POSITIONS:,}: {FORGED}")
     return batch, heads, nq, nk
 
 
@@ -210,6 +267,11 @@ def _unpack_held(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: In
         if form is None:
             raise CaptureFileError(f"{where} holds a measure {name!r}, unknown to this regard: upgrade regard")
         held[name] = tensors.take(reference, f"{name} of {where}", *form)
+    top = [held[name].shape[-1] for name in ("top_key", "top_weight") if name in held]
+    if len(top) + ("top_tied" in held) not in (0, 3) or len(set(top)) > 1 or 0 in top:
+        raise CaptureFileError(f"{where}: top_key, top_weight and top_tied do not go together: {FORGED}")
+    if top:
+        _check_range(held["top_key"], -1, sizes[3] - 1, f"top_key of {where}")
     if "map" in held and held["map"].dtype == torch.float16:  # an overview's; what is computed from it is not to round
         held["map"] = held["map"].float()
     return held
@@ -232,6 +294,13 @@ def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> tuple[tuple[Axi
     return plain.get(name)
 
 
+def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
+    if values.numel() and not least <= int(values.min()) <= int(values.max()) <= most:
+        raise CaptureFileError(
+            f"{what} goes from {int(values.min())} to {int(values.max())}, and can be {least} to {most}: {FORGED}"
+        )
+
+
 def _taken(reference: Any, what: str, shape: tuple[Axis, ...] | None, kind: Kind, tensors: Incoming) -> Tensor | None:
     return None if reference is None else tensors.take(reference, what, shape, kind)
 
@@ -239,11 +308,17 @@ def _taken(reference: Any, what: str, shape: tuple[Axis, ...] | None, kind: Kind
 def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Told:
     batch, heads, nq, nk = sizes
     lead, offset = ((1, batch), (1, heads)), found["offset"]
-    return Told(
-        visible=_taken(found["visible"], f"visible of {where}", (*lead, nq), "integers", tensors),
-        padding=_taken(found["padding"], f"padding of {where}", (lead[0], nk), "booleans", tensors),
-        offset=offset if isinstance(offset, int) else _taken(offset, f"offset of {where}", lead, "integers", tensors),
-    )
+    visible = _taken(found["visible"], f"visible of {where}", (*lead, nq), "integers", tensors)
+    if visible is not None:
+        _check_range(visible, 0, nk, f"visible of {where}")
+    if not isinstance(offset, int):
+        offset = _taken(offset, f"offset of {where}", lead, "integers", tensors)
+    if isinstance(offset, Tensor):
+        _check_range(offset, -MOST_POSITIONS, MOST_POSITIONS, f"offset of {where}")
+    elif offset is not None and abs(offset) > MOST_POSITIONS:
+        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {MOST_POSITIONS:,}: {FORGED}")
+    padding = _taken(found["padding"], f"padding of {where}", (lead[0], nk), "booleans", tensors)
+    return Told(visible=visible, padding=padding, offset=offset)
 
 
 def _unpack_tokens(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Tokens:
@@ -282,34 +357,50 @@ def _pack_facts(facts: Facts, name: str, out: Outgoing) -> dict[str, Any]:
 def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
     found = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
-    batch, _, _, nk = _sizes(found["sizes"], where)
+    batch, _, _, nk = sizes = _sizes(found["sizes"], where)
     references = found.pop("tensors")
     forms: dict[str, tuple[tuple[Axis, ...], Kind]] = {
         "bands": ((None, None, None, None), "bytes"),
         "padding": (((1, batch), nk), "booleans"),
     }
-    if not references.keys() <= forms.keys() or not _facts_are_sound(found, batch):
-        raise CaptureFileError(f"facts of {where} are not those of a call: {FORGED}")
+    if unsound := _unsound(found, sizes):
+        said = reprlib.repr(found[unsound])
+        raise CaptureFileError(f"facts of {where}: {unsound} of a call of {sizes} cannot be {said}: {FORGED}")
+    if unknown := sorted(references.keys() - forms.keys()):
+        raise CaptureFileError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard: {FORGED}")
     given = {key: tensors.take(ref, f"{key} of {where}", *forms[key]) for key, ref in references.items()}
+    if "bands" in given and any(n > most for n, most in zip(given["bands"].shape, BANDS, strict=True)):
+        raise CaptureFileError(f"bands of {where} have shape {tuple(given['bands'].shape)}: {FORGED}")
     try:
         return Facts.from_json(found | {"bad": {key: counts for key, *counts in found["bad"]}}, given)
     except (ValueError, TypeError, KeyError) as error:
         raise CaptureFileError(f"facts of {where}: {error}: {FORGED}") from None
 
 
-def _facts_are_sound(found: Mapping[str, Any], batch: int) -> bool:
-    rows = [found["empty_rows"], found["unhidden_rows"]]
-    counts = all(type(r.get(key)) is int for r in rows for key in ("count", "tokens"))
-    examples = [r.get("example") for r in rows]
-    sides = found["sides"]
-    return (
-        counts
-        and all(e is None or (is_list_of(e, int) and len(e) == 3) for e in examples)
-        and found["causal"] in get_args(Causality)
-        and found["bias_kind"] in (None, *get_args(BiasKind))
-        and len(sides) == batch
-        and all(side in (None, *get_args(Side)) for side in sides)
-        and all(
-            isinstance(b, list) and len(b) == 3 and type(b[0]) is str and is_list_of(b[1:], int) for b in found["bad"]
-        )
-    )
+def _unsound(found: Mapping[str, Any], sizes: Sizes) -> str | None:
+    """The first of the facts that cannot be of a call of these sizes, or None."""
+    numbers = (("bias_from", LARGEST), ("softcap", LARGEST), ("offset", MOST_POSITIONS))
+    sound = {
+        "causal": found["causal"] in get_args(Causality),
+        "bias_kind": found["bias_kind"] in (None, *get_args(BiasKind)),
+        "sides": len(found["sides"]) == sizes[0] and all(side in (None, *get_args(Side)) for side in found["sides"]),
+        "bad": all(_is_count(item) for item in found["bad"]),
+        **{name: _are_rows(found[name], sizes) for name in ("empty_rows", "unhidden_rows")},
+        **{name: found[name] is None or -most <= found[name] <= most for name, most in numbers},  # nor NaN
+    }
+    return next((name for name, right in sound.items() if not right), None)
+
+
+def _is_count(item: object) -> bool:
+    """[name of a tensor, how many NaN, how many infinite]"""
+    return isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
+
+
+def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
+    match rows:
+        case {"count": 0, "tokens": 0, "example": None}:
+            return len(rows) == 3
+        case {"count": int(count), "tokens": int(tokens), "example": [int(b), int(h), int(i)]}:
+            inside = all(0 <= at < size for at, size in zip((b, h, i), sizes, strict=False))
+            return len(rows) == 3 and inside and 0 <= tokens <= count <= prod(sizes[:3])
+    return False

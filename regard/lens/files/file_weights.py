@@ -10,6 +10,7 @@ This file does not know views or captures.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ __all__ = ["pack_weights", "unpack_weights"]
 MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits
 MOST_NUMBERS = 1 << 26  # of a bias that is a rule: 256 MiB in fp32
 AT_ONCE = 1 << 22  # cells that a rule is asked for in one piece
+LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 
 Sizes = tuple[int, int, int, int]
 
@@ -107,6 +109,13 @@ def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incomin
     keys = tensors.take(k, f"k of {where}", ((1, batch), None, nk, queries.shape[-1])).expand(batch, -1, -1, -1)
     if keys.shape[1] == 0 or heads % keys.shape[1]:
         raise CaptureFileError(f"k of {where} has {keys.shape[1]} heads for {heads} of q: {FORGED}")
+    if queries.dtype != keys.dtype or queries.shape[-1] == 0:
+        raise CaptureFileError(
+            f"q of {where} is {queries.dtype}, k {keys.dtype}, both {queries.shape[-1]} wide: {FORGED}"
+        )
+    if not (abs(scale) <= LARGEST and (softcap is None or 0 < softcap <= LARGEST) and 0 <= dropout < 1):
+        said = reprlib.repr({"scale": scale, "softcap": softcap, "dropout": dropout})
+        raise CaptureFileError(f"{where}: {said} cannot be: {FORGED}")
     logits = None if sinks is None else _sinks(tensors.take(sinks, f"sinks of {where}", None), sizes, where)
     rule = None if mask is None else _unpack_mask(mask, sizes, where, tensors)
     term = None if bias is None else _unpack_bias(bias, sizes, where, tensors)
@@ -151,8 +160,8 @@ def _unpack_mask(value: dict[str, Any], sizes: Sizes, where: str, tensors: Incom
 
 def _band(value: dict[str, Any], sizes: Sizes, what: str) -> Mask:
     (band,) = fields(value, what, {"band": list})
-    if not is_list_of(band, int) or len(band) != 3:
-        raise TypeError(f"a band is three integers, got {band}")
+    if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > NO_LIMIT:
+        raise TypeError(f"a band is three integers of at most {NO_LIMIT:,}, got {band!r:.80}")
     offset, before, after = band
     place = None if offset == sizes[3] - sizes[2] else offset
     return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)

@@ -24,7 +24,7 @@ from regard.lens.files.capture_file import FORGED, CaptureFileError, read, write
 from regard.lens.files.file_layouts import pack_layouts, unpack_layouts
 from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of
 from regard.lens.files.file_photos import pack_photos, unpack_photos
-from regard.lens.files.file_records import pack_record, unpack_record
+from regard.lens.files.file_records import check_runs, pack_record, unpack_record
 from regard.lens.files.packing import pool
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
@@ -145,7 +145,7 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
-    _check_links(capture)
+    check_runs(capture.records)
     if header.get("overview"):
         for record in capture.records:
             if record.view is not None:
@@ -157,18 +157,6 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
         _check_photos(capture)
     tensors.finish()
     return capture
-
-
-def _check_links(capture: Capture) -> None:
-    """Refuse calls that carry on batch rows that the call before does not have, or another number of sequences."""
-    for path in capture.names:
-        calls = [(r.link, r.view.sizes[0]) for r in capture.calls(path) if r.link is not None and r.view is not None]
-        for link, batch in calls:
-            before, size = calls[link.after] if link.after is not None and link.after < len(calls) else (link, batch)
-            counts = [None if one.returned is None else len(one.returned) for one in (before, link)]
-            rows = range(batch) if link.rows is None else link.rows
-            if max(rows, default=0) >= max(size, 1) or counts[0] != counts[1] or counts[0] == 0:
-                raise CaptureFileError(f"a call of {path!r} carries on batch rows that are not there: {FORGED}")
 
 
 def _lay_out(capture: Capture, layouts: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from regard.parsing import read_json
+
 __all__ = ["copy_sides", "read_side", "write_side"]
 
 T = TypeVar("T", dict[str, Any], list[Any])
@@ -27,10 +29,7 @@ def read_side(directory: Path | None, name: str, kind: type[T]) -> T | None:
     path = None if directory is None else directory / name
     if path is None or not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UTF-8, JSON, thousands of digits, or of brackets
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    values = read_json(path)
     if not isinstance(values, kind):
         wanted = "an object" if kind is dict else "a list"
         raise ValueError(f"{path} must hold {wanted}, it holds {type(values).__name__}")

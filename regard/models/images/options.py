@@ -107,7 +107,7 @@ def kind_of_model(model: object, where: str) -> str:
     if not isinstance(model, str) or model not in MODELS:
         raise ValueError(
             f"{where} names no image_processor_type, and config.json beside it no model_type that tells it "
-            f"({', '.join(MODELS)}), but {model!r}: add the image_processor_type"
+            f"({', '.join(MODELS)}), but {model!r:.80}: add the image_processor_type"
         )
     return MODELS[model]
 
@@ -209,5 +209,7 @@ def _three(settings: Settings, key: str) -> tuple[float, float, float]:
     value = settings.get(key)
     values = value if isinstance(value, (list, tuple)) else [value] * 3
     if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
-        raise ValueError(f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r}")
+        raise ValueError(
+            f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}"
+        )
     return float(values[0]), float(values[1]), float(values[2])

@@ -36,16 +36,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.models.images.unreadable import LOOKED_AT, as_array, as_uint8, describe
+from regard.parsing import check_file, parsing, read_stream
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["INSTALL", "MOST_PIXELS", "Picture", "Source", "are_several", "glance", "numbered", "open_picture"]
+__all__ = [
+    "INSTALL",
+    "MOST_PIXELS",
+    "MOST_READ",
+    "MOST_SIDE",
+    "Picture",
+    "Source",
+    "are_several",
+    "glance",
+    "numbered",
+    "open_picture",
+]
 
 INSTALL = "pip install 'regard[models]'"
 
-MOST_PIXELS = 2**27
-"""134 million: half a gigabyte decoded, thrice that on the way to RGB. The header says it before any is taken."""
+MOST_SIDE = 2**16
+"""Pixels of one side, as many as a JPEG can have; Pillow's own memory grows with the number of rows."""
+
+MOST_BYTES = 480_000_000
+"""Memory that opening one picture may take; its header tells how much that is, before any is taken."""
+
+# Bytes for each pixel while a picture is opened: 4 decoded, 4 as RGB, and what the decoder itself needs beside them.
+BYTES_EACH = 8
+BYTES_OF_FORMAT = {"WEBP": 12, "AVIF": 12, "JPEG2000": 20}
+BYTES_OF_INTEGERS = 20  # grey of 16 and 32 bits, which is looked through in NumPy
+
+MOST_PIXELS = MOST_BYTES // BYTES_EACH
+"""60 million, of most formats."""
+
+MOST_READ = 2**28
+"""Bytes of a picture's file that is read from a pipe or an open file."""
 
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
@@ -57,7 +83,8 @@ Picture."""
 Colour = tuple[int, int, int]
 
 REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
-QUARTER_TURNS = (5, 6, 7, 8)  # of EXIF's orientations, those that swap height and width
+ORIENTATION = 0x0112  # EXIF's tag: 1 is upright
+QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +119,8 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
     background: red, green and blue, 0 to 255, behind what is transparent. None drops transparency: hidden colours show.
 
     Raises FileNotFoundError and IsADirectoryError; TypeError for what is no source; ValueError for what cannot be
-    opened or decoded, holds more than MOST_PIXELS, or has several frames of which none is named.
+    opened or decoded, has a side of more than MOST_SIDE pixels or would take more than MOST_BYTES, or has several
+    frames of which none is named.
     """
     library = _pillow()
     _check_background(background)
@@ -202,8 +230,9 @@ def _check_path(source: object) -> str:
         raise ValueError(f"{path!r:.80} is an address, and regard downloads no picture: fetch it, and give its path")
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path} is a directory: give the path of one picture in it")
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {path!r:.200}")
+    check_file(Path(path))
     return path
 
 
@@ -215,9 +244,9 @@ class _Kept(io.BytesIO):
 
 def _held(file: IO[bytes]) -> bytes:
     """What is left of an open file. Raises ValueError where all of it was read before."""
-    held = file.read()
-    if not isinstance(held, bytes):
-        raise TypeError(f"a picture's file is read as bytes, got {type(held).__name__} of it: open it in mode 'rb'")
+    if not isinstance(file.read(0), bytes):
+        raise TypeError("a picture's file is read as bytes, got str of it: open it in mode 'rb'")
+    held = read_stream(file, MOST_READ, "the file")
     if not held and _place(file) > 0:
         raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
     return held
@@ -277,9 +306,13 @@ def _check_mode(image: Image, label: str) -> None:
 
 
 def _check_pixels(label: str, image: Image) -> None:
-    if image.width * image.height > MOST_PIXELS:
+    integers = image.mode.startswith("I")
+    each = BYTES_OF_INTEGERS if integers else BYTES_OF_FORMAT.get(image.format or "", BYTES_EACH)
+    most = MOST_BYTES // each
+    if max(image.size) > MOST_SIDE or image.width * image.height > most:
         raise ValueError(
-            f"{label} is {image.height} high and {image.width} wide, more than {MOST_PIXELS:,} pixels: make it smaller"
+            f"{label} is {image.height} high and {image.width} wide, and at most {most:,} pixels, {MOST_SIDE:,} on a "
+            "side, are opened: make it smaller"
         )
 
 
@@ -288,7 +321,13 @@ def _check_pixels(label: str, image: Image) -> None:
 
 def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
     """The picture in an open file; `label` is what errors call it."""
-    return Picture(_made(_identified(file, label), label, frame, background), name)
+    image = _identified(file, label)
+    if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
+        with _decoding(label):
+            image.verify()
+            file.seek(0)
+        image = _identified(file, label)
+    return Picture(_made(image, label, frame, background), name)
 
 
 def _identified(file: Any, label: str) -> Image:
@@ -313,7 +352,7 @@ def _told(image: Image, label: str) -> tuple[int, int]:
         count = getattr(image, "n_frames", 1)
         # Of a PNG without EXIF in front of the pixels, Pillow would decode these to look behind them.
         known = image.format != "PNG" or "exif" in image.info
-        turned = known and image.getexif().get(0x0112) in QUARTER_TURNS
+        turned = known and image.getexif().get(ORIENTATION) in QUARTER_TURNS
     _check_frames(image, label, count)
     _check_mode(image, label)
     return (image.width, image.height) if turned else (image.height, image.width)
@@ -321,19 +360,15 @@ def _told(image: Image, label: str) -> tuple[int, int]:
 
 @contextmanager
 def _decoding(label: str) -> Iterator[None]:
-    """Whatever Pillow raises for a broken file, as one error; which exceptions those are, it does not say."""
+    """Whatever Pillow raises for a broken file, as one error."""
     library = _pillow()
-    try:
-        with warnings.catch_warnings():
-            # We refuse what is too large ourselves; of what is less, its warning says nothing to the user.
-            warnings.simplefilter("ignore", library.DecompressionBombWarning)
+    with parsing(label, "cannot be decoded, it is broken or cut off"), warnings.catch_warnings():
+        # We refuse what is too large ourselves; of what is less, its warning says nothing to the user.
+        warnings.simplefilter("ignore", library.DecompressionBombWarning)
+        try:
             yield
-    except MemoryError:
-        raise
-    except library.DecompressionBombError as problem:
-        raise ValueError(f"{label} has too many pixels ({problem}): make it smaller") from None
-    except Exception as problem:
-        raise ValueError(f"{label} cannot be decoded, it is broken or cut off: {problem or repr(problem)}") from None
+        except library.DecompressionBombError as problem:
+            raise ValueError(f"{label} has too many pixels ({problem}): make it smaller") from None
 
 
 def _made(image: Image, label: str, frame: int | None, background: Colour | None) -> Image:
@@ -351,13 +386,16 @@ def _made(image: Image, label: str, frame: int | None, background: Colour | None
     _check_pixels(label, image)  # the pages of a TIFF differ in size
     with _decoding(label):
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        image.seek(at)  # an image that the caller gave stands where it stood
+        # It copies an image that is upright already: memory that a large one does not leave us.
+        upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+        if count > 1:
+            upright = upright.copy() if upright is image else upright
+            image.seek(at)  # an image that the caller gave stands where it stood
     return _rgb(upright, label, background)
 
 
 def _rgb(image: Image, label: str, background: Colour | None) -> Image:
-    """Any mode as RGB, with nothing in `info`."""
+    """Any mode as RGB, in an image of its own with nothing in `info`."""
     _check_mode(image, label)
     if image.mode.startswith("I"):
         image = _eight_bits(image, label)

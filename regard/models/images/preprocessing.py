@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.frames import Frame
@@ -121,8 +120,10 @@ class Preprocessor:
         height, width = frames[0].pixels
         pixels = np.zeros((len(opened), 3, height, width), np.float32)  # (B, 3, H, W)
         for row, picture in zip(pixels, opened, strict=True):
-            numbers = self._numbers(picture)
-            row[:, : numbers.shape[1], : numbers.shape[2]] = numbers  # what is left is padding
+            image = picture.image
+            for step in self.plan.steps:
+                image = step.apply(image)
+            self.plan.numbers.apply(image, row)  # what is left is padding
         return Prepared(torch.from_numpy(pixels), tuple(frames))
 
     def frame(self, height: int, width: int) -> Frame:
@@ -154,12 +155,6 @@ class Preprocessor:
                 "time, or use a preprocessor with do_center_crop, or with a height and a width as its size"
             )
         return frames
-
-    def _numbers(self, picture: Picture) -> NDArray[np.float32]:
-        image = picture.image
-        for step in self.plan.steps:
-            image = step.apply(image)
-        return self.plan.numbers.apply(image)  # (3, H, W)
 
     def __repr__(self) -> str:
         return f"Preprocessor({self.kind}: {self.plan})"

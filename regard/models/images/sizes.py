@@ -122,7 +122,9 @@ def read_pair(settings: Settings, key: str) -> tuple[int, int]:
     """
     target = read_target(settings, key, square=True)
     if not isinstance(target, Exactly):
-        raise ValueError(f"{settings.where}: {key} must be a number, or height and width, got {settings.get(key)!r}")
+        raise ValueError(
+            f"{settings.where}: {key} must be a number, or height and width, got {settings.get(key)!r:.80}"
+        )
     return target.height, target.width
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard.models.tokenizers.pipelines import Item, Pieces, clean_spaces, room, shares
 from regard.models.tokenizers.sentencepiece_file import CONTROL, NORMAL, SPACE, UNKNOWN, SentencePieceFile, normalise
-from regard.models.tokenizers.tokenizer_folder import Folder, read_json, rust_library
+from regard.models.tokenizers.tokenizer_folder import Folder, read_object, rust_library
+from regard.parsing import parsing
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -91,7 +92,8 @@ class MarianPieces:
             (piece.text, piece.score) if piece.type == NORMAL else (f" {n}", 0.0)
             for n, piece in enumerate(self.source.pieces)
         ]
-        return rust_library().models.Unigram(pieces, unk_id=self.source.unknown_id, byte_fallback=False)
+        with parsing("source.spm"):
+            return rust_library().models.Unigram(pieces, unk_id=self.source.unknown_id, byte_fallback=False)
 
     @cached_property
     def _whole(self) -> re.Pattern[str] | None:
@@ -108,7 +110,9 @@ class MarianPieces:
             return [self._added_ids[text]]
         code = re.match(r">>.*?<<", text, re.DOTALL)  # the language to translate into
         pieces = [code[0]] if code else []
-        pieces += [piece.value for piece in self._model.tokenize(normalise(self.source, text[len("".join(pieces)) :]))]
+        with parsing("source.spm"):
+            rest = normalise(self.source, text[len("".join(pieces)) :])
+            pieces += [piece.value for piece in self._model.tokenize(rest)]
         unknown = self.words[self.names["unk"]]
         return [self._added_ids.get(piece, self.words.get(piece, unknown)) for piece in pieces]
 
@@ -127,7 +131,9 @@ class MarianPieces:
     def _framed(self, parts: list[list[int]], special: bool) -> Pieces:
         ids = [number for part in parts for number in part]
         if special:
-            ids.append(self._added_ids[self.names["eos"]])
+            end = self.id_of(self.names["eos"])
+            assert end is not None  # each special token has an id, in the vocabulary or at its end
+            ids.append(end)
         return Pieces(ids, [0] * len(ids), [None] * len(ids))
 
     def decode(self, ids: list[int], special: bool) -> str:
@@ -184,8 +190,8 @@ def _texts(item: Item) -> tuple[str, ...]:
 
 
 def _read_words(path: Path) -> dict[str, int]:
-    words = read_json(path)
-    if not words or not all(isinstance(number, int) for number in words.values()):
+    words = read_object(path)
+    if not words or not all(type(number) is int and 0 <= number < 1 << 31 for number in words.values()):
         raise ValueError(f"{path} must hold an object of token: id")
     return words
 
@@ -203,10 +209,10 @@ def _check(path: Path, file: SentencePieceFile) -> None:
 def _add(added: dict[int, AddedToken], words: Mapping[str, int], special: list[str]) -> None:
     """Lay the special tokens over the vocabulary, with new ids at its end where it lacks them."""
     have = {token.content for token in added.values()}
-    new = len(words.keys() | have)
+    new = 1 + max([*words.values(), *added], default=-1)
     for text in dict.fromkeys(special):
         if text in have:
             continue
         number = words.get(text, new)
-        new += number == new
+        new = max(new, number + 1)
         added[number] = rust_library().AddedToken(text, normalized=False, special=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from regard.parsing import parsing
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding
     from tokenizers import Tokenizer as RustTokenizer
@@ -68,11 +70,13 @@ class Pipeline:
     """A `tokenizers.Tokenizer` as an engine.
 
     clean: close up spaces before punctuation when joining.  ending: what stands for a space at the end of a word.
+    where: the directory it was read from, for errors. What is wrong with a file may show only when a text is cut.
     """
 
     rust: RustTokenizer
     clean: bool = False
     ending: str = ""
+    where: str = "the tokenizer"
 
     def __post_init__(self) -> None:
         self.rust.no_padding()
@@ -90,20 +94,25 @@ class Pipeline:
 
     def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
         """Cut texts and pairs; `special`: frame them with the special tokens."""
-        return [_pieces(found) for found in self.rust.encode_batch(list(items), add_special_tokens=special)]
+        with parsing(self.where):
+            return [_pieces(found) for found in self.rust.encode_batch(list(items), add_special_tokens=special)]
 
     def cut(self, item: Item, length: int, side: str) -> Pieces:
         """Cut one text or pair and drop pieces on `side` until, framed, at most `length` are left."""
         pair = isinstance(item, tuple)
-        parts = [self.rust.encode(text, add_special_tokens=False) for text in (item if pair else (item,))]
-        space = room(length, self.rust.num_special_tokens_to_add(pair))
-        for part, n in zip(parts, shares([len(part) for part in parts], space), strict=True):
-            part.truncate(n, direction=side)
-        return _pieces(self.rust.post_process(parts[0], parts[1] if pair else None))
+        with parsing(self.where):
+            parts = [self.rust.encode(text, add_special_tokens=False) for text in (item if pair else (item,))]
+            frame = self.rust.num_special_tokens_to_add(pair)
+        kept = shares([len(part) for part in parts], room(length, frame))
+        with parsing(self.where):
+            for part, n in zip(parts, kept, strict=True):
+                part.truncate(n, direction=side)
+            return _pieces(self.rust.post_process(parts[0], parts[1] if pair else None))
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""
-        text = str(self.rust.decode(ids, skip_special_tokens=not special))
+        with parsing(self.where):
+            text = str(self.rust.decode(ids, skip_special_tokens=not special))
         text = text.replace(self.ending, " ").strip() if self.ending else text
         return clean_spaces(text) if self.clean else text
 
@@ -140,7 +149,8 @@ class Pipeline:
 
     def files(self) -> dict[str, bytes]:
         """The vocabulary as files: name → content."""
-        return {"tokenizer.json": self.rust.to_str(pretty=True).encode()}
+        with parsing(self.where):
+            return {"tokenizer.json": self.rust.to_str(pretty=True).encode()}
 
 
 @cache

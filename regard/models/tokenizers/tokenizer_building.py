@@ -16,6 +16,7 @@ from regard.models.tokenizers.pipelines import Engine, Pipeline
 from regard.models.tokenizers.tokenizer_folder import Folder, rust_library, text_of
 from regard.models.tokenizers.tokenizer_kinds import AS_FILED, BERT, KINDS, MODEL_TYPES, OVERRULED, XLM_ROBERTA, Kind
 from regard.models.tokenizers.vocabularies import Vocabulary, read_tokenizer_json
+from regard.parsing import MOST_JSON, read_bounded
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -61,7 +62,7 @@ def open_directory(path: Path) -> Opened:
     if not path.is_dir():
         raise ValueError(f"{path} is not a directory: give one that holds {_file_sets()}")
     file = path / "tokenizer.json"
-    data = file.read_bytes() if file.is_file() else b""
+    data = read_bounded(file, MOST_JSON) if file.is_file() else b""
     json = read_tokenizer_json(file, data) if data or file.is_file() else None
     added = json.whole.get_added_tokens_decoder() if json is not None and json.whole is not None else {}
     folder = Folder.read(path, added)
@@ -150,7 +151,7 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> Opened:
     cut = str(whole.truncation["direction"]) if whole is not None and whole.truncation else "right"
     sides = folder.side("padding_side", pad), folder.side("truncation_side", cut)
     texts = tuple(text_of(token) for token in extra)
-    engine = Pipeline(rust, _cleans(rust, folder), kind.ending)
+    engine = Pipeline(rust, _cleans(rust, folder), kind.ending, str(folder.path))
     return Opened(engine, folder, _class_name(kind, folder), names, texts, *sides)
 
 

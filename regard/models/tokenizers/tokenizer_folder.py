@@ -9,16 +9,17 @@ It does not know how any kind cuts text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.parsing import read_json
+
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-__all__ = ["INSTALL", "ROLES", "Folder", "read_json", "rust_library", "text_of"]
+__all__ = ["INSTALL", "ROLES", "Folder", "read_object", "rust_library", "text_of"]
 
 INSTALL = "pip install 'regard[models]'"
 SWITCHES = ("lstrip", "normalized", "rstrip", "single_word", "special")
@@ -40,14 +41,11 @@ def rust_library() -> Any:
     return tokenizers
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file, {} where there is none; ValueError where it is broken or not an object."""
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise ValueError(f"{path} is not readable as JSON: {problem}") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, and holds a {type(value).__name__}")
     return value
@@ -74,7 +72,7 @@ class Folder:
 
         Raises ValueError where a file is broken or a token in it is not one.
         """
-        config, model = read_json(path / "tokenizer_config.json"), read_json(path / "config.json")
+        config, model = read_object(path / "tokenizer_config.json"), read_object(path / "config.json")
         values = {key: _tokens_in(path, key, value) for key, value in config.items() if key != "added_tokens_decoder"}
         if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
             values["extra_special_tokens"] = values.pop("additional_special_tokens")
@@ -82,7 +80,7 @@ class Folder:
         if "added_tokens_decoder" in config:
             added = _added(path / "tokenizer_config.json", config["added_tokens_decoder"])
         else:
-            for key, value in read_json(path / "special_tokens_map.json").items():
+            for key, value in read_object(path / "special_tokens_map.json").items():
                 values[key] = _tokens_in(path, key, value)
             _check_tokens(path, values)
             added = _old_added(path, values) | dict(vocabulary_added)
@@ -90,21 +88,25 @@ class Folder:
             raise ValueError(f"{path / 'tokenizer_config.json'} asks for fix_mistral_regex, which is not supported")
         class_name = config.get("tokenizer_class") or model.get("tokenizer_class")
         if class_name is not None and not isinstance(class_name, str):
-            raise ValueError(f"tokenizer_class of {path} must be the name of a class, got {class_name!r}")
+            raise ValueError(f"tokenizer_class of {path} must be the name of a class, got {class_name!r:.80}")
         return cls(path, values, added, class_name and class_name.removesuffix("Fast"), model.get("model_type"))
 
     def switch(self, name: str, default: bool | None) -> bool | None:
         """A setting that is true, false or null; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value is not None and not isinstance(value, bool):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r}")
+            raise ValueError(
+                f"{name} in {self.path / 'tokenizer_config.json'} must be true or false, got {value!r:.80}"
+            )
         return value
 
     def side(self, name: str, default: str) -> str:
         """`padding_side` or `truncation_side`: "left" or "right"; ValueError where it is something else."""
         value = self.values.get(name, default)
         if value not in ("left", "right"):
-            raise ValueError(f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r}")
+            raise ValueError(
+                f"{name} in {self.path / 'tokenizer_config.json'} must be left or right, got {value!r:.80}"
+            )
         return str(value)
 
     def named(self, defaults: Mapping[str, str | None]) -> dict[str, AddedToken | str]:
@@ -148,11 +150,11 @@ def _check_tokens(path: Path, values: Mapping[str, Any]) -> None:
     for key in ("extra_special_tokens", "additional_special_tokens"):
         group = values.get(key) or []
         if not isinstance(group, (list, dict)):
-            raise ValueError(f"{key} of {path} must be a list or an object of tokens, got {group!r}")
+            raise ValueError(f"{key} of {path} must be a list or an object of tokens, got {group!r:.80}")
         named |= group if isinstance(group, dict) else {f"{key}[{n}]": value for n, value in enumerate(group)}
     for key, value in named.items():
         if value is not None and not isinstance(value, str) and not hasattr(value, "content"):
-            raise ValueError(f"{key} of {path} must be text or a token, got {value!r}")
+            raise ValueError(f"{key} of {path} must be text or a token, got {value!r:.80}")
 
 
 def _tokens_in(path: Path, key: str, value: Any) -> Any:
@@ -166,12 +168,12 @@ def _tokens_in(path: Path, key: str, value: Any) -> Any:
 
 def _token(path: Path, value: object, special: bool | None = None) -> AddedToken:
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise ValueError(f"{path}: a token must be an object with its text as content, got {value!r}")
+        raise ValueError(f"{path}: a token must be an object with its text as content, got {value!r:.80}")
     flags = {key: flag for key, flag in value.items() if key not in ("__type", "content", "id")}
     if special is not None:
         flags["special"] = special
     if not all(key in SWITCHES and isinstance(flag, bool) for key, flag in flags.items()):
-        raise ValueError(f"{path}: of the token {value!r}, only the switches {', '.join(SWITCHES)} are known")
+        raise ValueError(f"{path}: of the token {value!r:.80}, only the switches {', '.join(SWITCHES)} are known")
     token: AddedToken = rust_library().AddedToken(value["content"], **flags)
     return token
 
@@ -184,7 +186,7 @@ def _added(path: Path, table: object) -> dict[int, AddedToken]:
 
 def _old_added(path: Path, values: Mapping[str, Any]) -> dict[int, AddedToken]:
     """added_tokens.json, text → id, which does not say what is special: the tokens with a role are."""
-    table = read_json(path / "added_tokens.json")
+    table = read_object(path / "added_tokens.json")
     special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
     special |= {text_of(token) for token in values.get("extra_special_tokens") or []}
     if not all(isinstance(number, int) for number in table.values()):

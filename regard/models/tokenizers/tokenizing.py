@@ -23,6 +23,7 @@ from regard.atomic_files import atomic_file
 from regard.models.tokenizers.pipelines import Item, Pieces
 from regard.models.tokenizers.tokenizer_building import Opened, open_directory
 from regard.models.tokenizers.tokenizer_folder import ROLES
+from regard.parsing import parsing
 
 __all__ = ["Batch", "Encoded", "Sides", "SpecialIds", "Tokenizer"]
 
@@ -113,7 +114,8 @@ class Tokenizer:
         Raises ValueError where there are no tokenizer files, or broken ones, or ones of a kind that is not known;
         ImportError where the library `tokenizers` is missing.
         """
-        return cls(open_directory(Path(directory)))
+        with parsing(str(directory)):
+            return cls(open_directory(Path(directory)))
 
     def encode(self, text: str, second: str | None = None, *, special: bool = True) -> Encoded:
         """Cut one text, or a pair, into tokens.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.models.tokenizers.sentencepiece_file import CONTROL, USER_DEFINED, SentencePieceFile
 from regard.models.tokenizers.tokenizer_folder import Folder, rust_library, text_of
+from regard.parsing import parsing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -52,9 +53,11 @@ class Vocabulary:
 def read_tokenizer_json(path: Path, data: bytes) -> Vocabulary:
     """tokenizer.json, read by Rust; ValueError says what is wrong with a file that is not one."""
     try:
-        whole = rust_library().Tokenizer.from_buffer(data)
-    except Exception as problem:  # the Rust library raises nothing narrower
-        raise ValueError(f"{path} cannot be read: {_what_is_wrong(data) or problem}") from None
+        with parsing(str(path)):
+            whole = rust_library().Tokenizer.from_buffer(data)
+    except ValueError as problem:
+        known = _what_is_wrong(data)
+        raise ValueError(f"{path} cannot be read: {known}" if known else str(problem)) from None
     padding = whole.padding
     return Vocabulary(whole.model, whole=whole, defaults={"pad": padding["pad_token"]} if padding else {})
 
@@ -63,7 +66,7 @@ def _what_is_wrong(data: bytes) -> str | None:
     """In words, where Rust only says that no variant matched."""
     try:
         content = json.loads(data)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         return f"it is not JSON ({problem})"
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         return "it has no model"
@@ -74,20 +77,16 @@ def _what_is_wrong(data: bytes) -> str | None:
 def read_words(folder: Folder) -> Vocabulary:
     """vocab.txt: one token a line."""
     file = folder.path / "vocab.txt"
-    try:
+    with parsing(str(file)):
         return Vocabulary(rust_library().models.WordPiece.from_file(str(file), unk_token="[UNK]"))
-    except Exception as problem:
-        raise ValueError(f"{file} cannot be read: {problem}") from None
 
 
 def read_merges(folder: Folder) -> Vocabulary:
     """vocab.json and merges.txt: token → id, and pairs to merge, best first."""
     files = [str(folder.path / name) for name in ("vocab.json", "merges.txt")]
     blank = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    try:
+    with parsing(f"{folder.path}:", "vocab.json and merges.txt do not fit together"):
         return Vocabulary(rust_library().models.BPE.from_file(*files, fuse_unk=False, **blank))
-    except Exception as problem:
-        raise ValueError(f"{folder.path}: vocab.json and merges.txt do not fit together: {problem}") from None
 
 
 def read_t5(folder: Folder) -> Vocabulary:
@@ -137,7 +136,7 @@ def sentinels(folder: Folder) -> list[str]:
     """T5's <extra_id_0>, <extra_id_1> …, as many as the settings say."""
     count = folder.values.get("extra_ids", 100)
     if not isinstance(count, int) or not 0 <= count <= 10_000:
-        raise ValueError(f"extra_ids in {folder.path / 'tokenizer_config.json'} must be 0 to 10000, got {count!r}")
+        raise ValueError(f"extra_ids in {folder.path / 'tokenizer_config.json'} must be 0 to 10000, got {count!r:.80}")
     return [f"<extra_id_{n}>" for n in range(count)]
 
 
