@@ -176,6 +176,6 @@ def test_forged_beams_are_refused(searched: Any, tmp_path: Path) -> None:
     good = link.returned
     for bad in ((99, *good[1:]), (*good, 0), ()):
         link.returned = bad
-        with pytest.raises(ValueError, match="batch rows that are not there"):
+        with pytest.raises(ValueError, match="batch rows"):
             seen.save(tmp_path / "run.regard")
     link.returned = good
