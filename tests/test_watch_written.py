@@ -114,24 +114,38 @@ def test_second_text_about_the_same_picture_is_a_run_of_its_own(tmp_path: Path) 
     ]
 
 
-def test_beams_have_as_many_runs_in_cross_attention_as_in_self_attention(tmp_path: Path) -> None:
+def test_beams_are_one_run_in_cross_attention_as_in_self_attention(tmp_path: Path) -> None:
     model = load(blip(tmp_path, "ForConditionalGeneration"))
     seen, _ = watched(model, lambda: model.caption(picture(1), new_tokens=NEW, beams=3))
     rows = {
         part: [run.view.sizes[:3] for run in seen.runs() if run.path == f"decoder.blocks.1.{part}"]
         for part in ("attention", "cross")
     }
-    assert rows["cross"] == rows["attention"] == [(1, 5, 1), (3, 5, NEW - 1)]
+    assert rows["cross"] == rows["attention"] == [(1, 5, NEW)]
 
 
-def test_each_word_of_a_caption_is_laid_over_the_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beams", [1, 3])
+def test_each_word_of_a_caption_is_laid_over_the_picture(beams: int, tmp_path: Path) -> None:
     model = load(blip(tmp_path, "ForConditionalGeneration"))
     (frame,) = model.preprocessor([picture(1)]).frames
     with regard.watch(model, keep="qk", layouts=model.layouts(frame, NEW)) as seen:
-        model.caption(picture(1), new_tokens=NEW)
+        model.caption(picture(1), new_tokens=NEW, beams=beams)
     view = seen["decoder.blocks.2.cross"]
-    for word in range(NEW):
+    for word in range(view.sizes[2]):
         assert view.overlay(picture(1), word, head=3).weights == pytest.approx(view.row(word)[0, 3].numpy())
+
+
+def test_each_beam_has_the_picture_of_its_own_prompt(tmp_path: Path) -> None:
+    model = load(blip(tmp_path, "ForConditionalGeneration"))
+    pictures = [picture(1), picture(2)]
+    frames = model.preprocessor(pictures).frames
+    with regard.watch(model, keep="qk", layouts=[model.layouts(frame, NEW) for frame in frames]) as seen:
+        model.caption(pictures, new_tokens=NEW, beams=3)
+    view = seen["decoder.blocks.2.cross"]
+    assert (view.sizes[0], len(view.placed.sides)) == (2, 2)
+    for batch, shown in enumerate(pictures):
+        overlay = view.overlay(shown, 0, head=3, batch=batch)
+        assert overlay.weights == pytest.approx(view.row(0)[batch, 3].numpy())
 
 
 def test_looks_at_fewer_pictures_are_no_padding_on_the_right(tmp_path: Path) -> None:

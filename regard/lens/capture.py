@@ -123,11 +123,15 @@ class Capture:
         runs = {name: self._runs(name) for name in self.names}
         self._layouts = {} if given is None else fit_layouts(read_layouts(given), runs)
 
-    def _runs(self, path: str) -> list[Run]:
-        """The sizes of the calls of each run of a module."""
+    def _runs(self, path: str, *, shown: bool = False) -> list[Run]:
+        """The sizes of the calls of each run of a module.
+
+        shown: leave out what the assembled view leaves out: calls after the end of all that a beam search returned.
+        """
         found, links, groups = self._linked(path)
         runs = []
         for group in groups:
+            group = [n for n in group if not shown or max(links[n].returned or (0,)) >= 0]
             first = tuple(links[n].first - links[group[0]].first for n in group)
             runs.append(Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), first))
         return runs
@@ -146,7 +150,7 @@ class Capture:
         if path in self._layouts:
             sides, (_, links, groups) = self._layouts[path], self._linked(path)
             at = next(at for at, group in enumerate(groups) if n is None or n in group)
-            run = self._runs(path)[at]
+            run = self._runs(path, shown=n is None)[at]
             problem = run.misfit(sides)
             cut = () if problem else run.cut(sides, None if n is None else groups[at].index(n))
             rows = rows_of([links[call] for call in groups[at]])[0] if n is None else None
