@@ -14,7 +14,7 @@ ARGS ?=
 SENTENCE := The animal didn't cross the street because it was too tired.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean FORCE
+.PHONY: help demo test lint format bench fuzz clean FORCE
 
 help:
 	@echo 'make demo     what "it" looks at in a sentence that a real model reads; the page goes to out/look.html'
@@ -27,6 +27,8 @@ help:
 	@echo '              lint 기준에 맞게 파일을 정리합니다'
 	@echo 'make bench    time the backends on this machine, with BENCH=lens the lens; ARGS go to benchmarks/BENCH.py'
 	@echo '              이 컴퓨터에서 백엔드별 속도를 측정합니다. BENCH=lens는 렌즈를 측정하고, ARGS는 해당 파일에 전달됩니다'
+	@echo 'make fuzz     open 20,000 damaged files, kill writers, load the server: some 40 minutes'
+	@echo '              손상된 파일 2만 개를 열고, 쓰는 도중에 종료하고, 서버에 부하를 겁니다. 40분쯤 걸립니다'
 	@echo 'make clean    remove what make made: .venv, caches, the page of the demo'
 	@echo '              make가 만든 .venv, 캐시, 데모 페이지를 지웁니다'
 	@echo
@@ -60,6 +62,12 @@ format: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/$(BENCH).py $(ARGS)
+
+# Seeded, bounded in count and time, and on loopback alone.
+fuzz: .venv/ready
+	.venv/bin/python tests/fuzz/run.py --cases 20000 --seed 14
+	.venv/bin/python tests/fuzz/kills.py --kills 100
+	.venv/bin/python tests/fuzz/load.py
 
 # The mark goes last, so that a clean cut short can be run again. A .venv without a mark is not ours to delete.
 clean:

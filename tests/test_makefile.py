@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ["help", "demo", "test", "lint", "format", "bench", "clean"]
+TARGETS = ["help", "demo", "test", "lint", "format", "bench", "fuzz", "clean"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
