@@ -616,8 +616,7 @@ def test_words_and_numbers_of_a_text_do_not_stand_beside_a_picture(page, session
     ("options", "layer", "head", "token"),
     [
         ([], 2, None, 0),
-        (["--layer", "1"], 1, None, 0),
-        (["--token", "7"], 2, None, 7),
+        (["--layer", "1", "--token", "7"], 1, None, 7),
         (["--at", "20,30"], 2, None, BEFORE + 2 * 7 + 3),
         (["--layer", "0", "--head", "2", "--at", "20,30"], 0, 2, BEFORE + 2 * 7 + 3),
     ],

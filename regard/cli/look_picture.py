@@ -288,7 +288,9 @@ def show(
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
-    kept = replace(session, pictures=session.pictures if asked.photo else (), opening=_opening(asked, focus))
+    kept = session if asked.photo else replace(session, pictures=())
+    if asked.html is not None:
+        kept = replace(kept, opening=_opening(asked, focus))
     if asked.figure is not None:
         _draw(kept, asked, focus, at, photo if asked.photo else None)
     written = write_session(kept, asked.html, asked.save, lang) | _named(asked.figure)

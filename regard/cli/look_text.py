@@ -372,7 +372,7 @@ def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lan
     if asked.figure is not None:
         picture_files.write(_picture(session, asked, said), asked.figure)
     named = None if asked.figure is None else str(asked.figure)
-    shown = replace(session, opening=_opening(session, asked, said))
+    shown = session if asked.html is None else replace(session, opening=_opening(session, asked, said))
     return write_session(shown, asked.html, asked.save, lang) | {"figure": named}
 
 

@@ -107,8 +107,7 @@ def _pattern(session: Session, layer: int, head: int, lang: Lang) -> list[str]:
         return [words["none"].format(layer, head, _parts(shares, keys, words)), *_link(session, layer, head, words)]
     kind = name if name in ("uniform", "first") else "named"
     said = [words[kind].format(layer, head, _percent(shares[name]), keys.get(name))]
-    rest = 1 - shares["first"]
-    if name != "first" or rest < REST:
+    if name != "first" or (rest := 1 - shares["first"]) < REST:
         return said
     if (second := found.rest[head]) is not None:
         part = _percent(float(found.beside[second][head]) / rest)

@@ -214,6 +214,8 @@ def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> li
     shares, beside: as `measure` gives them. A head that does not rest there, or does little else, has None.
     """
     resting = [[names[:1] == ["first"] for names in row] for row in label(shares)]
+    if not any(map(any, resting)):
+        return [[None] * len(row) for row in resting]
     rest = 1 - shares["first"]  # (B, H)
     parts = {name: torch.where(rest >= REST, part / rest.clamp(min=REST), 0.0) for name, part in beside.items()}
     found = label(parts) if parts else [[[]] * len(row) for row in resting]
