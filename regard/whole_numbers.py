@@ -25,6 +25,6 @@ def check_whole(name: str, value: object, least: int | None = 1) -> None:
     except TypeError:
         whole = None
     if whole is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r:.80}")
     if least is not None and whole < least:
         raise ValueError(f"{name} must be at least {least}, got {whole}")

@@ -634,6 +634,15 @@ def test_threads_may_share_a_tokenizer(folder_of):
     assert all(found.result().ids == whole for found in wholes)
 
 
+def test_marian_gives_special_tokens_that_its_vocabulary_lacks_ids_of_their_own(tmp_path, folder_of):
+    shutil.copytree(folder_of(marian), tmp_path, dirs_exist_ok=True)
+    words = json.loads((tmp_path / "vocab.json").read_text())
+    write(tmp_path, "vocab", {word: number for word, number in words.items() if word not in ("</s>", "<pad>")})
+    tokenizer = Tokenizer.open(tmp_path)
+    end, pad = tokenizer.ids_of.eos, tokenizer.ids_of.pad
+    assert tokenizer.encode("하나").ids[-1] == end != pad
+
+
 def test_results_are_frozen(folder_of):
     ours = Tokenizer.open(folder_of(bert))
     for value, name in (

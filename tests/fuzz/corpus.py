@@ -50,7 +50,9 @@ def write_models(folder: Path) -> None:
     bert(folder / "bert", "ForMaskedLM")
     vit(folder / "vit")
     _hand_made_clip(clip(folder / "clip"))
-    config = transformers.GPT2Config(vocab_size=300, n_positions=41, n_embd=20, n_layer=2, n_head=5, bos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=300, n_positions=41, n_embd=20, n_layer=2, n_head=5, bos_token_id=0, eos_token_id=0
+    )
     build("GPT2LMHeadModel", config, torch.float32).save_pretrained(folder / "gpt2", max_shard_size="20KB")
     said = {"max_new_tokens": 5, "do_sample": False, "num_beams": 2, "eos_token_id": 0, "pad_token_id": 0}
     (folder / "gpt2" / "generation_config.json").write_text(json.dumps(said))

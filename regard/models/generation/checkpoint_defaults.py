@@ -158,7 +158,7 @@ without, name it: ignore=["typical_p"]
         Raises ValueError for values that cannot be used, and for keys that change the text and are not understood.
         """
         if isinstance(ignore, str):  # whose letters would be taken for keys
-            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r}]")
+            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r:.80}]")
         ignored = set(ignore)
         if generation is None:
             known = READ | NEUTRAL.keys()

@@ -297,7 +297,7 @@ def _check_number(name: str, value: object) -> None:
     if value is None and name != "repetition_penalty":
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r:.80}")
     if not isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
 

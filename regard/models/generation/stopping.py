@@ -41,11 +41,11 @@ def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     (('\n\n',), ('User:', '###'), ())
     """
     if not isinstance(stop, (str, Sequence)):
-        raise TypeError(f"stop must be a str or a list of them, got {type(stop).__name__}: {stop!r}")
+        raise TypeError(f"stop must be a str or a list of them, got {type(stop).__name__}: {stop!r:.80}")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     for string in strings:
         if not isinstance(string, str):
-            raise TypeError(f"a stop string must be a str, got {type(string).__name__}: {string!r}")
+            raise TypeError(f"a stop string must be a str, got {type(string).__name__}: {string!r:.80}")
         if not string:
             raise ValueError("a stop string must not be empty: every text holds the empty one")
     return strings

@@ -322,6 +322,7 @@ def _check_pixels(label: str, image: Image) -> None:
 def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
     """The picture in an open file; `label` is what errors call it."""
     image = _identified(file, label)
+    _check_pixels(label, image)
     if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
         with _decoding(label):
             image.verify()
