@@ -255,7 +255,7 @@ def test_weights_of_another_kind_are_refused():
         ({"mask": {"band": [1, 2]}}, "mask of record 0: "),
         (
             {"mask": {"band": [0, [1, 2], 0]}},
-            "mask of record 0: a band is three integers of at most 536,870,912, got [0, [1, 2], 0]",
+            "mask of record 0: a band is three integers of at most 1,099,511,627,776, got [0, [1, 2], 0]",
         ),
         ({"mask": {"band": [0, -1, 0]}}, "mask of record 0: before must be at least 0, got -1"),
         ({"mask": {"band": [0, 1, 0], "dilation": 2}}, "mask of record 0 has 'dilation', unknown to this regard"),

@@ -25,6 +25,7 @@ from regard.lens.files.file_records import _form_of
 from regard.lens.files.saving import overview_of
 from regard.lens.measuring.measures import NAMES
 from regard.lens.measuring.weights import Given, Remembered
+from regard.lens.runs import Link
 from regard.lens.view import PER_QUERY, Told, View
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
@@ -744,3 +745,30 @@ def test_measure_of_a_wrong_kind_is_refused_by_name(forged, name):
 
     with pytest.raises(CaptureFileError, match=f"tensor 'forged', {name} of record 0, holds torch"):
         regard.open(forged(change))
+
+
+@pytest.mark.parametrize("offset", [10**9, -(10**9)])
+def test_mask_that_counts_from_far_away_is_saved(tmp_path, offset):
+    class Far(torch.nn.Module):
+        def forward(self, x):
+            return regard.attention(x, x, x, mask=masks.causal(offset=offset))
+
+    far, x = Far(), torch.ones(1, 1, 5, 4)
+    with regard.watch(far, keep="qk") as seen:
+        far(x)
+    seen.save(tmp_path / "run.regard")
+    assert torch.equal(regard.open(tmp_path / "run.regard")[0].row(2), seen[0].row(2))
+
+
+def test_steps_after_a_call_that_could_not_be_read_are_put_together_and_saved(tmp_path):
+    """Links count all calls of a module, those that could not be read among them."""
+    keys = torch.ones(1, 1, 3, 4)
+    views = [regard.look(keys[:, :, :2], keys[:, :, :2], keys[:, :, :2]), regard.look(keys[:, :, 2:], keys, keys)]
+    capture = Capture("toy")
+    capture.records.append(Record("attn", 0, "self", "sdpa", "sdpa", trouble="no kernel"))
+    for n, view in enumerate(views, 1):
+        link = Link(None if n == 1 else 1, known=0 if n == 1 else 2)
+        capture.records.append(Record("attn", n, "self", "sdpa", "sdpa", view=view, link=link))
+    capture.save(tmp_path / "run.regard")
+    for one in (capture, regard.open(tmp_path / "run.regard")):
+        assert one["attn"].sizes == (1, 1, 3, 3)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ __all__ = ["check_runs", "pack_record", "unpack_record"]
 REFERENCE: Any = str | dict | None
 
 MOST_POSITIONS = 1 << 24  # of a side; beyond that a file claims what nobody has run
+FARTHEST = 1 << 40  # where a query may be said to stand; torch counts in 64 bits
 LARGEST = 1e300
 BANDS = (4, 4, 32, 32)  # the most that facts have of them
 
@@ -105,15 +106,18 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
 def check_runs(records: Sequence[Record]) -> None:
     """Raise CaptureFileError for calls that are said to carry on others, and cannot: they could not be put together."""
     for path in dict.fromkeys(record.path for record in records):
-        views = [record.view for record in records if record.path == path and record.view is not None]
-        links = [record.link for record in records if record.path == path and record.view is not None]
-        for n, (view, link) in enumerate(zip(views, links, strict=True)):
+        earlier: dict[int, tuple[View, Link | None]] = {}  # by the numbers of the calls: some could not be read
+        for record in (record for record in records if record.path == path):
+            view, link = record.view, record.link
+            if view is None:
+                continue
+            earlier[record.n] = view, link
             if link is None or link.after is None:
                 continue
-            where = f"call {n} of {path!r:.80}"
-            if link.after >= n or links[link.after] is None:
+            where = f"call {record.n} of {path!r:.80}"
+            before, previous = earlier.get(link.after, (view, None))
+            if previous is None:
                 raise CaptureFileError(f"{where} carries on call {link.after}, which is not before it: {FORGED}")
-            before, previous = views[link.after], cast(Link, links[link.after])
             start, rows = previous.first, range(view.sizes[0]) if link.rows is None else link.rows
             counts = [None if one.returned is None else len(one.returned) for one in (previous, link)]
             if max(rows, default=0) >= max(before.sizes[0], 1) or counts[0] != counts[1] or counts[0] == 0:
@@ -314,9 +318,9 @@ def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: I
     if not isinstance(offset, int):
         offset = _taken(offset, f"offset of {where}", lead, "integers", tensors)
     if isinstance(offset, Tensor):
-        _check_range(offset, -MOST_POSITIONS, MOST_POSITIONS, f"offset of {where}")
-    elif offset is not None and abs(offset) > MOST_POSITIONS:
-        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {MOST_POSITIONS:,}: {FORGED}")
+        _check_range(offset, -FARTHEST, FARTHEST, f"offset of {where}")
+    elif offset is not None and abs(offset) > FARTHEST:
+        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}: {FORGED}")
     padding = _taken(found["padding"], f"padding of {where}", (lead[0], nk), "booleans", tensors)
     return Told(visible=visible, padding=padding, offset=offset)
 
@@ -379,7 +383,7 @@ def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
 
 def _unsound(found: Mapping[str, Any], sizes: Sizes) -> str | None:
     """The first of the facts that cannot be of a call of these sizes, or None."""
-    numbers = (("bias_from", LARGEST), ("softcap", LARGEST), ("offset", MOST_POSITIONS))
+    numbers = (("bias_from", LARGEST), ("softcap", LARGEST), ("offset", FARTHEST))
     sound = {
         "causal": found["causal"] in get_args(Causality),
         "bias_kind": found["bias_kind"] in (None, *get_args(BiasKind)),

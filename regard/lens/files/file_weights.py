@@ -32,6 +32,7 @@ __all__ = ["pack_weights", "unpack_weights"]
 MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits
 MOST_NUMBERS = 1 << 26  # of a bias that is a rule: 256 MiB in fp32
 AT_ONCE = 1 << 22  # cells that a rule is asked for in one piece
+FARTHEST = 1 << 40  # of a place; torch counts in 64 bits
 LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
 
 Sizes = tuple[int, int, int, int]
@@ -160,8 +161,8 @@ def _unpack_mask(value: dict[str, Any], sizes: Sizes, where: str, tensors: Incom
 
 def _band(value: dict[str, Any], sizes: Sizes, what: str) -> Mask:
     (band,) = fields(value, what, {"band": list})
-    if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > NO_LIMIT:
-        raise TypeError(f"a band is three integers of at most {NO_LIMIT:,}, got {band!r:.80}")
+    if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > FARTHEST:
+        raise TypeError(f"a band is three integers of at most {FARTHEST:,}, got {band!r:.80}")
     offset, before, after = band
     place = None if offset == sizes[3] - sizes[2] else offset
     return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
