@@ -139,9 +139,8 @@ class Capture:
     def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
         """The calls of a module, what each carries on, and which of them make a run."""
         found = self.calls(path)
-        place: dict[int | None, int] = {
-            r.n: at for at, r in enumerate(found)
-        }  # a link counts all calls, and some could not be read
+        # A link counts all calls of the module, and some could not be read.
+        place: dict[int | None, int] = {r.n: at for at, r in enumerate(found)}
         links = [replace(r.link, after=place.get(r.link.after)) for r in found if r.link is not None]
         if len(links) < len(found):
             links = by_sizes([_view(r).sizes for r in found], found[0].kind)
