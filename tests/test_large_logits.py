@@ -50,12 +50,16 @@ def dense(call: Call) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return measures_of(call, SIZE), measures_of(wide, SIZE)
 
 
-def judge(found: dict[str, Tensor], call: Call, what: str) -> None:
-    """The numeric rule; with no allowance for an lse that was rounded where it is large."""
+def judge(found: dict[str, Tensor], call: Call, what: str, *, by_head: bool = False) -> None:
+    """The numeric rule; with no allowance for an lse that was rounded where it is large.
+
+    by_head: the engine takes fp64 head by head, so that all of them must be large.
+    """
     baseline, truth = dense(call)
     found = found | {"lse": found["lse"].float()}
     step = None
-    if float(truth["lse"][truth["lse"] > -inf].abs().max()) > LARGE:
+    largest = truth["lse"].masked_fill(truth["lse"] == -inf, 0.0).abs().amax(-1)  # (B, H)
+    if float(largest.min() if by_head else largest.max()) > LARGE:
         step = 1.0
     else:
         baseline = measures_from_lse(call, SIZE, backwards=False)
@@ -279,9 +283,9 @@ def test_look_on_a_gpu_measures_as_dense_fp64_does(scale, mask, dtype):
         moved = replace(call, q=call.q.cuda(), k=call.k.cuda(), v=call.v.cuda())
         view = looked(moved)
         assert view.engine == "triton"
-        judge({name: x.cpu() for name, x in view.held.items()}, call, f"{scale:g}, D {d}")
+        judge({name: x.cpu() for name, x in view.held.items()}, call, f"{scale:g}, D {d}", by_head=True)
         baseline, truth = dense(call)
-        if scale > LARGE:
+        if float(truth["lse"][:, :, 7].abs().min()) > LARGE:
             assert_rule(view.row(7).cpu(), baseline["weights"][:, :, 7], truth["weights"][:, :, 7], what="row")
 
 
