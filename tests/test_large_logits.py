@@ -173,7 +173,7 @@ def test_measures_that_are_asked_for_later_are_those_of_dense_fp64(view):
 
 def test_patterns_are_those_of_dense_fp64(view):
     call = drawn(1e6, mask=masks.causal())
-    baseline, truth = (replace(view, weights=Given(x["weights"]), held=x).score_patterns() for x in dense(call))
+    baseline, truth = (replace(view, weights=Given(x["weights"]), held=x).score_patterns().scores for x in dense(call))
     for name, score in replace(view, held={"lse": view.held["lse"]}).patterns().items():
         assert_rule(score, baseline[name], truth[name], what=name)
 
