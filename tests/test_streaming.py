@@ -33,7 +33,7 @@ def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
     """Every measure of one case, lse by our own pass included, obeys the numeric rule."""
     call, truth, baseline = truth_and_baseline(case, dtype, size)
     lse = streaming.lse_of(call)
-    found = {"lse": lse} | streaming.measure(call, lse, read_wanted(NAMES, size, TOP))
+    found = streaming.measure(call, lse, read_wanted(NAMES, size, TOP)) | {"lse": lse}
     assert found.keys() - {"lse"} == {*NAMES, "top_key", "top_weight", "top_tied"} - {"top"}
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     assert_top(found, baseline, truth, f"{case}, {dtype}")
@@ -304,7 +304,7 @@ def _extreme(q: Tensor, k: Tensor, **extra: Any) -> None:
     wide = {n: a.double() if isinstance(a, Tensor) else a for n, a in extra.items()}
     base, truth = reference.stages(call), reference.stages(prepare(q.double(), k.double(), k.double(), **wide))
     lse = streaming.lse_of(call)
-    found = {"lse": lse} | streaming.measure(call, lse, ALL)
+    found = streaming.measure(call, lse, ALL) | {"lse": lse}
     from_lse = torch.exp(base.masked - base.lse.unsqueeze(-1))
     sinks = call.sinks
     baseline = dense_measures(from_lse, base.masked, base.lse, sinks, SIZE)

@@ -120,7 +120,15 @@ class _Launch:
 
         kernel_call = KernelCall(self.call, self.blocks)
         large_kernels.read_lse[(len(self.large),)](
-            self.given, self.shift, self.lse, self.large, self.call.sizes[2], LARGE, BLOCK=ROWS_READ, num_warps=8
+            self.given,
+            self.shift,
+            self.lse,
+            self.large,
+            self.call.sizes[2],
+            LARGE,
+            BLOCK=ROWS_READ,
+            num_warps=8,
+            **ROUNDED_ONCE,
         )
         for part in self._parts():
             self._run_part(kernel_call, part)

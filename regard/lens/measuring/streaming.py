@@ -26,7 +26,7 @@ from regard.lens.measuring.weights import Given, Weights, as_they_are, exponenti
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.rules import IndexRule
 
-__all__ = ["lse_of", "measure", "measure_given", "measure_tiles", "refined_lse"]
+__all__ = ["lse_of", "measure", "measure_given", "measure_tiles"]
 
 TILE_CELLS = 1 << 19  # of all the heads in a tile together: 2 MiB in fp32, two heads' 512×512
 GPU_TILE_CELLS = 1 << 25  # a GPU wants work by the launch, not what fits a cache
@@ -36,34 +36,24 @@ S = TypeVar("S", bound="_Source")
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
-    """Everything that `wanted` names: name → tensor, see regard.lens.measuring.measures.
+    """Everything that `wanted` names: name → tensor, see regard.lens.measuring.measures; and "lse".
 
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
     >>> call = prepare(x, x, x)
-    >>> measure(call, lse_of(call), Wanted(frozenset(["effective"])))
-    {'effective': tensor([[[2., 2.]]])}
+    >>> measure(call, lse_of(call), Wanted(frozenset(["effective"])))["effective"]
+    tensor([[[2., 2.]]])
 
-    call: on torch tensors.  lse: (B, H, Nq), −∞ where a row sees nothing.
+    call: on torch tensors.
+    lse: (B, H, Nq), −∞ where a row sees nothing. Where it is large one of fp64 scores takes its place, in fp64, unless
+        it is in fp64 already; what "lse" gives is the one that weights were made with.
     """
     with as_they_are(call.device):
-        lse = refined_lse(call, lse)
-        return _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
-
-
-def refined_lse(call: Call, lse: Tensor) -> Tensor:
-    """The lse to measure a call with: the given one, or one of fp64 scores, in fp64, where the given one is large.
-
-    >>> from regard.backends.call import prepare
-    >>> x = torch.full((1, 1, 1, 1), 1e3)
-    >>> refined_lse(prepare(x, x, x), torch.full((1, 1, 1), 1e6 + 1))
-    tensor([[[1000000.]]], dtype=torch.float64)
-
-    One in fp64 for a call in fp32 or less is taken for such a one already. Waits for a GPU.
-    """
-    if call.wide == torch.float64 or not is_large(lse):
-        return lse.to(call.wide)
-    return lse if lse.dtype == torch.float64 else lse_of(call, torch.float64)
+        if call.wide == torch.float64 or not is_large(lse):
+            lse = lse.to(call.wide)
+            return {"lse": lse} | _measure(_FromCall(call, lse), lse, call.sinks, wanted)
+        lse = lse if lse.dtype == torch.float64 else lse_of(call, torch.float64)
+        return {"lse": lse} | _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
 
 
 def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
@@ -244,7 +234,6 @@ class _Source(ABC):
         batch, heads, nq, nk = sizes
         self.threads = _threads_for(sizes) if device.type == "cpu" and self.divisible else 1
         cells = TILE_CELLS if device.type == "cpu" else GPU_TILE_CELLS
-        cells = cells if self.threads == 1 else cells // 4
         of_one = max(1, cells // 2)  # two heads' tiles in one product are quicker than one head's of twice the size
         cols = min(nk, of_one // max(1, min(nq, isqrt(of_one))))
         rows = min(nq, of_one // max(1, cols))

@@ -254,7 +254,7 @@ def is_large(lse: Tensor) -> bool:
     if lse.numel() == 0:
         return False
     low, high = lse.aminmax()
-    if bool((low >= -LARGE) & (high <= LARGE)):  # most often, and all that it costs
+    if float(low) >= -LARGE and float(high) <= LARGE:  # most often, and all that it costs
         return False
     size = lse.abs()
     return bool(((size > LARGE) & (size < inf)).any())
