@@ -23,6 +23,7 @@ from regard.explorer import answers, sessions
 from regard.explorer.one_head import one_head
 from regard.explorer.packing import largest_of_bins, packed, sums_of_bins, unpacked
 from regard.explorer.sessions import Session, look_at, open_file, session_of
+from regard.lens.assembling import Assembled
 from regard.lens.capture import Capture, Record
 from regard.lens.files.saving import overview_of
 from regard.lens.measuring.weights import Given, Remembered
@@ -710,3 +711,12 @@ def test_words_of_another_sequence_are_not_put_on_the_keys_of_a_layer():
     session = session_with(seen(nq=7, nk=7), seen(nq=5, nk=5), tokens=tuple("abcdefg"))
     assert re.search("Token [0-6] “[a-g]” receives most", answers.head(session, 0, 0)["sentence"])
     assert re.search("Token [0-4] receives most", answers.head(session, 1, 0)["sentence"])
+
+
+def test_head_of_a_generation_whose_first_step_alone_has_large_logits():
+    """Its weights are fp64, and those of the other steps are not."""
+    x = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(14))
+    large, small = regard.look(x[:, :, :2] * 1e4, x[:, :, :2] * 1e4, x[:, :, :2]), regard.look(x[:, :, 2:], x, x)
+    tile = one_head(Assembled([large.weights, small.weights]), 0).tile(slice(None), slice(None))
+    assert torch.equal(tile[:2, :2], large.tile(slice(None), slice(None))[0, 0].to(tile))
+    assert torch.equal(tile[2], small.row(0)[0, 0].to(tile))

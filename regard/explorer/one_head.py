@@ -167,7 +167,7 @@ class _Below:
             if bool(mine.any()) and bool(there.any()):
                 tile = part.tile(wanted[mine] - begin, keys[there] - first).cpu()
                 whole = whole.to(torch.promote_types(whole.dtype, tile.dtype))
-                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile
+                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile.to(whole.dtype)  # fp64 where logits are large
             begin += part.sizes[0]
         return whole
 

@@ -105,6 +105,7 @@ WHOLE |= {"no_repeat_ngram_size": 0}
 """Keys of whole numbers, and the least there may be."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 NO_BEAMS = Beams(1)
+MOST_TOKENS = 2**31  # some files have −1 for none
 TOP_K = 50  # what transformers samples among where a checkpoint samples and does not say
 
 
@@ -273,7 +274,7 @@ def _token(name: str, value: object) -> int | None:
     """One token; some files write it as a list of one."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) > MOST_TOKENS):
         raise ValueError(f"{name} must be one token, got {value!r:.60}")
     return value
 

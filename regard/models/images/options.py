@@ -94,7 +94,7 @@ def kind_of_type(name: object, where: str) -> str:
     match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(name))
     if match is None or match[1] not in KINDS:
         known = ", ".join(f"{kind}ImageProcessor" for kind in KINDS)
-        raise ValueError(f"{where} is for a {name}, which is not known here. Known: {known}")
+        raise ValueError(f"{where} is for a {name!s:.80}, which is not known here. Known: {known}")
     return match[1]
 
 

@@ -98,7 +98,7 @@ def _kind(folder: Folder, json: Vocabulary | None, data: bytes) -> Kind:
         return AS_FILED if byte_level else declared  # LLaMA 3 files declare the class of LLaMA 2
     if declared is None and folder.class_name is not None:
         raise ValueError(
-            f"{folder.path} declares {folder.class_name}, whose older files are not read here: "
+            f"{folder.path} declares {folder.class_name:.80}, whose older files are not read here: "
             f"known are {_classes()}. Save it as tokenizer.json with transformers"
         )
     for kind in (declared, BERT, XLM_ROBERTA):
