@@ -116,6 +116,7 @@ def test_every_key_that_is_read_can_be_ignored() -> None:
         ({"suppress_tokens": 3}, "suppress_tokens a list of tokens"),
         ({"decoder_start_token_id": [1, 2]}, r"decoder_start_token_id must be one token, got \[1, 2\]"),
         ({"pad_token_id": True}, "pad_token_id must be one token, got True"),
+        ({"num_beams": 2**31}, "num_beams is 2147483648, and a file may ask for at most 1000"),
         ({"pad_token_id": 10**30}, "pad_token_id must be one token, got 1000"),  # which no tensor holds
         ({"max_length": "20"}, "max_length must be a whole number, got str"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),

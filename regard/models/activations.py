@@ -57,5 +57,5 @@ OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of that name. Raises ValueError with the names there are."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"unknown activation {name!r:.80}; there are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

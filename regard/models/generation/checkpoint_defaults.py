@@ -105,6 +105,7 @@ WHOLE |= {"no_repeat_ngram_size": 0}
 """Keys of whole numbers, and the least there may be."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 NO_BEAMS = Beams(1)
+MOST_BEAMS = 1000  # each takes a row of the batch; whoever wants more says so in the call
 MOST_TOKENS = 2**31  # some files have −1 for none
 TOP_K = 50  # what transformers samples among where a checkpoint samples and does not say
 
@@ -183,6 +184,8 @@ without, name it: ignore=["typical_p"]
             raise ValueError(f"do_sample must be true or false, got {samples!r:.60}")
         for key, least in WHOLE.items():
             check_whole(key, get(key), least)
+        if get("num_beams", 1) > MOST_BEAMS:
+            raise ValueError(f"num_beams is {get('num_beams')}, and a file may ask for at most {MOST_BEAMS}")
         made = cls(
             new_tokens=get("max_new_tokens"),
             max_length=get("max_length"),
