@@ -94,7 +94,7 @@ def test_beams_of_two_generations_are_two_runs(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- other models
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """A transformers model on SDPA, its eager twins in two precisions, a capture and what was returned."""
     folder = gpt2(tmp_path_factory.mktemp("gpt2"), generation={"eos_token_id": ENDS, "pad_token_id": 0})
