@@ -1,8 +1,4 @@
-"""What every test gets: a seed, one thread, no terminal, a Hypothesis profile, a turn, and a skip where a GPU is
-missing or seconds would be measured that nobody asked for; and what tests ask for: shared data, a terminal, a compiler.
-
-It does not know any test or any part of regard.
-"""
+"""Settings of every test run (seeds, one thread, no terminal, skips without a GPU) and the shared fixtures."""
 
 import json
 from collections.abc import Callable
@@ -13,16 +9,32 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["commanding", "taking_turns"]
+pytest_plugins = ["commanding"]
 
 # Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
 # most tensors here are so small that a second thread only costs.
 torch.set_num_threads(1)
 
-# The same examples in every run, so that a failure is the change's; `--hypothesis-profile=explore` draws new ones.
+# The same examples and the same order in every run, so that a failure is the change's; `make explore`, which is
+# `--hypothesis-profile=explore`, draws new ones.
+SEED = 15
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full-grids", action="store_true", help="run every combination of parameters, not a selection")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-randomly draws a seed, which it hands to the processes of pytest-xdist
+def pytest_configure(config: pytest.Config) -> None:
+    if not exploring(config) and getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = SEED
+
+
+def exploring(config: pytest.Config) -> bool:
+    return config.getoption("--hypothesis-profile") == "explore"
 
 
 @pytest.fixture(autouse=True)
@@ -69,22 +81,18 @@ def compiler() -> None:
         pytest.skip("torch.compile cannot link where torch's path has a space in it")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu, which `pytest -m gpu` selects, where there is no CUDA device; those marked alone unless
-    `pytest -m alone` asks for them: they measure seconds, and how busy a machine is must fail no change.
-    """
-    if "alone" not in config.getoption("markexpr"):
-        for item in items:
-            if item.get_closest_marker("alone"):
-                item.add_marker(pytest.mark.skip(reason="measures seconds: pytest -m alone, on a machine that is idle"))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu, which `pytest -m gpu` selects, where there is no CUDA device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which GPU code has changed since a GPU last ran it (tests/test_gpu_record.py)."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed of an exploring run, and the GPU code that has changed since its last run on a GPU."""
+    if exploring(config) and hasattr(config.option, "randomly_seed"):
+        terminalreporter.write_line(f"Random order: repeat it with --randomly-seed={config.option.randomly_seed}")
     record = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gpu-check.json"
     pending = json.loads(record.read_text("utf-8"))["pending"] if record.exists() else None
     if pending:

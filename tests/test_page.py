@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import re
-import statistics
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -387,12 +386,6 @@ def test_token_of_16384_is_answered_with_a_few_kilobytes(long_site):
     assert max(len(body) for _, body in asked(long_site, *ROWS)) < 64_000
 
 
-@pytest.mark.alone
-def test_token_of_16384_answers_within_a_tenth_of_a_second(long_site):
-    took = [seconds for seconds, _ in asked(long_site, "overview", *ROWS)][1:]
-    assert statistics.median(took) < 0.1, took
-
-
 def large_session() -> Session:
     """16 layers of 32 heads that saw 131,072 tokens; measures only, as a capture's file holds them."""
     n, heads = 131_072, 32
@@ -432,16 +425,6 @@ def test_131072_tokens_of_512_heads_are_painted_from_5_megabytes(browser):
         received, painted, drawn = first_moment(browser, address)
     assert received <= 5_000_000
     assert 0 < painted <= drawn
-
-
-@pytest.mark.alone
-def test_131072_tokens_of_512_heads_are_painted_within_a_second(browser):
-    tries = []
-    with serving([large_session()]) as address:
-        while len(tries) < 8 and not any(drawn < 1000 for _, _, drawn in tries):  # other work only ever adds
-            tries.append(first_moment(browser, address))
-    assert min(painted for _, painted, _ in tries) < 1000, tries
-    assert min(drawn for _, _, drawn in tries) < 1000, tries
 
 
 def held() -> int:
