@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def exploring(config: pytest.Config) -> bool:
-    return config.getoption("--hypothesis-profile") == "explore"
+    return config.getoption("--hypothesis-profile", None) == "explore"
 
 
 @pytest.fixture(autouse=True)
