@@ -6,6 +6,8 @@ BENCH ?= attention
 ARGS ?=
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input
 # At most four processes: each imports and collects everything for itself, 20 s and 600 MB. ARGS="-n 0" is one process.
+# A file stays in one process: its order is fixed and its fixtures are built once. It balances, because the longest file
+# (test_conformance.py) has the most tests, and those files start first; the last ones take some 20 s at most.
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist loadfile
 
 .PHONY: help demo test test-full explore lint format bench fuzz clean FORCE
@@ -48,7 +50,7 @@ fuzz: .venv/ready ## damaged files, killed writers, a loaded server; 40 minutes 
 	.venv/bin/python tests/fuzz/load.py
 
 clean: ## remove .venv, caches and out/look.html · .venv, 캐시, out/look.html을 지웁니다
-	rm -rf .venv build dist regard.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis out/look.html
+	rm -rf .venv/pyvenv.cfg .venv build dist regard.egg-info .*_cache .hypothesis out/look.html
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # .venv/ready is written last: PYTHON and TORCH, then the folder. .venv is made from scratch if ready is missing, the
@@ -64,9 +66,11 @@ endif
 
 .venv/ready: pyproject.toml
 ifdef ANEW
-	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "Python is %d.%d, regard needs 3.11" % v)'
-	@[ ! -e .venv ] || [ -e .venv/ready ] || [ -e .venv/unfinished ] || { echo '.venv is not from make: move it' >&2; exit 1; }
-	rm -rf .venv && mkdir .venv && touch .venv/unfinished
+	@"$(PYTHON)" -c 'import sys; \
+	  sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer, not " + sys.version.split()[0])'
+	@if [ -e .venv/pyvenv.cfg ] && [ ! -e .venv/ready ] && [ ! -e .venv/unfinished ]; then \
+	  echo 'make did not create the .venv that is here: move it away' >&2; exit 1; fi
+	rm -rf .venv/pyvenv.cfg .venv && mkdir .venv && touch .venv/unfinished
 	"$(PYTHON)" -m venv .venv
 	$(PIP) $(foreach word,$(TORCH),'$(word)')
 else

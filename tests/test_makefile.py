@@ -81,13 +81,14 @@ def test_another_torch_and_a_moved_checkout_start_from_scratch(checkout):
 
 
 def test_environment_that_make_did_not_create_is_left_alone(checkout):
-    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / "pyvenv.cfg").touch()
     assert make(checkout, "lint", status=2)[1] == []
-    assert (checkout / ".venv" / "bin").is_dir()
+    assert (checkout / ".venv" / "pyvenv.cfg").exists()
 
 
 def test_old_python_is_refused(checkout):
-    old = f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; sys.version_info = (3, 10, 14); $2"\n'
-    (checkout.parent / "python3").write_text(old)
-    assert "3.10" in make(checkout, "lint", status=2)[0]
+    version = "import sys; sys.version_info = (3, 10, 14); sys.version = '3.10.14 (main)'"
+    (checkout.parent / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{version}; $2"\n')
+    assert "3.10.14" in make(checkout, "lint", status=2)[0]
     assert not (checkout / ".venv").exists()
