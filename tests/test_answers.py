@@ -609,7 +609,7 @@ def test_weights_that_the_model_made_itself_have_rows_and_no_steps():
     [
         (lambda s: answers.row(s, 0, 0, 0), "exact"),
         (lambda s: answers.tile(s, 0, 0, (0, 1), (0, 1)), "tile"),
-        (lambda s: answers.steps(s, 0, 0, 0, 0), "showing"),
+        (lambda s: answers.steps(s, 0, 0, 0, 0), "steps"),
     ],
 )
 def test_capture_without_queries_and_keys_says_how_to_keep_them(ask, what):

@@ -123,5 +123,5 @@ def test_tokens_are_labels_of_ids_of_one_text_or_of_several(model) -> None:
 
 @pytest.mark.parametrize("text", [None, "\ud800"], ids=["no text", "half a character"])
 def test_a_text_that_is_none_is_called_by_its_own_number(model, text) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"text.*1.*(must be a str|holds half a character)"):
+    with pytest.raises((TypeError, ValueError), match=r"text.*1"):
         model.embed(["a", text, "the cat sat"])

@@ -448,7 +448,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
         ({"mask": torch.ones(2, 3)}, ValueError, r"mask.*\(2, 3\).*True.*torch.float32"),
         ({"pixels": None}, TypeError, r"pixels.*\(B, 3, H, W\).*NoneType"),
         ({"pixels": torch.zeros(2, 1, 12, 12)}, ValueError, r"pixels.*\(B, 3, H, W\)"),
-        ({"pixels": torch.zeros(2, 3, 3, 12)}, ValueError, "4"),
+        ({"pixels": torch.zeros(2, 3, 3, 12)}, ValueError, "4 × 4"),
         ({"pixels": torch.zeros(1, 3, 12, 12)}, ValueError, r"2.*1"),
     ],
 )

@@ -313,15 +313,15 @@ def test_a_rounded_row_says_by_how_much(monkeypatch):
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ('source.row("1", 0, 0, 3, 0, 13)', "the rows of layer 0, head 0 are not in this page"),
-        ('source.steps("1", 0, 0, 3, 0)', "the rows of layer 0, head 0 are not in this page"),
-        ('source.head("1", 7, 0, "en")', "layer 7, head 0 is not in this page"),
-        ('source.overview("2")', "this page holds no session 2"),
-        ('source.look.start("text")', "this page stands alone: `regard serve` reads new texts and opens files"),
+        ('source.row("1", 0, 0, 3, 0, 13)', "layer 0, head 0"),
+        ('source.steps("1", 0, 0, 3, 0)', "layer 0, head 0"),
+        ('source.head("1", 7, 0, "en")', "layer 7, head 0"),
+        ('source.overview("2")', "session 2"),
+        ('source.look.start("text")', "`regard serve`"),
     ],
 )
 def test_what_is_not_in_the_page_is_said(question, words):
-    assert asked(carried(session(keep=None)), f"await {question}") == {"error": words}
+    assert words in asked(carried(session(keep=None)), f"await {question}")["error"]
 
 
 @node

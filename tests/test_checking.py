@@ -294,7 +294,7 @@ def test_a_report_is_true_when_all_is_well():
 def test_raise_if_bad_raises_the_report_and_only_then():
     check(np.eye(3)).raise_if_bad()
     report = check(np.full((1, 3), 0.25))
-    with pytest.raises(ValueError, match="1") as caught:
+    with pytest.raises(ValueError, match="1 of 1") as caught:
         report.raise_if_bad()
     assert str(caught.value) == str(report) == repr(report)
 

@@ -184,8 +184,8 @@ def test_pass_that_would_take_too_long_is_skipped_and_so_are_longer_ones(monkeyp
     # Full attention took 1.024 s at 1024, and four times as many operations make 4.1 s.
     assert results["full", 1024].seconds == pytest.approx(1.024)
     assert results["full", 2048].seconds is None
-    assert results["full", 2048].reason == "one pass would take about 4 s, and 3 s are allowed"
-    assert results["full", 4096].reason == "as n = 2,048: one pass would take about 4 s, and 3 s are allowed"
+    assert re.search("4 s.*3 s", results["full", 2048].reason)
+    assert re.search("2,048.*4 s.*3 s", results["full", 4096].reason)
     assert results["kernel", 2048].seconds == pytest.approx(2.048)
     assert results["kernel", 4096].seconds is None
 
@@ -203,7 +203,7 @@ def test_pass_that_would_take_too_much_memory_is_skipped(monkeypatch):
     monkeypatch.setattr(measured_growth, "_free", lambda device: 2.0**31)
     results = {(m.way, m.n): m for m in measure(growth([512, 1024], **SMALL), fraction=0.4)}
     assert results["kernel", 512].bytes == 2**29
-    assert re.match(r"one pass would take about 1.0 GiB, and 0.8 GiB are allowed", results["kernel", 1024].reason)
+    assert re.search(r"1\.0 GiB.*0\.8 GiB", results["kernel", 1024].reason)
 
 
 def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypatch):
@@ -216,7 +216,7 @@ def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypat
 
     monkeypatch.setattr(measured_growth, "_measured", short)
     results = {(m.way, m.n): m for m in measure(growth([512], **SMALL))}
-    assert results["full", 512].reason == "there was not enough memory"
+    assert "memory" in results["full", 512].reason
     assert results["sparse", 512].seconds > 0
     monkeypatch.setattr(measured_growth, "_measured", lambda *given: short(*given, message="a bug"))
     with pytest.raises(RuntimeError, match="bug"):
@@ -332,22 +332,22 @@ def test_command_measures_and_draws(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--figure", "plot.gif"], "--figure 'plot.gif' must end in .png"),
-        (["--seconds", "3"], "--seconds goes with --measure"),
-        (["--seconds", "3", "--device", "cpu"], "--device and --seconds go with --measure"),
-        (["--slots", "0"], "slots must be at least 1, got 0"),
-        (["--measure", "--seconds", "0"], "seconds must be above 0"),
-        (["--measure", "--device", "meta"], "cannot measure on 'meta': only a CPU or a CUDA device is measured"),
-        (["--kernel", "7"], "--compare counts neither a CNN nor a cache: leave out --kernel\n"),
-        (["--layers", "1"], "--compare counts neither a CNN nor a cache: leave out --layers\n"),
-        (["--layers", "9", "--kernel", "3"], "neither a CNN nor a cache: leave out --kernel and --layers\n"),
+        (["--figure", "plot.gif"], r"--figure.*'plot\.gif'.*\.png"),
+        (["--seconds", "3"], "--seconds.*--measure"),
+        (["--seconds", "3", "--device", "cpu"], "--device.*--seconds.*--measure"),
+        (["--slots", "0"], "slots.*1.*0"),
+        (["--measure", "--seconds", "0"], "seconds.*0"),
+        (["--measure", "--device", "meta"], "'meta'.*CPU.*CUDA"),
+        (["--kernel", "7"], "--compare.*--kernel\n"),
+        (["--layers", "1"], "--compare.*--layers\n"),
+        (["--layers", "9", "--kernel", "3"], "--kernel.*--layers\n"),
     ],
 )
 def test_wrong_option_is_told_in_one_line(capsys, options, message):
     assert main([*COMMAND, *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert message in err
+    assert re.search(message, err)
     assert err.count("\n") == 1
 
 

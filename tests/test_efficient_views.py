@@ -164,5 +164,5 @@ def test_wrong_input_is_refused():
         view.row(7)
     with pytest.raises(ValueError, match="row"):
         view.error(0)
-    with pytest.raises(LookupError, match=r"'map'.*lse.*softmax_row"):
+    with pytest.raises(LookupError, match=r"'map'.*row.*output.*lse.*softmax_row"):
         view.how("map")

@@ -726,7 +726,7 @@ def test_labels_that_do_not_fit_are_refused(labels, error, message):
             TypeError,
             r"regard.masks.*ndarray.*masks.dense",
         ),
-        (lambda: mask(causal(), 0), ValueError, "0"),
+        (lambda: mask(causal(), 0), ValueError, "0 × 0"),
         (lambda: mask(causal(), 3, 2**20 + 1), ValueError, r"1048576.*3.*1048577"),
         (lambda: mask(causal(), 3, batch=1), IndexError, r"batch.*1"),
         (lambda: mask(causal(), 3, head=2), IndexError, r"head.*2.*1"),

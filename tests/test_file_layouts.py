@@ -119,7 +119,7 @@ def test_a_capture_changed_after_its_layouts_were_given_cannot_be_saved(tmp_path
     seen = captured()
     other = captured(Sides.patches(8, patch=4))
     seen.records[:] = other.records
-    with pytest.raises(ValueError, match="''"):
+    with pytest.raises(ValueError, match=r"layouts.*''"):
         seen.save(tmp_path / "run.regard")
     assert not list(tmp_path.iterdir())
 
@@ -178,18 +178,18 @@ def tensor(name: str, **to: object):
         (setting("frames", 0, 4, to=0.0), r"frame.*0"),
         (setting("frames", 0, 5, to=-1.5), r"frame.*0"),
         (setting("frames", 0, 6, to=1), r"frame.*0"),
-        (setting("tokens", 0, to=["layouts/0/kind"]), "0"),
+        (setting("tokens", 0, to=["layouts/0/kind"]), r"layout.*0.*kind.*picture.*box"),
         (
             setting("tokens", 0, 2, to="elsewhere"),
             r"0.*'elsewhere'",
         ),
         (setting("sides", 0, to=["path"]), r"sides.*layouts.*path"),
         (setting("sides", 0, 1, to=[]), r"sides.*layouts"),
-        (setting("sides", 0, 1, 0, to=[0, 0]), "''"),
-        (setting("sides", 0, 1, 0, to=[0, True, [0]]), "''"),
-        (setting("sides", 0, 1, 0, 1, to=1), "''"),
-        (setting("sides", 0, 1, 0, 0, to=-1), "''"),
-        (setting("sides", 0, 1, 0, 2, to=[1]), "''"),
+        (setting("sides", 0, 1, 0, to=[0, 0]), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, to=[0, True, [0]]), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 1, to=1), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 0, to=-1), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 2, to=[1]), r"layouts.*''"),
         (setting("sides", 0, 1, 0, 2, to=[]), r"''.*picture.*0"),
         (setting("sides", 0, 0, to="else"), r"'else'.*''"),
         (
@@ -198,7 +198,7 @@ def tensor(name: str, **to: object):
         ),
         (lambda layouts, _: layouts["sides"].append(layouts["sides"][0]), "layouts"),
         (tensor("kind", put=len(KINDS)), r"0.*kind.*7"),
-        (tensor("kind", put=0), "0"),
+        (tensor("kind", put=0), r"layout.*0.*box"),
         (tensor("kind", dtype=torch.int16), r"kind.*0.*torch.int16.*bytes"),
         (tensor("picture", put=-5), r"0.*picture.*0"),
         (tensor("picture", take=2), r"picture.*0"),

@@ -176,7 +176,7 @@ def test_photo_of_too_many_bytes_is_refused(monkeypatch):
 def test_what_is_said_of_a_photo_is_checked(item):
     out = Outgoing()
     pack_photos([photo()], out)
-    with pytest.raises(CaptureFileError, match="0"):
+    with pytest.raises(CaptureFileError, match=r"photo.*0"):
         unpack_photos([item], Incoming(out.tensors))
 
 

@@ -212,7 +212,7 @@ def test_indices_of_a_kind_name_window_and_place():
     assert layout.indices("padding").tolist() == [[1, 0]]
     assert layout.indices("patch").tolist() == [[0, 0], [0, 1], [1, 1]]
     assert layout.indices("cls").shape == (0, 2)
-    with pytest.raises(ValueError, match="'patches'"):
+    with pytest.raises(ValueError, match=r"'patches'.*text.*patch.*cls"):
         layout.indices("patches")
 
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_laid_out_is_refused():
         Layout.grid(3, 3, (4, 0))
     with pytest.raises(ValueError, match=r"3.*1.*0"):
         Layout.windows(3, 3, (4, 4), (4, 3), (3, 3))
-    with pytest.raises(ValueError, match="0"):
+    with pytest.raises(ValueError, match=r"window.*0.*shift.*0"):
         Layout.windows(3, 3, (4, 4), (0, 3), (0, 0))
     with pytest.raises(ValueError, match=r"3.*2.*4.*5.*8.*10.*pixels"):
         Layout.grid(3, 2, (4, 5), pixels=(8, 10))

@@ -383,7 +383,7 @@ def test_large_numbers_of_image_tokens_are_written_for_people(model):
         ({"ids": torch.tensor([[7]]), "mask": torch.tensor([[1]])}, ValueError, "mask"),
         ({"ids": ids_with(25), "pixels": torch.ones(1, 3, 20, 20).int()}, TypeError, "pixels"),
         ({"ids": ids_with(25), "pixels": torch.ones(1, 1, 20, 20)}, ValueError, r"pixels.*\(B, 3, H, W\)"),
-        ({"ids": ids_with(25), "pixels": torch.ones(1, 3, 3, 20)}, ValueError, "4"),
+        ({"ids": ids_with(25), "pixels": torch.ones(1, 3, 3, 20)}, ValueError, "4 × 4"),
         ({"ids": torch.tensor([[7]]), "positions": torch.tensor([[-1]])}, ValueError, r"positions.*0"),
     ],
 )

@@ -632,7 +632,7 @@ WRONG = {
     "unknown backend": (
         {"backend": "fast"},
         ValueError,
-        r"backend.*'fast'.*'auto'",
+        r"backend.*'fast'.*reference.*tiled.*sdpa.*flex.*sparse.*'auto'",
     ),
     "backend that cannot": (
         {"backend": "sdpa", "softcap": 2.0},

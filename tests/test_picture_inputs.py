@@ -172,5 +172,5 @@ def test_sizes_of_a_preprocessor_far_beyond_what_the_model_learnt_are_refused(tm
     model = load(path)
     with pytest.raises(ValueError, match=rf"{size['height'] // 6}.*{size['width'] // 6}.*5"):
         model.classify(PHOTO)
-    with pytest.raises(ValueError, match="5"):
+    with pytest.raises(ValueError, match="5 × 5"):
         look_at_picture(PHOTO, model)

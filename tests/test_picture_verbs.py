@@ -829,7 +829,7 @@ def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin,
             ValueError,
             r"9.*\d+.*131",
         ),
-        (lambda: model.answer(PICTURES[0], [*asked, "<image><image>"]), ValueError, "9"),
+        (lambda: model.answer(PICTURES[0], [*asked, "<image><image>"]), ValueError, r"question.*9"),
         (
             lambda: model.features([PICTURES[0]] * 2 + [animation()], batch=1),
             ValueError,
@@ -878,7 +878,7 @@ def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
     ):
         with pytest.raises(ValueError, match=r"picture.*2"):
             model.generate(prompts, pictures=given)
-    with pytest.raises(ValueError, match="1"):
+    with pytest.raises(ValueError, match=r"prompt.*1"):
         model.generate(["<image> a", "<image><image>"], pictures=PICTURES[:2])
 
 

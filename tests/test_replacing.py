@@ -219,7 +219,7 @@ def test_state_has_room_for_what_was_asked_and_no_more(open_model):
     model, (ids, _) = performed(open_model("GPT-2")), prompts()
     _, state = model.begin(ids, None, length=8)
     model.step(state, ids[:, 0])
-    with pytest.raises(ValueError, match="8"):
+    with pytest.raises(ValueError, match=r"8.*positions"):
         model.step(state, ids[:, 0])
 
 
@@ -457,7 +457,7 @@ def test_wrong_way_and_nothing_to_replace_are_refused():
         replace_attention(nn.Identity(), Performer())
     with pytest.raises(ValueError, match=r"ModuleList.*0.*Block"):
         replace_attention(nn.ModuleList([MultiHeadAttention(6, 2)]), Performer())
-    with pytest.raises(ValueError, match=r"sharing.*'all'"):
+    with pytest.raises(ValueError, match=r"sharing.*none.*headwise.*key-value.*layerwise.*'all'"):
         Linformer(9, 3, sharing="all")
 
 

@@ -113,7 +113,7 @@ def test_everything_is_read_so_that_nothing_is_left_to_refuse():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (old("mrope", {}), r"config\.json.*rope_scaling.*rope_type.*'mrope'"),
+        (old("mrope", {}), r"config\.json.*rope_scaling.*rope_type.*'mrope'.*default.*linear.*dynamic"),
         (
             old("linear", {"factor": 2.0, "beta_fast": 3, "a": 1}),
             r"rope_scaling.*rope_type.*'linear'.*beta_fast",

@@ -189,8 +189,7 @@ def test_fifty_tokens_where_nobody_says_and_fewer_where_there_is_no_room(model: 
 
 def test_more_new_tokens_than_there_is_room_are_refused(model: Any) -> None:
     used = len(model.tokenizer.encode(PROMPTS[0]).ids)
-    message = rf"{used + 60}.*61.*{62 - used}"
-    message += f"after a prompt of {used}$"
+    message = f"{used + 60}.*61.*{62 - used}.*{used}"
     with pytest.raises(ValueError, match=message):
         model.generate(PROMPTS[0], new_tokens=61)
     with pytest.raises(ValueError, match=message):
