@@ -87,8 +87,8 @@ def test_batch_must_be_a_positive_whole_number(model, size) -> None:
 @pytest.mark.parametrize(
     ("texts", "error", "message"),
     [
-        ("a cat", TypeError, r"texts.*list.*str.*'a cat'"),
-        (17, TypeError, r"texts.*list.*int"),
+        ("a cat", TypeError, r"texts.*str.*'a cat'"),
+        (17, TypeError, r"texts.*int"),
         ([], ValueError, "list"),
         (["a", 5], TypeError, "str"),
         ([b"a"], TypeError, "bytes"),

@@ -814,7 +814,7 @@ def test_file_that_is_replaced_while_it_is_read_is_read_again(path, monkeypatch,
 
     monkeypatch.setattr(capture_file, "load_file", late)
     if times == capture_file.ATTEMPTS:
-        with pytest.raises(CaptureFileError, match="being"):
+        with pytest.raises(CaptureFileError, match="written"):
             read(path, KNOWN)
     else:
         assert read(path, KNOWN) == ({"n": times}, {"x": torch.tensor(times)})

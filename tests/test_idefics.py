@@ -489,7 +489,7 @@ SEES = torch.ones(1, 3, 1, dtype=torch.bool)
         ({"ids": torch.tensor([[50]])}, ValueError, r"id.*50"),
         ({"mask": torch.tensor([[1, 1, 1]])}, ValueError, "mask"),
         ({"positions": torch.tensor([[-1, 0, 1]])}, ValueError, r"positions.*0"),
-        ({"pixels": [[1.0]]}, TypeError, r"\(B, P, 3, H, W\).*list.*model\.preprocessor"),
+        ({"pixels": [[1.0]]}, TypeError, r"\(B, P, 3, H, W\).*model\.preprocessor"),
         ({"pixels": PIXELS.int()}, TypeError, r"pixels.*torch.int32"),
         ({"pixels": PIXELS[0]}, ValueError, r"\(B, P, 3, H, W\).*P.*\(1, 3, 12, 12\)"),
         ({"pixels": PIXELS[:, :0]}, ValueError, r"\(1, 0, 3, 12, 12\).*pixels="),

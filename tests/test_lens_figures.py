@@ -263,10 +263,10 @@ def test_torch_values_of_any_precision_are_drawn_as_numpy_ones():
         (random(2, 3), {"heads": [3, 4]}, ValueError, r"heads.*2.*0.*3.*\[3, 4\]"),
         (random(2, 3), {"heads": "33"}, ValueError, r"heads.*2.*0.*3.*'33'"),
         (np.zeros((2, 3), complex), {}, TypeError, r"values.*torch.complex128"),
-        ("12", {}, TypeError, r"values.*list.*NumPy.*str"),
+        ("12", {}, TypeError, r"values.*NumPy.*str"),
         (random(257, 3), {}, ValueError, r"256.*heads.*\(257, 3\)"),
         (random(2, 3), {"layers": ["a"]}, ValueError, r"1.*2"),
-        (random(2, 3), {"layers": "ab"}, TypeError, r"layers.*list.*'ab'"),
+        (random(2, 3), {"layers": "ab"}, TypeError, r"layers.*'ab'"),
         (
             random(2, 3),
             {"labels": [["a"] * 3]},
@@ -531,7 +531,7 @@ def test_map_of_long_input_is_drawn(n):
         (random(2, 3), {"rows": [0, 2]}, ValueError, r"rows.*3"),
         (random(2, 3), {"rows": [0, 2, 2]}, ValueError, r"rows.*3"),
         (random(2, 3), {"rows": [0, 0.5, 2]}, ValueError, r"3.*2"),
-        (random(2, 3), {"rows": "ab"}, TypeError, r"rows.*list.*NumPy"),
+        (random(2, 3), {"rows": "ab"}, TypeError, r"rows.*NumPy"),
         (random(2, 3), {"exact": True, "columns": 9}, ValueError, r"exact=True.*2.*3.*2.*9"),
         (
             random(2, 3),
@@ -722,7 +722,7 @@ def test_text_of_zero_weight_is_written_on_bare_paper():
         (["a", "b"], [[0.5, 0.5]], {}, ValueError, r"weights.*\(1, 2\)"),
         (["a"], [], {}, ValueError, r"weights.*\(0,\)"),
         (["a"], [0.5, 0.5], {}, ValueError, r"1.*2"),
-        ("ab", [0.5, 0.5], {}, TypeError, r"tokens.*list.*'ab'"),
+        ("ab", [0.5, 0.5], {}, TypeError, r"tokens.*'ab'"),
         ([7, 8], [0.5, 0.5], {}, TypeError, r"tokens.*7"),
         (["a", "b"], [0.5, 0.5], {"query": 2}, ValueError, r"query.*0…1.*2"),
         (["a", "b"], [0.5, 0.5], {"query": -1}, ValueError, r"query.*0…1.*2.*-1"),
@@ -858,7 +858,7 @@ def test_links_take_what_top_returns():
     ("change", "error", "message"),
     [
         ({"tokens": []}, ValueError, "tokens"),
-        ({"tokens": "abc"}, TypeError, r"tokens.*list.*'abc'"),
+        ({"tokens": "abc"}, TypeError, r"tokens.*'abc'"),
         ({"sources": [0, 3]}, ValueError, r"sources.*0…2.*3.*tokens.*3"),
         ({"targets": [0, -1]}, ValueError, r"targets.*0…2.*-1.*−1.*View.top"),
         (

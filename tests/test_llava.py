@@ -415,7 +415,7 @@ def test_a_prompt_padded_on_the_right_and_too_much_room_are_refused(model):
         ("", {"vision_feature_select_strategy": "cls"}, r"'cls'.*'default'.*'full'"),
         ("", {"vision_feature_layer": 4}, r"\[4\].*3.*0.*3.*-4.*-1"),
         ("", {"vision_feature_layer": [-2, -5]}, r"\[-2, -5\].*3"),
-        ("", {"vision_feature_layer": []}, r"vision_feature_layer.*list.*\[\]"),
+        ("", {"vision_feature_layer": []}, r"vision_feature_layer.*\[\]"),
         ("", {"vision_feature_layer": "last"}, r"list.*'last'"),
         ("", {"vision_feature_layer": [True]}, r"list.*\[True\]"),
         ("", {"projector_hidden_act": "quick"}, "'quick'"),
@@ -622,7 +622,7 @@ def test_layouts_refuse_pictures_that_are_not_in_the_text(model):
         (torch.ones(27), r"torch.float32.*\(27,\)"),
         ([True] * 27, "list"),
     ):
-        with pytest.raises(ValueError, match=rf"mask.*\(27,\).*True.*{got}"):
+        with pytest.raises(ValueError, match=rf"mask.*\(27,\).*{got}"):
             model.layouts(ids_with(25)[0], framed(USUAL_NAME, 1), mask=mask)
     with pytest.raises(ValueError, match=r"\[\(20, 20\), \(4, 5\)\]"):
         model.layouts(ids_with(50)[0], [Frame.whole(20, 20), Frame.whole(4, 5)])

@@ -293,7 +293,7 @@ def test_a_dtype_that_nothing_is_computed_in_is_refused(dtype, folder):
 
 
 def test_keys_to_ignore_are_a_list(folder):
-    with pytest.raises(TypeError, match=r"ignore.*list.*str.*ignore=\['use_rotary'\]"):
+    with pytest.raises(TypeError, match=r"ignore.*str.*ignore=\['use_rotary'\]"):
         load(change(folder, use_rotary=True), ignore="use_rotary")
 
 

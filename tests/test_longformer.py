@@ -197,9 +197,9 @@ def test_a_question_without_a_separator_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (torch.zeros(2, 5, dtype=torch.int64), r"\(2, 5\).*True.*torch.int64.*\(2, 5\)"),
-        (torch.zeros(2, 4, dtype=torch.bool), r"\(2, 5\).*True.*torch.bool.*\(2, 4\)"),
-        ([3], r"\(2, 5\).*True.*list"),
+        (torch.zeros(2, 5, dtype=torch.int64), r"\(2, 5\).*torch.int64.*\(2, 5\)"),
+        (torch.zeros(2, 4, dtype=torch.bool), r"\(2, 5\).*torch.bool.*\(2, 4\)"),
+        ([3], r"\(2, 5\).*list"),
     ],
 )
 def test_global_tokens_that_do_not_fit_are_refused(wrong, said, tmp_path):
@@ -241,7 +241,7 @@ def test_positions_and_types_are_checked_as_in_any_text_model(tmp_path):
         ({"attention_window": 5}, r"attention_window.*5"),
         ({"attention_window": [2, 4]}, r"attention_window.*2.*3"),
         ({"attention_window": 0}, r"attention_window.*1"),
-        ({"attention_window": [2, 0, 4]}, r"attention_window.*list.*1"),
+        ({"attention_window": [2, 0, 4]}, r"attention_window.*1"),
         ({"attention_dilation": [1, 2]}, r"attention_dilation.*2.*3"),
         ({"attention_dilation": 0}, r"attention_dilation.*1"),
         ({"attention_dilation": [1, 31, 1]}, r"attention_dilation.*31"),

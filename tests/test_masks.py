@@ -771,7 +771,7 @@ def test_as_mask_reads_booleans_that_broadcast_to_the_weights(cells, weights):
 
 
 AS_MASK = [
-    ([[True]], TypeError, r"mask.*True.*None.*list"),
+    ([[True]], TypeError, r"mask.*None.*list"),
     ("causal", TypeError, "str"),
     (torch.zeros(5, 7), TypeError, r"mask.*torch\.float32.*bias=…"),
     (np.zeros((5, 7)), TypeError, r"torch\.float64"),
@@ -820,7 +820,7 @@ PER_POSITION = [
     (lambda: padding(BOOLEANS).dense(5, 7), ValueError, r"3.*7"),
     (lambda: documents(), ValueError, "lengths=…"),
     (lambda: documents([0], lengths=[1]), ValueError, "exactly"),
-    (lambda: documents(lengths=[[1, 2]]), ValueError, r"lengths.*list.*\(B, N\)"),
+    (lambda: documents(lengths=[[1, 2]]), ValueError, r"lengths.*\(B, N\)"),
     (lambda: documents(lengths=3), ValueError, r"lengths.*list"),
     (lambda: documents(lengths=[-1]), ValueError, r"lengths.*0.*\[\[-1\]\]"),
     (
@@ -838,7 +838,7 @@ PER_POSITION = [
     (lambda: globals_([3, -2]), ValueError, r"positions.*0.*-2"),
     (lambda: globals_([7]).dense(5, 7), ValueError, r"position.*7"),
     (lambda: globals_(BOOLEANS).dense(5, 7), ValueError, r"3.*7"),
-    (lambda: queries(3), TypeError, r"queries.*list.*NumPy.*int.*3"),
+    (lambda: queries(3), TypeError, r"queries.*NumPy.*int.*3"),
     (
         lambda: queries([[1]]),
         ValueError,
@@ -852,7 +852,7 @@ PER_POSITION = [
     (lambda: queries(BOOLEANS).fit(5, 2, 3, 7), ValueError, r"2.*5"),
 ]
 PER_CELL = [
-    (lambda: blocks([[1, 0]], 2), TypeError, r"layout.*True.*torch\.int64"),
+    (lambda: blocks([[1, 0]], 2), TypeError, r"layout.*torch\.int64"),
     (lambda: blocks([True], 2), ValueError, r"layout.*2.*4.*shape.*\(1,\)"),
     (lambda: blocks(BOOLEANS, 0), ValueError, r"size.*1.*0"),
     (lambda: blocks(BOOLEANS, 2.0), ValueError, r"size.*1.*2.0"),
@@ -881,7 +881,7 @@ PER_CELL = [
         ValueError,
         r"4.*5.*3.*2",
     ),
-    (lambda: dense([[1, 0]]), TypeError, r"cells.*True.*torch\.int64"),
+    (lambda: dense([[1, 0]]), TypeError, r"cells.*torch\.int64"),
     (lambda: dense([True]), ValueError, r"cells.*2.*4.*shape.*\(1,\)"),
     (
         lambda: dense(torch.ones(1, 1, 1, 1, 1) > 0),

@@ -428,7 +428,7 @@ def test_arguments_that_do_not_go_together_are_refused():
         with pytest.raises(TypeError, match=r"at.*\(y, x\)"):
             view.overlay(at=at)
     assert view.overlay(at=(np.float32(3), np.int64(4))).title == view.overlay(at=(3.0, 4)).title
-    with pytest.raises(IndexError, match=r"batch.*2.*batch.*entries"):
+    with pytest.raises(IndexError, match=r"batch.*2"):
         view.overlay(batch=2)
     with pytest.raises(IndexError, match=r"head.*3"):
         view.overlay(token=0, head=3)

@@ -327,7 +327,7 @@ def test_match_refuses_models_that_do_not_compare_and_texts_that_are_none(twin) 
     for compares in (model, twin(blip, "ForImageTextRetrieval")[1]):
         with pytest.raises(TypeError, match=r"text.*1.*str.*tuple.*'a'.*'b'"):
             compares.match(PICTURES[0], ["a", ("a", "b")])
-    with pytest.raises(TypeError, match=r"texts.*list.*int.*5"):
+    with pytest.raises(TypeError, match=r"texts.*int.*5"):
         model.match(PICTURES[0], 5)
     assert model.match(PICTURES[0], "cat " * 40, truncate=True).values.shape == (1, 1)
 
@@ -535,7 +535,7 @@ def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
         model.caption(PICTURES[0], "cat " * 40)
     with pytest.raises(ValueError, match=r"39.*37"):
         model.caption(PICTURES[0], new_tokens=39)
-    with pytest.raises(TypeError, match=r"prompt.*str.*list.*'a'"):
+    with pytest.raises(TypeError, match=r"prompt.*str.*'a'"):
         model.caption(PICTURES[:2], ["a", "b"])
     with pytest.raises(ValueError, match="beams"):
         model.caption(PICTURES[0], beams=2, temperature=1.0)
@@ -606,7 +606,7 @@ def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
             r"1.*2.*list",
         ),
         (lambda: model.answer(photo, []), ValueError, "list"),
-        (lambda: model.answer(photo, 5), TypeError, r"str.*list.*int.*5"),
+        (lambda: model.answer(photo, 5), TypeError, r"str.*int.*5"),
         (lambda: model.answer("no such.jpg", "a"), FileNotFoundError, r"'no such.jpg'"),
         (lambda: model.answer(photo), TypeError, r"BLIP.*question"),
         (lambda: model.answer(photo, "a", context="b"), TypeError, "context"),

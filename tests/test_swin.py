@@ -346,16 +346,16 @@ def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     with pytest.raises(ValueError, match=r"'none'.*hidden.*task='rebuild'"):
         model(pixels, hidden=torch.zeros(3, 198, dtype=torch.bool))
     model = twin_of("ForMaskedImageModeling", "odd", tmp_path / "rebuild").ours(torch.float32)
-    with pytest.raises(ValueError, match=r"hidden.*\(3, 198\).*True.*hidden.*torch.bool.*3.*15"):
+    with pytest.raises(ValueError, match=r"hidden.*\(3, 198\).*torch.bool.*3.*15"):
         model(pixels, hidden=torch.zeros(3, 15, dtype=torch.bool))  # as many as are left after merging
 
 
 SETTINGS = [
     ({"depths": [2, 2]}, r"depths.*\[2, 2\].*2.*num_heads.*\[2, 5, 4\].*3"),
-    ({"depths": 6}, r"depths.*list.*1.*6"),
-    ({"num_heads": []}, r"num_heads.*list.*1.*\[\]"),
-    ({"num_heads": [2, True, 4]}, r"num_heads.*list.*1.*\[2, True, 4\]"),
-    ({"depths": [2, 0, 1]}, r"depths.*list.*1.*\[2, 0, 1\]"),
+    ({"depths": 6}, r"depths.*1.*6"),
+    ({"num_heads": []}, r"num_heads.*1.*\[\]"),
+    ({"num_heads": [2, True, 4]}, r"num_heads.*1.*\[2, True, 4\]"),
+    ({"depths": [2, 0, 1]}, r"depths.*1.*\[2, 0, 1\]"),
     ({"depths": [2, 1999, 1]}, r"depths.*2002.*2000"),
     ({"depths": [1] * 99, "num_heads": [1] * 99}, "tensor"),
     ({"num_heads": [3, 5, 4]}, r"d_model.*10.*3"),

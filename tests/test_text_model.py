@@ -166,7 +166,7 @@ BAD_IDS = {
     "a list": (
         [[1, 2]],
         TypeError,
-        r"ids.*int64.*int32.*\(B, N\).*list.*model\.tokenizer\.batch",
+        r"ids.*int64.*int32.*\(B, N\).*model\.tokenizer\.batch",
     ),
     "floats": (
         IDS.float(),
@@ -209,7 +209,7 @@ def test_bad_ids_are_refused(name, ids, error, message, open_model):
     ],
 )
 def test_bad_masks_are_refused(mask, got, open_model):
-    with pytest.raises(ValueError, match=rf"mask.*\(2, 5\).*True.*{got}"):
+    with pytest.raises(ValueError, match=rf"mask.*\(2, 5\).*{got}"):
         open_model("LLaMA")(IDS, mask)
 
 

@@ -234,7 +234,7 @@ def test_hidden_patches_need_a_token_and_a_place(tmp_path):
         body(given, hidden=torch.zeros(3, 15, dtype=torch.bool))
     model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path / "b").ours(torch.float32)
     for hidden in (torch.zeros(3, 15), torch.zeros(3, 14, dtype=torch.bool), [True]):
-        with pytest.raises(ValueError, match=r"hidden.*\(3, 15\).*True.*hidden"):
+        with pytest.raises(ValueError, match=r"hidden.*\(3, 15\)"):
             model(given, hidden=hidden)
 
 
