@@ -83,29 +83,25 @@ def test_layers_are_dealt_to_groups_in_floating_point_as_transformers_does(tmp_p
 
 def test_more_groups_than_layers_are_refused(tmp_path):
     twin_of("Model", "groups of blocks", tmp_path)
-    with pytest.raises(ValueError, match="5 layers in 8 groups of 2 blocks; a group needs a layer of its own"):
+    with pytest.raises(ValueError, match=r"5.*8.*2"):
         load(change(tmp_path, num_hidden_groups=8))
 
 
 def test_more_blocks_than_any_model_has_are_refused(tmp_path):
     twin_of("Model", "groups of blocks", tmp_path)
-    with pytest.raises(
-        ValueError, match=r"5 layers in 3 groups of 500 blocks; .* no model is more than 2000 blocks deep"
-    ):
+    with pytest.raises(ValueError, match=r"5.*3.*500.*2000"):
         load(change(tmp_path, inner_group_num=500))
 
 
 def test_a_group_that_the_settings_do_not_have_is_left_over(tmp_path):
     twin_of("Model", "groups of blocks", tmp_path)
-    with pytest.raises(
-        ValueError, match=r"32 tensors have no place: encoder\.albert_layer_groups\.2\.albert_layers\.0"
-    ):
+    with pytest.raises(ValueError, match=r"32.*encoder\.albert_layer_groups\.2\.albert_layers\.0"):
         load(change(tmp_path, num_hidden_groups=2))
 
 
 def test_a_group_that_the_checkpoint_does_not_have_is_missing(tmp_path):
     twin_of("Model", "groups of blocks", tmp_path)
-    with pytest.raises(ValueError, match=r"32 tensors are missing: encoder\.albert_layer_groups\.3\.albert_layers\.0"):
+    with pytest.raises(ValueError, match=r"32.*encoder\.albert_layer_groups\.3\.albert_layers\.0"):
         load(change(tmp_path, num_hidden_groups=4))
 
 
@@ -123,7 +119,7 @@ def test_a_group_that_the_checkpoint_does_not_have_is_missing(tmp_path):
 )
 def test_a_setting_that_nobody_computes_with_is_refused(key, wrong, right, tmp_path):
     twin_of("Model", "one block, own word table", tmp_path)
-    with pytest.raises(ValueError, match=rf"{key} is .*, and only {right}"):
+    with pytest.raises(ValueError, match=rf"{key}.*{right}"):
         load(change(tmp_path, **{key: wrong}))
 
 
@@ -135,7 +131,7 @@ def test_settings_of_the_first_published_models_are_read(tmp_path):
 
 def test_an_unknown_setting_is_refused(tmp_path):
     twin_of("Model", "one block, own word table", tmp_path)
-    with pytest.raises(ValueError, match=r"keys that ALBERT does not know.*rotary_dim = 7"):
+    with pytest.raises(ValueError, match=r"ALBERT.*rotary_dim.*7"):
         load(change(tmp_path, rotary_dim=7))
 
 

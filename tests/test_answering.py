@@ -88,15 +88,13 @@ def test_bart_answers_too(tmp_path: Path) -> None:
 
 
 def test_empty_context_and_a_question_that_fills_the_model_are_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="the context has no token: there is nothing to find an answer in"):
+    with pytest.raises(ValueError, match="context"):
         model.answer(QUESTION, "  ")
-    with pytest.raises(
-        ValueError, match="the question takes 43 of the model's 37 tokens: none is left for the context"
-    ):
+    with pytest.raises(ValueError, match=r"43.*37"):
         model.answer("cat " * 40, CONTEXT)
 
 
 @pytest.mark.parametrize("longest", [0, True, 1.5])
 def test_longest_must_be_a_positive_whole_number(model: Any, longest: Any) -> None:
-    with pytest.raises(ValueError, match="longest must be a whole number of at least 1, got"):
+    with pytest.raises(ValueError, match=r"longest.*1"):
         model.answer(QUESTION, CONTEXT, longest=longest)

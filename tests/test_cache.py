@@ -147,7 +147,7 @@ def test_no_room_is_an_error_that_leaves_the_cache_as_it_was():
     cache = fixed(length=6)
     k, v = keys_and_values(4)
     cache.append(k, v)
-    with pytest.raises(ValueError, match=r"^no room: 4 of 6 positions are used and 3 more came$"):
+    with pytest.raises(ValueError, match=r"4.*6.*3"):
         cache.append(*keys_and_values(3))
     assert len(cache) == 4
     more_k, more_v = keys_and_values(2)
@@ -182,7 +182,7 @@ def test_length_is_the_room_and_len_is_what_is_used():
 @pytest.mark.parametrize("name", ["batch", "heads", "length", "head_dim", "value_dim"])
 def test_fixed_cache_refuses_sizes_below_one(name):
     sizes = {"batch": 2, "heads": 3, "length": 5, "head_dim": 7, "value_dim": 11} | {name: 0}
-    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=rf"{name}.*1.*0"):
         FixedCache(**sizes)
 
 
@@ -204,7 +204,7 @@ def test_growing_cache_is_differentiable():
 def test_fixed_cache_refuses_what_autograd_would_follow(which):
     cache, pair = fixed(), keys_and_values(2)
     pair[which].requires_grad_()
-    with pytest.raises(ValueError, match=r"writes in place.*use torch\.no_grad\(\), or a GrowingCache"):
+    with pytest.raises(ValueError, match=r"torch\.no_grad\(\).*GrowingCache"):
         cache.append(*pair)
     assert len(cache) == 0
     with torch.no_grad():
@@ -220,11 +220,11 @@ def test_fixed_cache_refuses_what_autograd_would_follow(which):
 @pytest.mark.parametrize(
     ("k", "v", "message"),
     [
-        ((H, 3, D), (H, 3, DV), r"got \(3, 3, 5\) and \(3, 3, 7\)"),
-        ((B, H, 3, D), (H, 3, DV), r"got \(2, 3, 3, 5\) and \(3, 3, 7\)"),
-        ((B, H, 3, D), (B, H, 4, DV), r"same B, Hkv and n; got \(2, 3, 3, 5\) and \(2, 3, 4, 7\)"),
-        ((B, H, 3, D), (B, 1, 3, DV), r"got \(2, 3, 3, 5\) and \(2, 1, 3, 7\)"),
-        ((B, H, 3, D), (1, H, 3, DV), r"got \(2, 3, 3, 5\) and \(1, 3, 3, 7\)"),
+        ((H, 3, D), (H, 3, DV), r"\(3, 3, 5\).*\(3, 3, 7\)"),
+        ((B, H, 3, D), (H, 3, DV), r"\(2, 3, 3, 5\).*\(3, 3, 7\)"),
+        ((B, H, 3, D), (B, H, 4, DV), r"B.*Hkv.*\(2, 3, 3, 5\).*\(2, 3, 4, 7\)"),
+        ((B, H, 3, D), (B, 1, 3, DV), r"\(2, 3, 3, 5\).*\(2, 1, 3, 7\)"),
+        ((B, H, 3, D), (1, H, 3, DV), r"\(2, 3, 3, 5\).*\(1, 3, 3, 7\)"),
     ],
 )
 def test_keys_and_values_must_go_together(make, k, v, message):
@@ -238,10 +238,10 @@ def test_keys_and_values_must_go_together(make, k, v, message):
 @pytest.mark.parametrize(
     ("k", "v", "message"),
     [
-        ((1, H, 3, D), (1, H, 3, DV), "^keys have batch 1, but the cache has 2$"),
-        ((B, 1, 3, D), (B, 1, 3, DV), "^keys have heads 1, but the cache has 3$"),
-        ((B, H, 3, 1), (B, H, 3, DV), "^keys have width 1, but the cache has 5$"),
-        ((B, H, 3, D), (B, H, 3, 1), "^values have width 1, but the cache has 7$"),
+        ((1, H, 3, D), (1, H, 3, DV), r"batch.*1.*2"),
+        ((B, 1, 3, D), (B, 1, 3, DV), r"1.*3"),
+        ((B, H, 3, 1), (B, H, 3, DV), r"1.*5"),
+        ((B, H, 3, D), (B, H, 3, 1), r"1.*7"),
     ],
 )
 def test_what_does_not_continue_the_cache_is_refused(make, k, v, message):
@@ -257,11 +257,9 @@ def test_another_dtype_is_refused(make):
     cache = make()
     cache.append(*keys_and_values(2))
     k, v = keys_and_values(1)
-    with pytest.raises(ValueError, match=r"^keys are torch\.float64 on cpu, but the cache is torch\.float32 on cpu$"):
+    with pytest.raises(ValueError, match=r"torch\.float64.*cpu.*torch\.float32.*cpu"):
         cache.append(k.double(), v)
-    with pytest.raises(
-        ValueError, match=r"^values are torch\.bfloat16 on cpu, but the cache is torch\.float32 on cpu$"
-    ):
+    with pytest.raises(ValueError, match=r"torch\.bfloat16.*cpu.*torch\.float32.*cpu"):
         cache.append(k, v.bfloat16())
     assert len(cache) == 2
 
@@ -270,14 +268,12 @@ def test_another_dtype_is_refused(make):
 def test_under_autocast_another_dtype_is_refused_with_the_one_to_make_the_cache_in(make):
     cache, (k, v) = make(), keys_and_values(1)
     cache.append(*keys_and_values(2))
-    remedy = r": autocast is on, so make the cache in torch\.bfloat16, and fill it under autocast from the beginning$"
     with torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(
-            ValueError, match=r"^keys are torch\.bfloat16 .* the cache is torch\.float32 on cpu" + remedy
-        ):
+        with pytest.raises(ValueError, match=r"torch\.bfloat16.*torch\.float32.*cpu.*autocast.*torch\.bfloat16"):
             cache.append(k.bfloat16(), v.bfloat16())
-        with pytest.raises(ValueError, match=r"the cache is torch\.float32 on cpu$"):  # which autocast did not do
+        with pytest.raises(ValueError, match=r"torch\.float32.*cpu") as caught:
             cache.append(k.double(), v)
+        assert "autocast" not in str(caught.value)  # which did not do this
     assert len(cache) == 2
 
 
@@ -285,9 +281,9 @@ def test_under_autocast_another_dtype_is_refused_with_the_one_to_make_the_cache_
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (torch.tensor([True, False]), r"got torch\.bool; of a mask, mask\.nonzero\(\)\[:, 0\] gives them$"),
-        (torch.tensor([1, 0], dtype=torch.uint8), r"got torch\.uint8$"),  # which torch takes for a mask
-        (torch.tensor([1.0, 0.0]), r"got torch\.float32$"),
+        (torch.tensor([True, False]), r"torch\.bool.*mask\.nonzero\(\)\[:, 0\]"),
+        (torch.tensor([1, 0], dtype=torch.uint8), r"torch\.uint8"),  # which torch takes for a mask
+        (torch.tensor([1.0, 0.0]), r"torch\.float32"),
     ],
     ids=["mask", "bytes", "floats"],
 )
@@ -295,7 +291,7 @@ def test_rows_to_keep_are_whole_numbers(make, rows, message):
     cache = make()
     k, v = keys_and_values(3)
     cache.append(k, v)
-    with pytest.raises(TypeError, match=r"^rows must be whole numbers, int64 or int32, .*" + message):
+    with pytest.raises(TypeError, match=f"rows.*int64.*int32.*{message}"):
         cache.keep(rows)
     assert torch.equal(cache.append(*keys_and_values(1))[0][:, :, :3], k)
 
@@ -304,7 +300,7 @@ def test_rows_to_keep_are_whole_numbers(make, rows, message):
 def test_another_device_is_refused(make):
     cache = make()
     cache.append(*keys_and_values(2))
-    with pytest.raises(ValueError, match=r"^keys are torch\.float32 on meta, but the cache is torch\.float32 on cpu$"):
+    with pytest.raises(ValueError, match=r"torch\.float32.*meta.*torch\.float32.*cpu"):
         cache.append(*(x.to("meta") for x in keys_and_values(1)))
 
 

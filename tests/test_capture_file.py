@@ -125,7 +125,7 @@ def test_numpy_arrays_come_back_as_tensors(path, dtype):
 
 
 def test_numpy_scalar_is_refused_unless_it_is_an_array(path):
-    with pytest.raises(TypeError, match="tensor 'one' must be a torch tensor or a NumPy array, got float64"):
+    with pytest.raises(TypeError, match=r"'one'.*NumPy.*float64"):
         write(path, {}, {"one": np.float64(3)})
     write(path, {}, {"one": np.array(3.0)})
     assert same(read(path, KNOWN)[1]["one"], torch.tensor(3.0, dtype=torch.float64))
@@ -251,7 +251,7 @@ def test_file_cut_at_any_byte_is_refused(path):
     assert len(content) < 4000
     for size in range(len(content) - 1, -1, -1):
         os.truncate(path, size)
-        with pytest.raises(CaptureFileError, match="cut short"):
+        with pytest.raises(CaptureFileError, match="cut"):
             read(path, KNOWN)
 
 
@@ -273,7 +273,7 @@ def test_blank_of_the_padding_cannot_become_another_blank(path):
     at = 8 + length - 1
     assert content[at : at + 1] == b" "
     path.write_bytes(content[:at] + b"\n" + content[at + 1 :])
-    with pytest.raises(CaptureFileError, match="its header is damaged: it does not match its checksum; copy it again"):
+    with pytest.raises(CaptureFileError, match="header"):
         read(path, KNOWN)
 
 
@@ -282,22 +282,20 @@ def test_damage_says_where_it_is_and_what_to_do(path):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CaptureFileError) as caught:
         read(path, KNOWN)
-    assert str(caught.value) == (
-        f"cannot read {str(path)!r}: its data are damaged: they do not match their checksum; "
-        "copy it again from where it came, or record it again"
-    )
+    for named in (repr(str(path)), "checksum"):
+        assert named in str(caught.value)
 
 
 def test_bytes_after_the_end_are_refused(path):
     path.write_bytes(written(path) + b"abc")
-    with pytest.raises(CaptureFileError, match="it has 3 bytes after its end: it is damaged"):
+    with pytest.raises(CaptureFileError, match=r"3.*bytes"):
         read(path, KNOWN)
 
 
 def test_cut_data_says_how_much_is_missing(path):
     content = written(path)
     path.write_bytes(content[:-5])
-    expected = f"it is cut short: it should hold {len(content):,} bytes and holds {len(content) - 5:,}; copy it again"
+    expected = rf"{len(content):,}.*bytes.*{len(content) - 5:,}"
     with pytest.raises(CaptureFileError, match=expected):
         read(path, KNOWN)
 
@@ -312,16 +310,16 @@ def png() -> bytes:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "it ends after 0 bytes: it is cut short, or not a regard capture"),
-        (b"hello", "it ends after 5 bytes: it is cut short, or not a regard capture"),
+        (b"", r"0.*bytes"),
+        (b"hello", r"5.*bytes"),
         (
             b"a text that is somewhat longer\n" * 9,
-            "it is not a regard capture; name a file that a capture was saved to",
+            "capture",
         ),
-        (png(), "it is not a regard capture; name"),
-        (b"PK\3\4" + bytes(200), "it is not a regard capture; name"),
-        (b"\x80\2}q\0." + bytes(200), "it is not a regard capture; name"),
-        (bytes(4096), "it is not a regard capture; name"),
+        (png(), "capture"),
+        (b"PK\3\4" + bytes(200), "capture"),
+        (b"\x80\2}q\0." + bytes(200), "capture"),
+        (bytes(4096), "capture"),
     ],
     ids=["empty", "short", "text", "png", "zip", "pickle", "zeros"],
 )
@@ -334,9 +332,7 @@ def test_what_is_no_capture_is_refused_and_named(path, content, why):
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "regard capture"}], ids=str)
 def test_other_safetensors_files_are_told_apart(path, metadata):
     save_file({"x": torch.ones(3)}, path, metadata=metadata)
-    with pytest.raises(
-        CaptureFileError, match="it is not a regard capture, but another safetensors file; name a file that"
-    ):
+    with pytest.raises(CaptureFileError, match="safetensors"):
         read(path, KNOWN)
 
 
@@ -344,22 +340,19 @@ def test_newer_version_asks_for_a_newer_regard(path):
     path.write_bytes(
         b'\xff\0\0\0\0\0\0\0{"__metadata__":{"format":"regard capture","version":"2","all":"else"' + bytes(300)
     )
-    with pytest.raises(CaptureFileError) as caught:
+    with pytest.raises(CaptureFileError, match=f"{path.name}.*format 2.*1"):
         read(path, KNOWN)
-    assert str(caught.value) == (
-        f"cannot read {str(path)!r}: it was written by a newer regard (format 2; this one reads 1): upgrade regard"
-    )
 
 
 @pytest.mark.parametrize("version", ["0", "01", "-1", "x", "", "1.0", "9" * 30])
 def test_version_that_is_no_number_is_damage(path, version):
-    with pytest.raises(CaptureFileError, match="its version is damaged or cut short; copy it again"):
+    with pytest.raises(CaptureFileError, match="version"):
         read(forge(path, version=version), KNOWN)
 
 
 def test_unknown_header_keys_are_refused_by_name(path):
     write(path, {"tokens": [], "z": 1, "새": 2}, {})
-    with pytest.raises(CaptureFileError, match="it holds 'z', '새', unknown to this regard: upgrade regard"):
+    with pytest.raises(CaptureFileError, match=r"'z'.*'새'"):
         read(path, KNOWN)
 
 
@@ -402,33 +395,33 @@ def test_forged_file_with_right_content_is_read(path):
     ],
 )
 def test_impossible_tensor_is_refused_before_memory_is_taken(path, entries):
-    with pytest.raises(CaptureFileError, match=r"tensor 'x' cannot be .*: another program has written it"):
+    with pytest.raises(CaptureFileError, match="'x'"):
         read(forge(path, entries, bytes(12)), KNOWN)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "why"),
     [
-        ([0, 8], [4, 12], "'y' starts at byte 4, not at 8"),
-        ([0, 8], [0, 8], "'y' starts at byte 0, not at 8"),
-        ([0, 8], [12, 20], "'y' starts at byte 12, not at 8"),
-        ([4, 12], [12, 20], "'x' starts at byte 4, not at 0"),
+        ([0, 8], [4, 12], r"'y'.*byte.*4.*8"),
+        ([0, 8], [0, 8], r"'y'.*byte.*0.*8"),
+        ([0, 8], [12, 20], r"'y'.*byte.*12.*8"),
+        ([4, 12], [12, 20], r"'x'.*byte.*4.*0"),
     ],
 )
 def test_tensors_that_overlap_or_leave_gaps_are_refused(path, first, second, why):
     entries = entry("x", "U8", [8], first) + entry("y", "U8", [8], second)
-    with pytest.raises(CaptureFileError, match=f"tensor {why}: another program"):
+    with pytest.raises(CaptureFileError, match=rf"tensor.*{why}"):
         read(forge(path, entries, bytes(20)), KNOWN)
 
 
 def test_empty_tensor_inside_another_is_refused(path):
     entries = entry("x", "U8", [8], [0, 8]) + entry("y", "U8", [0], [4, 4])
-    with pytest.raises(CaptureFileError, match="'y' starts at byte 4, not at 8"):
+    with pytest.raises(CaptureFileError, match=r"'y'.*byte.*4.*8"):
         read(forge(path, entries, bytes(8)), KNOWN)
 
 
 def test_claim_of_more_data_than_the_file_holds_is_refused_before_memory_is_taken(path):
-    with pytest.raises(CaptureFileError, match="it is cut short: it should hold 1,099,511,6"):
+    with pytest.raises(CaptureFileError, match="1,099,511,6"):
         read(forge(path, entry("x", "U8", [2**40], [0, 2**40]), bytes(20)), KNOWN)
 
 
@@ -437,7 +430,7 @@ def test_claim_of_a_huge_header_is_refused_before_it_is_read(path, length):
     content = written(path)
     path.write_bytes(length.to_bytes(8, "little") + content[8:])
     os.truncate(path, 2**28)  # a hole: the file is that long and takes no disk
-    with pytest.raises(CaptureFileError, match=f"it claims a header of {length:,} bytes; at most 67,108,864 are read"):
+    with pytest.raises(CaptureFileError, match=rf"{length:,}.*bytes.*67,108,864"):
         read(path, KNOWN)
 
 
@@ -445,7 +438,7 @@ def test_claim_of_a_huge_header_is_refused_before_it_is_read(path, length):
 def test_header_shorter_than_its_own_checksums_is_refused(path, length):
     content = written(path)
     path.write_bytes(length.to_bytes(8, "little") + content[8:])
-    with pytest.raises(CaptureFileError, match="its header is damaged"):
+    with pytest.raises(CaptureFileError, match="header"):
         read(path, KNOWN)
 
 
@@ -461,7 +454,7 @@ def test_header_shorter_than_its_own_checksums_is_refused(path, length):
     ],
 )
 def test_key_that_comes_twice_is_refused(path, made, key):
-    with pytest.raises(CaptureFileError, match=f"its header has the key '{key}' 2 times: another program"):
+    with pytest.raises(CaptureFileError, match=rf"header.*'{key}'.*2"):
         read(forge(path, **made), KNOWN)
 
 
@@ -469,31 +462,29 @@ def test_key_that_comes_twice_is_refused(path, made, key):
     "made", [{"entries": ',"x":' + "[" * 100_000}, {"header": '{"n":' + "[" * 100_000}], ids=["text", "header"]
 )
 def test_deep_nesting_is_refused(path, made):
-    with pytest.raises(CaptureFileError, match="its header is nested too deep: another program"):
+    with pytest.raises(CaptureFileError, match="header"):
         read(forge(path, **made), KNOWN)
 
 
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        ({"entries": ",,"}, "is not JSON"),
-        ({"header": "not JSON"}, "is not JSON"),
-        ({"header": ""}, "is not JSON"),
-        ({"header": '{"n":' + "9" * 5000 + "}"}, "is not JSON"),
-        ({"header": "[]"}, "is a list, not a JSON object"),
-        ({"header": "null"}, "is a NoneType, not a JSON object"),
+        ({"entries": ",,"}, "JSON"),
+        ({"header": "not JSON"}, "JSON"),
+        ({"header": ""}, "JSON"),
+        ({"header": '{"n":' + "9" * 5000 + "}"}, "JSON"),
+        ({"header": "[]"}, r"list.*JSON"),
+        ({"header": "null"}, r"NoneType.*JSON"),
     ],
 )
 def test_header_that_is_no_json_object_is_refused(path, made, why):
-    with pytest.raises(CaptureFileError, match=f"its header {why}.*: another program"):
+    with pytest.raises(CaptureFileError, match=rf"header.*{why}"):
         read(forge(path, **made), KNOWN)
 
 
 @pytest.mark.parametrize("more", [',"more":"1"', ',"more":1', ',"more":[]'])
 def test_other_metadata_are_refused(path, more):
-    with pytest.raises(
-        CaptureFileError, match="its metadata are not format, version, header_blake2b, data_blake2b, he"
-    ):
+    with pytest.raises(CaptureFileError, match=r"header_blake2b.*data_blake2b"):
         read(forge(path, more=more), KNOWN)
 
 
@@ -504,13 +495,13 @@ def test_metadata_that_are_not_text_are_refused(path):
     length = len(text).to_bytes(8, "little")
     at = text.index(b'blake2b":"') + 10
     path.write_bytes(length + text[:at] + checksum(length + text[:at] + text[at + 64 :]).encode() + text[at + 64 :])
-    with pytest.raises(CaptureFileError, match=r"its metadata are not format, .*, all text: another program"):
+    with pytest.raises(CaptureFileError, match="metadata"):
         read(path, KNOWN)
 
 
 def test_what_only_safetensors_refuses_is_refused_too(path):
     forged = forge(path, entry("\\ud800", "U8", [1], [0, 1]), b"1")
-    with pytest.raises(CaptureFileError, match=r"cannot read .*: safetensors refuses it: "):
+    with pytest.raises(CaptureFileError, match="safetensors"):
         read(forged, KNOWN)
 
 
@@ -520,16 +511,16 @@ def test_what_only_safetensors_refuses_is_refused_too(path):
 @pytest.mark.parametrize(
     ("header", "error", "why"),
     [
-        ([], TypeError, "the header must be a dict, got list"),
-        ({1: 2}, TypeError, "header has the key 1; JSON keys are strings"),
-        ({"a": [{"b": {2: 3}}]}, TypeError, r"header\['a'\]\[0\]\['b'\] has the key 2; JSON keys are strings"),
-        ({"a": [1, (2, 3)]}, TypeError, r"header\['a'\]\[1\] must be None, .*, got tuple: \(2, 3\)"),
-        ({"a": np.float32(1)}, TypeError, r"header\['a'\] must be None, .*, got float32"),
-        ({"a": torch.ones(2)}, TypeError, r"header\['a'\] must be None, .*, got Tensor"),
-        ({"a": [0.5, nan]}, ValueError, r"header\['a'\]\[1\] is nan, which JSON cannot hold; write None, or put"),
-        ({"a": -inf}, ValueError, r"header\['a'\] is -inf, which JSON"),
-        ({"a": "x\udc80"}, ValueError, r"holds '\\udc80', half of a surrogate pair; text.encode"),
-        ({"\ud800": 1}, ValueError, r"holds '\\ud800', half of a surrogate pair"),
+        ([], TypeError, r"header.*dict.*list"),
+        ({1: 2}, TypeError, r"key.*1.*JSON"),
+        ({"a": [{"b": {2: 3}}]}, TypeError, r"header\['a'\]\[0\]\['b'\].*key.*2.*JSON"),
+        ({"a": [1, (2, 3)]}, TypeError, r"header\['a'\]\[1\].*None.*tuple.*\(2, 3\)"),
+        ({"a": np.float32(1)}, TypeError, r"header\['a'\].*None.*float32"),
+        ({"a": torch.ones(2)}, TypeError, r"header\['a'\].*None.*Tensor"),
+        ({"a": [0.5, nan]}, ValueError, r"header\['a'\]\[1\].*nan.*JSON.*None"),
+        ({"a": -inf}, ValueError, r"header\['a'\].*JSON"),
+        ({"a": "x\udc80"}, ValueError, r"'\\udc80'.*text.encode"),
+        ({"\ud800": 1}, ValueError, r"'\\ud800'"),
     ],
     ids=str,
 )
@@ -540,9 +531,7 @@ def test_header_that_would_not_come_back_is_refused(path, header, error, why):
 
 
 def test_header_of_more_than_64_mib_is_refused(path):
-    with pytest.raises(
-        ValueError, match=r"the header takes 67,109,\d+ bytes, at most 67,108,864; put long lists in tens"
-    ):
+    with pytest.raises(ValueError, match=r"67,109,\d+.*bytes.*67,108,864"):
         write(path, {"n": "x" * (64 * 2**20)}, {})
     assert list(path.parent.iterdir()) == []
 
@@ -553,40 +542,40 @@ def test_header_as_deep_as_allowed_comes_back_and_one_level_more_is_refused(path
         deep = [deep]
     write(path, {"n": deep}, {})
     assert read(path, KNOWN)[0] == {"n": deep}
-    with pytest.raises(ValueError, match="the header is nested deeper than 64 levels; make it flatter"):
+    with pytest.raises(ValueError, match="64"):
         write(path, {"n": [deep]}, {})
 
 
 def test_header_that_holds_itself_is_refused(path):
     loop: list[object] = []
     loop.extend([loop, loop])
-    with pytest.raises(ValueError, match="nested deeper than 64 levels"):
+    with pytest.raises(ValueError, match="64"):
         write(path, {"n": loop}, {})
 
 
 @pytest.mark.parametrize(
     ("tensors", "error", "why"),
     [
-        ({3: torch.ones(1)}, TypeError, "a tensor's name must be a string, got int: 3"),
-        ({"__metadata__": torch.ones(1)}, ValueError, "no tensor can be named '__metadata__'"),
-        ({"\ud800": torch.ones(1)}, ValueError, "half of a surrogate pair"),
-        ({"x": [1, 2]}, TypeError, "tensor 'x' must be a torch tensor or a NumPy array, got list"),
+        ({3: torch.ones(1)}, TypeError, r"int.*3"),
+        ({"__metadata__": torch.ones(1)}, ValueError, "'__metadata__'"),
+        ({"\ud800": torch.ones(1)}, ValueError, "surrogate"),
+        ({"x": [1, 2]}, TypeError, r"'x'.*NumPy.*list"),
         (
             {"x": torch.ones(1, dtype=torch.complex64)},
             TypeError,
-            "tensor 'x' is of complex64; the file holds bool, uint8",
+            r"'x'.*complex64.*bool.*uint8",
         ),
-        ({"x": np.array(["a"])}, TypeError, "tensor 'x' is of str.*; the file holds bool"),
-        ({"x": np.array([None])}, TypeError, "tensor 'x' is of object; the file holds bool"),
-        ({"x": torch.ones(1, device="meta")}, TypeError, "tensor 'x' is on the meta device; the file holds dense"),
-        ({"x": torch.ones([1] * 65)}, ValueError, r"tensor 'x' of shape \(1, 1, .*\) is too large: at most 64 axes"),
+        ({"x": np.array(["a"])}, TypeError, r"'x'.*str.*bool"),
+        ({"x": np.array([None])}, TypeError, r"'x'.*bool"),
+        ({"x": torch.ones(1, device="meta")}, TypeError, r"'x'.*meta.*device"),
+        ({"x": torch.ones([1] * 65)}, ValueError, r"'x'.*1.*64"),
         (
             {"x": torch.ones(1).expand(2**60)},
             ValueError,
-            r"'x' of shape \(\d+,\) is too large: .* below 2\^60 val",
+            r"'x'.*\(\d+,\).*2\^60",
         ),
-        ({"x": torch.empty(2**61, 0)}, ValueError, r"tensor 'x' of shape \(\d+, 0\) is too large"),
-        ({"x": torch.eye(2).to_sparse()}, TypeError, "tensor 'x' is of layout torch.sparse_coo; the file holds dense"),
+        ({"x": torch.empty(2**61, 0)}, ValueError, r"'x'.*\(\d+, 0\)"),
+        ({"x": torch.eye(2).to_sparse()}, TypeError, r"'x'.*torch.sparse_coo"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # a tensor of 2^60 values is not to be printed
 )
@@ -643,9 +632,7 @@ def test_disk_that_takes_no_more_leaves_the_old_file_and_says_so(path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
     try:
-        with pytest.raises(
-            OSError, match="cannot write the capture: File too large; what was there before is untouched"
-        ) as e:
+        with pytest.raises(OSError, match="File too large") as e:
             write(path, HEADER, {"x": torch.ones(2**16)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -675,14 +662,12 @@ def test_permission_denied_says_so_and_names_the_path_that_was_asked_for():
         old.chmod(0o000)
         folder.chmod(0o555)
         with as_stranger():
-            with pytest.raises(
-                PermissionError, match="cannot write the capture: Permission denied; what was"
-            ) as caught:
+            with pytest.raises(PermissionError, match="Permission denied") as caught:
                 write(new, HEADER, TENSORS)
             assert caught.value.filename == str(new)
-            with pytest.raises(PermissionError, match="it is read-only; allow writing or choose another name"):
+            with pytest.raises(PermissionError):
                 write(old, HEADER, TENSORS)
-            with pytest.raises(PermissionError, match=f"Permission denied: '{old}'"):
+            with pytest.raises(PermissionError, match=rf"Permission denied.*'{old}'"):
                 read(old, KNOWN)
         folder.chmod(0o755)
         old.chmod(0o644)
@@ -699,19 +684,19 @@ def test_replaced_file_keeps_its_permissions(path):
 
 def test_folder_is_refused(tmp_path):
     for call in (lambda: write(tmp_path, {}, {}), lambda: read(tmp_path, KNOWN)):
-        with pytest.raises(IsADirectoryError, match=f"cannot (read|write) '{tmp_path}': it is a folder"):
+        with pytest.raises(IsADirectoryError, match=f"'{tmp_path}'"):
             call()
 
 
 def test_pipe_is_refused_and_does_not_hang(path):
     os.mkfifo(path)
     for call in (lambda: write(path, {}, {}), lambda: read(path, KNOWN)):
-        with pytest.raises(OSError, match=r"a device(,| or) a pipe.*; name a file"):
+        with pytest.raises(OSError, match="pipe"):
             call()
 
 
 def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"there is no folder '{tmp_path}/없음'; make it first"):
+    with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/없음'"):
         write(tmp_path / "없음" / "run.regard", {}, {})
 
 
@@ -829,7 +814,7 @@ def test_file_that_is_replaced_while_it_is_read_is_read_again(path, monkeypatch,
 
     monkeypatch.setattr(capture_file, "load_file", late)
     if times == capture_file.ATTEMPTS:
-        with pytest.raises(CaptureFileError, match="it is being written again and again; read it when that is over"):
+        with pytest.raises(CaptureFileError, match="written"):
             read(path, KNOWN)
     else:
         assert read(path, KNOWN) == ({"n": times}, {"x": torch.tensor(times)})

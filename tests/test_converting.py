@@ -12,13 +12,14 @@ from twins import build
 
 from regard.models.checkpoint.converting import conversion
 
-BESIDE = "; copy the files of tokenizer and preprocessor there, too (or save them there with AutoTokenizer and AutoPro"
+BESIDE = "AutoTokenizer"
 
 
 def test_the_class_that_config_json_names_is_in_the_call(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel", "GPT2Model"]}))
     said = conversion(tmp_path, "'owner/name'")
-    assert said.startswith("GPT2LMHeadModel.from_pretrained('owner/name').save_pretrained(new_directory)" + BESIDE)
+    assert said.startswith("GPT2LMHeadModel.from_pretrained('owner/name').save_pretrained(new_directory)")
+    assert BESIDE in said
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,10 @@ def test_the_class_that_config_json_names_is_in_the_call(tmp_path):
 def test_without_a_class_the_call_says_which_one_it_would_be(tmp_path, config):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    call = "C.from_pretrained(directory).save_pretrained(new_directory), C being the class that config.json names as "
     said = conversion(tmp_path)
-    assert said.startswith(call + "architectures (AutoModel would leave out its head)" + BESIDE)
+    assert said.startswith("C.from_pretrained(directory).save_pretrained(new_directory)")
+    for named in ("config.json", "architectures", "AutoModel", BESIDE):
+        assert named in said
 
 
 def test_the_call_keeps_every_tensor(tmp_path):

@@ -111,13 +111,13 @@ def test_values_for_json_are_plain():
 @pytest.mark.parametrize(
     ("lengths", "options", "message"),
     [
-        ([], {}, "growth needs at least one length"),
-        ([0], {}, "n must be at least 1, got 0"),
-        ([5], {"slots": 0}, "slots must be at least 1, got 0"),
-        ([5], {"features": 0}, "features must be at least 1, got 0"),
-        ([5], {"window": -1}, "window must be at least 0, got -1"),
-        ([5], {"kv_heads": 4}, "kv_heads must divide heads, got kv_heads=4 and heads=6"),
-        ([5], {"dtype": "int8"}, "dtype must be one of float64"),
+        ([], {}, "growth"),
+        ([0], {}, r"n.*1.*0"),
+        ([5], {"slots": 0}, r"slots.*1.*0"),
+        ([5], {"features": 0}, r"features.*1.*0"),
+        ([5], {"window": -1}, r"window.*0.*-1"),
+        ([5], {"kv_heads": 4}, r"kv_heads.*kv_heads=4.*heads=6"),
+        ([5], {"dtype": "int8"}, r"dtype.*float64"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(lengths, options, message):
@@ -127,14 +127,14 @@ def test_sizes_that_make_no_sense_are_refused(lengths, options, message):
 
 @pytest.mark.parametrize(("lengths", "options"), [([5.0], {}), ([5], {"slots": 4.5}), ([5], {"features": "7"})])
 def test_sizes_that_are_no_whole_numbers_are_refused(lengths, options):
-    with pytest.raises(TypeError, match=r"(n|slots|features) must be a whole number, got (float|str): "):
+    with pytest.raises(TypeError, match=r"(float|str)"):
         growth(lengths, **(SIZES | options))
 
 
 def test_lengths_and_languages_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"n.*1.*0"):
         lengths_up_to(0)
-    with pytest.raises(ValueError, match="lang must be one of 'en', 'ko'; got 'fr'"):
+    with pytest.raises(ValueError, match=r"lang.*'en'.*'ko'.*'fr'"):
         growth([5], **SIZES).text("fr")
 
 
@@ -184,8 +184,8 @@ def test_pass_that_would_take_too_long_is_skipped_and_so_are_longer_ones(monkeyp
     # Full attention took 1.024 s at 1024, and four times as many operations make 4.1 s.
     assert results["full", 1024].seconds == pytest.approx(1.024)
     assert results["full", 2048].seconds is None
-    assert results["full", 2048].reason == "one pass would take about 4 s, and 3 s are allowed"
-    assert results["full", 4096].reason == "as n = 2,048: one pass would take about 4 s, and 3 s are allowed"
+    assert re.search("4 s.*3 s", results["full", 2048].reason)
+    assert re.search("2,048.*4 s.*3 s", results["full", 4096].reason)
     assert results["kernel", 2048].seconds == pytest.approx(2.048)
     assert results["kernel", 4096].seconds is None
 
@@ -203,7 +203,7 @@ def test_pass_that_would_take_too_much_memory_is_skipped(monkeypatch):
     monkeypatch.setattr(measured_growth, "_free", lambda device: 2.0**31)
     results = {(m.way, m.n): m for m in measure(growth([512, 1024], **SMALL), fraction=0.4)}
     assert results["kernel", 512].bytes == 2**29
-    assert re.match(r"one pass would take about 1.0 GiB, and 0.8 GiB are allowed", results["kernel", 1024].reason)
+    assert re.search(r"1\.0 GiB.*0\.8 GiB", results["kernel", 1024].reason)
 
 
 def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypatch):
@@ -216,21 +216,21 @@ def test_memory_that_is_not_there_is_a_reason_and_another_error_is_not(monkeypat
 
     monkeypatch.setattr(measured_growth, "_measured", short)
     results = {(m.way, m.n): m for m in measure(growth([512], **SMALL))}
-    assert results["full", 512].reason == "there was not enough memory"
+    assert "memory" in results["full", 512].reason
     assert results["sparse", 512].seconds > 0
     monkeypatch.setattr(measured_growth, "_measured", lambda *given: short(*given, message="a bug"))
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(RuntimeError, match="bug"):
         list(measure(growth([512], **SMALL)))
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_device_that_is_not_there_is_refused(device):
-    with pytest.raises(ValueError, match=f"cannot measure on '{device}': "):
+    with pytest.raises(ValueError, match=f"'{device}'"):
         next(measure(growth([5], **SMALL), device=device))
 
 
 def test_device_that_computes_nothing_is_refused():
-    with pytest.raises(ValueError, match="cannot measure on 'meta': only a CPU or a CUDA device is measured"):
+    with pytest.raises(ValueError, match=r"'meta'.*CPU.*CUDA.*device"):
         next(measure(growth([5], **SMALL), device="meta"))
 
 
@@ -251,7 +251,7 @@ def test_what_was_skipped_is_said_with_its_reason(lang, skipped):
 
 @pytest.mark.parametrize("limits", [{"seconds": 0.0}, {"fraction": 0.0}, {"fraction": 1.5}])
 def test_limits_that_allow_nothing_are_refused(limits):
-    with pytest.raises(ValueError, match=r"seconds must be above 0 and fraction in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"seconds.*0.*fraction.*0.*1\]"):
         next(measure(growth([5], **SMALL), **limits))
 
 
@@ -274,10 +274,10 @@ def test_names_that_end_together_stand_apart():
 @pytest.mark.parametrize(
     ("lengths", "panels", "message"),
     [
-        ([], [Curves("", "s", {})], "curves need lengths and panels, got 0 and 1"),
-        ([1], [], "curves need lengths and panels, got 1 and 0"),
-        ([1], [Curves("", "s", {str(i): [1.0] for i in range(5)})], "a panel has at most 4 lines, got 5"),
-        ([1], [Curves("", "s", {"a": [1.0, 2.0]})], "line 'a' has 2 values, but there are 1 lengths"),
+        ([], [Curves("", "s", {})], r"0.*1"),
+        ([1], [], r"1.*0"),
+        ([1], [Curves("", "s", {str(i): [1.0] for i in range(5)})], r"4.*5"),
+        ([1], [Curves("", "s", {"a": [1.0, 2.0]})], r"'a'.*2.*1"),
     ],
 )
 def test_curves_that_do_not_fit_are_refused(lengths, panels, message):
@@ -332,28 +332,28 @@ def test_command_measures_and_draws(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--figure", "plot.gif"], "--figure 'plot.gif' must end in .png"),
-        (["--seconds", "3"], "--seconds goes with --measure"),
-        (["--seconds", "3", "--device", "cpu"], "--device and --seconds go with --measure"),
-        (["--slots", "0"], "slots must be at least 1, got 0"),
-        (["--measure", "--seconds", "0"], "seconds must be above 0"),
-        (["--measure", "--device", "meta"], "cannot measure on 'meta': only a CPU or a CUDA device is measured"),
-        (["--kernel", "7"], "--compare counts neither a CNN nor a cache: leave out --kernel\n"),
-        (["--layers", "1"], "--compare counts neither a CNN nor a cache: leave out --layers\n"),
-        (["--layers", "9", "--kernel", "3"], "neither a CNN nor a cache: leave out --kernel and --layers\n"),
+        (["--figure", "plot.gif"], r"--figure.*'plot\.gif'.*\.png"),
+        (["--seconds", "3"], "--seconds.*--measure"),
+        (["--seconds", "3", "--device", "cpu"], "--device.*--seconds.*--measure"),
+        (["--slots", "0"], "slots.*1.*0"),
+        (["--measure", "--seconds", "0"], "seconds.*0"),
+        (["--measure", "--device", "meta"], "'meta'.*CPU.*CUDA"),
+        (["--kernel", "7"], "--compare.*--kernel\n"),
+        (["--layers", "1"], "--compare.*--layers\n"),
+        (["--layers", "9", "--kernel", "3"], "--kernel.*--layers\n"),
     ],
 )
 def test_wrong_option_is_told_in_one_line(capsys, options, message):
     assert main([*COMMAND, *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert message in err
+    assert re.search(message, err)
     assert err.count("\n") == 1
 
 
 def test_options_of_compare_alone_are_refused(capsys):
     assert main([part for part in COMMAND if part != "--compare"] + ["--slots", "4", "--measure"]) == 2
-    assert "--measure, --slots go with --compare" in capsys.readouterr().err
+    assert re.search(r"--measure.*--slots.*--compare", capsys.readouterr().err)
 
 
 def test_interrupt_while_measuring_ends_quietly_and_leaves_no_figure(capsys, monkeypatch, tmp_path):

@@ -164,9 +164,7 @@ def test_orders_are_those_of_the_source_documents():
 def test_dtype_sets_the_bytes_by_name_or_by_torch_dtype(name, size):
     for dtype in (name, getattr(torch, name)):
         if size is None:
-            with pytest.raises(
-                ValueError, match=r"dtype must be one of float64, float32, bfloat16, float16; got .*int8"
-            ):
+            with pytest.raises(ValueError, match=r"dtype.*float64.*float32.*bfloat16.*float16.*int8"):
                 cost(13, 30, dtype=dtype)
         else:
             assert cost(13, 30, dtype=dtype).attention.weights_bytes == 13 * 13 * size
@@ -247,7 +245,7 @@ def test_columns_line_up(lang):
 
 
 def test_unknown_language_is_refused():
-    with pytest.raises(ValueError, match="lang must be one of 'en', 'ko'; got 'fr'"):
+    with pytest.raises(ValueError, match=r"lang.*'en'.*'ko'.*'fr'"):
         cost(13, 7).text("fr")
 
 
@@ -305,14 +303,14 @@ SIZES = ["n", "d_model", "heads", "kv_heads", "head_dim", "kernel", "batch", "la
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("value", [0, -3])
 def test_sizes_below_one_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be at least {2 if name == 'kernel' else 1}, got {value}"):
+    with pytest.raises(ValueError, match=rf"{name}.*{2 if name == 'kernel' else 1}.*{value}"):
         cost(**{**ODD, name: value})
 
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("value", [2.0, "2", True, [2]])
 def test_sizes_that_are_not_whole_numbers_are_refused(name, value):
-    with pytest.raises(TypeError, match=f"{name} must be a whole number, got {type(value).__name__}: "):
+    with pytest.raises(TypeError, match=rf"{name}.*{type(value).__name__}"):
         cost(**{**ODD, name: value})
 
 
@@ -325,7 +323,7 @@ def test_large_numpy_integers_do_not_overflow():
 
 
 def test_heads_that_do_not_divide_d_model_are_refused_with_both_numbers():
-    with pytest.raises(ValueError, match=r"d_model=512 and heads=7; give head_dim=… if"):
+    with pytest.raises(ValueError, match=r"d_model=512.*heads=7.*head_dim=…"):
         cost(1000, 512, 7)
 
 
@@ -335,10 +333,10 @@ def test_heads_need_not_divide_d_model_when_their_size_is_given():
 
 @pytest.mark.parametrize("kv_heads", [4, 12])
 def test_key_value_heads_that_do_not_divide_heads_are_refused_with_both_numbers(kv_heads):
-    with pytest.raises(ValueError, match=f"kv_heads must divide heads, got kv_heads={kv_heads} and heads=6"):
+    with pytest.raises(ValueError, match=rf"kv_heads.*kv_heads={kv_heads}.*heads=6"):
         cost(13, 30, 6, kv_heads=kv_heads)
 
 
 def test_convolution_of_width_one_is_refused():
-    with pytest.raises(ValueError, match="kernel must be at least 2, got 1"):
+    with pytest.raises(ValueError, match=r"kernel.*2.*1"):
         cost(13, 7, kernel=1)

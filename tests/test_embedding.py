@@ -82,7 +82,7 @@ def test_decoder_gives_its_vectors(tmp_path: Path) -> None:
 
 
 def test_unknown_pooling_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="pooling must be one of mean, cls, max, last, got 'sum'"):
+    with pytest.raises(ValueError, match=r"pooling.*mean.*cls.*max.*last.*'sum'"):
         model.embed(TEXTS, pooling="sum")
 
 
@@ -136,15 +136,15 @@ def test_embed_follows_the_recipe_and_the_caller_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kinds", "pooling", "message"),
     [
-        (["Transformer", "Pooling", "Dense"], modes(mean_tokens=True), "lists Transformer, Pooling, Dense, and only"),
-        (["Transformer", "Pooling", "Pooling"], modes(mean_tokens=True), "and only Transformer, one Pooling"),
+        (["Transformer", "Pooling", "Dense"], modes(mean_tokens=True), r"Transformer.*Pooling.*Dense"),
+        (["Transformer", "Pooling", "Pooling"], modes(mean_tokens=True), r"Transformer.*Pooling"),
         (
             ["Transformer", "Pooling"],
             modes(mean_sqrt_len_tokens=True),
-            "asks for mean_sqrt_len_tokens, and one of mean",
+            "mean_sqrt_len_tokens",
         ),
-        (["Transformer", "Pooling"], modes(mean_tokens=True, cls_token=True), "asks for cls_token and mean_tokens"),
-        (["Transformer", "Pooling"], modes(), "asks for nothing, and one of mean, cls, max, last is known"),
+        (["Transformer", "Pooling"], modes(mean_tokens=True, cls_token=True), r"cls_token.*mean_tokens"),
+        (["Transformer", "Pooling"], modes(), "mean.*cls.*max.*last"),
     ],
 )
 def test_what_sentence_transformers_would_do_and_embed_does_not_is_refused(
@@ -156,20 +156,20 @@ def test_what_sentence_transformers_would_do_and_embed_does_not_is_refused(
 
 def test_both_given_no_file_is_asked(tmp_path: Path) -> None:
     model = load(written(bert(tmp_path, "Model"), ["Transformer", "Dense"]))
-    with pytest.raises(ValueError, match="give pooling= and normalize= to embed without the others"):
+    with pytest.raises(ValueError, match=r"pooling=.*normalize="):
         model.embed(TEXTS, pooling="cls")
     assert model.embed(TEXTS, pooling="cls", normalize=False).shape == (5, 20)
 
 
 def test_missing_pooling_file_and_paths_elsewhere_are_refused(tmp_path: Path) -> None:
     written(tmp_path, ["Transformer", "Pooling"])
-    with pytest.raises(FileNotFoundError, match=r"asks for a Pooling, and .*1_Pooling/config.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"Pooling.*1_Pooling/config.json"):
         said_by(tmp_path)
     (tmp_path / "modules.json").write_text('[{"type": "a.Pooling", "path": "../elsewhere"}]')
-    with pytest.raises(ValueError, match=r"the path of Pooling must be a folder beside it, got '\.\./elsewhere'"):
+    with pytest.raises(ValueError, match=r"Pooling.*'\.\./elsewhere'"):
         said_by(tmp_path)
     (tmp_path / "modules.json").write_text("[7]")
-    with pytest.raises(ValueError, match="must list modules with a type, got 7"):
+    with pytest.raises(ValueError, match=r"list.*7"):
         said_by(tmp_path)
 
 
@@ -181,7 +181,7 @@ def test_capitals_are_made_small_where_the_checkpoint_says_so(tmp_path: Path) ->
     small = model.embed(["THE CAT", "the cat"])
     assert not torch.equal(plain[0], plain[1])
     assert torch.equal(small[0], small[1])
-    with pytest.raises(ValueError, match=r"text 0 has \d+ tokens, and the model takes 11"):
+    with pytest.raises(ValueError, match=r"text.*0.*\d+.*11"):
         model.embed(["a cat sat on a mat " * 9])
-    with pytest.raises(TypeError, match=r"^texts must be a list of texts, got str: 'THE CAT'$"):  # not its letters
+    with pytest.raises(TypeError, match=r"texts.*str.*'THE CAT'"):  # not its letters
         model.embed("THE CAT")

@@ -385,21 +385,21 @@ def test_facts_go_through_json_and_back(arguments):
 
 @pytest.mark.parametrize(
     ("change", "names"),
-    [({"novelty": 1}, "novelty"), ({"mask": None, "causal": None}, "causal, mask")],
+    [({"novelty": 1}, "novelty"), ({"mask": None, "causal": None}, r"causal.*mask")],
 )
 def test_json_of_something_else_is_refused(change, names):
     facts = read(call_of())
     values = facts.to_json() | change
     values = {name: value for name, value in values.items() if value is not None or name not in change}
-    with pytest.raises(ValueError, match=f"these are not the facts of one call: {names} missing or unknown"):
+    with pytest.raises(ValueError, match=names):
         Facts.from_json(values, facts.tensors())
 
 
 def test_json_without_its_tensors_is_refused():
     facts = read(call_of())
-    with pytest.raises(ValueError, match="bands missing or unknown"):
+    with pytest.raises(ValueError, match="bands"):
         Facts.from_json(facts.to_json(), {})
-    with pytest.raises(ValueError, match="more missing or unknown"):
+    with pytest.raises(ValueError, match="missing"):
         Facts.from_json(facts.to_json(), facts.tensors() | {"more": facts.bands})
 
 
@@ -448,23 +448,21 @@ def test_no_queries_or_no_keys_can_be_read(nq, nk):
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind must be 'self' or 'cross', got 'mixed'"):
+    with pytest.raises(ValueError, match=r"kind.*'self'.*'cross'.*'mixed'"):
         read(call_of(), kind="mixed")
 
 
 def test_sight_of_another_kind_is_refused():
     call = call_of()
-    with pytest.raises(
-        ValueError, match=r"the sight is of self-attention, but kind is 'cross': take it with see\(call, "
-    ):
+    with pytest.raises(ValueError, match=r"sight.*kind.*'cross'"):
         read(call, kind="cross", sight=see(call))
 
 
 def test_neither_scores_nor_weights_is_refused():
-    with pytest.raises(ValueError, match="scores or weights must be given; both are None"):
+    with pytest.raises(ValueError, match=r"weights.*None"):
         read_weights(None, None)
 
 
 def test_scores_that_do_not_go_with_the_weights_are_refused():
-    with pytest.raises(ValueError, match=r"scores \(3, 2, 7, 9\) do not go with weights \(3, 2, 7, 7\)"):
+    with pytest.raises(ValueError, match=r"\(3, 2, 7, 9\).*\(3, 2, 7, 7\)"):
         read_weights(torch.zeros(B, H, N, N + 2), torch.zeros(B, H, N, N))

@@ -201,7 +201,7 @@ def test_values_are_printed_up_to_sixteen_and_on_demand():
 
 def test_values_too_small_to_read_are_left_out_by_default_and_refused_on_demand():
     assert numbers(heatmap(weights(36, 13, 13))) == []
-    with pytest.raises(ValueError, match="values=True: numbers in 499 × 503 cells are too small to read"):
+    with pytest.raises(ValueError, match=r"values=True.*499.*503"):
         heatmap(weights(499, 503), values=True)
 
 
@@ -330,7 +330,7 @@ def test_every_glyph_is_found_when_drawing(tmp_path, kind):
 def test_a_missing_glyph_would_have_been_noticed(tmp_path):
     figure = heatmap(np.eye(2))
     figure.text(0.5, 0.5, "ไทย", fontproperties=letters.font(9))
-    with pytest.warns(UserWarning, match="missing from font"):
+    with pytest.warns(UserWarning, match="font"):
         save(figure, tmp_path / "thai.png")
 
 
@@ -504,7 +504,7 @@ def test_steps_of_real_attention_are_drawn_for_the_chosen_batch_and_head():
 def test_third_axis_of_steps_is_the_batch_as_in_attention():
     made = keep(*(np.random.default_rng(1).normal(size=(2, 3, 5)) for _ in range(3)))
     assert numbers(steps(made, batch=1), 2) == [f"{w:.2f}" for w in made.weights[1].flat]
-    with pytest.raises(IndexError, match="head 1 is out of range: there are 1"):
+    with pytest.raises(IndexError, match=r"head.*1"):
         steps(made, head=1)
 
 
@@ -655,15 +655,13 @@ def test_missing_matplotlib_names_what_to_install(monkeypatch):
         lambda: steps(stages()),
         lambda: save(None, "a.png"),
     ):
-        with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'regard\[figures\]'"):
+        with pytest.raises(ImportError, match=r"'regard\[figures\]'"):
             draw()
 
 
 def test_missing_font_package_names_what_to_install(monkeypatch):
     monkeypatch.setattr(letters, "find_spec", lambda name: None)
-    with pytest.raises(
-        ImportError, match=r"font NanumGothic.ttf of koreanize-matplotlib: pip install 'regard\[figures"
-    ):
+    with pytest.raises(ImportError, match=r"NanumGothic.ttf.*'regard"):
         heatmap(np.eye(2))
 
 
@@ -673,24 +671,24 @@ def test_missing_font_file_is_named(monkeypatch, tmp_path):
     before = list(fontManager.ttflist)
     monkeypatch.setattr(fontManager, "ttflist", before)
     monkeypatch.setattr(letters, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
-    with pytest.raises(ImportError, match=r"figures need the font NanumGothicBold.ttf"):
+    with pytest.raises(ImportError, match=r"NanumGothicBold.ttf"):
         heatmap(np.eye(2))
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([[1.0]], TypeError, "weights must be a NumPy array or a torch tensor, got list"),
-        (np.array([["a"]]), TypeError, "weights must be real numbers, got <U1"),
-        (np.array([[1j]]), TypeError, "weights must be real numbers, got complex128"),
-        (torch.ones(2, 2, dtype=torch.complex64), TypeError, "weights must be real numbers, got torch.complex64"),
-        (np.ones(3), ValueError, r"weights must be \(Nq, Nk\) or \(H, Nq, Nk\), not empty; got \(3,\)$"),
-        (np.ones((2, 3, 5, 7)), ValueError, r"got \(2, 3, 5, 7\); choose a batch row with weights\[b\]"),
-        (np.ones((0, 3)), ValueError, r"not empty; got \(0, 3\)$"),
-        (np.ones((1, 4097)), ValueError, "heatmap draws at most 4096 positions, got 1 × 4097; .*pooled map"),
-        (np.ones((145, 2, 2)), ValueError, r"at most 144 heads, got 145; draw some of them: weights\[:144\]"),
-        (np.array([[0.5, -0.25]]), ValueError, "weights must not be negative, got -0.25; scores are drawn by steps"),
-        (np.array([[np.nan, -0.25]]), ValueError, "weights must not be negative, got -0.25"),
+        ([[1.0]], TypeError, r"weights.*NumPy.*list"),
+        (np.array([["a"]]), TypeError, r"weights.*<U1"),
+        (np.array([[1j]]), TypeError, r"weights.*complex128"),
+        (torch.ones(2, 2, dtype=torch.complex64), TypeError, r"weights.*torch.complex64"),
+        (np.ones(3), ValueError, r"weights.*Nq.*Nk.*H.*Nq.*Nk.*\(3,\)"),
+        (np.ones((2, 3, 5, 7)), ValueError, r"\(2, 3, 5, 7\).*weights\[b\]"),
+        (np.ones((0, 3)), ValueError, r"\(0, 3\)"),
+        (np.ones((1, 4097)), ValueError, r"4096.*1.*4097"),
+        (np.ones((145, 2, 2)), ValueError, r"144.*145.*weights\[:144\]"),
+        (np.array([[0.5, -0.25]]), ValueError, r"weights.*-0.25"),
+        (np.array([[np.nan, -0.25]]), ValueError, r"weights.*-0.25"),
     ],
 )
 def test_weights_that_cannot_be_drawn_are_refused(given, error, message):
@@ -701,18 +699,18 @@ def test_weights_that_cannot_be_drawn_are_refused(given, error, message):
 def test_negative_weight_is_found_even_where_pooling_would_hide_it():
     large = np.ones((2203, 2203))
     large[7, 7] = -1
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="negative"):
         heatmap(large)
 
 
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        ({"labels": ["a", "b"]}, ValueError, "labels has 2 entries, but there are 3 queries"),
-        ({"key_labels": ["a", "b"]}, ValueError, "key_labels has 2 entries, but there are 5 keys"),
-        ({"labels": ["a", "b", "c", "d", "e"]}, ValueError, "labels has 5 entries, but there are 3 queries"),
-        ({"labels": "cat"}, TypeError, "labels must be a list of strings, got 'cat'; a sentence has to be split first"),
-        ({"labels": ["a", "b", 3]}, TypeError, r"labels must be a list of strings, got \['a', 'b', 3\]"),
+        ({"labels": ["a", "b"]}, ValueError, r"labels.*2.*3"),
+        ({"key_labels": ["a", "b"]}, ValueError, r"key_labels.*2.*5"),
+        ({"labels": ["a", "b", "c", "d", "e"]}, ValueError, r"labels.*5.*3"),
+        ({"labels": "cat"}, TypeError, r"labels.*'cat'"),
+        ({"labels": ["a", "b", 3]}, TypeError, r"labels.*\['a', 'b', 3\]"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels, error, message):
@@ -726,14 +724,14 @@ def test_labels_that_do_not_fit_are_refused(labels, error, message):
         (
             lambda: mask(np.eye(3, dtype=bool), 3),
             TypeError,
-            "must be a regard.masks value, got ndarray; .* masks.dense",
+            r"regard.masks.*ndarray.*masks.dense",
         ),
-        (lambda: mask(causal(), 0), ValueError, "mask needs at least one query and one key, got 0 × 0"),
-        (lambda: mask(causal(), 3, 2**20 + 1), ValueError, "mask draws at most 1048576 positions, got 3 × 1048577"),
-        (lambda: mask(causal(), 3, batch=1), IndexError, "batch 1 is out of range: there are 1"),
-        (lambda: mask(causal(), 3, head=2), IndexError, "head 2 is out of range: there are 1"),
-        (lambda: mask(causal(), 3, labels=["a"]), ValueError, "labels has 1 entries, but there are 3 queries"),
-        (lambda: mask(padding([4]), 3), ValueError, "padding has a length of 4, but there are 3 keys"),
+        (lambda: mask(causal(), 0), ValueError, "0 × 0"),
+        (lambda: mask(causal(), 3, 2**20 + 1), ValueError, r"1048576.*3.*1048577"),
+        (lambda: mask(causal(), 3, batch=1), IndexError, r"batch.*1"),
+        (lambda: mask(causal(), 3, head=2), IndexError, r"head.*2.*1"),
+        (lambda: mask(causal(), 3, labels=["a"]), ValueError, r"labels.*1.*3"),
+        (lambda: mask(padding([4]), 3), ValueError, r"4.*3"),
     ],
 )
 def test_mask_that_cannot_be_drawn_is_refused(draw, error, message):
@@ -743,24 +741,22 @@ def test_mask_that_cannot_be_drawn_is_refused(draw, error, message):
 
 @pytest.mark.parametrize(("nq", "nk", "features"), [(257, 3, 2), (3, 257, 2), (3, 5, 257)])
 def test_steps_too_large_to_see_are_refused(nq, nk, features):
-    with pytest.raises(
-        ValueError, match=r"steps draws at most 256 positions, got .*; draw the weights alone with heatmap"
-    ):
+    with pytest.raises(ValueError, match="256"):
         steps(stages(nq, nk, features))
 
 
 @pytest.mark.parametrize("name", ["map", "map.jpg", "map.", ".png"])
 def test_unknown_suffix_is_refused_with_the_known_ones(tmp_path, name):
-    with pytest.raises(ValueError, match=r"cannot write '.*': the name must end in .png, .svg, .pdf"):
+    with pytest.raises(ValueError, match=r".png.*.svg.*.pdf"):
         save(heatmap(np.eye(2)), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"cannot write '.*a.png': there is no folder '.*nowhere'"):
+    with pytest.raises(FileNotFoundError, match=r"'.*a.png'.*'.*nowhere'"):
         save(heatmap(np.eye(2)), tmp_path / "nowhere" / "a.png")
 
 
 def test_what_is_not_a_figure_is_not_saved(tmp_path):
-    with pytest.raises(TypeError, match="save takes a matplotlib figure, got ndarray"):
+    with pytest.raises(TypeError, match="ndarray"):
         save(np.eye(2), tmp_path / "a.png")

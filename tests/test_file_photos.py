@@ -117,10 +117,10 @@ def test_name_that_a_terminal_would_obey_is_written_without_what_it_obeys():
 
 def test_photo_of_another_picture_is_not_saved(tmp_path):
     other = Photo("a.png", (HIGH, WIDE + 1), "image/png", PNG)
-    words = r"cannot be saved: its photos are of sizes \[\(31, 48\)\], and its patches lie in \[\(31, 47\)\]$"
+    words = r"\[\(31, 48\)\].*\[\(31, 47\)\]"
     with pytest.raises(ValueError, match=words):
         captured(other).save(tmp_path / "run.regard")
-    with pytest.raises(ValueError, match=r"its photos are of sizes \[\(31, 47\), \(31, 47\)\], and its patches lie in"):
+    with pytest.raises(ValueError, match=r"\[\(31, 47\), \(31, 47\)\]"):
         captured(photo(), photo()).save(tmp_path / "run.regard")
     assert list(tmp_path.iterdir()) == []
 
@@ -133,13 +133,13 @@ def claiming(high: int, wide: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "photo 0 is neither a JPEG nor a PNG with a size"),
-        (b"<svg onload='x'/>", "photo 0 is neither a JPEG nor a PNG with a size"),
-        (PNG[:20], "photo 0 is neither a JPEG nor a PNG with a size"),
-        (JPEG[:30], "photo 0 is neither a JPEG nor a PNG with a size"),
-        (JPEG[:4] + b"\0" * 500, "photo 0 is neither a JPEG nor a PNG with a size"),
-        (claiming(50_000, 40_000), "photo 0 says to be 50000 × 40000 pixels, and copies have at most 4,096 a side"),
-        (claiming(0, 5), "photo 0 says to be 0 × 5 pixels"),
+        (b"", r"0.*JPEG.*PNG"),
+        (b"<svg onload='x'/>", r"0.*JPEG.*PNG"),
+        (PNG[:20], r"0.*JPEG.*PNG"),
+        (JPEG[:30], r"0.*JPEG.*PNG"),
+        (JPEG[:4] + b"\0" * 500, r"0.*JPEG.*PNG"),
+        (claiming(50_000, 40_000), r"0.*50000.*40000.*4,096"),
+        (claiming(0, 5), r"0.*5"),
     ],
     ids=["nothing", "SVG", "cut PNG", "cut JPEG", "JPEG of zeros", "bomb", "no height"],
 )
@@ -154,7 +154,7 @@ def test_photo_of_too_many_bytes_is_refused(monkeypatch):
     out = Outgoing()
     packed = pack_photos([photo()], out)
     monkeypatch.setattr(file_photos, "MOST_BYTES", len(PNG) - 1)
-    with pytest.raises(CaptureFileError, match=rf"photo 0 takes {len(PNG):,} bytes, and at most {len(PNG) - 1:,} are"):
+    with pytest.raises(CaptureFileError, match=rf"0.*{len(PNG):,}.*bytes.*{len(PNG) - 1:,}"):
         unpack_photos(packed, Incoming(out.tensors))
 
 
@@ -176,15 +176,15 @@ def test_photo_of_too_many_bytes_is_refused(monkeypatch):
 def test_what_is_said_of_a_photo_is_checked(item):
     out = Outgoing()
     pack_photos([photo()], out)
-    with pytest.raises(CaptureFileError, match=r"photo 0 cannot be .* so it is not to be trusted$"):
+    with pytest.raises(CaptureFileError, match=r"photo.*0"):
         unpack_photos([item], Incoming(out.tensors))
 
 
 def test_photos_are_a_list_of_bytes():
-    with pytest.raises(CaptureFileError, match="photos must be a list, got dict"):
+    with pytest.raises(CaptureFileError, match=r"photos.*dict"):
         unpack_photos({}, Incoming({}))
     floats = Incoming({"photos/0": torch.zeros(7)})
-    with pytest.raises(CaptureFileError, match=r"tensor 'photos/0', photo 0, holds torch.float32 instead of bytes"):
+    with pytest.raises(CaptureFileError, match=r"'photos/0'.*0.*torch.float32.*bytes"):
         unpack_photos([["a.png", HIGH, WIDE, "photos/0"]], floats)
 
 
@@ -198,10 +198,10 @@ def forged(path: Path, data: bytes, **header: object) -> Path:
 
 
 def test_file_with_a_forged_photo_is_refused_whole(tmp_path):
-    with pytest.raises(CaptureFileError, match=r"cannot read .*run\.regard': photo 0 says to be 60000 × 60000 pixels"):
+    with pytest.raises(CaptureFileError, match=r"run\.regard'.*0.*60000"):
         regard.open(forged(tmp_path / "run.regard", claiming(60_000, 60_000)))
     photos = [["a.png", HIGH, WIDE + 2, "photos/0"]]
-    with pytest.raises(CaptureFileError, match=r"its photos are of sizes \[\(31, 49\)\], and its patches lie in"):
+    with pytest.raises(CaptureFileError, match=r"photos.*\[\(31, 49\)\]"):
         regard.open(forged(tmp_path / "run.regard", PNG, photos=photos))
 
 
@@ -210,5 +210,5 @@ def test_byte_that_changed_in_a_photo_is_noticed(tmp_path):
     whole = bytearray((tmp_path / "run.regard").read_bytes())
     whole[whole.index(PNG[:40]) + 60] ^= 1
     (tmp_path / "run.regard").write_bytes(whole)
-    with pytest.raises(CaptureFileError, match="its data are damaged: they do not match their checksum"):
+    with pytest.raises(CaptureFileError, match="checksum"):
         regard.open(tmp_path / "run.regard")

@@ -192,8 +192,8 @@ def test_rules_are_asked_a_few_rows_at_a_time(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "limit", "message"),
     [
-        ({"mask": masks.padding([3, 5])}, "MOST_CELLS", "the mask padding([3, 5]) is a rule that a file holds cell by"),
-        ({"bias": "shaw"}, "MOST_NUMBERS", "the bias Relative(<2×6×7×5 torch.float32>) is a rule that a file holds"),
+        ({"mask": masks.padding([3, 5])}, "MOST_CELLS", r"mask.*padding\(\[3, 5\]\)"),
+        ({"bias": "shaw"}, "MOST_NUMBERS", r"bias.*Relative\(<2×6×7×5 torch\.float32>\)"),
     ],
 )
 def test_rule_with_too_many_cells_is_refused_with_what_to_do(monkeypatch, options, limit, message):
@@ -205,11 +205,9 @@ def test_rule_with_too_many_cells_is_refused_with_what_to_do(monkeypatch, option
     monkeypatch.setattr(file_weights, limit, cells)
     pack_weights(weights, "0", Outgoing())
     monkeypatch.setattr(file_weights, limit, cells - 1)
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         pack_weights(weights, "0", Outgoing())
-    assert f"{cells:,} of them, at most {cells - 1:,}; save(path, overview=True) leaves q and k out" in str(
-        caught.value
-    )
+    assert re.search(rf"{cells:,}.*{cells - 1:,}.*save\(path, overview=True\).*q.*k", str(caught.value))
 
 
 def test_mask_that_came_as_cells_has_no_limit(monkeypatch):
@@ -232,7 +230,7 @@ def test_weights_of_another_kind_are_refused():
     class Other:
         sizes = (B, H, NQ, NK)
 
-    with pytest.raises(ValueError, match=r"weights of kind Other cannot be saved; set view\.weights to None"):
+    with pytest.raises(ValueError, match=r"Other.*view\.weights.*None"):
         pack_weights(Other(), "0", Outgoing())
 
 
@@ -242,50 +240,50 @@ def test_weights_of_another_kind_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "guessed"}, "record 0 has weights of kind 'guessed', unknown to this regard: upgrade regard"),
-        ({"scale": None}, "record 0: scale must be float | int, got NoneType"),
+        ({"kind": "guessed"}, r"0.*kind.*'guessed'"),
+        ({"scale": None}, r"0.*scale.*float.*int.*NoneType"),
         (
             {"q": "four heads"},
-            "tensor 'four heads', q of record 0, has shape (2, 4, 11, 5) instead of (1 or 2, 6, 7, any)",
+            r"'four heads'.*q.*0.*shape.*\(2, 4, 11, 5\).*1.*2.*6.*7",
         ),
-        ({"k": "0/q"}, "tensor '0/q', k of record 0, has shape (2, 7, 6, 5) instead of (1 or 2, any, 11, 5)"),
-        ({"k": "four heads"}, "k of record 0 has 4 heads for 6 of q"),
-        ({"lse": "0/q"}, "lse of record 0, has shape"),
-        ({"sinks": "0/q"}, "sinks of record 0 have shape (2, 7, 6, 5), not (6,)"),
-        ({"mask": {"band": [1, 2]}}, "mask of record 0: "),
+        ({"k": "0/q"}, r"'0/q'.*k.*0.*shape.*\(2, 7, 6, 5\).*1.*2.*11.*5"),
+        ({"k": "four heads"}, r"k.*0.*4.*6.*q"),
+        ({"lse": "0/q"}, r"lse.*0.*shape"),
+        ({"sinks": "0/q"}, r"sinks.*0.*shape.*\(2, 7, 6, 5\).*\(6,\)"),
+        ({"mask": {"band": [1, 2]}}, r"mask.*0"),
         (
             {"mask": {"band": [0, [1, 2], 0]}},
-            "mask of record 0: a band is three integers of at most 1,099,511,627,776, got [0, [1, 2], 0]",
+            r"mask.*0.*band.*1,099,511,627,776.*\[0, \[1, 2\], 0\]",
         ),
-        ({"mask": {"band": [0, -1, 0]}}, "mask of record 0: before must be at least 0, got -1"),
-        ({"mask": {"band": [0, 1, 0], "dilation": 2}}, "mask of record 0 has 'dilation', unknown to this regard"),
-        ({"mask": {}}, "mask of record 0 lacks 'bits'"),
-        ({"mask": {"bits": "bits", "shape": [1, 1, NQ, NK + 8]}}, "mask of record 0: (1, 1, 7, 19) booleans take 17"),
-        ({"mask": {"bits": "bits", "shape": [1, 1, NK, NQ]}}, "does not fit 7 queries × 11 keys"),
-        ({"mask": {"bits": "bits", "shape": [NQ, NK]}}, "mask of record 0: its shape [7, 11] has not four axes"),
-        ({"mask": {"bits": "bits", "shape": [1, 1, "7", NK]}}, "mask of record 0: "),
-        ({"mask": {"bits": "0/q", "shape": [1, 1, NQ, NK]}}, "mask of record 0, has shape"),
-        ({"bias": {}}, "bias of record 0 lacks 'cells'"),
+        ({"mask": {"band": [0, -1, 0]}}, r"mask.*0.*before.*0.*-1"),
+        ({"mask": {"band": [0, 1, 0], "dilation": 2}}, r"mask.*0.*'dilation'"),
+        ({"mask": {}}, r"mask.*0.*'bits'"),
+        ({"mask": {"bits": "bits", "shape": [1, 1, NQ, NK + 8]}}, r"mask.*0.*\(1, 1, 7, 19\).*17"),
+        ({"mask": {"bits": "bits", "shape": [1, 1, NK, NQ]}}, r"7.*11"),
+        ({"mask": {"bits": "bits", "shape": [NQ, NK]}}, r"mask.*0.*shape.*\[7, 11\]"),
+        ({"mask": {"bits": "bits", "shape": [1, 1, "7", NK]}}, r"mask.*0"),
+        ({"mask": {"bits": "0/q", "shape": [1, 1, NQ, NK]}}, r"mask.*0.*shape"),
+        ({"bias": {}}, r"bias.*0.*'cells'"),
         (
             {"bias": {"cells": "0/q"}},
-            "bias of record 0, has shape (2, 7, 6, 5) instead of (1 or 2, 1 or 6, 1 or 7, 1 or 11)",
+            r"bias.*0.*shape.*\(2, 7, 6, 5\).*1.*2.*1.*6.*1.*7.*1.*11",
         ),
-        ({"bias": {"by distance": "0/q"}}, "instead of (1 or 2, 1 or 6, 1, 21)"),
-        ({"bias": {"by distance": "0/q", "cells": "0/q"}}, "bias of record 0 has 'cells', unknown to this regard"),
+        ({"bias": {"by distance": "0/q"}}, r"1.*2.*1.*6.*1.*21"),
+        ({"bias": {"by distance": "0/q", "cells": "0/q"}}, r"bias.*0.*'cells'"),
     ],
 )
 def test_forged_weights_are_refused_and_named(change, message):
     out = Outgoing()
     packed = pack_weights(remembered(mask=masks.causal()), "0", out)
     more = {"four heads": torch.zeros(B, 4, NK, D), "bits": torch.zeros(-(-NQ * NK // 8), dtype=torch.uint8)}
-    with pytest.raises(CaptureFileError, match=re.escape(message)):
+    with pytest.raises(CaptureFileError, match=message):
         unpack_weights(packed | change, (B, H, NQ, NK), "record 0", Incoming(out.tensors | more))
 
 
 def test_forged_made_weights_are_refused():
     packed = {"kind": "given", "weights": "w", "scores": "s"}
     tensors = {"w": torch.zeros(B, H, NQ, NK), "s": torch.zeros(B, H, NQ, NK + 2)}
-    with pytest.raises(CaptureFileError, match=r"tensor 's', scores of record 0, has shape .* instead of .*11 or 12\)"):
+    with pytest.raises(CaptureFileError, match=r"'s'.*scores.*0.*11.*12"):
         unpack_weights(packed, (B, H, NQ, NK), "record 0", Incoming(tensors))
-    with pytest.raises(CaptureFileError, match="tensor 'w', weights of record 0, has shape"):
+    with pytest.raises(CaptureFileError, match=r"'w'.*weights.*0"):
         unpack_weights(packed, (B, H, NK, NQ), "record 0", Incoming(tensors))

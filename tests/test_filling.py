@@ -58,7 +58,7 @@ def test_pretrained_model_fills_too(tmp_path: Path) -> None:
 
 
 def test_text_without_a_mask_is_told_how_it_is_written(model: Any) -> None:
-    with pytest.raises(ValueError, match=r"the text has no mask: write \[MASK\] where a word is to be found"):
+    with pytest.raises(ValueError, match=r"\[MASK\]"):
         model.fill("the cat sat")
 
 
@@ -66,16 +66,16 @@ def test_tokenizer_without_a_mask_is_told_so(model: Any, monkeypatch: Any) -> No
     from dataclasses import replace
 
     monkeypatch.setattr(model.tokenizer, "ids_of", replace(model.tokenizer.ids_of, mask=None))
-    with pytest.raises(ValueError, match="the tokenizer of this BERT has no mask token"):
+    with pytest.raises(ValueError, match=r"BERT.*mask"):
         model.fill("the [MASK]")
 
 
 @pytest.mark.parametrize("top", [0, -3, True, 2.5])
 def test_top_must_be_a_positive_whole_number(model: Any, top: Any) -> None:
-    with pytest.raises(ValueError, match="top must be a whole number of at least 1, got"):
+    with pytest.raises(ValueError, match=r"top.*1"):
         model.fill("[MASK]", top)
 
 
 def test_text_longer_than_the_model_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="the text has 52 tokens, and the model takes 37: shorten it"):
+    with pytest.raises(ValueError, match=r"52.*37"):
         model.fill("[MASK] " * 50)

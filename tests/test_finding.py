@@ -91,7 +91,7 @@ def test_a_directory_wins_over_a_hub_id(offline, name):
 
 
 def test_a_directory_has_no_revision(tmp_path):
-    with pytest.raises(ValueError, match=r"is a directory: revision 'main' is for models of the hub; leave it out"):
+    with pytest.raises(ValueError, match=r"revision.*'main'"):
         find(tmp_path, revision="main")
 
 
@@ -100,10 +100,8 @@ def test_a_file_is_answered_with_its_directory(tmp_path, kind):
     write(tmp_path / "model", {"a": torch.ones(3)})
     with pytest.raises(NotADirectoryError) as caught:
         find(kind(tmp_path / "model" / SINGLE))
-    assert (
-        str(caught.value)
-        == f"{str(tmp_path / 'model' / SINGLE)!r} is a file; give its directory, {str(tmp_path / 'model')!r}"
-    )
+    for named in (tmp_path / "model" / SINGLE, tmp_path / "model"):
+        assert repr(str(named)) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +115,13 @@ def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(offline, monke
     calls = answering(monkeypatch, "never")
     with pytest.raises(FileNotFoundError) as caught:
         find(name)
-    assert (
-        str(caught.value) == f"there is no directory {str(name)!r}; a model of the hub is called 'name' or 'owner/name'"
-    )
+    assert repr(str(name)) in str(caught.value)
+    assert "'owner/name'" in str(caught.value)
     assert calls == []
 
 
 def test_an_empty_name_is_refused():
-    with pytest.raises(ValueError, match=r"got an empty name; give a model's directory, or its id on the hub"):
+    with pytest.raises(ValueError, match="name"):
         find("")
 
 
@@ -135,9 +132,7 @@ def test_an_empty_name_is_refused():
 )  # fmt: skip
 def test_what_can_be_no_id_is_refused_before_anything_is_looked_up(monkeypatch, name):
     calls = answering(monkeypatch, "never")
-    with pytest.raises(
-        ValueError, match=r"is neither a directory nor an id of the hub, which is 'name' or 'owner/name' of"
-    ) as e:
+    with pytest.raises(ValueError, match=r"'name'.*'owner/name'") as e:
         find(name)
     assert len(str(e.value)) < 250
     assert calls == []
@@ -173,22 +168,18 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(offline):
 
 
 def test_what_is_neither_a_directory_nor_in_the_cache_says_both(offline):
-    words = (
-        r"'owner/name' is neither a directory nor complete in the hub's cache here; with a network \(and without HF_HUB"
-    )
+    words = r"'owner/name'.*HF_HUB"
     with pytest.raises(FileNotFoundError, match=words):
         find("owner/name")
     cached(offline)
-    with pytest.raises(
-        FileNotFoundError, match=r"'owner/name' at revision 'v9' is neither a directory nor complete in"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"'owner/name'.*revision.*'v9'"):
         find("owner/name", revision="v9")
 
 
 def test_a_model_in_the_cache_without_its_config_is_not_complete(offline):
     snapshot = cached(offline)
     (snapshot / "config.json").unlink()
-    words = r"'owner/name' has no config.json in '.*'; load it again with a network, or give another model"
+    words = r"'owner/name'.*config.json"
     with pytest.raises(FileNotFoundError, match=words):
         find("owner/name")
 
@@ -196,10 +187,7 @@ def test_a_model_in_the_cache_without_its_config_is_not_complete(offline):
 def test_a_model_in_the_cache_without_its_weights_is_not_complete(offline):
     snapshot = cached(offline)
     (snapshot / SINGLE).resolve().unlink()  # the link stays, and leads nowhere
-    words = (
-        r"^'owner/name' is not complete: no model in '.*': model.safetensors is a link to nothing, for there is no "
-        r"'.*'; download or copy it again; load it again with a network$"
-    )
+    words = r"'owner/name'.*model.safetensors"
     with pytest.raises(FileNotFoundError, match=words):
         find("owner/name")
 
@@ -207,9 +195,7 @@ def test_a_model_in_the_cache_without_its_weights_is_not_complete(offline):
 def test_a_model_in_the_cache_without_one_of_its_shards_is_not_complete(offline):
     snapshot = cached(offline, shards=True)
     (snapshot / "model-00002-of-00002.safetensors").unlink()
-    words = (
-        r"^'owner/name' is not complete: '.*' lacks 1 of the 2 files .*: model-00002-.*; load it again with a network$"
-    )
+    words = r"'owner/name'.*1.*2.*model-00002-"
     with pytest.raises(FileNotFoundError, match=words):
         find("owner/name")
 
@@ -217,16 +203,14 @@ def test_a_model_in_the_cache_without_one_of_its_shards_is_not_complete(offline)
 def test_an_index_that_is_damaged_is_refused(offline):
     snapshot = cached(offline, shards=True)
     (snapshot / INDEX).resolve().write_text("{")
-    with pytest.raises(CheckpointError, match=r"index.json': it is damaged: not JSON"):
+    with pytest.raises(CheckpointError, match=r"index.json'.*JSON"):
         find("owner/name")
 
 
 def test_a_model_in_the_cache_that_is_only_pickled_is_refused_in_the_words_for_pickles(offline):
     snapshot = cached(offline)
     (snapshot / SINGLE).rename(snapshot / "pytorch_model.bin")
-    with pytest.raises(
-        CheckpointError, match=r"only as pickles \(pytorch_model.bin\), and opening a pickle can run any code"
-    ):
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin"):
         find("owner/name")
 
 
@@ -264,43 +248,39 @@ def test_only_what_is_read_is_downloaded(offline, monkeypatch):
         (
             failure(errors.GatedRepoError, 403),
             PermissionError,
-            "the owners of 'owner/name' give it only to those who ask; ask for it at "
-            "https://huggingface.co/owner/name, then log in with: hf auth login",
+            r"'owner/name'.*https://huggingface\.co/owner/name",
         ),
         (
             failure(errors.RepositoryNotFoundError, 401),
             FileNotFoundError,
-            "'owner/name' is no directory here and no model of the hub; check the spelling; if it is private, log in "
-            "with: hf auth login",
+            "'owner/name'",
         ),
         (
             failure(errors.HfHubHTTPError, 500, "500 Server Error"),
             ConnectionError,
-            "the hub did not give 'owner/name': 500 Server Error; try again later",
+            r"'owner/name'.*500.*Server.*Error",
         ),
         (
             errors.HTTPError("timed out"),
             ConnectionError,
-            "the hub did not give 'owner/name': timed out; try again later",
+            "'owner/name'",
         ),
         (
             errors.LocalEntryNotFoundError("long words"),
             FileNotFoundError,
-            "'owner/name' is neither a directory nor complete in the hub's cache here; with a network (and without "
-            "HF_HUB_OFFLINE) it would be downloaded; or give a directory's path",
+            r"'owner/name'.*HF_HUB_OFFLINE",
         ),
     ],
 )
 def test_what_the_hub_answers_is_said_plainly(monkeypatch, error, kind, words):
     answering(monkeypatch, error)
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=words):
         find("owner/name")
-    assert str(caught.value) == words
 
 
 def test_a_revision_that_the_hub_does_not_have_is_named(monkeypatch):
     answering(monkeypatch, failure(errors.RevisionNotFoundError, 404))
-    with pytest.raises(FileNotFoundError, match=r"^the hub has the model 'owner/name', but no revision 'v9' of it$"):
+    with pytest.raises(FileNotFoundError, match=r"'owner/name'.*revision.*'v9'"):
         find("owner/name", revision="v9")
 
 
@@ -314,11 +294,12 @@ def test_a_full_disk_is_passed_on(monkeypatch):
 def test_a_hub_model_without_safetensors_says_that_it_may_be_pickled(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     answering(monkeypatch, tmp_path)
-    words = r"; if the hub has only a pickle, which can run any code, convert it with transformers: "
-    with pytest.raises(FileNotFoundError, match=words + r"C\.from_pretrained\('owner/name'\)\.save_pretrained\("):
+    with pytest.raises(FileNotFoundError, match=r"transformers.*C\.from_pretrained\('owner/name'\)\.save_pretrained\("):
         find("owner/name")
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
-    with pytest.raises(FileNotFoundError, match=words + r"GPT2LMHeadModel\.from_pretrained\('owner/name'\)\.save_pr"):
+    with pytest.raises(
+        FileNotFoundError, match=r"transformers.*GPT2LMHeadModel\.from_pretrained\('owner/name'\)\.save_pr"
+    ):
         find("owner/name")
 
 
@@ -326,7 +307,7 @@ def test_a_hub_model_of_another_library_is_called_what_it_is_before_its_weights_
     """The pickles of the original LLaVA cannot be converted by a class of transformers."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
     answering(monkeypatch, tmp_path)
-    with pytest.raises(ValueError, match=r"config\.json is of the original LLaVA code \(LlavaLlamaForCausalLM\)"):
+    with pytest.raises(ValueError, match=r"config\.json.*LLaVA.*LlavaLlamaForCausalLM"):
         find("owner/name")
 
 
@@ -335,6 +316,5 @@ def test_without_huggingface_hub_directories_open_and_ids_name_what_to_install(t
     assert find(tmp_path) == tmp_path
     with pytest.raises(ImportError) as caught:
         find("owner/name")
-    assert str(caught.value) == (
-        "'owner/name' is no directory here, and looking on the hub needs huggingface_hub: pip install 'regard[models]'"
-    )
+    for named in ("'owner/name'", "huggingface_hub", "'regard[models]'"):
+        assert named in str(caught.value)

@@ -16,18 +16,14 @@ TIMM = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained
 @pytest.mark.parametrize("task", [None, "none"])
 def test_the_original_llava_is_refused_with_what_to_take_instead(tmp_path, name, task):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "llava"}))
-    message = (
-        rf"config\.json is of the original LLaVA code \({name}\), .* format of transformers, such as llava-hf/llava-"
-    )
+    message = rf"config\.json.*LLaVA.*\({name}\).*llava-hf/llava-"
     with pytest.raises(ValueError, match=message):
         load(tmp_path, task=task)
 
 
 def test_a_file_of_timm_is_refused_with_what_to_take_instead(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TIMM))
-    message = (
-        r"config\.json is of timm \(architecture 'vit_base_patch16_224'\), .*such as google/vit-.*regard\.watch looks"
-    )
+    message = r"config\.json.*'vit_base_patch16_224'.*google/vit-.*regard\.watch"
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 

@@ -74,9 +74,9 @@ def test_arrays_of_numpy_go_where_attention_takes_them(backend):
 
 def test_a_backend_that_cannot_says_so_as_attention_does():
     q, k, v = arrays()
-    with pytest.raises(ValueError, match="backend 'sdpa' cannot do this call: torch's SDPA has no softcap"):
+    with pytest.raises(ValueError, match=r"'sdpa'.*SDPA.*softcap"):
         fused.forward(prepare(q, k, v, softcap=2.0), "sdpa")
-    with pytest.raises(ValueError, match="unknown backend 'fast'; the backends are reference, tiled, sdpa, flex"):
+    with pytest.raises(ValueError, match=r"'fast'.*reference.*tiled.*sdpa.*flex"):
         fused.forward(prepare(q, k, v), "fast")
 
 

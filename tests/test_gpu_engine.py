@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -391,14 +392,14 @@ class _Odd(Bias):
 @pytest.mark.parametrize(
     ("arguments", "wanted", "why"),
     [
-        ({"dtype": torch.float64}, ALL, "the Triton kernel has no float64"),
-        ({"d": 257}, ALL, "the Triton kernel holds head sizes up to 256, got 257"),
-        ({"bias": _Odd()}, ALL, "the Triton kernel knows biases by distance and dense ones, not odd()"),
-        ({}, read_wanted("top", top=65), "the Triton kernel keeps up to 64 links per row, got top=65"),
+        ({"dtype": torch.float64}, ALL, "float64"),
+        ({"d": 257}, ALL, "256.*257"),
+        ({"bias": _Odd()}, ALL, r"odd\(\)"),
+        ({}, read_wanted("top", top=65), "64.*top=65"),
         (
             {"nq": 50_000},
             read_wanted("map", size=50_000),
-            "the Triton kernel counts map cells in 32 bits, which size=50000 exceeds at this length",
+            "32.*size=50000",
         ),
     ],
     ids=["float64", "wide heads", "bias", "links", "map"],
@@ -408,7 +409,7 @@ def test_what_the_kernels_cannot_do_is_refused_with_the_reason(
 ) -> None:
     q, k = (torch.zeros(1, 1, n, arguments.get("d", 3)) for n in (arguments.get("nq", 5), 67))
     q, k = (x.to(arguments.get("dtype", torch.float32)) for x in (q, k))
-    assert gpu.refuse(prepare(q, k, k, bias=arguments.get("bias")), wanted) == why
+    assert re.search(why, gpu.refuse(prepare(q, k, k, bias=arguments.get("bias")), wanted))
 
 
 @pytest.mark.parametrize("names", [["entropy"], ["map"], ["top"]])

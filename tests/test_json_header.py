@@ -47,7 +47,7 @@ def test_anything_else_is_refused_in_the_words_given(text, message):
 
 
 def test_integer_of_thousands_of_digits_is_refused():
-    with pytest.raises(DamagedError, match="broken: Exceeds the limit"):
+    with pytest.raises(DamagedError, match="Exceeds"):
         parsed('{"a": ' + "9" * 5000 + "}", REFUSAL)
 
 

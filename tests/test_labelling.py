@@ -95,7 +95,7 @@ def test_decoders_classify_too(make: Any, tmp_path: Path) -> None:
 
 
 def test_too_long_a_text_is_refused_or_cut(model: Any) -> None:
-    with pytest.raises(ValueError, match="text 0 has 43 tokens, and the model takes 37"):
+    with pytest.raises(ValueError, match=r"text.*0.*43.*37"):
         model.classify("cat " * 41)
     cut = model.classify("cat " * 41, truncate=True)
     assert torch.equal(cut.probabilities, model.classify("cat " * 35).probabilities)
@@ -111,7 +111,7 @@ def test_follows_is_the_first_of_two_probabilities(head: str, tmp_path: Path) ->
     result = model(torch.tensor([encoded.ids]), types=torch.tensor([encoded.types]))
     wanted = (result.logits if head.startswith("ForNext") else result.next_sentence)[0].softmax(-1).tolist()
     assert model.follows("a cat", "it sat") == pytest.approx(wanted[0], abs=1e-14)
-    with pytest.raises(ValueError, match="the text has 53 tokens, and the model takes 37"):
+    with pytest.raises(ValueError, match=r"53.*37"):
         model.follows("cat " * 20, "cat " * 30)
 
 

@@ -235,9 +235,9 @@ def test_layer_from_torch_copies():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"add_bias_kv": True}, "with add_bias_kv or add_zero_attn has no counterpart here"),
-        ({"add_zero_attn": True}, "with add_bias_kv or add_zero_attn has no counterpart here"),
-        ({"kdim": 11, "vdim": 13}, "^keys and values come from one context here, but kdim is 11, vdim 13$"),
+        ({"add_bias_kv": True}, r"add_bias_kv.*add_zero_attn"),
+        ({"add_zero_attn": True}, r"add_bias_kv.*add_zero_attn"),
+        ({"kdim": 11, "vdim": 13}, r"kdim.*11.*vdim.*13"),
     ],
 )
 def test_layer_from_torch_refuses_what_it_does_not_have(options, message):
@@ -346,14 +346,14 @@ def test_gradient_flows_through_a_growing_cache():
 
 def test_fixed_cache_in_training_is_refused():
     layer = MultiHeadAttention(D_MODEL, HEADS)
-    with pytest.raises(ValueError, match="FixedCache writes in place, which autograd cannot follow"):
+    with pytest.raises(ValueError, match="FixedCache"):
         layer(torch.randn(B, N, D_MODEL), cache=cache_of("fixed", layer))
 
 
 def test_call_that_is_refused_leaves_the_cache_as_it_was():
     layer, cache = MultiHeadAttention(D_MODEL, HEADS), GrowingCache()
     layer(torch.randn(B, N, D_MODEL), cache=cache)
-    with pytest.raises(ValueError, match="does not broadcast"):
+    with pytest.raises(ValueError, match="broadcast"):
         layer(torch.randn(B, 1, D_MODEL), cache=cache, mask=torch.ones(1, 4, dtype=torch.bool))
     assert len(cache) == N
 
@@ -372,7 +372,7 @@ def test_swin_is_the_formula_and_has_nothing_to_continue():
     truth = by_hand(wide(layer), x.double())
     assert_rule(layer(x), by_hand(layer, x), truth)
     assert_rule(layer(x, cache=GrowingCache()), by_hand(layer, x), truth)  # a whole window at once
-    with pytest.raises(ValueError, match=r"is for 6 patches, but the call has 1 queries × 1 keys$"):
+    with pytest.raises(ValueError, match=r"6.*1"):
         layer(x[:, :1], cache=GrowingCache())
 
 
@@ -430,7 +430,7 @@ def test_layers_may_share_one_set_of_angles():
 
 
 def test_angles_are_refused_where_there_is_no_rotary():
-    with pytest.raises(ValueError, match=r"^positions are read by Rotary only, and this layer has none$"):
+    with pytest.raises(ValueError, match=r"positions.*Rotary"):
         MultiHeadAttention(D_MODEL, HEADS)(torch.randn(B, N, D_MODEL), positions=Rotary(D).angles(torch.arange(N)))
 
 
@@ -486,13 +486,13 @@ def test_gradient_flows_through_keys_made_once():
 def test_keys_refuse_what_does_not_fit():
     layer = MultiHeadAttention(D_MODEL, HEADS, d_context=D_CONTEXT)
     for shape in ((B, M, D_MODEL), (M, D_CONTEXT)):
-        with pytest.raises(ValueError, match=rf"^context must be \(B, M, 11\), got {re.escape(str(shape))}$"):
+        with pytest.raises(ValueError, match=rf"context.*\(B, M, 11\).*{re.escape(str(shape))}"):
             layer.keys(torch.zeros(shape))
     turning = MultiHeadAttention(D_MODEL, HEADS, position=Rotary(D))
     made = turning.keys(torch.zeros(B, M, D_MODEL))
-    with pytest.raises(ValueError, match=r"^context_positions= went into the keys already: give them to keys\(…\)$"):
+    with pytest.raises(ValueError, match=r"context_positions=.*keys\(…\)"):
         turning(torch.zeros(B, N, D_MODEL), made, context_positions=torch.arange(M))
-    with pytest.raises(ValueError, match=r"^a cache continues x itself; with a context there is nothing to continue"):
+    with pytest.raises(ValueError, match="cache"):
         turning(torch.zeros(B, N, D_MODEL), made, cache=GrowingCache())
 
 
@@ -640,9 +640,9 @@ def test_backend_reaches_the_operation(monkeypatch):
     assert ran == []
     MultiHeadAttention(D_MODEL, HEADS, backend="tiled")(x)
     assert ran == [(B, HEADS, N, N)]
-    with pytest.raises(ValueError, match=r"^backend 'sdpa' cannot do this call: .*softcap"):
+    with pytest.raises(ValueError, match=r"backend.*'sdpa'.*softcap"):
         MultiHeadAttention(D_MODEL, HEADS, backend="sdpa", softcap=2.0)(x)
-    with pytest.raises(ValueError, match=r"^unknown backend 'fast'"):
+    with pytest.raises(ValueError, match=r"backend.*'fast'"):
         MultiHeadAttention(D_MODEL, HEADS, backend="fast")(x)
 
 
@@ -705,30 +705,30 @@ def test_layer_prints_its_sizes():
         (
             lambda: MultiHeadAttention(30, 7),
             ValueError,
-            "^d_model 30 does not divide by 7 heads; give head_dim= to choose another size$",
+            r"d_model.*30.*7.*head_dim=",
         ),
         (
             lambda: MultiHeadAttention(30, 6, kv_heads=4),
             ValueError,
-            "^heads must be a multiple of kv_heads: 6 heads, 4 kv_heads$",
+            r"heads.*kv_heads.*6.*4.*kv_heads",
         ),
-        (lambda: MultiHeadAttention(0, 3), ValueError, "^d_model must be at least 1, got 0$"),
-        (lambda: MultiHeadAttention(30, 0), ValueError, "^heads must be at least 1, got 0$"),
-        (lambda: MultiHeadAttention(30, 3, kv_heads=0), ValueError, "^kv_heads must be at least 1, got 0$"),
-        (lambda: MultiHeadAttention(30, 3, d_context=-1), ValueError, "^d_context must be at least 1, got -1$"),
-        (lambda: MultiHeadAttention(30, 3, head_dim=0), ValueError, "^head_dim must be at least 1, got 0$"),
+        (lambda: MultiHeadAttention(0, 3), ValueError, r"d_model.*1.*0"),
+        (lambda: MultiHeadAttention(30, 0), ValueError, r"heads.*1.*0"),
+        (lambda: MultiHeadAttention(30, 3, kv_heads=0), ValueError, r"kv_heads.*1.*0"),
+        (lambda: MultiHeadAttention(30, 3, d_context=-1), ValueError, r"d_context.*1.*-1"),
+        (lambda: MultiHeadAttention(30, 3, head_dim=0), ValueError, r"head_dim.*1.*0"),
         (
             lambda: MultiHeadAttention(30, 3, fused=True, d_context=7),
             ValueError,
-            "^fused projections need d_context = d_model, got 7 and 30$",
+            r"fused.*d_context.*d_model.*7.*30",
         ),
         (
             lambda: MultiHeadAttention(30, 3, position="rotary"),
             TypeError,
-            r"^position must be a regard\.positions\.Rotary, a bias, a layer with bias\(q, scale\), or None; got str$",
+            r"position.*regard\.positions\.Rotary.*bias\(q, scale\).*None.*str",
         ),
-        (lambda: MultiHeadAttention(30, 3, position=nn.Linear(2, 3)), TypeError, "got Linear$"),
-        (lambda: MultiHeadAttention(30, 3, position=T5), TypeError, "got type$"),
+        (lambda: MultiHeadAttention(30, 3, position=nn.Linear(2, 3)), TypeError, "Linear"),
+        (lambda: MultiHeadAttention(30, 3, position=T5), TypeError, "type"),
     ],
 )
 def test_layer_refuses_sizes_that_do_not_fit(make, error, message):
@@ -739,13 +739,13 @@ def test_layer_refuses_sizes_that_do_not_fit(make, error, message):
 @pytest.mark.parametrize(
     ("options", "arguments", "message"),
     [
-        ({}, {"x": (B, N, 29)}, r"^x must be \(B, N, 30\) or \(N, 30\), got \(2, 7, 29\)$"),
-        ({}, {"x": (30,)}, r"^x must be \(B, N, 30\) or \(N, 30\), got \(30,\)$"),
-        ({}, {"x": (B, 3, N, 30)}, r"^x must be \(B, N, 30\) or \(N, 30\), got \(2, 3, 7, 30\)$"),
-        ({"d_context": 11}, {"x": (B, N, 30)}, "^this layer looks at a context of width 11: pass context=$"),
-        ({}, {"x": (B, N, 30), "context": (B, M, 11)}, r"^context must be \(2, M, 30\), got \(2, 5, 11\)$"),
-        ({}, {"x": (B, N, 30), "context": (1, M, 30)}, r"^context must be \(2, M, 30\), got \(1, 5, 30\)$"),
-        ({}, {"x": (B, N, 30), "context": (M, 30)}, r"^context must be \(2, M, 30\), got \(5, 30\)$"),
+        ({}, {"x": (B, N, 29)}, r"x.*\(B, N, 30\).*\(N, 30\).*\(2, 7, 29\)"),
+        ({}, {"x": (30,)}, r"x.*\(B, N, 30\).*\(N, 30\).*\(30,\)"),
+        ({}, {"x": (B, 3, N, 30)}, r"x.*\(B, N, 30\).*\(N, 30\).*\(2, 3, 7, 30\)"),
+        ({"d_context": 11}, {"x": (B, N, 30)}, r"context.*11.*context="),
+        ({}, {"x": (B, N, 30), "context": (B, M, 11)}, r"context.*\(2, M, 30\).*\(2, 5, 11\)"),
+        ({}, {"x": (B, N, 30), "context": (1, M, 30)}, r"context.*\(2, M, 30\).*\(1, 5, 30\)"),
+        ({}, {"x": (B, N, 30), "context": (M, 30)}, r"context.*\(2, M, 30\).*\(5, 30\)"),
     ],
 )
 def test_layer_refuses_input_of_another_shape(options, arguments, message):
@@ -756,21 +756,21 @@ def test_layer_refuses_input_of_another_shape(options, arguments, message):
 
 def test_layer_refuses_arguments_that_would_not_count():
     layer, x = MultiHeadAttention(D_MODEL, HEADS), torch.randn(B, N, D_MODEL)
-    with pytest.raises(ValueError, match=r"^positions are read by Rotary only, and this layer has none$"):
+    with pytest.raises(ValueError, match=r"positions.*Rotary"):
         layer(x, positions=torch.arange(N))
-    with pytest.raises(ValueError, match=r"^positions are read by Rotary only, and this layer has none$"):
+    with pytest.raises(ValueError, match=r"positions.*Rotary"):
         layer(x, torch.randn(B, M, D_MODEL), context_positions=torch.arange(M))
-    with pytest.raises(ValueError, match=r"^a cache continues x itself; with a context there is nothing to continue"):
+    with pytest.raises(ValueError, match="cache"):
         layer(x, torch.randn(B, M, D_MODEL), cache=GrowingCache())
 
 
 def test_layer_refuses_a_position_for_other_heads_and_a_float_mask():
     x = torch.randn(B, N, D_MODEL)
-    with pytest.raises(ValueError, match=r"this Rotary has dim=6; got \(2, 3, 7, 10\)"):
+    with pytest.raises(ValueError, match=r"Rotary.*dim=6.*\(2, 3, 7, 10\)"):
         MultiHeadAttention(D_MODEL, HEADS, position=Rotary(6))(x)
-    with pytest.raises(ValueError, match=r"is given for 4 heads, but the call has 3$"):
+    with pytest.raises(ValueError, match=r"4.*3"):
         MultiHeadAttention(D_MODEL, HEADS, position=alibi(4))(x)
-    with pytest.raises(TypeError, match=r"^mask must be boolean"):
+    with pytest.raises(TypeError, match="mask"):
         MultiHeadAttention(D_MODEL, HEADS)(x, mask=torch.zeros(N, N))
 
 
@@ -806,16 +806,16 @@ def test_shares_of_the_heads_that_do_not_fit_each_other_are_refused():
     layer, x = MultiHeadAttention(20, 4, kv_heads=2), torch.randn(B, N, 20)
     part = share(layer, 0)
     part.w_k, part.w_v = layer.w_k, layer.w_v  # all keys: head 2 would look at those of head 0
-    with pytest.raises(ValueError, match=r"2 of 4 query heads and 2 of 2 key/value heads"):
+    with pytest.raises(ValueError, match=r"2.*4.*2.*key/value"):
         part(x)
     part = share(layer, 0)
     part.w_o = layer.w_o
-    with pytest.raises(ValueError, match=r"2 of 4 heads of 5.* w_o takes 20 features"):
+    with pytest.raises(ValueError, match=r"2.*4.*5.*w_o.*20"):
         part(x)
-    with pytest.raises(ValueError, match=r"gave 6 features.* heads of 4"):
+    with pytest.raises(ValueError, match=r"6.*4"):
         share(MultiHeadAttention(12, 3), 0)(torch.randn(B, N, 12))
     normed = MultiHeadAttention(20, 4, head_norms=(nn.RMSNorm(5), nn.RMSNorm(5)))
-    with pytest.raises(ValueError, match=r"2 of 4 heads"):
+    with pytest.raises(ValueError, match=r"2.*4"):
         share(normed, 0)(x)
 
 
@@ -825,7 +825,7 @@ def test_half_of_a_fused_projection_is_refused(context, position):
     layer, x = MultiHeadAttention(30, 3, fused=True, position=position), torch.randn(B, N, 30)
     layer.w_qkv = nn.Linear(30, 45)
     layer.w_qkv.register_forward_hook(lambda *given: None)  # as ColwiseParallel has
-    with pytest.raises(ValueError, match=r"all 90 features, got 45"):
+    with pytest.raises(ValueError, match=r"90.*45"):
         layer(x, torch.randn(B, M, 30)) if context else layer(x)
 
 
@@ -845,7 +845,7 @@ def test_separated_projections_are_the_fused_ones(options):
 def test_separating_does_not_lose_a_hook():
     layer = MultiHeadAttention(30, 3, fused=True)
     layer.w_qkv.register_forward_hook(lambda *given: None)
-    with pytest.raises(ValueError, match=r"Joined of 90 rows"):
+    with pytest.raises(ValueError, match=r"Joined.*90"):
         layer.separate()
     assert layer.fused
 

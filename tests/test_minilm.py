@@ -79,9 +79,7 @@ def test_paraphrase_is_closer_than_another_topic(model: Any) -> None:
 
 def test_text_longer_than_max_seq_length_is_cut_there_if_asked(model: Any) -> None:
     long = "cat " * 400
-    with pytest.raises(
-        ValueError, match=r"text 1 has 402 tokens, and the model takes 256: shorten it, or pass truncate"
-    ):
+    with pytest.raises(ValueError, match=r"text.*1.*402.*256.*truncate"):
         model.embed(["a cat", long])
     cut = model.embed([long], truncate=True)
     assert torch.equal(cut, model.embed(["cat " * 254]))

@@ -485,156 +485,157 @@ Q, K, V = tensors()
 META = torch.device("meta")
 
 WRONG = {
-    "head sizes": ({"k": K[..., :3]}, ValueError, "head size differs: q has 7, k has 3 (axis -1)"),
-    "head size 0": ({"q": Q[..., :0], "k": K[..., :0]}, ValueError, "q and k have head size 0 (axis -1)"),
-    "keys of k and v": ({"k": K[:, :, :4]}, ValueError, "number of keys differs: k has 4, v has 11 (axis -2)"),
-    "batch": ({"k": K[:1], "v": V[:1]}, ValueError, "batch differs: q has 2, k has 1 (axis 0)"),
-    "batch of v": ({"v": V[:1]}, ValueError, "batch differs: k has 2, v has 1 (axis 0)"),
-    "heads of v": ({"v": V[:, :1]}, ValueError, "heads differs: k has 3, v has 1 (axis 1)"),
+    "head sizes": ({"k": K[..., :3]}, ValueError, r"q.*7.*k.*3.*-1"),
+    "head size 0": ({"q": Q[..., :0], "k": K[..., :0]}, ValueError, r"q.*k.*0.*-1"),
+    "keys of k and v": ({"k": K[:, :, :4]}, ValueError, r"k.*4.*v.*11.*-2"),
+    "batch": ({"k": K[:1], "v": V[:1]}, ValueError, r"q.*2.*k.*1.*0"),
+    "batch of v": ({"v": V[:1]}, ValueError, r"k.*2.*v.*1.*0"),
+    "heads of v": ({"v": V[:, :1]}, ValueError, r"k.*3.*v.*1"),
     "heads that do not divide": (
         {"k": K[:, :2], "v": V[:, :2]},
         ValueError,
-        "q has 3 heads and k has 2 (axis -3): the heads of q must be a multiple of the heads of k",
+        r"q.*3.*k.*2.*-3.*q.*k",
     ),
-    "fewer query heads than key heads": ({"q": Q[:, :1]}, ValueError, "q has 1 heads and k has 3 (axis -3)"),
-    "no key heads": ({"k": K[:, :0], "v": V[:, :0]}, ValueError, "q has 3 heads and k has 0 (axis -3)"),
+    "fewer query heads than key heads": ({"q": Q[:, :1]}, ValueError, r"q.*1.*k.*3.*-3"),
+    "no key heads": ({"k": K[:, :0], "v": V[:, :0]}, ValueError, r"q.*3.*k.*0.*-3"),
     "three axes, other batch": (
         {"q": Q[0], "k": K[0, :2], "v": V[0, :2]},
         ValueError,
-        "batch differs: q has 3, k has 2 (axis 0)",
+        r"q.*3.*k.*2.*0",
     ),
     "number of axes": (
         {"q": Q[0]},
         ValueError,
-        "q, k and v must have the same number of axes: (N, D), (B, N, D) or (…, H, N, D); got (3, 5, 7), (2, 3, 11, 7)",
+        r"q.*k.*v.*\(N, D\).*\(B, N, D\).*\(…, H, N, D\).*\(3, 5, 7\).*\(2, 3, 11, 7\)",
     ),
-    "one axis": ({"q": Q[0, 0, 0], "k": K[0, 0, 0], "v": V[0, 0, 0]}, ValueError, "(N, D), (B, N, D) or (…, H, N, D)"),
+    "one axis": (
+        {"q": Q[0, 0, 0], "k": K[0, 0, 0], "v": V[0, 0, 0]},
+        ValueError,
+        r"\(N, D\).*\(B, N, D\).*\(…, H, N, D\)",
+    ),
     "float as mask": (
         {"mask": torch.zeros(NQ, NK)},
         TypeError,
-        "mask must be boolean (True = may look), got torch.float32. "
-        "Numbers that are added to the scores are a bias: pass bias=… instead",
+        r"mask.*torch\.float32.*bias=…",
     ),
-    "integer mask": ({"mask": torch.ones(NQ, NK, dtype=torch.int64)}, TypeError, "if they are 0 and 1"),
-    "list as mask": ({"mask": [[True]]}, TypeError, "mask must be a regard mask, booleans (True = may look) or None"),
+    "integer mask": ({"mask": torch.ones(NQ, NK, dtype=torch.int64)}, TypeError, r"0.*1"),
+    "list as mask": ({"mask": [[True]]}, TypeError, r"mask.*None"),
     "mask like padding": (
         {"mask": torch.ones(B, NK, dtype=torch.bool)},
         ValueError,
-        "It looks like one row of keys per batch row: use regard.masks.padding(mask)",
+        r"regard\.masks\.padding\(mask\)",
     ),
     "mask that does not broadcast": (
         {"mask": torch.ones(4, NK, dtype=torch.bool)},
         ValueError,
-        "mask of shape (4, 11) does not broadcast to the weights' shape (2, 3, 5, 11)",
+        r"mask.*\(4, 11\).*\(2, 3, 5, 11\)",
     ),
     "mask with too many axes": (
         {"mask": torch.ones(1, 1, 1, 1, 1, dtype=torch.bool)},
         ValueError,
-        "mask of shape (1, 1, 1, 1, 1) does not broadcast",
+        r"mask.*\(1, 1, 1, 1, 1\)",
     ),
     "mask for another batch": (
         {"mask": masks.padding([1, 2, 3])},
         ValueError,
-        "padding([1, 2, 3]) is given for 3 batch rows, but the call has 2",
+        r"padding\(\[1, 2, 3\]\).*3.*2",
     ),
     "mask for other heads": (
         {"mask": masks.window([[1, 2]], 0)},
         ValueError,
-        "window([[1, 2]], 0) is given for 2 heads, but the call has 3",
+        r"window\(\[\[1, 2\]\], 0\).*2.*3",
     ),
     "mask for other lengths": (
         {"mask": masks.dense(torch.ones(4, 4) > 0)},
         ValueError,
-        "does not fit 5 queries × 11 keys",
+        r"5.*11",
     ),
     "bias that does not broadcast": (
         {"bias": torch.ones(4, NK)},
         ValueError,
-        "bias of shape (4, 11) does not broadcast to the weights' shape (2, 3, 5, 11)",
+        r"bias.*\(4, 11\).*\(2, 3, 5, 11\)",
     ),
-    "bias for other heads": ({"bias": positions.alibi(2)}, ValueError, "is given for 2 heads, but the call has 3"),
+    "bias for other heads": ({"bias": positions.alibi(2)}, ValueError, r"2.*3"),
     "boolean bias": (
         {"bias": torch.ones(NQ, NK, dtype=torch.bool)},
         TypeError,
-        "bias must be floating point, got torch.bool; booleans are a mask: pass mask=…",
+        r"bias.*torch\.bool.*mask=…",
     ),
     "list as bias": (
         {"bias": [[0.0]]},
         TypeError,
-        "bias must be a regard bias, floating-point numbers or None; got list",
+        r"bias.*None.*list",
     ),
-    "integers": ({"q": Q.long()}, TypeError, "q holds torch.int64; attention needs floating point"),
+    "integers": ({"q": Q.long()}, TypeError, r"q.*torch\.int64"),
     "integer array": (
         dict.fromkeys("qkv", np.ones((NQ, D), np.int32)),
         TypeError,
-        "q holds int32; attention needs floating point: float16, bfloat16, float32 or float64. "
-        "Convert it first, for example q.astype(np.float32)",
+        r"q.*int32.*float16.*bfloat16.*float32.*float64.*q\.astype\(np\.float32\)",
     ),
-    "complex": (dict.fromkeys("qkv", Q + 0j), TypeError, "q holds torch.complex64; attention needs floating point"),
-    "complex array": (dict.fromkeys("qkv", np.ones((3, 2), complex)), TypeError, "q holds complex128"),
+    "complex": (dict.fromkeys("qkv", Q + 0j), TypeError, r"q.*torch\.complex64"),
+    "complex array": (dict.fromkeys("qkv", np.ones((3, 2), complex)), TypeError, r"q.*complex128"),
     "mixed dtypes": (
         {"k": K.half()},
         TypeError,
-        "q, k and v must have one dtype, but q is torch.float32, k is torch.float16, v is torch.float32",
+        r"q.*k.*v.*q.*torch\.float32.*k.*torch\.float16.*v.*torch\.float32",
     ),
     "mixed devices": (
         {"k": K.to(META)},
         ValueError,
-        "q, k and v must be on one device, but q is on cpu, k on meta, v on cpu",
+        r"q.*k.*v.*q.*cpu.*k.*meta.*v.*cpu",
     ),
     "NumPy with torch": (
         {"k": K.numpy()},
         TypeError,
-        "q, k and v must all be NumPy arrays or all torch tensors, "
-        "but q is a torch tensor, k is a NumPy array, v is a torch tensor",
+        r"q.*k.*v.*NumPy.*q.*k.*NumPy.*v",
     ),
-    "lists": ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0]]}, TypeError, "q is builtins.list, k is builtins.list"),
-    "NaN scale": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
-    "infinite scale": ({"scale": float("inf")}, ValueError, "scale must be finite, got inf"),
-    "text scale": ({"scale": "0.1"}, TypeError, "scale must be a number, got str: '0.1'"),
-    "boolean scale": ({"scale": True}, TypeError, "scale must be a number, got bool: True"),
-    "tensor scale": ({"scale": torch.tensor(2.0)}, TypeError, "scale must be a number, got Tensor"),
-    "softcap 0": ({"softcap": 0}, ValueError, "softcap must be above 0, got 0; None means no cap"),
-    "negative softcap": ({"softcap": -2.0}, ValueError, "softcap must be above 0, got -2.0"),
-    "NaN softcap": ({"softcap": float("nan")}, ValueError, "softcap must be finite, got nan"),
-    "boolean softcap": ({"softcap": True}, TypeError, "softcap must be a number, got bool: True"),
-    "dropout −0.1": ({"dropout": -0.1}, ValueError, "dropout must be in [0, 1), got -0.1"),
-    "dropout 1": ({"dropout": 1.0}, ValueError, "dropout must be in [0, 1), got 1.0"),
-    "dropout 1.5": ({"dropout": 1.5}, ValueError, "dropout must be in [0, 1), got 1.5"),
-    "NaN dropout": ({"dropout": float("nan")}, ValueError, "dropout must be finite, got nan"),
-    "boolean dropout": ({"dropout": True}, TypeError, "dropout must be a number, got bool: True"),
-    "no dropout at all": ({"dropout": None}, TypeError, "dropout must be a number, got NoneType: None"),
+    "lists": ({"q": [[1.0]], "k": [[1.0]], "v": [[1.0]]}, TypeError, r"q.*builtins\.list.*k.*builtins\.list"),
+    "NaN scale": ({"scale": float("nan")}, ValueError, r"scale.*nan"),
+    "infinite scale": ({"scale": float("inf")}, ValueError, r"scale.*inf"),
+    "text scale": ({"scale": "0.1"}, TypeError, r"scale.*str.*'0\.1'"),
+    "boolean scale": ({"scale": True}, TypeError, r"scale.*bool.*True"),
+    "tensor scale": ({"scale": torch.tensor(2.0)}, TypeError, r"scale.*Tensor"),
+    "softcap 0": ({"softcap": 0}, ValueError, r"softcap.*0.*None"),
+    "negative softcap": ({"softcap": -2.0}, ValueError, r"softcap.*0.*-2\.0"),
+    "NaN softcap": ({"softcap": float("nan")}, ValueError, r"softcap.*nan"),
+    "boolean softcap": ({"softcap": True}, TypeError, r"softcap.*bool.*True"),
+    "dropout −0.1": ({"dropout": -0.1}, ValueError, r"dropout.*0.*1.*-0\.1"),
+    "dropout 1": ({"dropout": 1.0}, ValueError, r"dropout.*0.*1.*1\.0"),
+    "dropout 1.5": ({"dropout": 1.5}, ValueError, r"dropout.*0.*1.*1\.5"),
+    "NaN dropout": ({"dropout": float("nan")}, ValueError, r"dropout.*nan"),
+    "boolean dropout": ({"dropout": True}, TypeError, r"dropout.*bool.*True"),
+    "no dropout at all": ({"dropout": None}, TypeError, r"dropout.*NoneType.*None"),
     "sinks of another shape": (
         {"sinks": torch.zeros(2)},
         ValueError,
-        "sinks must be one number per query head, (3,), got shape (2,)",
+        r"sinks.*\(3,\).*shape.*\(2,\)",
     ),
-    "sinks with two axes": ({"sinks": torch.zeros(B, H)}, ValueError, "got shape (2, 3)"),
+    "sinks with two axes": ({"sinks": torch.zeros(B, H)}, ValueError, r"shape.*\(2, 3\)"),
     "sinks of another kind": (
         {"sinks": np.zeros(3)},
         TypeError,
-        "sinks must be a torch tensor like q, got a NumPy array",
+        r"sinks.*q.*NumPy",
     ),
-    "sinks as a list": ({"sinks": [0.0] * 3}, TypeError, "sinks must be a torch tensor like q, got builtins.list"),
+    "sinks as a list": ({"sinks": [0.0] * 3}, TypeError, r"sinks.*q.*builtins\.list"),
     "integer sinks": (
         {"sinks": torch.zeros(3, dtype=torch.int32)},
         TypeError,
-        "sinks must be floating point, got torch.int32",
+        r"sinks.*torch\.int32",
     ),
     "sinks elsewhere": (
         {"sinks": torch.zeros(3, device=META)},
         ValueError,
-        "sinks must be on q's device: sinks are on meta, q is on cpu",
+        r"sinks.*device.*sinks.*meta.*q.*cpu",
     ),
     "unknown backend": (
         {"backend": "fast"},
         ValueError,
-        "unknown backend 'fast'; the backends are reference, tiled, sdpa, flex, sparse, or 'auto' to choose",
+        r"backend.*'fast'.*reference.*tiled.*sdpa.*flex.*sparse.*'auto'",
     ),
     "backend that cannot": (
         {"backend": "sdpa", "softcap": 2.0},
         ValueError,
-        "backend 'sdpa' cannot do this call: torch's SDPA has no softcap. backend='auto' would take 'tiled'",
+        r"backend.*'sdpa'.*SDPA.*softcap.*backend='auto'.*'tiled'",
     ),
 }
 
@@ -642,7 +643,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_input_is_refused_by_name(name):
     wrong, error, message = WRONG[name]
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=message):
         regard.attention(**({"q": Q, "k": K, "v": V} | wrong))
 
 
@@ -656,7 +657,7 @@ def test_hint_for_an_integer_mask_is_what_a_tensor_understands():
 
 def test_sinks_follow_the_kind_of_q_in_numpy():
     q, k, v = arrays()
-    with pytest.raises(TypeError, match="sinks must be a NumPy array like q, got a torch tensor"):
+    with pytest.raises(TypeError, match=r"sinks.*NumPy.*q"):
         regard.attention(q, k, v, sinks=torch.zeros(H))
 
 
@@ -895,7 +896,7 @@ STRANGE = {
 @pytest.mark.parametrize("call", [regard.attention, regard.steps, regard.look])
 def test_tensor_of_a_strange_kind_is_refused_by_name(kind, call):
     strange = STRANGE[kind]
-    named = "q.*complex64" if kind == "complex" else f"q is a tensor of layout {strange.layout}"
+    named = "q.*complex64" if kind == "complex" else rf"q.*{strange.layout}"
     with pytest.raises(TypeError, match=named):
         call(strange, strange, strange)
     with pytest.raises(TypeError, match="weights"):
@@ -906,7 +907,7 @@ def test_tensor_of_a_strange_kind_is_refused_by_name(kind, call):
 def test_sparse_and_meta_cells_are_refused_by_name(name):
     cells = torch.ones(5, 5, dtype=torch.bool if name == "mask" else torch.float32)
     for strange in (cells.to_sparse(), cells.to("meta")):
-        with pytest.raises(TypeError, match=f"^{name} is "):
+        with pytest.raises(TypeError, match=name):
             regard.attention(X, X, X, **{name: strange})
 
 
@@ -914,7 +915,7 @@ def test_meta_tensors_have_shapes_and_nothing_to_show():
     nothing = X.to("meta")
     assert regard.attention(nothing, nothing, nothing).shape == X.shape
     for call in (regard.steps, regard.look):
-        with pytest.raises(TypeError, match="q is on the meta device"):
+        with pytest.raises(TypeError, match=r"q.*meta"):
             call(nothing, nothing, nothing)
-    with pytest.raises(TypeError, match="weights is on the meta device"):
+    with pytest.raises(TypeError, match="meta"):
         regard.check(nothing)

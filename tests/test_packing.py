@@ -32,13 +32,13 @@ def test_first_cell_is_the_highest_bit():
 
 
 def test_bits_refuse_what_does_not_fit():
-    with pytest.raises(TypeError, match=r"pack_bits takes booleans, got torch\.uint8"):
+    with pytest.raises(TypeError, match=r"pack_bits.*torch\.uint8"):
         pack_bits(torch.ones(3, dtype=torch.uint8))
-    with pytest.raises(TypeError, match=r"unpack_bits takes the uint8 of pack_bits, got torch\.bool"):
+    with pytest.raises(TypeError, match=r"unpack_bits.*uint8.*pack_bits.*torch\.bool"):
         unpack_bits(torch.ones(3, dtype=torch.bool), (3,))
-    with pytest.raises(ValueError, match=r"\(3, 7\) booleans take 3 bytes, got \(2,\)"):
+    with pytest.raises(ValueError, match=r"\(3, 7\).*3.*bytes.*\(2,\)"):
         unpack_bits(torch.ones(2, dtype=torch.uint8), (3, 7))
-    with pytest.raises(ValueError, match=r"\(8,\) booleans take 1 bytes, got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"\(8,\).*1.*bytes.*\(1, 1\)"):
         unpack_bits(torch.ones(1, 1, dtype=torch.uint8), (8,))
 
 
@@ -81,5 +81,5 @@ def test_pool_of_nothing_is_nothing():
 
 
 def test_pool_refuses_no_bins():
-    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"bins.*1.*0"):
         pool(torch.ones(3), 0)

@@ -79,5 +79,5 @@ def test_gate_and_up_taken_apart_compute_the_same():
 def test_half_of_gate_and_up_is_refused():
     layer = FeedForward(6, 10, "silu", gated=True)
     layer.w_in, layer.w_out = torch.nn.Linear(6, 10), torch.nn.Linear(5, 6)  # all of the gate, and nothing of up
-    with pytest.raises(ValueError, match=r"all 20 features, got 10"):
+    with pytest.raises(ValueError, match=r"20.*10"):
         layer(torch.zeros(2, 5, 6))

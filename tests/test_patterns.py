@@ -392,44 +392,44 @@ def test_every_pattern_has_a_threshold_and_a_meaning_in_both_languages():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"kind": "both"}, ValueError, "kind must be 'self' or 'cross', got 'both'"),
-        ({"kind": "cross", "offset": 0}, ValueError, "offset and ids place queries among the keys"),
-        ({"kind": "cross", "ids": torch.zeros(3, 11, dtype=torch.int64)}, ValueError, "leave them out"),
-        ({"padding": torch.zeros(3, 11)}, TypeError, "padding must be booleans, got torch.float32"),
-        ({"padding": torch.zeros(2, 11, dtype=torch.bool)}, ValueError, r"padding must have shape \(3 or 1, 11\)"),
-        ({"padding": torch.zeros(11, dtype=torch.bool)}, ValueError, r"got \(11,\)"),
-        ({"ids": torch.zeros(3, 11)}, TypeError, "ids must be integers, got torch.float32"),
+        ({"kind": "both"}, ValueError, r"kind.*'self'.*'cross'.*'both'"),
+        ({"kind": "cross", "offset": 0}, ValueError, r"offset.*ids"),
+        ({"kind": "cross", "ids": torch.zeros(3, 11, dtype=torch.int64)}, ValueError, "leave"),
+        ({"padding": torch.zeros(3, 11)}, TypeError, r"padding.*torch.float32"),
+        ({"padding": torch.zeros(2, 11, dtype=torch.bool)}, ValueError, r"padding.*3.*1.*11"),
+        ({"padding": torch.zeros(11, dtype=torch.bool)}, ValueError, r"\(11,\)"),
+        ({"ids": torch.zeros(3, 11)}, TypeError, r"ids.*torch.float32"),
         (
             {"ids": torch.zeros(3, 5, dtype=torch.int64)},
             ValueError,
-            r"ids must have shape \(3 or 1, 11\), got",
+            r"ids.*3.*1.*11",
         ),
-        ({"offset": [0, 1]}, ValueError, r"offset of shape \(2, 1\) does not fit 3 batch rows and 4 heads"),
-        ({"offset": 0.5}, TypeError, "offset must be an integer"),
+        ({"offset": [0, 1]}, ValueError, r"offset.*\(2, 1\).*3.*rows.*4"),
+        ({"offset": 0.5}, TypeError, "offset"),
         (
             {"entropy": torch.zeros(3, 1, 7), "visible": torch.zeros(1, 1, 7)},
             ValueError,
-            r"entropy must have shape \(3, 4, 7\), got \(3, 1, 7\)",
+            r"entropy.*\(3, 4, 7\).*\(3, 1, 7\)",
         ),
         (
             {"entropy": torch.zeros(3, 4, 7), "visible": torch.zeros(1, 1, 11)},
             ValueError,
-            r"visible must have shape \(3 or 1, 4 or 1, 7\)",
+            r"visible.*3.*1.*4.*1.*7",
         ),
         (
             {"received": torch.zeros(3, 4, 7), "delimiters": torch.zeros(1, 11, dtype=torch.bool)},
             ValueError,
-            r"received must have shape \(3, 4, 11\)",
+            r"received.*\(3, 4, 11\)",
         ),
         (
             {"received": torch.zeros(3, 4, 11), "delimiters": torch.zeros(1, 11)},
             TypeError,
-            "delimiters must be booleans",
+            "delimiters",
         ),
         (
             {"received": torch.zeros(3, 4, 11), "delimiters": torch.zeros(1, 11).bool(), "rows": torch.tensor([1, 2])},
             ValueError,
-            r"rows must be one number or one per batch row \(3\), got 2",
+            r"rows.*\(3\).*2",
         ),
     ],
 )
@@ -441,9 +441,9 @@ def test_wrong_argument_is_refused_with_what_was_expected(arguments, error, mess
 @pytest.mark.parametrize(
     ("scores", "threshold", "message"),
     [
-        ({}, 0.5, "there are no shares"),
-        ({"own": torch.zeros(1, 1)}, 1.5, r"a threshold must be in \[0, 1\], got 1.5 for 'own'"),
-        ({"own": torch.zeros(1, 1)}, {"next": 0.5}, "no threshold for 'own'; there are thresholds for next"),
+        ({}, 0.5, "shares"),
+        ({"own": torch.zeros(1, 1)}, 1.5, r"threshold.*\[0, 1\].*1.5.*'own'"),
+        ({"own": torch.zeros(1, 1)}, {"next": 0.5}, r"'own'.*next"),
     ],
 )
 def test_wrong_threshold_is_refused(scores, threshold, message):

@@ -357,9 +357,9 @@ def test_cross_attention_gives_the_numbers_of_the_package():
 
 def test_from_package_refuses_what_has_no_counterpart():
     theirs = package()
-    with pytest.raises(TypeError, match="takes an attention of performer_pytorch, got Linear"):
+    with pytest.raises(TypeError, match=r"performer_pytorch.*Linear"):
         PerformerAttention.from_package(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="no counterpart here for generalized_attention, dropout"):
+    with pytest.raises(ValueError, match=r"generalized_attention.*dropout"):
         PerformerAttention.from_package(
             theirs.SelfAttention(6, heads=2, dim_head=3, generalized_attention=True, dropout=0.1)
         )
@@ -410,7 +410,7 @@ def test_state_keeps_chosen_rows_and_forgets():
     last = layer(x[[2, 0], 8:], mask=masks.causal(), cache=state)
     torch.testing.assert_close(last, layer(x, mask=masks.causal())[[2, 0], 8:], rtol=0, atol=1e-13)
     state.crop(9)
-    with pytest.raises(ValueError, match="cannot keep the first 5 of 9 positions: they are summed"):
+    with pytest.raises(ValueError, match=r"5.*9"):
         state.crop(5)
     assert repr(state) == f"PerformerState(9 positions, {state.nbytes} bytes)"
     state.clear()
@@ -431,10 +431,10 @@ def test_state_of_other_features_or_rows_is_refused():
     layer, x = PerformerAttention(6, 2), torch.randn(2, 3, 6)
     state = PerformerState()
     layer(x, mask=masks.causal(), cache=state)
-    with pytest.raises(ValueError, match="keys have batch 1, but the state has 2"):
+    with pytest.raises(ValueError, match=r"batch.*1.*2"):
         layer(x[:1], cache=state)
     layer.redraw(seed=4)
-    with pytest.raises(ValueError, match="this state was summed with other features: after a redraw"):
+    with pytest.raises(ValueError, match="features"):
         layer(x, cache=state)
     assert len(state) == 3
 
@@ -480,7 +480,7 @@ def test_state_of_inference_mode_can_be_copied_and_its_directions_are_compared()
     assert torch.equal(layer(x, mask=masks.causal(), cache=other), layer(x, mask=masks.causal(), cache=state))
     layer.directions.neg_()
     for each in (state, other):
-        with pytest.raises(ValueError, match="this state was summed with other features"):
+        with pytest.raises(ValueError, match="features"):
             layer(x, mask=masks.causal(), cache=each)
 
 
@@ -501,7 +501,7 @@ def test_state_is_refused_after_its_directions_have_changed_in_place(change, cop
     layer(x, mask=masks.causal(), cache=state)
     state = state if copied is None else copied(state)
     change(layer)
-    with pytest.raises(ValueError, match="this state was summed with other features"):
+    with pytest.raises(ValueError, match="features"):
         layer(x, mask=masks.causal(), cache=state)
 
 
@@ -548,9 +548,9 @@ def test_state_of_another_dtype_is_refused():
     q, k, v, w = call(5, 5)
     state = PerformerState()
     kernel_attention(q, k, v, w, state=state)
-    with pytest.raises(ValueError, match=r"keys are torch.float32 on cpu, but the state is torch.float64 on cpu"):
+    with pytest.raises(ValueError, match=r"torch.float32.*cpu.*state.*torch.float64.*cpu"):
         kernel_attention(q.float(), k.float(), v.float(), w, state=state)
-    with pytest.raises(ValueError, match="keys have heads 1, but the state has 3"):
+    with pytest.raises(ValueError, match=r"1.*state.*3"):
         kernel_attention(q, k[:, :1], v[:, :1], w, state=state)
 
 
@@ -634,7 +634,7 @@ def test_new_cache_takes_as_much_as_a_state_that_was_used():
     assert (state.nbytes, len(state)) == (empty, 5)
 
 
-@pytest.mark.parametrize(("batch", "length", "message"), [(0, 5, "batch must be at least 1, got 0"), (1, 0, "length")])
+@pytest.mark.parametrize(("batch", "length", "message"), [(0, 5, r"batch.*1.*0"), (1, 0, "length")])
 def test_new_cache_refuses_sizes_below_one(batch, length, message):
     with pytest.raises(ValueError, match=message):
         PerformerAttention(6, 2).new_cache(batch, length, dtype=torch.float32, device="cpu")
@@ -671,96 +671,96 @@ def test_positions_alone_are_one_batch_row():
 @pytest.mark.parametrize(
     ("make", "problem", "message"),
     [
-        (lambda: PerformerAttention(6, 2, features=0), ValueError, "features must be at least 1, got 0"),
-        (lambda: orthogonal_features(3, 0, seed=0), ValueError, "head size must be at least 1, got 0"),
-        (lambda: PerformerAttention(6, 2, epsilon=-1.0), ValueError, r"epsilon must be in \[0, 1\), got -1.0"),
-        (lambda: PerformerAttention(6, 2, scale=0.0), ValueError, "for a finite scale above 0, got 0.0"),
-        (lambda: PerformerAttention(6, 2, scale=math.inf), ValueError, "for a finite scale above 0, got inf"),
-        (lambda: PerformerAttention(6, 2, scale=math.nan), ValueError, "for a finite scale above 0, got nan"),
+        (lambda: PerformerAttention(6, 2, features=0), ValueError, r"features.*1.*0"),
+        (lambda: orthogonal_features(3, 0, seed=0), ValueError, r"size.*1.*0"),
+        (lambda: PerformerAttention(6, 2, epsilon=-1.0), ValueError, r"epsilon.*0.*1.*-1.0"),
+        (lambda: PerformerAttention(6, 2, scale=0.0), ValueError, r"scale.*0.*0.0"),
+        (lambda: PerformerAttention(6, 2, scale=math.inf), ValueError, r"scale.*0.*inf"),
+        (lambda: PerformerAttention(6, 2, scale=math.nan), ValueError, r"scale.*0.*nan"),
         (
             lambda: PerformerAttention.in_place_of(regard.MultiHeadAttention(6, 2, scale=math.inf)),
             ValueError,
-            "its scale is inf, and features estimate .* for a finite scale above 0",
+            r"scale.*inf.*features.*scale.*0",
         ),
         (
             lambda: PerformerAttention(6, 2, features=3.5),
             TypeError,
-            "features must be a whole number, got float: 3.5",
+            r"features.*float.*3.5",
         ),
-        (lambda: PerformerAttention(6, 2, features=True), TypeError, "features must be a whole number, got bool: True"),
-        (lambda: PerformerAttention(6, 2, seed=1.5), TypeError, "seed must be a whole number, got float: 1.5"),
-        (lambda: PerformerAttention(6, 2).redraw("1"), TypeError, "seed must be a whole number, got str: '1'"),
-        (lambda: PerformerAttention(6.0, 2), TypeError, "d_model must be a whole number, got float: 6.0"),
-        (lambda: PerformerAttention(6, 2, head_dim=1.5), TypeError, "head_dim must be a whole number, got float: 1.5"),
+        (lambda: PerformerAttention(6, 2, features=True), TypeError, r"features.*bool.*True"),
+        (lambda: PerformerAttention(6, 2, seed=1.5), TypeError, r"seed.*float.*1.5"),
+        (lambda: PerformerAttention(6, 2).redraw("1"), TypeError, r"seed.*str.*'1'"),
+        (lambda: PerformerAttention(6.0, 2), TypeError, r"d_model.*float.*6.0"),
+        (lambda: PerformerAttention(6, 2, head_dim=1.5), TypeError, r"head_dim.*float.*1.5"),
         (
             lambda: PerformerAttention(6, 2).new_cache(1, 2.5, dtype=torch.float32, device="cpu"),
             TypeError,
-            "length must be a whole number, got float: 2.5",
+            r"length.*float.*2.5",
         ),
         (
             lambda: PerformerAttention(6, 2)(torch.zeros(2, 3, 6), mask=masks.causal(offset=[0, 1])),
             ValueError,
-            r"causal\(offset=\[0, 1\]\) is not for linear attention: its queries are always the last 3 of 3",
+            r"causal\(offset=\[0, 1\]\).*3",
         ),
         (
             lambda: PerformerAttention(6, 2, position=regard.positions.alibi(2)),
             TypeError,
-            "position must be a regard.positions.Rotary or None, got .*: a bias is added to scores",
+            r"position.*regard.positions.Rotary.*None",
         ),
         (
             lambda: PerformerAttention(6, 2)(torch.zeros(1, 3, 6), cache=GrowingCache()),
             TypeError,
-            "cache must be a PerformerState, got GrowingCache",
+            r"cache.*PerformerState.*GrowingCache",
         ),
         (
             lambda: PerformerAttention(6, 2)(torch.zeros(1, 3, 6), positions=torch.arange(3)),
             ValueError,
-            "positions are read by Rotary only, and this layer has none",
+            r"positions.*Rotary",
         ),
         (
             lambda: PerformerAttention(8, 2, position=Rotary(4))(torch.zeros(1, 3, 8), torch.zeros(1, 3, 8)),
             ValueError,
-            "Rotary is for x itself",
+            "Rotary",
         ),
         (
             lambda: PerformerAttention(6, 2)(torch.zeros(1, 3, 6), torch.zeros(1, 3, 6), cache=PerformerState()),
             ValueError,
-            "a cache continues x itself",
+            "cache",
         ),
         (
             lambda: PerformerAttention(6, 2)(torch.zeros(1, 3, 6), mask=masks.window(1, 0)),
             ValueError,
-            r"window\(1, 0\) hides different keys .* It takes masks.padding\(…\), and Performer masks.causal\(\)",
+            r"window\(1, 0\).*masks.padding\(…\).*Performer.*masks.causal\(\)",
         ),
         (
             lambda: PerformerAttention(6, 2, epsilon=1e-4)(torch.zeros(1, 3, 6), cache=PerformerState()),
             ValueError,
-            "epsilon cannot go with a state",
+            r"epsilon.*state",
         ),
         (
             lambda: kernel_attention(*call(5, 3), state=PerformerState()),
             ValueError,
-            "5 queries continue a state with 3 keys: a query needs a key of its own",
+            r"5.*state.*3",
         ),
         (
             lambda: kernel_attention(*(torch.zeros(3, 5),) * 3, torch.ones(3, 5)),
             ValueError,
-            r"q, k and v must be floating-point tensors \(B, H, N, D\)",
+            r"q.*k.*v.*\(B, H, N, D\)",
         ),
         (
             lambda: kernel_attention(torch.zeros(1, 2, 3, 5), *(torch.zeros(1, 2, 3, 7),) * 2, torch.ones(3, 5)),
             ValueError,
-            r"q, k and v do not fit each other: \(1, 2, 3, 5\), \(1, 2, 3, 7\)",
+            r"q.*k.*v.*\(1, 2, 3, 5\).*\(1, 2, 3, 7\)",
         ),
         (
             lambda: kernel_attention(torch.zeros(1, 3, 3, 5), *(torch.zeros(1, 2, 3, 5),) * 2, torch.ones(3, 5)),
             ValueError,
-            "query heads must be a multiple of key heads: 3 and 2",
+            r"heads.*3.*2",
         ),
         (
             lambda: kernel_attention(*(torch.zeros(1, 2, 3, 5),) * 3, torch.ones(3, 7)),
             ValueError,
-            r"directions must be \(features, 5\), got \(3, 7\)",
+            r"directions.*features.*5.*\(3, 7\)",
         ),
     ],
 )
@@ -811,7 +811,7 @@ def test_watch_says_that_it_saw_nothing():
     assert seen.names == []
     assert list(seen.unseen) == ["blocks.0.attention", "blocks.1.attention"]
     for why in seen.unseen.values():
-        assert why.startswith("a Performer makes no weights that could be seen: regard.lens.efficient_views.look_feat")
+        assert "regard.lens.efficient_views.look_features" in why
 
 
 def test_watch_does_not_advise_to_watch_a_performer_uncompiled():

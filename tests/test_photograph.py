@@ -42,21 +42,21 @@ def test_modes_of_pillow_come_upright_and_in_grey():
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
-        ("photo.jpg", TypeError, r"a Pillow image or an array, got str: PIL\.Image\.open opens files"),
-        (COLOURS.astype(np.int64), TypeError, "image must be of uint8, or of floats from 0 to 1; got int64"),
-        (np.zeros((2, 3, 3), bool), TypeError, "got bool"),
-        (np.zeros((2, 3, 2), np.uint8), ValueError, r"image must be \(height, width\) or .*, got \(2, 3, 2\)"),
-        (np.zeros((1, 2, 3, 3), np.uint8), ValueError, r"got \(1, 2, 3, 3\)"),
+        ("photo.jpg", TypeError, r"Pillow.*str.*PIL\.Image\.open"),
+        (COLOURS.astype(np.int64), TypeError, r"image.*uint8.*0.*1.*int64"),
+        (np.zeros((2, 3, 3), bool), TypeError, "bool"),
+        (np.zeros((2, 3, 2), np.uint8), ValueError, r"image.*\(2, 3, 2\)"),
+        (np.zeros((1, 2, 3, 3), np.uint8), ValueError, r"\(1, 2, 3, 3\)"),
         (
             COLOURS[:1],
             ValueError,
-            r"the image is 1 × 3, but the model was given one of 2 × 3 \(height × width\): give the",
+            r"1.*3.*2.*3",
         ),
-        (GREY * 2, ValueError, "floats of an image must lie between 0 and 1, got 0 to 2"),
-        (GREY - 1, ValueError, "between 0 and 1, got -1 to 0"),
-        (GREY * np.nan, ValueError, "between 0 and 1, got nan"),
-        (Image.new("I;16", (3, 2)), TypeError, "a picture of mode I;16 has its own scale: give an array of floats"),
-        (Image.new("F", (3, 2)), TypeError, "a picture of mode F has its own scale"),
+        (GREY * 2, ValueError, r"image.*0.*1.*0.*2"),
+        (GREY - 1, ValueError, r"0.*1.*-1.*0"),
+        (GREY * np.nan, ValueError, r"0.*1.*nan"),
+        (Image.new("I;16", (3, 2)), TypeError, "I;16"),
+        (Image.new("F", (3, 2)), TypeError, r"mode.*F"),
     ],
 )
 def test_what_is_no_such_photograph_is_refused(image, error, message):

@@ -144,7 +144,7 @@ def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], r
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_prompt_longer_than_the_model_is_to_be_shortened(make: Callable[[Path], Path], tmp_path: Path) -> None:
     model = load(make(tmp_path))
-    with pytest.raises(ValueError, match=f"the prompt has {model.most + 1} tokens, .* {model.most} positions: shorten"):
+    with pytest.raises(ValueError, match=rf"{model.most + 1}.*tokens.*{model.most}"):
         look_at_picture(PHOTO, model, text=filled(model, model.most + 1))
 
 
@@ -170,7 +170,7 @@ def test_sizes_of_a_preprocessor_far_beyond_what_the_model_learnt_are_refused(tm
     values = json.loads((path / "preprocessor_config.json").read_text())
     (path / "preprocessor_config.json").write_text(json.dumps(values | {"size": size}))
     model = load(path)
-    with pytest.raises(ValueError, match=f"{size['height'] // 6} × {size['width'] // 6} patches.* 5 × 5"):
+    with pytest.raises(ValueError, match=rf"{size['height'] // 6}.*{size['width'] // 6}.*5"):
         model.classify(PHOTO)
     with pytest.raises(ValueError, match="5 × 5"):
         look_at_picture(PHOTO, model)

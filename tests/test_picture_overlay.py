@@ -76,13 +76,13 @@ def test_a_thread_of_a_picture_is_still_seen():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"boxes": [[0, 0, 1, 1]]}, ValueError, r"boxes must be \(2, 4\), one for each weight; got \(1, 4\)"),
-        ({"boxes": np.zeros((2, 3))}, ValueError, r"boxes must be \(2, 4\), one for each weight; got \(2, 3\)"),
-        ({"boxes": [1, 2]}, ValueError, r"boxes must be \(patches, 4\), not empty; got \(2,\)"),
-        ({"weights": [0.5, -0.25]}, ValueError, r"weights must not be negative, got -0\.25"),
+        ({"boxes": [[0, 0, 1, 1]]}, ValueError, r"boxes.*\(2, 4\).*\(1, 4\)"),
+        ({"boxes": np.zeros((2, 3))}, ValueError, r"boxes.*\(2, 4\).*\(2, 3\)"),
+        ({"boxes": [1, 2]}, ValueError, r"boxes.*4.*\(2,\)"),
+        ({"weights": [0.5, -0.25]}, ValueError, r"weights.*-0\.25"),
         ({"weights": "no"}, TypeError, "weights"),
-        ({"asked": [[0, 0, 1, 1]]}, ValueError, r"asked must be \(4,\), not empty; got \(1, 4\)"),
-        ({"image": np.zeros((3, 3))}, ValueError, "the image is 3 × 3, but the model was given one of 40 × 60"),
+        ({"asked": [[0, 0, 1, 1]]}, ValueError, r"asked.*\(4,\).*\(1, 4\)"),
+        ({"image": np.zeros((3, 3))}, ValueError, r"image.*3.*40.*60"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(change, error, message):

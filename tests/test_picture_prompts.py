@@ -51,9 +51,7 @@ def test_a_text_with_the_tokenizers_placeholder_is_a_prompt(usual, other):
 
 @pytest.mark.parametrize("prompt", [question_prompt, caption_prompt])
 def test_a_placeholder_of_other_checkpoints_is_refused(other, prompt):
-    message = (
-        r"^the text has '<image>', and this checkpoint's tokenizer writes the place of a picture '<\|picture\|>': "
-    )
+    message = r"'<image>'.*'<\|picture\|>'"
     with pytest.raises(ValueError, match=message):
         prompt(other, "<image> what?")
     assert prompt(other, f"{OTHER} what is <image>?") == f"{OTHER} what is <image>?"
@@ -68,9 +66,7 @@ def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_p
         lambda values: values.update(added_tokens=[x for x in values["added_tokens"] if x["content"] != "<image>"]),
     )
     model = load(folder)
-    message = (
-        rf"^the tokenizer has no token for {key} 363 of config\.json \(its vocabulary has 363\), .*add <image> to it"
-    )
+    message = rf"{key}.*363.*config\.json.*363"
     for asked in (lambda: model.caption(PICTURE), lambda: model.generate("<image> a", pictures=PICTURE)):
         with pytest.raises(ValueError, match=message):
             asked()
@@ -79,10 +75,10 @@ def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_p
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_placeholders_without_pictures_ask_for_pictures(tmp_path, make):
     model = load(make(tmp_path))
-    give = r"and there is no picture: give pictures=…, or leave"
-    with pytest.raises(ValueError, match=rf"^the text has 1 placeholder '<image>', {give} it out$"):
+    give = "pictures=…"
+    with pytest.raises(ValueError, match=rf"1.*'<image>'.*{give}"):
         model.generate("<image> what")
-    with pytest.raises(ValueError, match=rf"^prompt 1: the text has 2 placeholders '<image>', {give} them out$"):
+    with pytest.raises(ValueError, match=rf"1.*2.*'<image>'.*{give}"):
         model.generate(["what", "<image> or <image>"])
 
 

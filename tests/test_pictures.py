@@ -175,13 +175,13 @@ def test_grey_of_8_bits_in_a_wider_type_is_as_it_is(dtype):
 @pytest.mark.parametrize(("low", "high"), [(-1, 5), (0, 65536)])
 def test_whole_numbers_beyond_16_bits_are_refused(low, high):
     image = Image.fromarray(np.array([[low, high]], np.int32))
-    said = f"the image holds integers from {low} to {high}, and does not say which is white"
+    said = rf"{low}.*{high}"
     with pytest.raises(ValueError, match=said):
         open_picture(image)
 
 
 def test_floats_are_refused():
-    with pytest.raises(ValueError, match="holds floats, and does not say which is white: give an array of uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         open_picture(bytes_of(Image.fromarray(np.ones((3, 5), np.float32)), "TIFF"))
 
 
@@ -239,16 +239,16 @@ def test_bytearray_and_open_file_are_pictures(tmp_path):
         assert (found.name, np.array_equal(np.asarray(found.image), noise(5, 7, 3))) == ("photo.png", True)
         assert not file.closed
     assert repr(open_picture(io.BytesIO(path.read_bytes()))) == "Picture(file, 5 high, 7 wide)"
-    with pytest.raises(ValueError, match=r"^the file is empty: it has 0 bytes\."):
+    with pytest.raises(ValueError, match=r"0.*bytes"):
         open_picture(io.BytesIO())
-    with pytest.raises(TypeError, match=r"^a picture's file is read as bytes, got str of it: open it in mode 'rb'$"):
+    with pytest.raises(TypeError, match=r"bytes.*str.*'rb'"):
         open_picture(io.StringIO("a"))
 
 
 def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
     file = io.BytesIO(bytes_of(colours(), "PNG"))
     open_picture(file)
-    with pytest.raises(ValueError, match=r"^the file was read to its end already, nothing is left of it: file\.seek"):
+    with pytest.raises(ValueError, match=r"file\.seek"):
         open_picture(file)
     file.seek(0)
     assert open_picture(file).size == (11, 7)
@@ -262,7 +262,7 @@ def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
         def readinto(self, buffer):
             return 0
 
-    with pytest.raises(ValueError, match=r"^the file is empty: it has 0 bytes\."):
+    with pytest.raises(ValueError, match=r"0.*bytes"):
         open_picture(Pipe())
 
 
@@ -317,13 +317,13 @@ def test_glance_refuses_what_the_header_tells(tmp_path):
     colours().save(animated, "GIF", save_all=True, append_images=[Image.new("RGB", (7, 11))])
     floats = Image.fromarray(np.ones((3, 5), np.float32))
     refused = [
-        (b"words", ValueError, "^the data is text, not a picture"),
-        (animated.getvalue(), ValueError, "^the data has 2 frames: name one"),
-        (floats, ValueError, "^the image holds floats"),
-        (np.zeros((3, 5)), ValueError, "^an array of pixels must be uint8"),
-        (tmp_path / "none.png", FileNotFoundError, "^there is no file"),
-        (tmp_path, IsADirectoryError, "is a directory"),
-        (5, TypeError, "^a picture is given as a path"),
+        (b"words", ValueError, "text"),
+        (animated.getvalue(), ValueError, r"2.*frame"),
+        (floats, ValueError, "floats"),
+        (np.zeros((3, 5)), ValueError, r"pixels.*uint8"),
+        (tmp_path / "none.png", FileNotFoundError, "none.png"),
+        (tmp_path, IsADirectoryError, re.escape(str(tmp_path))),
+        (5, TypeError, "int"),
     ]
     for source, error, message in refused:
         with pytest.raises(error, match=message):
@@ -372,14 +372,12 @@ def several(kind: str, **options: object) -> bytes:
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_animation_is_refused_until_a_frame_is_named(kind):
     stored = several(kind, **({"lossless": True} if kind == "WEBP" else {}))
-    with pytest.raises(
-        ValueError, match=re.escape("the data has 3 frames: name one, open_picture(…, frame=0) to frame=2")
-    ):
+    with pytest.raises(ValueError, match=r"3.*open_picture\(…, frame=0\).*frame=2"):
         open_picture(stored)
     assert [int(pixels(open_picture(stored, frame=n))[0, 0, 0]) for n in (0, 1, 2)] == [10, 110, 210]
-    with pytest.raises(ValueError, match=re.escape("the data has frames 0 to 2, got frame=3")):
+    with pytest.raises(ValueError, match=r"0.*2.*frame=3"):
         open_picture(stored, frame=3)
-    with pytest.raises(ValueError, match=re.escape("the data has frames 0 to 2, got frame=-1")):
+    with pytest.raises(ValueError, match=r"0.*2.*frame=-1"):
         open_picture(stored, frame=-1)
 
 
@@ -399,7 +397,7 @@ def test_jpeg_of_a_camera_that_carries_more_pictures_is_its_first():
 
 @pytest.mark.parametrize("source", [noise(2, 3), colours(), open_picture(colours())])
 def test_second_frame_of_a_still_picture_is_refused(source):
-    with pytest.raises(ValueError, match=re.escape("has one frame, 0, got frame=1")):
+    with pytest.raises(ValueError, match=r"frame.*0.*frame=1"):
         open_picture(source, frame=1)
 
 
@@ -412,35 +410,35 @@ PNG = bytes_of(Image.fromarray(noise(101, 103, 3)), "PNG")
 @pytest.mark.parametrize(
     ("stored", "said"),
     [
-        (b"", "is empty: it has 0 bytes"),
-        (b"\xef\xbb\xbfjust words\n", "is text, not a picture"),
-        ("고".encode()[:2] * 9, "is of a format that is not read here: convert it to JPEG or PNG first"),
-        ("고양이 사진".encode() * 100, "is text, not a picture"),
+        (b"", r"0.*bytes"),
+        (b"\xef\xbb\xbfjust words\n", "text"),
+        ("고".encode()[:2] * 9, r"JPEG.*PNG"),
+        ("고양이 사진".encode() * 100, "text"),
         (
             b"\xef\xbb\xbf<?xml version='1.0'?>\n<svg/>",
-            "is an SVG drawing, which has no pixels: draw it to a PNG first",
+            r"SVG.*PNG",
         ),
         (
             b"\n<!DOCTYPE html><html><svg>",
-            "is a web page (HTML), not a picture: a download that went wrong looks like this",
+            r"\(HTML\)",
         ),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "is HEIC (HEIF), which Pillow does not read: convert it to JPEG or PNG first"),
-        (b"%PDF-1.7\n", "is a PDF, a page and not a picture: convert it to JPEG or PNG first"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "is PostScript, a page and not a picture: convert it to JPEG or PNG first"),
-        (b"\x00\x01\x02\x03" * 9, "is of a format that is not read here: convert it to JPEG or PNG first"),
-        (b"\x80abc" * 9, "is of a format that is not read here: convert it to JPEG or PNG first"),
-        (JPEG[:3], "begins as a JPEG does, but it is broken or cut off: get it again"),
-        (PNG[:8], "begins as a PNG does, but it is broken or cut off: get it again"),
-        (b"RIFF\0\0\0\0WEBP", "begins as a WebP does, but it is broken or cut off: get it again"),
-        (b"\0\0\0\x18ftypavif\0\0", "begins as an AVIF does, but it is broken or cut off: get it again"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", r"HEIC.*\(HEIF\).*Pillow.*JPEG.*PNG"),
+        (b"%PDF-1.7\n", r"PDF.*JPEG.*PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", r"PostScript.*JPEG.*PNG"),
+        (b"\x00\x01\x02\x03" * 9, r"JPEG.*PNG"),
+        (b"\x80abc" * 9, r"JPEG.*PNG"),
+        (JPEG[:3], "JPEG"),
+        (PNG[:8], "PNG"),
+        (b"RIFF\0\0\0\0WEBP", "WebP"),
+        (b"\0\0\0\x18ftypavif\0\0", "AVIF"),
     ],
 )
 def test_file_that_is_no_picture_is_named_for_what_it_is(stored, said, tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(stored)
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} {said}. What can be opened: JPEG, PNG, GIF')}"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*{said}.*JPEG.*PNG.*GIF"):
         open_picture(path)
-    with pytest.raises(ValueError, match=f"^{re.escape(f'the data {said}')}"):
+    with pytest.raises(ValueError, match=said):
         open_picture(stored)
 
 
@@ -449,7 +447,7 @@ def test_file_that_is_no_picture_is_named_for_what_it_is(stored, said, tmp_path)
 )
 def test_file_that_is_cut_off_is_refused(stored):
     for kept in (len(stored) * 3 // 4, 25):
-        with pytest.raises(ValueError, match=r"the data .*\bbroken or cut off: "):
+        with pytest.raises(ValueError, match="broken"):
             open_picture(stored[:kept], frame=0)
 
 
@@ -482,10 +480,10 @@ def undecodable(monkeypatch):
 @pytest.mark.usefixtures("undecodable")
 def test_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
     """More than ours, less than Pillow's own bound, which it warns of; and more than both."""
-    said = f"the data is 11000 high and 13000 wide, and at most {MOST_PIXELS:,} pixels, {MOST_SIDE:,} on a side"
+    said = rf"11000.*13000.*{MOST_PIXELS:,}.*{MOST_SIDE:,}"
     with pytest.raises(ValueError, match=said):
         open_picture(png(13000, 11000, 8, 2))
-    with pytest.raises(ValueError, match=r"the data has too many pixels \(Image size \(600000000 pixels\)"):
+    with pytest.raises(ValueError, match=r"Image.*600000000"):
         open_picture(png(20000, 30000, 8, 2))
 
 
@@ -497,9 +495,7 @@ def test_image_bomb_is_refused_by_its_header_wherever_it_is_opened(size, tmp_pat
     (tmp_path / "bomb.png").write_bytes(bomb)
     for open_it in (open_picture, glance):
         for source in (bomb, io.BytesIO(bomb), tmp_path / "bomb.png"):
-            with pytest.raises(
-                ValueError, match=f"{size[1]} high and {size[0]} wide.* {MOST_SIDE:,}|{size[0] * size[1]} "
-            ):
+            with pytest.raises(ValueError, match=rf"{size[1]}.*{size[0]}.*{MOST_SIDE:,}|{size[0] * size[1]}"):
                 open_it(source)
 
 
@@ -508,7 +504,7 @@ def test_image_bomb_is_refused_by_its_header_wherever_it_is_opened(size, tmp_pat
 def test_formats_that_take_more_memory_have_fewer_pixels(kind, most, monkeypatch):
     stored = bytes_of(Image.new("RGB", (5, 7)), kind)
     monkeypatch.setattr("regard.models.images.pictures.MOST_BYTES", 480_000_000 * 34 // most)
-    with pytest.raises(ValueError, match="7 high and 5 wide, and at most 34 pixels"):
+    with pytest.raises(ValueError, match=r"7.*5.*34"):
         glance(stored)
 
 
@@ -525,14 +521,14 @@ def test_png_whose_pixels_were_changed_is_refused():
     good = bytearray(png(2, 1, 8, 0, b"\0\1\2"))
     at = good.index(b"IDAT") + 4
     good[at : at + 11] = zlib.compress(b"\0\1\3")[:11]
-    with pytest.raises(ValueError, match="the data cannot be decoded"):
+    with pytest.raises(ValueError, match="decoded"):
         open_picture(bytes(good))
 
 
 def test_picture_that_pillow_only_warns_of_is_read_without_the_warning(monkeypatch):
     """Cut off, so that nothing needs to be decoded to see that it went past the bound."""
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10_000_000)
-    with pytest.raises(ValueError, match="the data cannot be decoded"):
+    with pytest.raises(ValueError, match="decoded"):
         open_picture(png(3000, 5000, 1, 0))
 
 
@@ -540,7 +536,7 @@ def test_large_page_of_a_small_tiff_is_refused(monkeypatch):
     monkeypatch.setattr("regard.models.images.pictures.MOST_BYTES", 20 * 8)
     pages = bytes_of(Image.new("L", (5, 3)), "TIFF", save_all=True, append_images=[Image.new("L", (7, 3))])
     assert open_picture(pages, frame=0).size == (3, 5)
-    with pytest.raises(ValueError, match="3 high and 7 wide, and at most 20 pixels"):
+    with pytest.raises(ValueError, match=r"3.*7.*20"):
         open_picture(pages, frame=1)
 
 
@@ -551,11 +547,11 @@ def test_picture_of_an_odd_shape_opens(shape):
 
 
 def test_path_without_a_file_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=re.escape(f"there is no file {str(tmp_path / 'no.png')!r}")):
+    with pytest.raises(FileNotFoundError, match=re.escape(repr(str(tmp_path / "no.png")))):
         open_picture(tmp_path / "no.png")
-    with pytest.raises(IsADirectoryError, match=f"{tmp_path} is a directory: give the path of one picture in it"):
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
         open_picture(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no file 'aaaa"):
+    with pytest.raises(FileNotFoundError, match="'aaaa"):
         open_picture("a" * 100_000)  # longer than any path may be
 
 
@@ -563,31 +559,31 @@ def test_path_without_a_file_is_refused(tmp_path):
     "address", ["https://example.org/cat.jpg", "FILE:///tmp/cat.jpg", "data:image/png;base64,iVBO"]
 )
 def test_address_is_refused(address):
-    with pytest.raises(ValueError, match="is an address, and regard downloads no picture: fetch it, and give its path"):
+    with pytest.raises(ValueError, match=re.escape(address[:9])):
         open_picture(address)
 
 
 @pytest.mark.parametrize("source", [None, 3, [noise(2, 3)], {"a.jpg"}])
 def test_what_is_no_source_is_refused(source):
-    said = "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array"
-    with pytest.raises(TypeError, match=f"{said}.*, got {type(source).__name__}$"):
+    said = r"bytes.*Pillow.*uint8.*NumPy"
+    with pytest.raises(TypeError, match=rf"{said}.*{type(source).__name__}"):
         open_picture(source)
 
 
 @pytest.mark.parametrize(
     ("tensor", "said"),
     [
-        (torch.zeros(3, 5, 7, dtype=torch.uint8), "colours come last, tensor.permute(1, 2, 0).numpy()"),
+        (torch.zeros(3, 5, 7, dtype=torch.uint8), r"tensor\.permute\(1, 2, 0\)\.numpy\(\)"),
         (
             torch.zeros(1, 5, 7),
-            "colours come last, from 0 to 1, (tensor * 255).round().byte().permute(1, 2, 0).numpy()",
+            r"\(tensor \* 255\)\.round\(\)\.byte\(\)\.permute\(1, 2, 0\)\.numpy\(\)",
         ),
-        (torch.zeros(5, 7, 3, dtype=torch.uint8), "tensor.numpy()"),
-        (torch.zeros(2, 3, 5, 7), "give pictures as a list; pixels that are prepared already go to the model itself"),
+        (torch.zeros(5, 7, 3, dtype=torch.uint8), r"tensor\.numpy\(\)"),
+        (torch.zeros(2, 3, 5, 7), "list"),
     ],
 )
 def test_tensor_is_refused_with_what_makes_a_picture_of_it(tensor, said):
-    with pytest.raises(TypeError, match=re.escape(f"(height, width, 3), got Tensor: {said}")) as refused:
+    with pytest.raises(TypeError, match=rf"3.*Tensor.*{said}") as refused:
         open_picture(tensor)
     remedy = re.search(r"(\(tensor|tensor).*numpy\(\)", str(refused.value))
     if remedy is not None:
@@ -605,8 +601,8 @@ def test_tensor_is_refused_with_what_makes_a_picture_of_it(tensor, said):
 )
 def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbers, remedy):
     array = np.array([numbers])
-    said = f"an array of pixels must be uint8, 0 to 255, got {array.dtype}: {remedy}"
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+    said = rf"uint8.*0.*255.*{array.dtype}.*{re.escape(remedy)}"
+    with pytest.raises(ValueError, match=said):
         open_picture(array)
     assert eval(remedy, {"array": array, "np": np})[0, 2] == 255
 
@@ -616,33 +612,33 @@ def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbe
     [
         (
             np.array([[0, 65535]], np.uint16),
-            "an array of pixels must be uint8, 0 to 255, got uint16 up to 65535: 16 bits are (array >> 8).astype(",
+            r"uint8.*0.*255.*uint16.*65535.*\(array >> 8\)\.astype",
         ),
-        (np.array([[-1, 5]]), "got int64 from -1 to 5, which does not say what is black and what is white"),
-        (np.array([[-1.0, 2.5]]), "got float64 from -1.0 to 2.5, which does not say what is black and what is white"),
-        (np.array([["a"]]), "an array of pixels must be uint8, 0 to 255, got <U1"),
-        (np.zeros((0, 3)), "an array of pixels must be uint8, 0 to 255, got float64"),
-        (noise(2, 5, 7, 3), "one array is one picture, got shape (2, 5, 7, 3): give a list of them, list(array)"),
-        (noise(5), "must be (height, width) or (height, width, 1, 3 or 4), got shape (5,)"),
-        (noise(5, 7, 2), "must be (height, width) or (height, width, 1, 3 or 4), got shape (5, 7, 2)"),
-        (noise(3, 5, 7), "got shape (3, 5, 7): colours come last, array.transpose(1, 2, 0)"),
-        (noise(0, 3), "an array without pixels is no picture, got shape (0, 3)"),
+        (np.array([[-1, 5]]), r"int64.*-1.*5"),
+        (np.array([[-1.0, 2.5]]), r"float64.*-1\.0.*2\.5"),
+        (np.array([["a"]]), r"pixels.*uint8.*0.*255.*<U1"),
+        (np.zeros((0, 3)), r"pixels.*uint8.*0.*255.*float64"),
+        (noise(2, 5, 7, 3), r"shape.*\(2, 5, 7, 3\).*list\(array\)"),
+        (noise(5), r"1.*3.*4.*shape.*\(5,\)"),
+        (noise(5, 7, 2), r"1.*3.*4.*shape.*\(5, 7, 2\)"),
+        (noise(3, 5, 7), r"shape.*\(3, 5, 7\).*array\.transpose\(1, 2, 0\)"),
+        (noise(0, 3), r"shape.*\(0, 3\)"),
     ],
 )
 def test_array_that_is_no_picture_is_refused(array, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=said):
         open_picture(array)
 
 
 @pytest.mark.parametrize("background", [(1, 2), (0, 0, 256), (0, 0, -1), "white", (0.5, 0.5, 0.5)])
 def test_background_that_is_no_colour_is_refused(background):
-    said = f"background must be red, green and blue, each from 0 to 255, got {background!r}"
-    with pytest.raises(ValueError, match=re.escape(said)):
+    said = rf"background.*0.*255.*{re.escape(repr(background))}"
+    with pytest.raises(ValueError, match=said):
         open_picture(noise(2, 3), background=background)
 
 
 def test_mode_that_pillow_cannot_make_rgb_is_refused():
-    with pytest.raises(ValueError, match="the image has the mode La, which Pillow cannot make RGB"):
+    with pytest.raises(ValueError, match=r"La.*Pillow.*RGB"):
         open_picture(Image.new("La", (2, 3)))
 
 
@@ -657,7 +653,5 @@ def test_memory_that_is_not_there_is_not_called_a_broken_file(monkeypatch):
 
 def test_missing_pillow_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(
-        ImportError, match=re.escape("pictures need Pillow") + ".*" + re.escape("pip install 'regard[models]'")
-    ):
+    with pytest.raises(ImportError, match=r"Pillow.*'regard\[models\]'"):
         open_picture(Path("cat.png"))

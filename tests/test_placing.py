@@ -53,7 +53,7 @@ def test_one_layout_for_all_is_kept_where_it_fits():
     seen.layouts = PATCHES
     assert seen.layouts == {"patches": (PATCHES,)}
     assert seen["patches"].overlay(token="cls").picture == (8, 12)
-    with pytest.raises(LookupError, match="no layouts were given for 'words', but for 'patches'"):
+    with pytest.raises(LookupError, match=r"'words'.*'patches'"):
         seen["words"].overlay(token=0)
 
 
@@ -82,10 +82,10 @@ def test_layouts_may_be_given_before_the_model_runs():
 
 
 def test_layouts_that_do_not_fit_after_all_are_named_when_the_model_has_run():
-    with pytest.warns(UserWarning, match=r"layouts fit no module; of 'patches', .*; set seen\.layouts to others"):
+    with pytest.warns(UserWarning, match=r"layouts.*'patches'.*seen\.layouts"):
         seen = seen_of(layouts=Sides.patches(32))
     assert seen.layouts == {}
-    with pytest.raises(LookupError, match="not known where the tokens of this attention lie"):
+    with pytest.raises(LookupError, match="attention"):
         seen[0].overlay(token="cls")
 
 
@@ -113,11 +113,11 @@ def test_windows_of_a_batch_entry_follow_one_another():
 
 
 def test_what_is_no_layout_is_refused_before_the_model_runs():
-    wrong = r"layouts must be regard\.layouts\.Sides, one or one per batch entry, or \{path: Sides\}; got "
+    wrong = r"layouts.*regard\.layouts\.Sides.*"
     for given, kind in (
         (PATCHES.keys, "Layout"),
         ({"patches": 3}, "int"),
-        ([], "an empty list"),
+        ([], "list"),
         ([CROSS, "x"], "str"),
     ):
         with pytest.raises(TypeError, match=wrong + kind):
@@ -128,16 +128,16 @@ def test_what_is_no_layout_is_refused_before_the_model_runs():
 
 def test_batch_entries_of_unlike_paths_are_refused():
     both, one = {"patches": PATCHES, "words": CROSS}, {"patches": PATCHES}
-    with pytest.raises(ValueError, match="of the same paths: only one of entries 0 and 2 has 'words'"):
+    with pytest.raises(ValueError, match=r"0.*2.*'words'"):
         seen_of().layouts = [both, both, one]
-    with pytest.raises(ValueError, match="each batch entry must have one Sides under a path, got 2 of 'patches'"):
+    with pytest.raises(ValueError, match=r"entry.*Sides.*2.*'patches'"):
         seen_of().layouts = [one, {"patches": [PATCHES, PATCHES]}]
-    with pytest.raises(TypeError, match="got dict"):
+    with pytest.raises(TypeError, match="dict"):
         seen_of().layouts = [PATCHES, one]
 
 
 def test_layouts_of_a_run_that_saw_nothing_are_refused():
-    with pytest.raises(LookupError, match="no attention of GPT2 was seen"):
+    with pytest.raises(LookupError, match="GPT2"):
         Capture("GPT2").layouts = PATCHES
 
 
@@ -146,21 +146,21 @@ def test_layouts_of_a_run_that_saw_nothing_are_refused():
     [
         (
             Sides.patches(32),
-            r"these layouts fit no module; of 'patches', the call has 7 queries, but their layout has 5",
+            r"'patches'.*7.*5",
         ),
-        ({"x": PATCHES, "y": PATCHES}, "layouts are of 'x', 'y', none of which was seen; seen are 'patches', 'words'"),
+        ({"x": PATCHES, "y": PATCHES}, r"'x'.*'y'.*'patches'.*'words'"),
         (
             {"words": PATCHES},
-            r"layouts of 'words' do not fit: the call has 5 queries, but their layout has 7: Layout\(1 ",
+            r"'words'.*5.*7.*Layout.*1",
         ),
         (
             {"words": Sides(Layout.text(5), Layout.text(6), ())},
-            r"the call has 7 keys, but their layout has 6: Layout\(6 text\)",
+            r"7.*6.*Layout\(6 text\)",
         ),
-        ({"patches": [PATCHES] * 3}, "3 layouts of 1 sequences do not make the 2 batch rows of the call"),
+        ({"patches": [PATCHES] * 3}, r"3.*1.*2"),
         (
             {"patches": Sides.windows(12, stage=0, shifted=False, patch=4, window=2)},
-            "1 layouts of 4 sequences do not make the 2 batch rows of the call",
+            r"1.*4.*2",
         ),
     ],
 )
@@ -174,7 +174,8 @@ def test_layouts_that_do_not_fit_their_calls_are_refused(given, message):
 def test_unlike_numbers_of_windows_in_one_batch_are_refused():
     run = Run("self", ((3, H, 4, 4),), (0,))
     two, one = (Sides.windows((6, n), stage=0, shifted=False, patch=3, window=2) for n in (9, 6))
-    assert run.misfit((two, one)) == "2 layouts of 1 or 2 sequences do not make the 3 batch rows of the call"
+    misfit = run.misfit((two, one))
+    assert [sign for sign in misfit if sign.isdigit()] == ["2", "1", "2", "3"]
 
 
 def test_a_call_of_other_sizes_than_its_modules_layouts_says_so():
@@ -184,7 +185,7 @@ def test_a_call_of_other_sizes_than_its_modules_layouts_says_so():
         model((2, 9, 9), (2, 5, 7))
     seen.layouts = {"patches": PATCHES}
     assert seen["patches", 0].overlay(token="cls").boxes.shape == (6, 4)
-    with pytest.raises(LookupError, match="layouts of 'patches' do not fit this call: the call has 9 queries"):
+    with pytest.raises(LookupError, match=r"'patches'.*9"):
         seen["patches", 1].overlay(token="cls")
 
 
@@ -244,7 +245,7 @@ def test_room_that_a_cache_of_fixed_size_has_left_counts_as_text():
     assert run.misfit(sides) is None
     assert run.cut(sides, 0)[0].keys == PROMPT + Layout.text(11)
     for other in (Run("cross", run.sizes, run.first), Run("self", run.sizes[:1], (0,))):
-        assert other.misfit(sides) == f"the call has 20 keys, but their layout has 9: {PROMPT}"
+        assert all(str(named) in other.misfit(sides) for named in (20, 9, PROMPT))
 
 
 def test_a_layout_that_fits_is_not_copied():

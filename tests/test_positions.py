@@ -88,19 +88,19 @@ def test_learned_adds_its_rows_and_only_they_get_gradient():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: sinusoidal(3, 5), ValueError, "d must be even.*got 5"),
-        (lambda: sinusoidal(0, 4), ValueError, "n must be at least 1, got 0"),
-        (lambda: sinusoidal(3.0, 4), TypeError, "n must be an integer, got float: 3.0"),
-        (lambda: sinusoidal(True, 4), TypeError, "n must be an integer, got bool"),
-        (lambda: sinusoidal_2d(3, 5, 6), ValueError, "d must be a multiple of 4.*got 6"),
-        (lambda: sinusoidal_2d(3, 0, 8), ValueError, "width must be at least 1, got 0"),
-        (lambda: sinusoidal_2d(-1, 5, 8), ValueError, "height must be at least 1, got -1"),
-        (lambda: Learned(0, 5), ValueError, "n must be at least 1, got 0"),
-        (lambda: Learned(5, 0), ValueError, "d must be at least 1, got 0"),
-        (lambda: Learned(5, 3)(torch.zeros(7, 3)), ValueError, "there are 5 learned positions, but 7 tokens .* need 7"),
-        (lambda: Learned(5, 3)(torch.zeros(2, 3), start=4), ValueError, "5 learned positions, but 2 tokens from 4 on"),
-        (lambda: Learned(5, 3)(torch.zeros(2, 3), start=-1), ValueError, "start must be at least 0, got -1"),
-        (lambda: Learned(5, 3)(torch.zeros(2, 1)), ValueError, r"x must be \(…, N, 3\), got shape \(2, 1\)"),
+        (lambda: sinusoidal(3, 5), ValueError, r"d.*5"),
+        (lambda: sinusoidal(0, 4), ValueError, r"n.*1.*0"),
+        (lambda: sinusoidal(3.0, 4), TypeError, r"n.*float.*3.0"),
+        (lambda: sinusoidal(True, 4), TypeError, r"n.*bool"),
+        (lambda: sinusoidal_2d(3, 5, 6), ValueError, r"d.*4.*6"),
+        (lambda: sinusoidal_2d(3, 0, 8), ValueError, r"width.*1.*0"),
+        (lambda: sinusoidal_2d(-1, 5, 8), ValueError, r"height.*1.*-1"),
+        (lambda: Learned(0, 5), ValueError, r"n.*1.*0"),
+        (lambda: Learned(5, 0), ValueError, r"d.*1.*0"),
+        (lambda: Learned(5, 3)(torch.zeros(7, 3)), ValueError, r"5.*7"),
+        (lambda: Learned(5, 3)(torch.zeros(2, 3), start=4), ValueError, r"5.*2.*4"),
+        (lambda: Learned(5, 3)(torch.zeros(2, 3), start=-1), ValueError, r"start.*0.*-1"),
+        (lambda: Learned(5, 3)(torch.zeros(2, 1)), ValueError, r"x.*\(…, N, 3\).*shape.*\(2, 1\)"),
     ],
 )
 def test_input_positions_refuse_bad_input(make, error, message):
@@ -307,7 +307,7 @@ def test_angles_are_cosines_and_sines_of_position_times_frequency_and_the_magnit
 
 def test_angles_narrower_than_what_they_turn_are_refused():
     rotary, x = Rotary(6), torch.randn(5, 6, dtype=torch.float64)
-    message = r"^x is torch\.float64 and the angles torch\.float32: make them with angles\(…, torch\.float64\)$"
+    message = r"torch\.float64.*torch\.float32.*angles\(…, torch\.float64\)"
     with pytest.raises(ValueError, match=message):
         rotary.turn(x, rotary.angles(torch.arange(5)))
     assert rotary.turn(x, rotary.angles(torch.arange(5), torch.float64)).dtype == torch.float64
@@ -316,16 +316,16 @@ def test_angles_narrower_than_what_they_turn_are_refused():
 @pytest.mark.parametrize(
     ("shape", "angles", "error", "message"),
     [
-        ((2, 3, 5, 10), lambda r: r.angles(torch.arange(5)), ValueError, r"x must be \(…, N, 8\), .* \(2, 3, 5, 10\)$"),
+        ((2, 3, 5, 10), lambda r: r.angles(torch.arange(5)), ValueError, r"x.*\(…, N, 8\).*\(2, 3, 5, 10\)"),
         (
             (2, 3, 5, 8),
             lambda r: Rotary(10).angles(torch.arange(5)),
             ValueError,
-            r"angles must be \(…, N, 4\), for this Rotary turns 8 columns in pairs; got \(5, 5\)$",
+            r"angles.*\(…, N, 4\).*Rotary.*8.*\(5, 5\)",
         ),
-        ((2, 3, 5, 8), lambda r: r.angles(torch.tensor([0])), ValueError, r"positions of shape \(1,\) do not fit x of"),
-        ((2, 3, 5, 8), lambda r: r.angles(torch.zeros(3, 5, dtype=torch.long)), ValueError, r"shape \(3, 5\) do not"),
-        ((5, 8), lambda r: r.angles(torch.zeros(5, 5, dtype=torch.long)), ValueError, r"shape \(5, 5\) do not fit"),
+        ((2, 3, 5, 8), lambda r: r.angles(torch.tensor([0])), ValueError, r"\(1,\)"),
+        ((2, 3, 5, 8), lambda r: r.angles(torch.zeros(3, 5, dtype=torch.long)), ValueError, r"\(3, 5\)"),
+        ((5, 8), lambda r: r.angles(torch.zeros(5, 5, dtype=torch.long)), ValueError, r"\(5, 5\)"),
     ],
     ids=["wider vectors", "another Rotary's", "one for all", "another batch", "a batch for none"],
 )
@@ -337,7 +337,7 @@ def test_angles_that_do_not_fit_what_they_turn_are_refused(shape, angles, error,
 
 def test_angles_turn_floats_alone():
     rotary = Rotary(8)
-    with pytest.raises(TypeError, match=r"x must be a floating-point torch tensor, got torch\.int64"):
+    with pytest.raises(TypeError, match=r"x.*torch\.int64"):
         rotary.turn(torch.ones(5, 8, dtype=torch.long), rotary.angles(torch.arange(5)))
 
 
@@ -357,7 +357,7 @@ def test_length_of_a_text_is_counted_beyond_a_narrow_integer(dtype):
 
 @pytest.mark.parametrize("positions", [[0, 1, 2, 3, 4], (torch.ones(5, 3), torch.zeros(5, 3)), None])
 def test_neither_positions_nor_angles_is_refused(positions):
-    message = rf"positions must be a torch tensor of integers, got {type(positions).__name__}; try torch\.arange\(5\)"
+    message = rf"positions.*{type(positions).__name__}.*torch\.arange\(5\)"
     with pytest.raises(TypeError, match=message):
         Rotary(6).turn(torch.zeros(5, 6), positions)
 
@@ -375,46 +375,46 @@ def test_rotary_is_a_value():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Rotary(7), ValueError, "dim must be even, for columns turn in pairs; got 7"),
-        (lambda: Rotary(0), ValueError, "dim must be at least 2, got 0"),
-        (lambda: Rotary(8.0), TypeError, "dim must be an integer, got float"),
-        (lambda: Rotary(8, rotated=10), ValueError, "rotated must be even and at most dim = 8, got 10"),
-        (lambda: Rotary(8, rotated=3), ValueError, "rotated must be even and at most dim = 8, got 3"),
-        (lambda: Rotary(8, rotated=0), ValueError, "rotated must be at least 2, got 0"),
-        (lambda: Rotary(8, base=1.0), ValueError, "base must be above 1, got 1.0"),
-        (lambda: Rotary(8, base=math.nan), ValueError, "base must be above 1, got nan"),
-        (lambda: Rotary(8, layout="pairs"), ValueError, "layout must be 'half' or 'interleaved', got 'pairs'"),
-        (lambda: Rotary(8, scaling=2.0), TypeError, "scaling must be a rotary scaling .* got 2.0"),
-        (lambda: Rotary(2, scaling=DynamicNTK(2.0, 8)), ValueError, "at least 4 turned columns, got 2"),
+        (lambda: Rotary(7), ValueError, r"dim.*7"),
+        (lambda: Rotary(0), ValueError, r"dim.*2.*0"),
+        (lambda: Rotary(8.0), TypeError, r"dim.*float"),
+        (lambda: Rotary(8, rotated=10), ValueError, r"rotated.*8.*10"),
+        (lambda: Rotary(8, rotated=3), ValueError, r"rotated.*8.*3"),
+        (lambda: Rotary(8, rotated=0), ValueError, r"rotated.*2.*0"),
+        (lambda: Rotary(8, base=1.0), ValueError, r"base.*1.*1.0"),
+        (lambda: Rotary(8, base=math.nan), ValueError, r"base.*1.*nan"),
+        (lambda: Rotary(8, layout="pairs"), ValueError, r"layout.*'half'.*'interleaved'.*'pairs'"),
+        (lambda: Rotary(8, scaling=2.0), TypeError, r"scaling.*2.0"),
+        (lambda: Rotary(2, scaling=DynamicNTK(2.0, 8)), ValueError, r"4.*2"),
         (
             lambda: Rotary(8, scaling=LongRope([1.0] * 4, [1.0] * 3, 8, factor=2.0)),
             ValueError,
-            "LongRope needs 4 numbers in short and in long for 8 turned columns, got 4 and 3",
+            r"LongRope.*4.*8.*4.*3",
         ),
-        (lambda: Linear(0.0), ValueError, "factor must be a finite number above 0, got 0.0"),
-        (lambda: Linear(math.nan), ValueError, "factor must be a finite number above 0, got nan"),
-        (lambda: DynamicNTK(2.0, 0), ValueError, "original must be at least 1, got 0"),
-        (lambda: DynamicNTK(-2.0, 8), ValueError, "factor must be a finite number above 0, got -2.0"),
-        (lambda: Yarn(2.0, 8, beta_slow=0.0), ValueError, "beta_slow must be a finite number above 0, got 0.0"),
-        (lambda: Yarn(2.0, 8, beta_slow=32.0), ValueError, "beta_slow must be below beta_fast, got 32.0 and 32.0"),
-        (lambda: Yarn(2.0, 8.0), TypeError, "original must be an integer, got float"),
-        (lambda: Yarn(2.0, 8, mscale=1.0), ValueError, "mscale and mscale_all_dim go together, got 1.0 and None"),
+        (lambda: Linear(0.0), ValueError, r"factor.*0.*0.0"),
+        (lambda: Linear(math.nan), ValueError, r"factor.*0.*nan"),
+        (lambda: DynamicNTK(2.0, 0), ValueError, r"original.*1.*0"),
+        (lambda: DynamicNTK(-2.0, 8), ValueError, r"factor.*0.*-2.0"),
+        (lambda: Yarn(2.0, 8, beta_slow=0.0), ValueError, r"beta_slow.*0.*0.0"),
+        (lambda: Yarn(2.0, 8, beta_slow=32.0), ValueError, r"beta_slow.*beta_fast.*32.0"),
+        (lambda: Yarn(2.0, 8.0), TypeError, r"original.*float"),
+        (lambda: Yarn(2.0, 8, mscale=1.0), ValueError, r"mscale.*mscale_all_dim.*1.0.*None"),
         (
             lambda: Yarn(2.0, 8, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0),
             ValueError,
-            "attention_factor already is the magnitude: leave out mscale",
+            r"attention_factor.*mscale",
         ),
-        (lambda: Llama3(8.0, 4.0, 4.0, 64), ValueError, "low must be below high, got low=4.0, high=4.0"),
-        (lambda: Llama3(8.0, 1.0, 4.0, 0), ValueError, "original must be at least 1, got 0"),
-        (lambda: LongRope([1.0], [1.0], 8), ValueError, "exactly one; got factor=None, attention_factor=None"),
+        (lambda: Llama3(8.0, 4.0, 4.0, 64), ValueError, r"low.*low=4.0.*high=4.0"),
+        (lambda: Llama3(8.0, 1.0, 4.0, 0), ValueError, r"original.*1.*0"),
+        (lambda: LongRope([1.0], [1.0], 8), ValueError, r"factor=None.*attention_factor=None"),
         (
             lambda: LongRope([1.0], [1.0], 8, factor=2.0, attention_factor=1.0),
             ValueError,
-            "exactly one; got factor=2.0, attention_factor=1.0",
+            r"factor=2.0.*attention_factor=1.0",
         ),
-        (lambda: LongRope([1.0], [0.0], 8, factor=2.0), ValueError, "every number of long must be .* got 0.0"),
-        (lambda: LongRope([1.0], [1.0], 1, factor=2.0), ValueError, "original must be at least 2, got 1"),
-        (lambda: LongRope([1.0], [1.0], 8, factor=0.0), ValueError, "factor or attention_factor must be .* got 0.0"),
+        (lambda: LongRope([1.0], [0.0], 8, factor=2.0), ValueError, r"long.*0.0"),
+        (lambda: LongRope([1.0], [1.0], 1, factor=2.0), ValueError, r"original.*2.*1"),
+        (lambda: LongRope([1.0], [1.0], 8, factor=0.0), ValueError, r"factor.*attention_factor.*0.0"),
     ],
 )
 def test_rotary_refuses_bad_settings(make, error, message):
@@ -429,17 +429,17 @@ def test_rotary_refuses_bad_settings(make, error, message):
             torch.zeros(3, 6).long(),
             torch.arange(3),
             TypeError,
-            "x must be a floating-point torch tensor, got torch.int64",
+            r"x.*torch.int64",
         ),
-        (np.zeros((3, 6)), torch.arange(3), TypeError, "x must be a floating-point torch tensor, got float64"),
-        (torch.zeros(3, 8), torch.arange(3), ValueError, r"x must be \(…, N, 6\).*got \(3, 8\)"),
-        (torch.zeros(3, 6), torch.arange(3.0), TypeError, r"integers, got torch.float32; try torch.arange\(3\)"),
-        (torch.zeros(3, 6), torch.ones(3).bool(), TypeError, "integers, got torch.bool"),
-        (torch.zeros(3, 6), [0, 1, 2], TypeError, "integers, got list"),
-        (torch.zeros(3, 6), torch.arange(4), ValueError, r"positions of shape \(4,\) do not fit x of shape \(3, 6\)"),
-        (torch.zeros(3, 6), torch.zeros(1, 3).long(), ValueError, r"shape \(1, 3\) do not fit x of shape \(3, 6\)"),
-        (torch.zeros(5, 2, 3, 6), torch.zeros(2, 3).long(), ValueError, r"give \(N,\), or \(B, N\)"),
-        (torch.zeros(2, 5, 7, 3, 6), torch.zeros(2, 3).long(), ValueError, r"give \(N,\), or \(B, N\)"),
+        (np.zeros((3, 6)), torch.arange(3), TypeError, r"x.*float64"),
+        (torch.zeros(3, 8), torch.arange(3), ValueError, r"x.*\(…, N, 6\).*\(3, 8\)"),
+        (torch.zeros(3, 6), torch.arange(3.0), TypeError, r"torch.float32.*torch.arange\(3\)"),
+        (torch.zeros(3, 6), torch.ones(3).bool(), TypeError, r"torch.bool"),
+        (torch.zeros(3, 6), [0, 1, 2], TypeError, "list"),
+        (torch.zeros(3, 6), torch.arange(4), ValueError, r"\(4,\).*\(3, 6\)"),
+        (torch.zeros(3, 6), torch.zeros(1, 3).long(), ValueError, r"\(1, 3\).*\(3, 6\)"),
+        (torch.zeros(5, 2, 3, 6), torch.zeros(2, 3).long(), ValueError, r"\(N,\).*\(B, N\)"),
+        (torch.zeros(2, 5, 7, 3, 6), torch.zeros(2, 3).long(), ValueError, r"\(N,\).*\(B, N\)"),
     ],
 )
 def test_turn_refuses_what_does_not_fit(x, positions, error, message):
@@ -683,43 +683,43 @@ def test_swin_gradients_count_the_readings():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: alibi(0), ValueError, "heads must be at least 1, got 0"),
-        (lambda: alibi(3, slopes=[1.0, 2.0]), ValueError, r"slopes must be one per head, \(3,\), got shape \(2,\)"),
-        (lambda: alibi(2, slopes=[1, 2]), TypeError, "slopes must be floating point, got torch.int64"),
-        (lambda: alibi(2, offset=1.5), TypeError, "offset must be an integer or integers, got float"),
-        (lambda: T5(0), ValueError, "heads must be at least 1, got 0"),
-        (lambda: T5(3, buckets=2), ValueError, "buckets must be at least 4, got 2"),
-        (lambda: T5(3, buckets=1, bidirectional=False), ValueError, "buckets must be at least 2, got 1"),
-        (lambda: T5(3, buckets=7), ValueError, "buckets must be even when bidirectional.*got 7"),
-        (lambda: T5(3, max_distance=0), ValueError, "max_distance must be at least 1, got 0"),
-        (lambda: T5(3, max_distance=16, bidirectional=False), ValueError, "max_distance must be above 16"),
-        (lambda: T5(3, max_distance=8), ValueError, "max_distance must be above 8, the distances .* got 8"),
-        (lambda: Shaw(7, 0), ValueError, "max_distance must be at least 1, got 0"),
-        (lambda: Shaw(0, 2), ValueError, "head_dim must be at least 1, got 0"),
-        (lambda: Shaw(7, 2, heads=0), ValueError, "heads must be at least 1, got 0"),
-        (lambda: Shaw(7, 2).bias(torch.zeros(5, 6), 1.0), ValueError, "q has head size 6, but this Shaw table has 7"),
+        (lambda: alibi(0), ValueError, r"heads.*1.*0"),
+        (lambda: alibi(3, slopes=[1.0, 2.0]), ValueError, r"slopes.*\(3,\).*shape.*\(2,\)"),
+        (lambda: alibi(2, slopes=[1, 2]), TypeError, r"slopes.*torch.int64"),
+        (lambda: alibi(2, offset=1.5), TypeError, r"offset.*float"),
+        (lambda: T5(0), ValueError, r"heads.*1.*0"),
+        (lambda: T5(3, buckets=2), ValueError, r"buckets.*4.*2"),
+        (lambda: T5(3, buckets=1, bidirectional=False), ValueError, r"buckets.*2.*1"),
+        (lambda: T5(3, buckets=7), ValueError, r"buckets.*bidirectional.*7"),
+        (lambda: T5(3, max_distance=0), ValueError, r"max_distance.*1.*0"),
+        (lambda: T5(3, max_distance=16, bidirectional=False), ValueError, r"max_distance.*16"),
+        (lambda: T5(3, max_distance=8), ValueError, r"max_distance.*8"),
+        (lambda: Shaw(7, 0), ValueError, r"max_distance.*1.*0"),
+        (lambda: Shaw(0, 2), ValueError, r"head_dim.*1.*0"),
+        (lambda: Shaw(7, 2, heads=0), ValueError, r"heads.*1.*0"),
+        (lambda: Shaw(7, 2).bias(torch.zeros(5, 6), 1.0), ValueError, r"q.*6.*Shaw.*7"),
         (
             lambda: Shaw(7, 2, heads=3).bias(torch.zeros(2, 4, 5, 7), 1.0),
             ValueError,
-            "q has 4 heads, but this Shaw table has 3",
+            r"q.*4.*heads.*Shaw.*3",
         ),
-        (lambda: Shaw(7, 2).bias(np.zeros((5, 7)), 1.0), TypeError, r"q must be a torch tensor \(…, N, D\)"),
-        (lambda: Swin((0, 5), 3), ValueError, "window height must be at least 1, got 0"),
-        (lambda: Swin((2, -5), 3), ValueError, "window width must be at least 1, got -5"),
-        (lambda: Swin((2, 5), 0), ValueError, "heads must be at least 1, got 0"),
-        (lambda: Swin(7, 3), TypeError, r"window must be two integers \(height, width\), got 7"),
-        (lambda: Swin((2, 3, 5), 3), TypeError, r"window must be two integers .* got \(2, 3, 5\)"),
+        (lambda: Shaw(7, 2).bias(np.zeros((5, 7)), 1.0), TypeError, r"q.*\(…, N, D\)"),
+        (lambda: Swin((0, 5), 3), ValueError, r"height.*1.*0"),
+        (lambda: Swin((2, -5), 3), ValueError, r"width.*1.*-5"),
+        (lambda: Swin((2, 5), 0), ValueError, r"heads.*1.*0"),
+        (lambda: Swin(7, 3), TypeError, r"window.*7"),
+        (lambda: Swin((2, 3, 5), 3), TypeError, r"window.*\(2, 3, 5\)"),
         (
             lambda: Relative(torch.zeros(1, 1, 1, 4)),
             ValueError,
-            r"odd number of distances; got shape \(1, 1, 1, 4\)",
+            r"shape.*\(1, 1, 1, 4\)",
         ),
-        (lambda: Relative(torch.zeros(3, 5)), ValueError, r"terms must be \(B or 1.* got shape \(3, 5\)"),
-        (lambda: dense(torch.ones(3, 5).bool()), TypeError, "a bias must be floating point, got torch.bool"),
-        (lambda: dense(torch.ones(3)), ValueError, r"a bias must have 2 to 4 axes, got shape \(3,\)"),
-        (lambda: as_bias([[1.0]], (1, 1)), TypeError, "bias must be a regard bias.*got list"),
-        (lambda: as_bias(torch.ones(7, 5).long(), (7, 5)), TypeError, "bias must be floating point, got torch.int64"),
-        (lambda: as_bias(torch.ones(5, 7), (7, 5)), ValueError, r"bias of shape \(5, 7\) does not broadcast"),
+        (lambda: Relative(torch.zeros(3, 5)), ValueError, r"terms.*B.*1.*shape.*\(3, 5\)"),
+        (lambda: dense(torch.ones(3, 5).bool()), TypeError, r"bias.*torch.bool"),
+        (lambda: dense(torch.ones(3)), ValueError, r"bias.*2.*4.*shape.*\(3,\)"),
+        (lambda: as_bias([[1.0]], (1, 1)), TypeError, r"bias.*list"),
+        (lambda: as_bias(torch.ones(7, 5).long(), (7, 5)), TypeError, r"bias.*torch.int64"),
+        (lambda: as_bias(torch.ones(5, 7), (7, 5)), ValueError, r"\(5, 7\)"),
     ],
 )
 def test_biases_refuse_bad_input(make, error, message):
@@ -730,13 +730,13 @@ def test_biases_refuse_bad_input(make, error, message):
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("alibi", (2, 5, 10, 10), r"alibi\(<3 slopes>\) is given for 3 heads, but the call has 5"),
-        ("alibi, placed", (4, 3, 10, 10), "is given for 2 batch rows, but the call has 4"),
-        ("T5", (2, 4, 10, 10), "is given for 3 heads, but the call has 4"),
-        ("Shaw", (2, 3, 7, 10), "is made from 10 queries, but the call has 7"),
-        ("Swin", (2, 3, 10, 11), r"Windowed\(2×5 patches, 3 heads\) is for 10 patches, but .* 10 queries × 11 keys"),
-        ("Swin", (2, 2, 10, 10), "is given for 3 heads, but the call has 2"),
-        ("dense", (2, 3, 10, 11), "does not fit 10 queries × 11 keys"),
+        ("alibi", (2, 5, 10, 10), r"alibi\(<3 slopes>\).*3.*5"),
+        ("alibi, placed", (4, 3, 10, 10), r"2.*4"),
+        ("T5", (2, 4, 10, 10), r"3.*4"),
+        ("Shaw", (2, 3, 7, 10), r"10.*7"),
+        ("Swin", (2, 3, 10, 11), r"Windowed\(2×5 patches, 3 heads\).*10.*11"),
+        ("Swin", (2, 2, 10, 10), r"3.*2"),
+        ("dense", (2, 3, 10, 11), r"10.*11"),
     ],
 )
 def test_a_bias_that_does_not_fit_the_call_says_so(name, sizes, message):
@@ -746,7 +746,7 @@ def test_a_bias_that_does_not_fit_the_call_says_so(name, sizes, message):
 
 def test_terms_and_offsets_must_agree_on_the_batch():
     bias = Shaw(7, 2).bias(torch.zeros(2, 3, 5, 7), 1.0).placed([1, 2, 3])
-    with pytest.raises(ValueError, match=r"disagree on batch: \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
         bias.fit(2, 3, 5, 5)
 
 

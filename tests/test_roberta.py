@@ -67,7 +67,7 @@ def test_positions_up_to_the_paddings_are_not_to_be_had(tmp_path):
     model = twin_of("Model", "own word table, padding 4", tmp_path).ours(torch.float32)
     assert model.most == 16 - 5
     assert model(torch.full((1, 11), 7)).hidden.shape == (1, 11, 12)
-    with pytest.raises(ValueError, match="the text has 12 tokens, and the model has 11 positions"):
+    with pytest.raises(ValueError, match=r"12.*11"):
         model(torch.full((1, 12), 7))
 
 
@@ -85,17 +85,17 @@ def test_dropout_stands_before_and_after_the_layer_of_the_text_head(tmp_path):
 )
 def test_a_setting_that_changes_the_maths_is_refused(key, wrong, right, tmp_path):
     twin_of("Model", "five heads", tmp_path)
-    with pytest.raises(ValueError, match=f"{key} is {wrong!r}, and only {right}"):
+    with pytest.raises(ValueError, match=rf"{key}.*{wrong!r}.*{right}"):
         load(change(tmp_path, **{key: wrong}))
 
 
 def test_an_unknown_setting_is_refused(tmp_path):
     twin_of("Model", "five heads", tmp_path)
-    with pytest.raises(ValueError, match=r"keys that RoBERTa does not know.*adapters = 'two'"):
+    with pytest.raises(ValueError, match=r"RoBERTa.*adapters.*'two'"):
         load(change(tmp_path, adapters="two"))
 
 
 def test_a_decoder_is_not_offered(tmp_path):
     twin_of("ForMaskedLM", "five heads", tmp_path)
-    with pytest.raises(ValueError, match="the checkpoint is a RobertaForCausalLM, and RoBERTa is supported as"):
+    with pytest.raises(ValueError, match=r"RobertaForCausalLM.*RoBERTa"):
         load(change(tmp_path, architectures=["RobertaForCausalLM"]))

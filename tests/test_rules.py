@@ -64,31 +64,31 @@ def test_least_is_allowed_and_less_is_not():
     assert number("before", 0, 0) == 0
     assert number("before", [2, 0], 0).tolist() == [[2], [0]]
     assert number("offset", -5) == -5
-    with pytest.raises(ValueError, match=r"^before must be at least 0, got -1$"):
+    with pytest.raises(ValueError, match=r"before.*0.*-1"):
         number("before", -1, 0)
-    with pytest.raises(ValueError, match=r"^dilation must be at least 1, got \[\[3, 0\]\]$"):
+    with pytest.raises(ValueError, match=r"dilation.*1.*\[\[3, 0\]\]"):
         number("dilation", [[3, 0]], 1)
 
 
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (2.0, TypeError, "^offset must be an integer or integers, got float: 2.0$"),
-        (True, TypeError, "^offset must be an integer or integers, got bool: True$"),
-        ("34", TypeError, "^offset must be an integer or integers, got str: '34'$"),
-        (None, TypeError, "^offset must be an integer or integers, got NoneType: None$"),
-        ({1, 2}, TypeError, "^offset must be an integer or integers, got set"),
-        ([1.0, 2.0], TypeError, r"^offset must hold integers, got torch\.float(32|64)$"),
-        (np.array([1j]), TypeError, r"^offset must hold integers, got torch\.complex128$"),
-        ([True, False], TypeError, r"^offset must hold integers, got torch\.bool$"),
+        (2.0, TypeError, r"offset.*float.*2.0"),
+        (True, TypeError, r"offset.*bool.*True"),
+        ("34", TypeError, r"offset.*str.*'34'"),
+        (None, TypeError, r"offset.*NoneType.*None"),
+        ({1, 2}, TypeError, r"offset.*set"),
+        ([1.0, 2.0], TypeError, r"offset.*torch\.float(32|64)"),
+        (np.array([1j]), TypeError, r"offset.*torch\.complex128"),
+        ([True, False], TypeError, r"offset.*torch\.bool"),
         (
             torch.tensor(3),
             ValueError,
-            r"one integer, one per batch row \(B,\), or .* \(B or 1, H or 1\); got shape \(\)",
+            r"\(B,\).*B.*1.*H.*1.*shape",
         ),
-        (torch.zeros(1, 2, 3, dtype=torch.long), ValueError, r"^offset must be .*got shape \(1, 2, 3\)$"),
-        (torch.zeros(0, dtype=torch.long), ValueError, r"^offset must be .*got shape \(0,\)$"),
-        (torch.zeros(2, 0, dtype=torch.long), ValueError, r"^offset must be .*got shape \(2, 0\)$"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), ValueError, r"offset.*shape.*\(1, 2, 3\)"),
+        (torch.zeros(0, dtype=torch.long), ValueError, r"offset.*shape.*\(0,\)"),
+        (torch.zeros(2, 0, dtype=torch.long), ValueError, r"offset.*shape.*\(2, 0\)"),
     ],
 )
 def test_number_refuses_what_is_not_integers(value, error, message):
@@ -98,7 +98,7 @@ def test_number_refuses_what_is_not_integers(value, error, message):
 
 def test_number_refuses_an_empty_list_for_being_empty():
     # torch reads [] as floats; the complaint must be that nothing is there.
-    with pytest.raises(ValueError, match=r"^offset must be .*got shape \(0,\)$"):
+    with pytest.raises(ValueError, match=r"offset.*shape.*\(0,\)"):
         number("offset", [])
 
 
@@ -154,7 +154,7 @@ def test_size_or_one_is_the_size_that_is_not_one():
     assert size_or_one("batch", []) == 1
     assert size_or_one("batch", [1, 1]) == 1
     assert size_or_one("batch", [3, 1, 3]) == 3
-    with pytest.raises(ValueError, match=r"^parts of one mask or bias disagree on heads: \[2, 3\]$"):
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
         size_or_one("heads", [3, 1, 2])
 
 
@@ -205,13 +205,14 @@ def test_cells_that_broadcast_to_the_weights_get_four_axes(cells, weights, expec
     ],
 )
 def test_cells_that_do_not_broadcast_are_refused_with_both_shapes(cells, weights):
-    with pytest.raises(ValueError, match="does not broadcast") as caught:
+    with pytest.raises(ValueError, match="broadcast") as caught:
         fit_cells("bias", torch.zeros(cells), weights)
-    assert str(caught.value) == f"bias of shape {cells} does not broadcast to the weights' shape {weights}"
+    for shape in (cells, weights):
+        assert str(shape) in str(caught.value)
 
 
 def test_a_mask_of_one_row_of_keys_per_batch_row_is_told_about_padding():
-    hint = r"\. It looks like one row of keys per batch row: use regard\.masks\.padding\(mask\)$"
+    hint = r"regard\.masks\.padding\(mask\)"
     for weights in ((3, 2, 5, 7), (3, 5, 7)):
         with pytest.raises(ValueError, match=hint):
             fit_cells("mask", torch.ones(3, 7, dtype=torch.bool), weights)
@@ -225,9 +226,9 @@ def test_a_mask_of_one_row_of_keys_per_batch_row_is_told_about_padding():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (masks.causal(offset=[0, 1]), r"^causal\(offset=\[0, 1\]\) is given for 2 batch rows, but the call has 3$"),
-        (masks.window([[1, 2]], 0), r"^window\(\[\[1, 2\]\], 0\) is given for 2 heads, but the call has 5$"),
-        (alibi(2), r"^alibi\(<2 slopes>\) is given for 2 heads, but the call has 5$"),
+        (masks.causal(offset=[0, 1]), r"causal\(offset=\[0, 1\]\).*2.*3"),
+        (masks.window([[1, 2]], 0), r"window\(\[\[1, 2\]\], 0\).*2.*5"),
+        (alibi(2), r"alibi\(<2 slopes>\).*2.*5"),
     ],
 )
 def test_rule_for_other_batch_rows_or_heads_does_not_fit(rule, message):

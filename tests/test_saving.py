@@ -190,7 +190,7 @@ def test_generation_comes_back_put_together(tmp_path):
 def test_capture_with_nothing_in_it_comes_back(tmp_path):
     opened = there_and_back(Capture("Empty"), tmp_path)
     assert (opened.model, opened.records, opened.tokens, opened.unseen) == ("Empty", [], None, {})
-    with pytest.raises(LookupError, match="no attention of Empty was seen"):
+    with pytest.raises(LookupError, match="Empty"):
         opened.summary()
 
 
@@ -406,7 +406,7 @@ def test_overview_file_says_that_it_is_one_and_how_to_save_a_whole_one(tmp_path)
     opened = there_and_back(watched(keep=["qk", "output"], top=3), tmp_path, overview=True)
     view = opened[0]
     for ask in (lambda: view.row(0), lambda: view.top(1), lambda: view.output):
-        with pytest.raises(LookupError, match=r"Save the capture without overview=True") as raised:
+        with pytest.raises(LookupError, match="overview=True") as raised:
             ask()
         assert "not kept" not in str(raised.value)
     assert "overview" in repr(view)
@@ -445,7 +445,7 @@ def test_overview_of_a_generation_is_taken_call_by_call(tmp_path):
         capture.records.append(Record("attn", n, "self", "sdpa", "flash", view=view))
     assert capture[0].sizes == (1, 2, 71, 71)
     opened = there_and_back(capture, tmp_path, overview=True)
-    with pytest.raises(KeyError, match=r"the 2 steps of 'attn' cannot be put together, for an overview holds pooled"):
+    with pytest.raises(KeyError, match=r"2.*'attn'.*overview"):
         opened["attn"]
     assert opened["attn", 0].entropy.shape == (1, 2, 64)
     assert opened["attn", 1].entropy.shape == (1, 2, 1)
@@ -466,7 +466,7 @@ def test_overview_of_numpy_views_keeps_their_kind():
 def test_mask_with_too_many_cells_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     seen = watched(keep="qk")
     monkeypatch.setattr(file_weights, "MOST_CELLS", 10)
-    with pytest.raises(ValueError, match=r"save\(path, overview=True\) leaves q and k out"):
+    with pytest.raises(ValueError, match=r"save\(path, overview=True\).*q.*k"):
         seen.save(tmp_path / "run.regard")
     assert list(tmp_path.iterdir()) == []
     seen.save(tmp_path / "run.regard", overview=True)
@@ -474,7 +474,7 @@ def test_mask_with_too_many_cells_is_refused_before_anything_is_written(tmp_path
 
 def test_too_many_calls_are_refused_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "MOST_TEXT", 5000)
-    with pytest.raises(ValueError, match=r"7 calls take \d+,\d+ bytes to describe, and a file has room for 5,000: wa"):
+    with pytest.raises(ValueError, match=r"7.*\d+,\d+.*bytes.*5,000"):
         watched().save(tmp_path / "run.regard")
     assert list(tmp_path.iterdir()) == []
 
@@ -482,7 +482,7 @@ def test_too_many_calls_are_refused_with_what_to_do(tmp_path, monkeypatch):
 def test_measure_that_is_not_ours_is_refused(tmp_path):
     seen = watched()
     seen.records[0].view.held["mood"] = torch.zeros(B, H)
-    with pytest.raises(ValueError, match="a view holds 'mood', which is no measure of regard's and cannot be saved"):
+    with pytest.raises(ValueError, match="'mood'"):
         seen.save(tmp_path / "run.regard")
 
 
@@ -495,10 +495,8 @@ def test_every_measure_and_pattern_has_a_form():
 def test_capture_that_could_not_be_opened_again_is_not_written(tmp_path):
     seen = watched()
     seen.records[3].view.held["entropy"] = torch.zeros(B, H, NQ + 1)
-    message = (
-        "so that it cannot be saved: tensor '3/entropy', entropy of record 3, has shape (2, 6, 8) instead of (2, 6, 7)"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    message = r"'3/entropy'.*entropy.*3.*\(2, 6, 8\).*\(2, 6, 7\)"
+    with pytest.raises(ValueError, match=message) as caught:
         seen.save(tmp_path / "run.regard")
     assert str(caught.value).endswith("(2, 6, 7)")
     assert list(tmp_path.iterdir()) == []
@@ -507,7 +505,7 @@ def test_capture_that_could_not_be_opened_again_is_not_written(tmp_path):
 @pytest.mark.parametrize("path", ["missing/run.regard", "."])
 def test_place_where_no_file_can_be_is_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="cannot write"):
+    with pytest.raises(OSError, match="write"):
         watched().save(path)
 
 
@@ -522,11 +520,11 @@ def test_truncated_and_changed_files_are_refused(tmp_path):
     content = path.read_bytes()
     for size in (0, 7, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
-        with pytest.raises(CaptureFileError, match=f"cannot read '{path}': it .*cut short"):
+        with pytest.raises(CaptureFileError, match=f"'{path}'"):
             regard.open(path)
     for at in (3, 60, 200, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:at] + bytes([content[at] ^ 64]) + content[at + 1 :])
-        with pytest.raises(CaptureFileError, match=f"cannot read '{path}': "):
+        with pytest.raises(CaptureFileError, match=f"'{path}'"):
             regard.open(path)
 
 
@@ -535,7 +533,7 @@ def test_newer_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(capture_file, "VERSION", 2)
     watched().save(path)
     monkeypatch.undo()
-    with pytest.raises(CaptureFileError, match=r"written by a newer regard \(format 2; this one reads 1\): upgrade"):
+    with pytest.raises(CaptureFileError, match=r"format.*2.*1"):
         regard.open(path)
 
 
@@ -603,94 +601,94 @@ def measuring(name: str, tensor: torch.Tensor):
 
 
 FORGERIES = {
-    "unknown key": (setting("mood", 1), "it holds 'mood', unknown to this regard: upgrade regard"),
-    "missing key": (lambda h, r, t: h.pop("unseen"), "the header lacks 'unseen'"),
-    "model no text": (setting("model", 3), "the header: model must be str, got int"),
-    "tokens no words": (setting("tokens", [[1]]), "tokens must be lists of words"),
-    "tokens no lists": (setting("tokens", ["word"]), "tokens must be lists of words"),
-    "unseen no pairs": (setting("unseen", [["a"]]), "unseen must be pairs of a path and a reason"),
-    "record no object": (setting("records.1", 7), "record 1 must be a JSON object, got int"),
-    "record without kernel": (lambda h, r, t: r[0].pop("kernel"), "record 0 lacks 'kernel'"),
-    "record with more": (setting("records.0.mood", 1), "record 0 has 'mood', unknown to this regard: upgrade regard"),
-    "kind unknown": (setting("records.0.kind", "inner"), "record 0: kind must be self or cross, got 'inner'"),
-    "n no integer": (setting("records.0.n", True), "record 0: n must be int, got bool"),
-    "heads no pairs": (setting("records.0.heads", ["first"]), "record 0: tensors must be listed as pairs"),
+    "unknown key": (setting("mood", 1), "'mood'"),
+    "missing key": (lambda h, r, t: h.pop("unseen"), "'unseen'"),
+    "model no text": (setting("model", 3), r"model.*str.*int"),
+    "tokens no words": (setting("tokens", [[1]]), "tokens"),
+    "tokens no lists": (setting("tokens", ["word"]), "tokens"),
+    "unseen no pairs": (setting("unseen", [["a"]]), "unseen"),
+    "record no object": (setting("records.1", 7), r"1.*JSON.*int"),
+    "record without kernel": (lambda h, r, t: r[0].pop("kernel"), r"0.*'kernel'"),
+    "record with more": (setting("records.0.mood", 1), r"0.*'mood'"),
+    "kind unknown": (setting("records.0.kind", "inner"), r"0.*kind.*'inner'"),
+    "n no integer": (setting("records.0.n", True), r"0.*n.*int.*bool"),
+    "heads no pairs": (setting("records.0.heads", ["first"]), r"0.*tensors"),
     "heads of another shape": (reshaping("6/heads/one key", torch.zeros(B, H + 1)), "'6/heads/one key'"),
-    "view without map size": (lambda h, r, t: r[0]["view"].pop("size"), "record 0 lacks 'size'"),
-    "sizes negative": (setting("records.0.view.sizes", [2, 6, 7, -1]), "record 0: sizes must be B, H, Nq and Nk, got"),
-    "sizes three": (setting("records.0.view.sizes", [2, 6, 7]), "record 0: sizes must be B, H, Nq and Nk, got"),
+    "view without map size": (lambda h, r, t: r[0]["view"].pop("size"), r"0.*'size'"),
+    "sizes negative": (setting("records.0.view.sizes", [2, 6, 7, -1]), r"0.*sizes.*B.*H.*Nq.*Nk"),
+    "sizes three": (setting("records.0.view.sizes", [2, 6, 7]), r"0.*sizes.*B.*H.*Nq.*Nk"),
     "sizes that disagree": (
         setting("records.0.facts.sizes", [2, 6, 7, 12]),
-        "'padding', padding of record|its view is",
+        "'padding'|view",
     ),
-    "lead no sizes": (setting("records.0.view.lead", ["2"]), r"record 0: lead \['2'\] must make 2 × 6 heads"),
+    "lead no sizes": (setting("records.0.view.lead", ["2"]), r"0.*\['2'\].*2.*6"),
     "pooled no names": (
         setting("records.0.view.pooled", [2]),
-        r"record 0: pooled must be names of measures, got \[2\]",
+        r"0.*pooled.*\[2\]",
     ),
-    "measure unknown": (setting("records.0.view.held.0.0", "mood"), "record 0 holds a measure 'mood', unknown to"),
+    "measure unknown": (setting("records.0.view.held.0.0", "mood"), r"0.*'mood'"),
     "measure laid out otherwise": (
         setting("records.0.view.held.1.1", {"name": "0/map", "order": [0]}),
-        "tensor '0/map', .* of record 0, cannot be laid out as",
+        r"'0/map'.*0",
     ),
-    "tensor missing": (setting("records.0.view.held.1.1", "0/moods"), "record 0 is said to be tensor '0/moods'"),
-    "link unknown": (setting("records.0.link", {"mood": 1}), "link of record 0 has 'mood', unknown to this regard"),
-    "link to a later call": (setting("records.0.link.after", 0), "link of record 0 leads to a call or to batch rows"),
-    "link to other rows": (setting("records.0.link.rows", [0, 2]), "link of record 0 leads to a call or to batch rows"),
-    "link to fewer rows": (setting("records.0.link.rows", [0]), "link of record 0 leads to a call or to batch rows"),
-    "link before the start": (setting("records.0.link.first", -1), "link of record 0 leads to a call or to batch"),
-    "tensor left over": (lambda h, r, t: t.update(more=torch.zeros(1)), r"nothing says what tensor 'more' is \(1 such"),
-    "visible negative": (setting("records.0.view.visible", "0/map"), "tensor '0/map', visible of record 0, has shape"),
-    "offset text": (setting("records.0.view.offset", "0/map"), "tensor '0/map', offset of record 0, has shape"),
-    "facts unknown": (setting("records.0.facts.mood", 1), "facts of record 0 has 'mood', unknown to this regard"),
-    "facts causal": (setting("records.0.facts.causal", "maybe"), "facts of record 0: causal of a call"),
-    "facts sides": (setting("records.0.facts.sides", ["left"]), "facts of record 0: sides of a call"),
-    "facts rows": (setting("records.0.facts.empty_rows", {"count": 1}), "facts of record 0: empty_rows of a call"),
+    "tensor missing": (setting("records.0.view.held.1.1", "0/moods"), r"0.*'0/moods'"),
+    "link unknown": (setting("records.0.link", {"mood": 1}), r"0.*'mood'"),
+    "link to a later call": (setting("records.0.link.after", 0), r"link.*0"),
+    "link to other rows": (setting("records.0.link.rows", [0, 2]), r"link.*0"),
+    "link to fewer rows": (setting("records.0.link.rows", [0]), r"link.*0"),
+    "link before the start": (setting("records.0.link.first", -1), r"link.*0"),
+    "tensor left over": (lambda h, r, t: t.update(more=torch.zeros(1)), r"'more'.*1"),
+    "visible negative": (setting("records.0.view.visible", "0/map"), r"'0/map'.*visible.*0"),
+    "offset text": (setting("records.0.view.offset", "0/map"), r"'0/map'.*offset.*0"),
+    "facts unknown": (setting("records.0.facts.mood", 1), r"0.*'mood'"),
+    "facts causal": (setting("records.0.facts.causal", "maybe"), r"0.*causal"),
+    "facts sides": (setting("records.0.facts.sides", ["left"]), r"0.*sides"),
+    "facts rows": (setting("records.0.facts.empty_rows", {"count": 1}), r"0.*empty_rows"),
     "facts rows with more": (
         setting("records.0.facts.empty_rows", {"count": 1, "tokens": 1, "example": None, "mood": 1}),
-        "facts of record 0: empty_rows of a call",
+        r"0.*empty_rows",
     ),
     "facts example": (
         setting("records.0.facts.empty_rows", {"count": 1, "tokens": 1, "example": [1]}),
-        "facts of record 0: empty_rows of a call",
+        r"0.*empty_rows",
     ),
-    "facts bad": (setting("records.0.facts.bad", [["q", "many", 1]]), "facts of record 0: bad of a call"),
-    "facts without bands": (setting("records.0.facts.tensors", {}), "facts of record 0: .*bands"),
-    "facts tensors": (setting("records.0.facts.tensors.mood", "0/map"), "facts of record 0 have a tensor 'mood'"),
+    "facts bad": (setting("records.0.facts.bad", [["q", "many", 1]]), r"0.*bad"),
+    "facts without bands": (setting("records.0.facts.tensors", {}), r"0.*bands"),
+    "facts tensors": (setting("records.0.facts.tensors.mood", "0/map"), r"0.*'mood'"),
     # Once these opened, and what was asked for later raised AssertionError, RuntimeError or OverflowError.
-    "lead of other heads": (setting("records.0.view.lead", []), r"record 0: lead \[\] must make 2 × 6 heads"),
-    "kind of view unknown": (setting("records.0.view.kind", "inner"), "record 0: .*'inner'"),
-    "map of no size": (setting("records.0.view.links", 0), "record 0: .*'links': 0"),
-    "sizes of nobody": (setting("records.0.view.sizes", [1, 1, 1, 10**9]), "record 0: sizes of .*1000000000"),
-    "offset beyond": (setting("records.0.view.offset", 10**30), "record 0: offset is 1000"),
+    "lead of other heads": (setting("records.0.view.lead", []), r"0.*\[\].*2.*6"),
+    "kind of view unknown": (setting("records.0.view.kind", "inner"), r"0.*'inner'"),
+    "map of no size": (setting("records.0.view.links", 0), r"0.*'links'.*0"),
+    "sizes of nobody": (setting("records.0.view.sizes", [1, 1, 1, 10**9]), r"0.*1000000000"),
+    "offset beyond": (setting("records.0.view.offset", 10**30), r"0.*offset.*1000"),
     "links of no key": (
         measuring("top_key", torch.full((B, H, NQ, 8), NK)),
-        f"top_key of record 0 goes from {NK} to {NK}",
+        rf"top_key.*0.*{NK}.*{NK}",
     ),
     "links without weights": (lambda h, r, t: r[0]["view"]["held"].remove(held_at(r[0], "top_weight")), "top_weight"),
     "weights with another k": (
         measuring("top_weight", torch.zeros(B, H, NQ, 5)),
-        "top_key, top_weight and top_tied do not go together",
+        r"top_key.*top_weight.*top_tied",
     ),
     "visible beyond": (
         lambda h, r, t: (t.update(seen=torch.full((1, 1, NQ), NK + 1)), r[0]["view"].update(visible="seen")),
-        f"visible of record 0 goes from {NK + 1} to {NK + 1}, and can be 0 to {NK}",
+        rf"visible.*0.*{NK + 1}.*{NK + 1}.*0.*{NK}",
     ),
     "k of another dtype": (
         lambda h, r, t: (t.update(wide=t["0/q"].transpose(1, 2).double()), r[0]["view"]["weights"].update(q="wide")),
-        "q of record 0 is torch.float64, k torch.float32",
+        r"q.*0.*torch.float64.*k.*torch.float32",
     ),
-    "scale beyond": (setting("records.0.view.weights.scale", 10**400), "record 0: .*'scale': 1000"),
-    "softcap of 0": (setting("records.0.view.weights.softcap", 0), "record 0: .*'softcap': 0"),
+    "scale beyond": (setting("records.0.view.weights.scale", 10**400), r"0.*'scale'.*1000"),
+    "softcap of 0": (setting("records.0.view.weights.softcap", 0), r"0.*'softcap'.*0"),
     "empty rows of none": (
         setting("records.0.facts.empty_rows", {"count": 3, "tokens": 1, "example": None}),
-        "facts of record 0: empty_rows of a call",
+        r"0.*empty_rows",
     ),
     "example outside": (
         setting("records.0.facts.unhidden_rows", {"count": 1, "tokens": 1, "example": [0, H, 0]}),
-        "facts of record 0: unhidden_rows of a call",
+        r"0.*unhidden_rows",
     ),
-    "weights kind": (setting("records.0.view.weights.kind", "x"), "record 0 has weights of kind 'x', unknown to this"),
+    "weights kind": (setting("records.0.view.weights.kind", "x"), r"0.*'x'"),
 }
 
 
@@ -699,7 +697,7 @@ def test_forged_file_is_refused_and_says_what_is_wrong(forged, change, message):
     path = forged(change)
     with pytest.raises(CaptureFileError, match=message) as caught:
         regard.open(path)
-    assert str(caught.value).startswith(f"cannot read '{path}': ")
+    assert f"'{path}'" in str(caught.value)
 
 
 SHAPES = {
@@ -732,7 +730,7 @@ def test_measure_of_a_wrong_shape_is_refused_by_name(forged, name, axis):
         tensors["forged"] = torch.zeros(shape, dtype=DTYPES.get(name, torch.float32))
         held_at(records[0], name)[1] = "forged"
 
-    said = re.escape(f"tensor 'forged', {name} of record 0, has shape {tuple(shape)} instead of (")
+    said = rf"'forged'.*{re.escape(str(name))}.*0.*{re.escape(str(tuple(shape)))}"
     with pytest.raises(CaptureFileError, match=said):
         regard.open(forged(change))
 
@@ -743,7 +741,7 @@ def test_measure_of_a_wrong_kind_is_refused_by_name(forged, name):
         tensors["forged"] = torch.zeros(SHAPES[name], dtype=torch.float32 if name in DTYPES else torch.int64)
         held_at(records[0], name)[1] = "forged"
 
-    with pytest.raises(CaptureFileError, match=f"tensor 'forged', {name} of record 0, holds torch"):
+    with pytest.raises(CaptureFileError, match=rf"'forged'.*{name}.*0"):
         regard.open(forged(change))
 
 

@@ -141,7 +141,7 @@ def test_a_body_is_read_from_the_table_under_the_heads_name(architecture, task, 
 def test_a_table_of_a_head_that_is_not_tied_is_no_copy(task, tmp_path):
     made("LlamaForCausalLM", tmp_path)
     renamed(change(tmp_path, tie_word_embeddings=False), "model.embed_tokens.weight", "lm_head.weight")
-    with pytest.raises(ValueError, match=r"1 tensors are missing: model\.embed_tokens\.weight$"):
+    with pytest.raises(ValueError, match=r"1.*model\.embed_tokens\.weight"):
         load(tmp_path, task=task)
 
 
@@ -153,9 +153,7 @@ def test_two_other_names_must_hold_the_same_numbers(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"][3] += 1
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"holds lm_head\.weight, and it differs from model\.shared\.weight, whose num"
-    ):
+    with pytest.raises(ValueError, match=r"lm_head\.weight.*model\.shared\.weight"):
         load(tmp_path)
 
 
@@ -164,5 +162,5 @@ def test_a_copy_of_another_shape_is_refused(tmp_path):
     renamed(tmp_path, "transformer.wte.weight", "lm_head.weight")
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"lm_head.weight": torch.ones(29, 12)}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"transformer\.wte\.weight \(29, 12\) instead of \(31, 12\)"):
+    with pytest.raises(ValueError, match=r"transformer\.wte\.weight.*\(29, 12\).*\(31, 12\)"):
         load(tmp_path)

@@ -64,7 +64,7 @@ def test_a_view_of_numpy_arrays_with_any_leading_axes_can_be_shown(lead: tuple[i
 
 @pytest.mark.parametrize(("name", "index"), [("head", 3), ("batch", 2)])
 def test_a_head_or_batch_row_that_is_not_there_is_named(view: Any, name: str, index: int) -> None:
-    with pytest.raises(IndexError, match=f"{name} {index} is out of range: there are"):
+    with pytest.raises(IndexError, match=rf"{name}.*{index}"):
         view.show(**{name: index})
 
 
@@ -122,12 +122,12 @@ def test_layers_that_do_not_know_a_measure_are_said_to_be_so() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"batch": 1}, IndexError, "batch 1 is out of range: there are 1"),
-        ({"layer": 0, "batch": 1}, IndexError, "batch 1 is out of range: there are 1"),
-        ({"layer": 0, "head": 3}, IndexError, "head 3 is out of range: there are 3"),
-        ({"head": 2}, ValueError, r"head 2 of which layer\? Say show\(layer, 2\)"),
-        ({"layer": 0, "measure": "own"}, ValueError, "measure='own' colours all heads: leave layer out"),
-        ({"measure": "nope"}, LookupError, "no measure or pattern 'nope' here"),
+        ({"batch": 1}, IndexError, r"batch.*1"),
+        ({"layer": 0, "batch": 1}, IndexError, r"batch.*1"),
+        ({"layer": 0, "head": 3}, IndexError, r"head.*3"),
+        ({"head": 2}, ValueError, r"head.*2.*show\(layer, 2\)"),
+        ({"layer": 0, "measure": "own"}, ValueError, "measure='own'"),
+        ({"measure": "nope"}, LookupError, r"measure.*'nope'"),
     ],
 )
 def test_a_capture_refuses_to_show_what_is_not_there(

@@ -15,11 +15,11 @@ def test_missing_file_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [
-        (b"{", dict, "x.json is not JSON: Expecting property name"),
-        (b"\xff\xfe", dict, "x.json is not JSON: "),
-        (b"[" * 100_000, list, "x.json is not JSON: "),
-        (b"[]", dict, "x.json must hold an object, it holds list"),
-        (b"7", list, "x.json must hold a list, it holds int"),
+        (b"{", dict, r"x.json.*JSON.*Expecting"),
+        (b"\xff\xfe", dict, r"x.json.*JSON"),
+        (b"[" * 100_000, list, r"x.json.*JSON"),
+        (b"[]", dict, r"x.json.*list"),
+        (b"7", list, r"x.json.*list.*int"),
     ],
 )
 def test_what_is_not_such_json_is_refused(tmp_path: Path, content: bytes, kind: type, message: str) -> None:
@@ -30,5 +30,5 @@ def test_what_is_not_such_json_is_refused(tmp_path: Path, content: bytes, kind: 
 
 def test_a_number_of_thousands_of_digits_is_refused_with_the_file(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"max_length": ' + "9" * 5000 + "}")
-    with pytest.raises(ValueError, match=r"generation_config\.json is not JSON: Exceeds the limit"):
+    with pytest.raises(ValueError, match=r"generation_config\.json.*JSON.*Exceeds"):
         read_side(tmp_path, "generation_config.json", dict)

@@ -38,7 +38,7 @@ def test_each_parameter_finds_its_tensors(parameter, theirs):
     "parameter", ["tower.embed.norm.weight", "tower.blocks.1.relative.table.weight", "tower.tokens", "tokens.weight"]
 )
 def test_a_parameter_without_a_template_is_an_incomplete_family(parameter):
-    with pytest.raises(KeyError, match=f"no template names {parameter}"):
+    with pytest.raises(KeyError, match=parameter):
         lookup(NAMES, parameter)
 
 

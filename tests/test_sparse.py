@@ -221,7 +221,7 @@ def test_mask_that_served_inference_can_be_trained_with():
 def test_second_derivative_is_refused_instead_of_left_out():
     q, k, v = (x.requires_grad_() for x in tensors())
     out = sparsely(q, k, v, mask=LONGFORMER)
-    with pytest.raises(RuntimeError, match=r"^the sparse backend has no second derivative; use backend='reference'"):
+    with pytest.raises(RuntimeError, match="backend='reference'"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 

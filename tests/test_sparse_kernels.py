@@ -194,9 +194,9 @@ def test_what_the_kernels_do_not_do_is_computed_otherwise(launched: list[Call]) 
 @pytest.mark.parametrize(
     ("wide", "extra", "why"),
     [
-        (24, {"softcap": 2.0}, "no softcap"),
-        (24, {"bias": positions.alibi(4)}, "one number for each tile, not alibi"),
-        (130, {}, "head sizes up to 128"),
+        (24, {"softcap": 2.0}, "softcap"),
+        (24, {"bias": positions.alibi(4)}, "alibi"),
+        (130, {}, "128"),
     ],
 )
 def test_the_reasons(wide: int, extra: dict[str, Any], why: str) -> None:

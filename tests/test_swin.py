@@ -326,10 +326,10 @@ def test_a_picture_does_not_depend_on_the_others(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- errors
 
 WRONG = [
-    (torch.zeros(1, 3, 22, 53, dtype=torch.uint8), TypeError, "must be a torch tensor of floats, .*got torch.uint8"),
-    (torch.zeros(3, 22, 53), ValueError, r"must be \(B, 3, H, W\) with at least one picture, got \(3, 22, 53\)"),
-    (torch.zeros(1, 1, 22, 53), ValueError, r"got \(1, 1, 22, 53\)"),
-    (torch.zeros(1, 3, 0, 53), ValueError, "0 × 53, and the smallest picture that this model can read is 1 × 1"),
+    (torch.zeros(1, 3, 22, 53, dtype=torch.uint8), TypeError, r"torch.uint8"),
+    (torch.zeros(3, 22, 53), ValueError, r"\(B, 3, H, W\).*\(3, 22, 53\)"),
+    (torch.zeros(1, 1, 22, 53), ValueError, r"\(1, 1, 22, 53\)"),
+    (torch.zeros(1, 3, 0, 53), ValueError, r"0.*53.*1"),
 ]
 
 
@@ -343,34 +343,32 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     pixels = given("odd")["pixels"]
     model = twin_of("Model", "odd", tmp_path / "body").ours(torch.float32)
-    with pytest.raises(ValueError, match="Swin with task 'none' has no token for hidden patches: task='rebuild'"):
+    with pytest.raises(ValueError, match=r"'none'.*hidden.*task='rebuild'"):
         model(pixels, hidden=torch.zeros(3, 198, dtype=torch.bool))
     model = twin_of("ForMaskedImageModeling", "odd", tmp_path / "rebuild").ours(torch.float32)
-    with pytest.raises(
-        ValueError, match=r"hidden must be booleans \(3, 198\), True = hidden patch, got torch.bool \(3, 15"
-    ):
+    with pytest.raises(ValueError, match=r"hidden.*\(3, 198\).*torch.bool.*3.*15"):
         model(pixels, hidden=torch.zeros(3, 15, dtype=torch.bool))  # as many as are left after merging
 
 
 SETTINGS = [
-    ({"depths": [2, 2]}, r"depths \[2, 2\] is of 2 stages and num_heads \[2, 5, 4\] of 3; each wants one number"),
-    ({"depths": 6}, "depths must be a list of whole numbers from 1, got 6"),
-    ({"num_heads": []}, r"num_heads must be a list of whole numbers from 1, got \[\]"),
-    ({"num_heads": [2, True, 4]}, r"num_heads must be a list of whole numbers from 1, got \[2, True, 4\]"),
-    ({"depths": [2, 0, 1]}, r"depths must be a list of whole numbers from 1, got \[2, 0, 1\]"),
-    ({"depths": [2, 1999, 1]}, "depths add up to 2002, and no model has more than 2000 layers"),
-    ({"depths": [1] * 99, "num_heads": [1] * 99}, "asks for sizes that no tensor can have"),
-    ({"num_heads": [3, 5, 4]}, "d_model 10 does not divide by 3 heads"),
+    ({"depths": [2, 2]}, r"depths.*\[2, 2\].*2.*num_heads.*\[2, 5, 4\].*3"),
+    ({"depths": 6}, r"depths.*1.*6"),
+    ({"num_heads": []}, r"num_heads.*1.*\[\]"),
+    ({"num_heads": [2, True, 4]}, r"num_heads.*1.*\[2, True, 4\]"),
+    ({"depths": [2, 0, 1]}, r"depths.*1.*\[2, 0, 1\]"),
+    ({"depths": [2, 1999, 1]}, r"depths.*2002.*2000"),
+    ({"depths": [1] * 99, "num_heads": [1] * 99}, "tensor"),
+    ({"num_heads": [3, 5, 4]}, r"d_model.*10.*3"),
     (
         {"window_size": 5},
-        r"6 tensors have another shape: .*relative_position_bias_table \(25, 2\) instead of \(81, 2\)",
+        r"6.*relative_position_bias_table.*\(25, 2\).*\(81, 2\)",
     ),
-    ({"patch_norm": False}, "patch_norm is False, and only True is supported"),
-    ({"path_norm": False}, "path_norm is False, and only True is supported"),
-    ({"hidden_act": "mish"}, "unknown activation 'mish'; there are gelu"),
-    ({"drop_path_rate": 1.0}, r"left out with a probability in \[0, 1\), got 1"),
-    ({"use_absolute_embeddings": True, "image_size": [1, 53]}, "a picture of 1 × 53 pixels holds no patch"),
-    ({"pretrained_window_sizes": [0, 0, 0]}, "keys that Swin does not know.*pretrained_window_sizes"),
+    ({"patch_norm": False}, r"patch_norm.*False.*True"),
+    ({"path_norm": False}, r"path_norm.*False.*True"),
+    ({"hidden_act": "mish"}, "'mish'"),
+    ({"drop_path_rate": 1.0}, r"0.*1"),
+    ({"use_absolute_embeddings": True, "image_size": [1, 53]}, r"1.*53"),
+    ({"pretrained_window_sizes": [0, 0, 0]}, r"Swin.*pretrained_window_sizes"),
 ]
 
 

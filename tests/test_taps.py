@@ -301,7 +301,7 @@ def test_call_that_we_cannot_describe_is_reported_with_the_reason():
     q, k, v = qkv()
     seen = the_sighting(lambda q, k, v: sdpa(q, k, v, dropout_p=1.0), q, k, v)
     assert seen.call is None
-    assert seen.trouble == "dropout must be in [0, 1), got 1.0"
+    assert all(named in seen.trouble for named in ("dropout", "1.0"))
     assert seen.output.shape == (B, H, NQ, D)
 
 
@@ -586,7 +586,7 @@ def test_taps_can_be_used_again_but_not_entered_twice():
         with taps:
             model(tokens())
     assert len(seen) == 4
-    with taps, pytest.raises(RuntimeError, match="installed already; leave the block first"):
+    with taps, pytest.raises(RuntimeError, match="installed"):
         taps.__enter__()
 
 
@@ -968,7 +968,7 @@ def test_observers_are_told_in_order_until_they_leave():
         ("second", (B, H, NQ, D), "tiled"),
         ("second", (B, H, NQ, D), "reference"),
     ]
-    with pytest.raises(ValueError, match="does not observe"):
+    with pytest.raises(ValueError, match="observe"):
         unobserve(second)
 
 
@@ -976,12 +976,12 @@ def test_observers_are_told_in_order_until_they_leave():
 
 
 def test_only_modules_can_be_watched():
-    with pytest.raises(TypeError, match=r"Taps watch a torch.nn.Module, got function"):
+    with pytest.raises(TypeError, match=r"torch.nn.Module.*function"):
         Taps(sdpa_kernel, print)
 
 
 def test_callback_must_be_callable():
-    with pytest.raises(TypeError, match="on_sighting must be a function of a Sighting, got list"):
+    with pytest.raises(TypeError, match=r"on_sighting.*Sighting.*list"):
         Taps(Stack(), [])
 
 

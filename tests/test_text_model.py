@@ -1,6 +1,5 @@
 """A model with one tower: token after token is one pass, padded or not; what does not fit is refused before it runs."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -95,11 +94,9 @@ def test_keys_are_kept_in_what_autocast_makes_of_them(open_model):
         _, state = model.begin(ids, None, length=7)
         with torch.autocast("cpu", enabled=False):
             _, plain = model.begin(ids, None, length=7)
-            with pytest.raises(
-                ValueError, match=r"keys are torch\.float32 on cpu, but the cache is torch\.bfloat16 on cpu$"
-            ):
+            with pytest.raises(ValueError, match=r"torch\.float32.*cpu.*torch\.bfloat16.*cpu"):
                 model.step(state, ids[:, 0])
-        with pytest.raises(ValueError, match=r"autocast is on, so make the cache in torch\.bfloat16"):
+        with pytest.raises(ValueError, match=r"torch\.bfloat16"):
             model.step(plain, ids[:, 0])
     assert {cache.room[0].dtype for cache in state.caches} == {torch.bfloat16}
     assert {cache.room[0].dtype for cache in plain.caches} == {torch.float32}
@@ -149,7 +146,7 @@ def test_there_is_room_for_what_was_asked_and_no_more(open_model):
     _, state = model.begin(torch.ones(2, 3, dtype=torch.int64), None, length=4)
     assert [cache.length for cache in state.caches] == [4, 4, 4]
     model.step(state, torch.tensor([1, 1]))
-    with pytest.raises(ValueError, match=r"^no room: all 4 positions are used$"):
+    with pytest.raises(ValueError, match=r"4.*positions"):
         model.step(state, torch.tensor([1, 1]))
 
 
@@ -157,7 +154,7 @@ def test_there_is_room_for_what_was_asked_and_no_more(open_model):
 def test_room_beyond_the_positions_is_refused(name, open_model):
     ids, model = torch.ones(2, 3, dtype=torch.int64), open_model(name)
     model.begin(ids, None, length=MOST)
-    message = f"^{MOST + 1} positions are asked for, and the model has {MOST}: ask for fewer new tokens$"
+    message = rf"{MOST + 1}.*{MOST}"
     with pytest.raises(ValueError, match=message):
         model.begin(ids, None, length=MOST + 1)
 
@@ -169,25 +166,24 @@ BAD_IDS = {
     "a list": (
         [[1, 2]],
         TypeError,
-        "ids must be a torch tensor of int64 or int32, (B, N), got list; model.tokenizer.batch(",
+        r"ids.*int64.*int32.*\(B, N\).*model\.tokenizer\.batch",
     ),
     "floats": (
         IDS.float(),
         TypeError,
-        "int64 or int32, (B, N), got torch.float32; model.tokenizer.batch([…]).ids makes them",
+        r"int64.*int32.*\(B, N\).*torch\.float32.*model\.tokenizer\.batch\(\[…\]\)\.ids",
     ),
-    "booleans": (IDS.bool(), TypeError, "ids must be a torch tensor of int64 or int32, (B, N), got torch.bool"),
-    "complex": (IDS.cdouble(), TypeError, "ids must be a torch tensor of int64 or int32, (B, N), got torch.complex128"),
-    "one text": (IDS[0], ValueError, "ids must be (B, N) with at least one text and one token, got (5,)"),
-    "no token": (IDS[:, :0], ValueError, "ids must be (B, N) with at least one text and one token, got (2, 0)"),
-    "no text": (IDS[:0], ValueError, "ids must be (B, N) with at least one text and one token, got (0, 5)"),
-    "unknown": (IDS * V, ValueError, "token id 31 is outside the vocabulary of 31: ids are 0 to 30"),
-    "negative": (-IDS, ValueError, "token id -1 is outside the vocabulary of 31: ids are 0 to 30"),
+    "booleans": (IDS.bool(), TypeError, r"ids.*int64.*int32.*\(B, N\).*torch\.bool"),
+    "complex": (IDS.cdouble(), TypeError, r"ids.*int64.*int32.*\(B, N\).*torch\.complex128"),
+    "one text": (IDS[0], ValueError, r"ids.*\(B, N\).*\(5,\)"),
+    "no token": (IDS[:, :0], ValueError, r"ids.*\(B, N\).*\(2, 0\)"),
+    "no text": (IDS[:0], ValueError, r"ids.*\(B, N\).*\(0, 5\)"),
+    "unknown": (IDS * V, ValueError, r"id.*31.*0.*30"),
+    "negative": (-IDS, ValueError, r"id.*-1.*31.*0.*30"),
     "too long": (
         torch.ones(2, MOST + 1, dtype=torch.int64),
         ValueError,
-        "the text has 30 tokens, and the model has 29 positions: shorten it, or ask the tokenizer to "
-        "(tokenizer.batch(…, length=29, truncate=True))",
+        r"30.*29.*tokenizer\.batch\(…, length=29, truncate=True\)",
     ),
 }
 
@@ -196,24 +192,24 @@ BAD_IDS = {
 @MODELS
 def test_bad_ids_are_refused(name, ids, error, message, open_model):
     model = open_model(name)
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=message):
         model(ids)
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=message):
         model.begin(ids, None, length=MOST)
 
 
 @pytest.mark.parametrize(
     ("mask", "got"),
     [
-        (IDS, "torch.int64 (2, 5)"),
-        (IDS.float(), "torch.float32 (2, 5)"),
-        (IDS.bool()[:1], "torch.bool (1, 5)"),
-        (IDS.bool()[:, :4], "torch.bool (2, 4)"),
+        (IDS, r"torch\.int64.*\(2, 5\)"),
+        (IDS.float(), r"torch\.float32.*\(2, 5\)"),
+        (IDS.bool()[:1], r"torch\.bool.*\(1, 5\)"),
+        (IDS.bool()[:, :4], r"torch\.bool.*\(2, 4\)"),
         ([[True] * 5] * 2, "list"),
     ],
 )
 def test_bad_masks_are_refused(mask, got, open_model):
-    with pytest.raises(ValueError, match=re.escape(f"mask must be booleans (2, 5), True = token, got {got}") + "$"):
+    with pytest.raises(ValueError, match=rf"mask.*\(2, 5\).*{got}"):
         open_model("LLaMA")(IDS, mask)
 
 
@@ -229,19 +225,19 @@ def test_a_mask_that_hides_nothing_changes_nothing(open_model):
 
 def test_segments_are_refused_where_there_are_none(open_model):
     for name, title in (("GPT-2", "GPT-2"), ("LLaMA", "LLaMA")):
-        with pytest.raises(ValueError, match=f"^{title} has no segments: leave out types=$"):
+        with pytest.raises(ValueError, match=rf"{title}.*types="):
             open_model(name)(IDS, types=torch.zeros_like(IDS))
 
 
 def test_segments_of_another_shape_are_refused(open_model):
-    with pytest.raises(ValueError, match=r"^types must be \(2, 5\) as ids, got \(2, 4\)$"):
+    with pytest.raises(ValueError, match=r"types.*\(2, 5\).*\(2, 4\)"):
         open_model("BERT")(IDS, types=torch.zeros(2, 4, dtype=torch.int64))
 
 
 def test_a_model_made_by_hand_has_no_tokenizer_until_it_is_given_one(open_model):
     model = open_model("GPT-2")
     model.directory = None
-    with pytest.raises(ValueError, match=r"not loaded from a directory, so it has no tokenizer: set model\.tokenizer"):
+    with pytest.raises(ValueError, match=r"model\.tokenizer"):
         model.tokenizer  # noqa: B018  a property that raises
 
 
@@ -271,47 +267,47 @@ def test_positions_may_be_given(open_model):
 def test_only_words_can_be_gone_on_with(open_model):
     model = open_model("LLaMA")
     model.head, model.task = None, "none"
-    with pytest.raises(ValueError, match=r"^this model has the task 'none', and only one that scores words goes on"):
+    with pytest.raises(ValueError, match="'none'"):
         model.begin(IDS, None, length=MOST)
 
 
 def test_padding_on_the_right_cannot_be_gone_on_with(open_model):
     mask = torch.ones(IDS.shape, dtype=torch.bool)
     mask[0, -1] = False
-    with pytest.raises(ValueError, match=r"^texts to go on with are padded on the left: here a row ends in padding$"):
+    with pytest.raises(ValueError, match="padding"):
         open_model("LLaMA").begin(IDS, mask, length=MOST)
 
 
 @pytest.mark.parametrize(
     ("positions", "error", "message"),
     [
-        (list(range(5)), TypeError, "positions must be a torch tensor of int64 or int32, (N,) or (B, N), got list"),
+        (list(range(5)), TypeError, r"positions.*int64.*int32.*\(N,\).*\(B, N\).*list"),
         (
             torch.arange(5.0),
             TypeError,
-            "positions must be a torch tensor of int64 or int32, (N,) or (B, N), got torch.fl",
+            r"positions.*int64.*int32.*\(N,\).*\(B, N\).*torch\.fl",
         ),
-        (torch.arange(3), ValueError, "positions must be (5,) or (2, 5) as ids, got (3,)"),
-        (torch.arange(5).expand(3, 5), ValueError, "positions must be (5,) or (2, 5) as ids, got (3, 5)"),
-        (torch.arange(5) - 1, ValueError, "positions must be 0 to 28, got -1 to 3"),
-        (torch.arange(5) + 25, ValueError, "positions must be 0 to 28, got 25 to 29"),
+        (torch.arange(3), ValueError, r"positions.*\(5,\).*\(2, 5\).*\(3,\)"),
+        (torch.arange(5).expand(3, 5), ValueError, r"positions.*\(5,\).*\(2, 5\).*\(3, 5\)"),
+        (torch.arange(5) - 1, ValueError, r"positions.*0.*28.*-1.*3"),
+        (torch.arange(5) + 25, ValueError, r"positions.*0.*28.*25.*29"),
     ],
 )
 def test_positions_that_do_not_fit_are_refused(positions, error, message, open_model):
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=message):
         open_model("GPT-2")(IDS, positions=positions)
 
 
 def test_rotary_positions_have_no_end_and_a_beginning(open_model):
     model = open_model("LLaMA")
     assert model(IDS, positions=torch.arange(5) + 1000).hidden.isfinite().all()
-    with pytest.raises(ValueError, match=r"^positions must be 0 or more, got -2 to 2$"):
+    with pytest.raises(ValueError, match=r"positions.*0.*-2.*2"):
         model(IDS, positions=torch.arange(5) - 2)
 
 
 @pytest.mark.parametrize("types", [[[0] * 5] * 2, torch.zeros(2, 5)], ids=["list", "floats"])
 def test_segments_are_whole_numbers(types, open_model):
-    with pytest.raises(TypeError, match=r"^types must be a torch tensor of int64 or int32, \(B, N\), got (list|torch)"):
+    with pytest.raises(TypeError, match=r"types.*int64.*int32.*\(B, N\).*(list|torch)"):
         open_model("BERT")(IDS, types=types)
 
 
@@ -319,7 +315,5 @@ def test_room_that_no_memory_has_is_refused_with_its_size(open_model):
     model = open_model("LLaMA")
     model.most = None
     # 3 layers, 2 · 2 key heads of 10, 4 bytes, 2 texts: 960 bytes a position
-    with pytest.raises(
-        ValueError, match=r"^2 texts of 1099511627776 positions take 983,040\.0 GiB .*ask for fewer new tok"
-    ):
+    with pytest.raises(ValueError, match=r"2.*1099511627776.*983,040\.0.*GiB"):
         model.begin(IDS, None, length=2**40)

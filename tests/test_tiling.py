@@ -176,8 +176,8 @@ def test_tiles_grow_where_their_table_would_not_fit(monkeypatch):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (masks.globals([7]), "^global position 7 is out of range: there are 7 keys$"),
-        (masks.padding([9]), "^padding has a length of 9, but there are 7 keys$"),
+        (masks.globals([7]), r"position.*7"),
+        (masks.padding([9]), r"9.*7"),
     ],
     ids=str,
 )

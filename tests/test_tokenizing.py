@@ -663,10 +663,10 @@ def test_results_are_frozen(folder_of):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"bytes", r"text must be a str, or a tuple of two, got bytes: b'bytes'. Decode bytes first"),
-        (None, "text must be a str.*got NoneType"),
-        (["a"], "text must be a str.*got list"),
-        (3, "text must be a str.*got int"),
+        (b"bytes", r"text.*str.*tuple.*bytes"),
+        (None, r"text.*str.*NoneType"),
+        (["a"], r"text.*str.*list"),
+        (3, r"text.*str.*int"),
     ],
 )
 def test_text_that_is_not_text_is_refused(folder_of, text, message):
@@ -677,12 +677,12 @@ def test_text_that_is_not_text_is_refused(folder_of, text, message):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("text", "a batch is a list of texts or of pairs, got str: 'text'"),
-        (None, "a batch is a list of texts or of pairs, got NoneType"),
-        (["a", None], "text 1 must be a str, or a tuple of two, got NoneType"),
-        ([["a", "b"]], "text 0 must be a str, or a tuple of two, got list"),
-        ([("a", "b", "c")], "text 0 must be a str, or a tuple of two, got tuple"),
-        (["a", ("b", b"c")], "text 1 must be a str, or a tuple of two, got bytes"),
+        ("text", r"list.*str.*'text'"),
+        (None, r"list.*NoneType"),
+        (["a", None], r"text.*1.*str.*tuple.*NoneType"),
+        ([["a", "b"]], r"text.*0.*str.*tuple.*list"),
+        ([("a", "b", "c")], r"text.*0.*str.*tuple"),
+        (["a", ("b", b"c")], r"text.*1.*str.*tuple.*bytes"),
     ],
 )
 def test_batch_of_what_is_not_text_is_refused(folder_of, texts, message):
@@ -691,24 +691,24 @@ def test_batch_of_what_is_not_text_is_refused(folder_of, texts, message):
 
 
 def test_half_a_character_is_refused(folder_of):
-    with pytest.raises(ValueError, match=r"text holds half a character at 2: '\\ud800'"):
+    with pytest.raises(ValueError, match=r"2.*'\\ud800'"):
         Tokenizer.open(folder_of(bert)).encode("a \ud800")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"texts": []}, "a batch needs at least one text, got an empty list"),
-        ({"pad": "middle"}, 'pad must be "left" or "right", got \'middle\''),
-        ({"length": 0}, "length must be a whole number of at least 1, got 0"),
-        ({"length": 4.0}, "length must be a whole number of at least 1, got 4.0"),
-        ({"length": 1, "truncate": True}, "length 1 leaves no room: the special tokens alone are 2"),
-        ({"truncate": True}, "truncate=True needs a length: the checkpoint does not say how many tokens it takes"),
-        ({"length": 7}, r"text 1 has 8 tokens, but length is 7: shorten it, or pass truncate=True"),
+        ({"texts": []}, "list"),
+        ({"pad": "middle"}, "pad.*left.*right.*'middle'"),
+        ({"length": 0}, r"length.*1.*0"),
+        ({"length": 4.0}, r"length.*1.*4\.0"),
+        ({"length": 1, "truncate": True}, r"length.*1.*2"),
+        ({"truncate": True}, "truncate=True"),
+        ({"length": 7}, r"text.*1.*8.*length.*7.*truncate=True"),
     ],
 )
 def test_batch_that_cannot_be_made_is_refused(folder_of, given, message):
-    with pytest.raises(ValueError, match=re.escape(message) if "has 8" not in message else message):
+    with pytest.raises(ValueError, match=message):
         Tokenizer.open(folder_of(bert)).batch(**{"texts": ["a", "a a a a a a"]} | given)
 
 
@@ -722,13 +722,13 @@ def test_ids_that_are_not_in_the_vocabulary_are_refused(folder_of, maker):
     ours = Tokenizer.open(folder_of(maker))
     for number in (-1, ours.size, 1 << 40):
         for call in (ours.decode, ours.tokens):
-            with pytest.raises(ValueError, match=f"id {number} is not in the vocabulary of {ours.size} tokens"):
+            with pytest.raises(ValueError, match=rf"id.*{number}.*{ours.size}"):
                 call([0, number])
 
 
 @pytest.mark.parametrize("ids", ["12", 3, None, [1.0], [True], [[1, 2]], torch.tensor([1.0]), torch.tensor([[1]])])
 def test_ids_that_are_not_integers_are_refused(folder_of, ids):
-    with pytest.raises(TypeError, match="ids must be"):
+    with pytest.raises(TypeError, match="ids"):
         Tokenizer.open(folder_of(bert)).decode(ids)
 
 
@@ -742,28 +742,22 @@ def test_tensors_of_ids_are_decoded(folder_of):
 
 
 def test_directory_without_a_tokenizer_is_refused_with_what_was_looked_for(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"holds no tokenizer: looked for tokenizer.json, vocab.txt, vocab.json \+ merges"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizer.json.*vocab.txt.*vocab.json"):
         Tokenizer.open(tmp_path)
-    with pytest.raises(ValueError, match=r"is not a directory: give one that holds tokenizer.json, vocab.txt"):
+    with pytest.raises(ValueError, match=r"not a directory.*tokenizer.json.*vocab.txt"):
         Tokenizer.open(tmp_path / "nowhere")
 
 
 def test_files_that_fit_several_kinds_are_refused(tmp_path):
     byte_bpe(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"holds merges.txt, vocab.json: a file is missing, or several kinds .*tokenizer_class"
-    ):
+    with pytest.raises(ValueError, match=r"merges.txt.*vocab.json.*tokenizer_class"):
         Tokenizer.open(tmp_path)
 
 
 def test_declared_class_that_is_not_known_is_refused_without_tokenizer_json(tmp_path):
     wordpiece(tmp_path)
     settings_of(tmp_path, "bert", tokenizer_class="BertJapaneseTokenizer")
-    with pytest.raises(
-        ValueError, match="declares BertJapaneseTokenizer, whose older files are not read here: known are"
-    ):
+    with pytest.raises(ValueError, match="BertJapaneseTokenizer"):
         Tokenizer.open(tmp_path)
 
 
@@ -776,14 +770,14 @@ def test_words_are_read_as_words_where_only_the_model_is_declared(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "tokenizer.json cannot be read: it is not JSON"),
-        ('{"model": ', "tokenizer.json cannot be read: it is not JSON"),
-        ("[]", "tokenizer.json cannot be read: it has no model"),
+        ("", r"tokenizer.json.*JSON"),
+        ('{"model": ', r"tokenizer.json.*JSON"),
+        ("[]", r"tokenizer.json"),
         (
             '{"model": {"type": "Wordle"}}',
-            "its model is of type 'Wordle', and BPE, Unigram, WordLevel, WordPiece are known",
+            r"'Wordle'.*BPE.*Unigram.*WordLevel.*WordPiece",
         ),
-        ('{"model": {"type": "BPE"}}', "tokenizer.json cannot be read: "),
+        ('{"model": {"type": "BPE"}}', r"tokenizer.json"),
     ],
 )
 def test_broken_tokenizer_json_is_refused(tmp_path, content, message):
@@ -795,38 +789,38 @@ def test_broken_tokenizer_json_is_refused(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer_config", "{", "tokenizer_config.json is not JSON"),
-        ("tokenizer_config", "[]", "tokenizer_config.json must hold a JSON object, and holds a list"),
-        ("tokenizer_config", '{"do_lower_case": "no"}', "do_lower_case in .* must be true or false, got 'no'"),
-        ("tokenizer_config", '{"padding_side": "top"}', "padding_side in .* must be left or right, got 'top'"),
-        ("tokenizer_config", '{"sep_token": 3}', "sep_token of .* must be text or a token, got 3"),
-        ("tokenizer_config", '{"sep_token": null}', "this kind of tokenizer needs a sep_token"),
-        ("tokenizer_config", '{"fix_mistral_regex": true}', "asks for fix_mistral_regex, which is not supported"),
+        ("tokenizer_config", "{", r"tokenizer_config.json.*JSON"),
+        ("tokenizer_config", "[]", r"tokenizer_config.json.*JSON.*list"),
+        ("tokenizer_config", '{"do_lower_case": "no"}', r"do_lower_case.*'no'"),
+        ("tokenizer_config", '{"padding_side": "top"}', r"padding_side.*'top'"),
+        ("tokenizer_config", '{"sep_token": 3}', r"sep_token.*3"),
+        ("tokenizer_config", '{"sep_token": null}', "sep_token"),
+        ("tokenizer_config", '{"fix_mistral_regex": true}', "fix_mistral_regex"),
         (
             "tokenizer_config",
             '{"added_tokens_decoder": {"x": {}}}',
-            "added_tokens_decoder must be an object of id: token",
+            "added_tokens_decoder",
         ),
         (
             "tokenizer_config",
             '{"added_tokens_decoder": {"1": {"text": "a"}}}',
-            "a token must be an object with its text",
+            "token",
         ),
         (
             "tokenizer_config",
             '{"added_tokens_decoder": {"1": {"content": "a", "bold": 1}}}',
-            "only the switches lstrip, normalized, rstrip, single_word, special are known",
+            "lstrip.*normalized.*rstrip.*single_word.*special",
         ),
         (
             "tokenizer_config",
             '{"extra_special_tokens": [3]}',
-            r"extra_special_tokens\[0\] of .* must be text or a token",
+            r"extra_special_tokens\[0\]",
         ),
-        ("tokenizer_config", '{"extra_special_tokens": 3}', "extra_special_tokens of .* must be a list or an object"),
-        ("tokenizer_config", '{"tokenizer_class": 3}', "tokenizer_class of .* must be the name of a class, got 3"),
-        ("special_tokens_map", '{"foo_token": 3}', "foo_token of .* must be text or a token, got 3"),
-        ("special_tokens_map", "{{", "special_tokens_map.json is not JSON"),
-        ("added_tokens", '{"a": "b"}', "added_tokens.json must be an object of token: id"),
+        ("tokenizer_config", '{"extra_special_tokens": 3}', r"extra_special_tokens.*list"),
+        ("tokenizer_config", '{"tokenizer_class": 3}', r"tokenizer_class.*3"),
+        ("special_tokens_map", '{"foo_token": 3}', r"foo_token.*3"),
+        ("special_tokens_map", "{{", r"special_tokens_map.json.*JSON"),
+        ("added_tokens", '{"a": "b"}', r"added_tokens.json"),
     ],
 )
 def test_broken_settings_are_refused(tmp_path, name, content, message):
@@ -840,31 +834,31 @@ def test_merges_that_do_not_fit_the_vocabulary_are_refused(tmp_path):
     write(tmp_path, "vocab", {"a": 0})
     (tmp_path / "merges.txt").write_text("#version: 0.2\nb c\n")
     write(tmp_path, "config", {"model_type": "gpt2"})
-    with pytest.raises(ValueError, match=r"vocab.json and merges.txt do not fit together: "):
+    with pytest.raises(ValueError, match=r"vocab.json.*merges.txt"):
         Tokenizer.open(tmp_path)
 
 
 def test_vocabulary_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"a\n\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"vocab.txt cannot be read: "):
+    with pytest.raises(ValueError, match=r"vocab.txt"):
         Tokenizer.open(tmp_path)
 
 
 def test_number_of_sentinels_is_bounded(tmp_path, folder_of):
     shutil.copy(folder_of(t5) / "spiece.model", tmp_path)
     settings_of(tmp_path, "t5", extra_ids=10**9)
-    with pytest.raises(ValueError, match=r"extra_ids in .* must be 0 to 10000, got 1000000000"):
+    with pytest.raises(ValueError, match=r"extra_ids.*0.*10000.*1000000000"):
         Tokenizer.open(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"settings": {"separate_vocabs": True}}, "has a vocabulary for each language .*: not supported"),
-        ({"vocab": {"a": 0}}, "vocab.json must hold the unk_token, and lacks '<unk>'"),
-        ({"vocab": {"a": "b"}}, "vocab.json must hold an object of token: id"),
-        ({"source": {"model_type": "bpe"}}, "source.spm is a bpe model: of Marian's files, unigram ones are read"),
-        ({"source": {"user_defined_symbols": ["x"]}}, "source.spm has byte pieces, user-defined pieces or spaces"),
+        ({"settings": {"separate_vocabs": True}}, "vocabulary"),
+        ({"vocab": {"a": 0}}, r"vocab.json.*unk_token.*'<unk>'"),
+        ({"vocab": {"a": "b"}}, r"vocab.json"),
+        ({"source": {"model_type": "bpe"}}, r"source.spm.*bpe.*Marian's"),
+        ({"source": {"user_defined_symbols": ["x"]}}, r"source.spm"),
     ],
 )
 def test_marian_files_of_another_kind_are_refused(tmp_path, folder_of, change, message):
@@ -882,7 +876,7 @@ def test_marian_files_of_another_kind_are_refused(tmp_path, folder_of, change, m
 
 def test_tokenizers_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"tokenizers need the tokenizers library \(.*\): pip install 'regard\[models\]'"
+    message = r"'regard\[models\]'"
     with pytest.raises(ImportError, match=message):
         Tokenizer.open(tmp_path)
 
@@ -936,7 +930,7 @@ def test_sentencepiece_file_cut_anywhere_is_refused_or_smaller(tmp_path, folder_
         try:
             file = SentencePieceFile.read(tmp_path / "spiece.model")
         except ValueError as problem:
-            assert "spiece.model is not a whole sentencepiece model: " in str(problem)  # noqa: PT017
+            assert "spiece.model" in str(problem)  # noqa: PT017
         else:  # cut between two pieces
             assert file.pieces == whole.pieces[: len(file.pieces)]
 
@@ -944,17 +938,17 @@ def test_sentencepiece_file_cut_anywhere_is_refused_or_smaller(tmp_path, folder_
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "it holds no pieces"),
-        (b"\x0a\x05\x0a\x01a", r"a field of 5 bytes begins at byte 2, but only 3 bytes are left"),
-        (b"\x0a\x03\x0a\x01\xff", "a piece is not UTF-8"),
-        (b"\x0a\x03\x0a\x01a" * 2, "a piece stands in it twice"),
-        (b"\x0b", "stands a field of wire type 3, which no such file has"),
-        (b"\xff" * 11, "the number that begins before byte .* does not end"),
-        (b"\x08\x01", "bytes were expected where a number stands"),
-        (b"\x0a\x04\x11abc", "a field of 8 bytes"),
-        (b"\x0a\x09\x11abcdefgh", "a piece's score has 8 bytes instead of 4"),
-        (b"\x0a\x03\x0a\x01a\x12\x02\x18\x09", "its algorithm is number 9"),
-        (b"\x0a\x03\x0a\x01a\x12\x03\x1a\x01a", "a number was expected where bytes stand"),
+        (b"", "pieces"),
+        (b"\x0a\x05\x0a\x01a", r"5.*bytes.*byte.*2.*3.*bytes"),
+        (b"\x0a\x03\x0a\x01\xff", "UTF-8"),
+        (b"\x0a\x03\x0a\x01a" * 2, "twice"),
+        (b"\x0b", r"wire.*3"),
+        (b"\xff" * 11, "byte"),
+        (b"\x08\x01", "bytes"),
+        (b"\x0a\x04\x11abc", r"8.*bytes"),
+        (b"\x0a\x09\x11abcdefgh", r"8.*bytes.*4"),
+        (b"\x0a\x03\x0a\x01a\x12\x02\x18\x09", r"algorithm.*9"),
+        (b"\x0a\x03\x0a\x01a\x12\x03\x1a\x01a", "bytes"),
     ],
 )
 def test_what_is_not_a_sentencepiece_file_is_refused(data, message):
@@ -964,12 +958,12 @@ def test_what_is_not_a_sentencepiece_file_is_refused(data, message):
 
 @pytest.mark.parametrize("characters", [b"ab", b"\x00\x00\x00\x00", b"\x08\x00\x00\x00abcd"])
 def test_character_map_that_is_cut_is_refused(characters):
-    with pytest.raises(ValueError, match="the character map of the sentencepiece model is cut short"):
+    with pytest.raises(ValueError, match="cut"):
         normalise(SentencePieceFile((Piece("a"),), characters=characters), "a")
 
 
 def test_too_few_pieces_are_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"\x0a\x03\x0a\x01a")
     settings_of(tmp_path, "t5", extra_ids=0)
-    with pytest.raises(ValueError, match="holds 1 pieces: the unknown token's id is 2"):
+    with pytest.raises(ValueError, match=r"1.*2"):
         Tokenizer.open(tmp_path)

@@ -203,16 +203,16 @@ def test_the_tokens_it_was_made_with_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        ({"start": 47}, ValueError, "start is 47, and ids are 0 to 46"),
-        ({"end": -1}, ValueError, "end is -1, and ids are 0 to 46"),
-        ({"pad": 47}, ValueError, "pad is 47, and ids are 0 to 46"),
-        ({"dropout": 1.0}, ValueError, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"d_model": 21, "heads": 3}, ValueError, "sines and cosines need an even width, got 21"),
-        ({"heads": 3}, ValueError, "d_model 20 does not divide by 3 heads"),
-        ({"layers": 0}, ValueError, "layers must be at least 1, got 0"),
-        ({"heads": 0}, ValueError, "heads must be at least 1, got 0"),
-        ({"d_ff": 2.5}, TypeError, "d_ff must be an integer, got float"),
-        ({"d_model": "20"}, TypeError, "d_model must be an integer, got str"),
+        ({"start": 47}, ValueError, r"start.*47.*0.*46"),
+        ({"end": -1}, ValueError, r"end.*-1.*0.*46"),
+        ({"pad": 47}, ValueError, r"pad.*47.*0.*46"),
+        ({"dropout": 1.0}, ValueError, r"dropout.*0.*1.*1.0"),
+        ({"d_model": 21, "heads": 3}, ValueError, "21"),
+        ({"heads": 3}, ValueError, r"d_model.*20.*3.*heads"),
+        ({"layers": 0}, ValueError, r"layers.*1.*0"),
+        ({"heads": 0}, ValueError, r"heads.*1.*0"),
+        ({"d_ff": 2.5}, TypeError, r"d_ff.*float"),
+        ({"d_model": "20"}, TypeError, r"d_model.*str"),
     ],
 )
 def test_what_is_no_model_is_refused(more, error, message):
@@ -221,5 +221,5 @@ def test_what_is_no_model_is_refused(more, error, message):
 
 
 def test_a_vocabulary_is_a_number():
-    with pytest.raises(TypeError, match="vocabulary must be an integer, got str"):
+    with pytest.raises(TypeError, match=r"vocabulary.*str"):
         transformer("47", start=1)

@@ -343,13 +343,13 @@ def test_a_broken_model_is_a_bug_and_its_first_place_is_named(architecture, brok
 
 @pytest.mark.parametrize("architecture", ["ViTModel", "CLIPModel"])
 def test_texts_for_a_model_of_pictures_are_refused(architecture, checkpoint):
-    with pytest.raises(ValueError, match="is compared with is drawn, texts and pictures: leave out texts"):
+    with pytest.raises(ValueError, match="texts"):
         regard.verify(checkpoint(architecture), texts=["yes"])
 
 
 def test_pictures_that_transformers_cannot_rebuild_are_refused(tmp_path):
     Twin("ViTForMaskedImageModeling", ViTConfig(**VIT | {"encoder_stride": 4}), tmp_path)
-    with pytest.raises(ValueError, match="rebuilds 5 × 3 patches, and transformers takes every picture for a square"):
+    with pytest.raises(ValueError, match=r"5.*3"):
         regard.verify(tmp_path)
 
 
@@ -357,7 +357,7 @@ def test_pictures_that_transformers_cannot_rebuild_are_refused(tmp_path):
 def test_texts_without_a_question_are_refused(architecture, checkpoint):
     model = regard.load(checkpoint(architecture))
     assert text_inputs.draws(model, None)
-    with pytest.raises(ValueError, match="with task 'answer' reads a question before each text: leave out texts"):
+    with pytest.raises(ValueError, match="'answer'"):
         text_inputs.draws(model, ["yes"])
 
 
@@ -366,5 +366,5 @@ def test_a_kind_of_model_that_is_not_compared_yet_is_refused_in_words(checkpoint
         pass
 
     other = Other(regard.load(checkpoint("ViTModel")).settings)
-    with pytest.raises(ValueError, match="verify does not compare Other yet"):
+    with pytest.raises(ValueError, match="Other"):
         picture_inputs.draw_shown(other, 8, 0)

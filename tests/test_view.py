@@ -181,7 +181,7 @@ def test_exact_and_pooled_are_told_apart():
     assert look(size=10).how("map") == "pooled"
     assert look(size=11).how("map") == "exact"
     assert replace(view, pooled=("entropy",)).how("entropy") == "pooled"
-    with pytest.raises(ValueError, match=r"^no measure 'rows'; there are lse, entropy, received, "):
+    with pytest.raises(ValueError, match=r"'rows'.*lse.*entropy.*received"):
         view.how("rows")
 
 
@@ -228,16 +228,12 @@ def test_a_mean_that_was_kept_is_given_and_one_that_was_pooled_away_is_not():
     overview = replace(without(view), pooled=("entropy", "lse"))
     overview.held["mean entropy"] = view.mean("entropy")
     assert torch.equal(overview.mean("entropy"), view.mean("entropy"))
-    with pytest.raises(
-        LookupError, match=r"^lse was pooled, padding and all; a mean over the queries can no longer be"
-    ):
+    with pytest.raises(LookupError, match=r"lse.*pooled"):
         overview.mean("lse")
 
 
 def test_means_are_of_measures_per_query():
-    with pytest.raises(
-        ValueError, match=r"^mean is over queries: one of lse, entropy, max_logit, effective; got 'map'$"
-    ):
+    with pytest.raises(ValueError, match=r"lse.*entropy.*max_logit.*effective.*'map'"):
         look().mean("map")
 
 
@@ -273,9 +269,9 @@ def test_given_weights_answer_without_scores_all_but_the_largest():
     assert torch.allclose(view.received, weights.sum(2))
     assert torch.allclose(view.map(), weights)
     assert view.check().ok
-    with pytest.raises(LookupError, match=r"^max_logit needs the scores, which were not kept$"):
+    with pytest.raises(LookupError, match="max_logit"):
         _ = view.max_logit
-    with pytest.raises(LookupError, match=r"^this view holds no lse$"):
+    with pytest.raises(LookupError, match="lse"):
         _ = view.lse
 
 
@@ -287,7 +283,7 @@ def test_weights_from_elsewhere_answer_too():
     assert torch.allclose(view.entropy, look().entropy, rtol=1e-5)
     assert torch.equal(view.row(2), look().row(2))
     assert view.check().tolerance == NK * torch.finfo(torch.float32).eps
-    with pytest.raises(LookupError, match=r"^max_logit needs the scores, which were not kept$"):
+    with pytest.raises(LookupError, match="max_logit"):
         _ = view.max_logit
 
 
@@ -375,51 +371,47 @@ def test_weights_of_another_call_do_not_pass():
 
 # ------------------------------------------------------------------------------------------------ when q and k are gone
 
-KEEP = r": watch\(model, keep='qk'\) keeps them"
+KEEP = r"watch\(model, keep='qk'\)"
 
 
 @pytest.mark.parametrize("name", ["row", "column"])
 def test_rows_and_columns_need_q_and_k_and_say_how_to_keep_them(name):
-    with pytest.raises(LookupError, match=f"^{name} needs q and k, which were not kept{KEEP}$"):
+    with pytest.raises(LookupError, match=rf"{name}.*q.*k.*{KEEP}"):
         getattr(without(look()), name)(0)
 
 
 def test_tiles_checks_and_patterns_need_them_too():
     view = without(look())
     for name, ask in {"tile": lambda: view.tile(ALL, ALL), "check": view.check, "patterns": view.patterns}.items():
-        with pytest.raises(LookupError, match=f"^{name} needs q and k, which were not kept{KEEP}$"):
+        with pytest.raises(LookupError, match=rf"{name}.*q.*k.*{KEEP}"):
             ask()
 
 
 def test_a_measure_that_was_not_made_says_how_to_make_it():
     view = without(look())
-    with pytest.raises(LookupError, match=f"^effective needs q and k, which were not kept{KEEP}; watch") as error:
+    with pytest.raises(LookupError, match=rf"effective.*q.*k.*{KEEP}") as error:
         _ = view.effective
-    assert str(error.value).endswith("; watch(model, measures=['effective']) measures it while the model runs")
+    assert "watch(model, measures=['effective'])" in str(error.value)
 
 
 def test_another_map_names_the_one_that_is_held():
     view = without(look(size=5))
     assert view.map().shape == (B, H, 5, 5)
-    with pytest.raises(
-        LookupError, match=r"^a map of size 6 needs q and k, which were not kept; this view holds map\(5\)"
-    ):
+    with pytest.raises(LookupError, match=r"size.*6.*q.*k.*map\(5\)"):
         view.map(6)
     none = without(look(measures=[]))
-    with pytest.raises(
-        LookupError, match=f"^map needs q and k, which were not kept{KEEP}; watch.model, measures=.'map'"
-    ):
+    with pytest.raises(LookupError, match=rf"q.*k.*{KEEP}.*watch\(model, measures=\['map'"):
         none.map()
 
 
 def test_more_links_name_those_that_are_held():
     view = without(look(measures="top", top=3))
     assert view.top(2).index.shape == (B, H, NQ, 2)
-    said = r"^finding the 4 strongest links of each row needs q and k, which were not kept; this view holds top\(3\)"
+    said = r"4.*q.*k.*top\(3\)"
     with pytest.raises(LookupError, match=said) as error:
         view.top(4)
-    assert str(error.value).endswith("; watch(model, measures=['top'], top=4) measures it while the model runs")
-    with pytest.raises(LookupError, match=f"^finding the 8 strongest links of each row needs q and k, .*kept{KEEP}"):
+    assert "watch(model, measures=['top'], top=4)" in str(error.value)
+    with pytest.raises(LookupError, match=rf"8.*q.*k.*{KEEP}"):
         without(look()).top()
 
 
@@ -436,7 +428,7 @@ def test_measures_that_are_held_need_nothing():
 
 
 def test_an_output_that_was_not_kept_says_how_to_keep_it():
-    with pytest.raises(LookupError, match=r"^the output was not kept: watch\(model, keep='output'\) keeps it$"):
+    with pytest.raises(LookupError, match=r"watch\(model, keep='output'\)"):
         _ = replace(look(), given_output=None).output
 
 
@@ -447,29 +439,29 @@ def test_an_output_that_was_not_kept_says_how_to_keep_it():
 def test_a_row_or_column_out_of_range_says_how_many_there_are(ask, n, of):
     view = look()
     for wrong in (n, -n - 1, 10**9):
-        with pytest.raises(IndexError, match=f"^{ask} {wrong} is out of range: there are {n} {of}$"):
+        with pytest.raises(IndexError, match=rf"{ask}.*{wrong}.*{n}.*{of}"):
             getattr(view, ask)(wrong)
-    for wrong, kind in ((1.0, "float: 1.0"), ("1", "str: '1'"), (True, "bool: True"), (None, "NoneType: None")):
-        with pytest.raises(TypeError, match=f"^{ask} takes an integer, got {kind}$"):
+    for wrong, kind in ((1.0, r"float.*1.0"), ("1", r"str.*'1'"), (True, r"bool.*True"), (None, r"NoneType.*None")):
+        with pytest.raises(TypeError, match=rf"{ask}.*{kind}"):
             getattr(view, ask)(wrong)
 
 
 def test_a_row_out_of_range_is_that_with_q_and_k_gone_too():
-    with pytest.raises(IndexError, match=f"^row {NQ} is out of range: there are {NQ} queries$"):
+    with pytest.raises(IndexError, match=rf"row.*{NQ}.*{NQ}"):
         without(look()).row(NQ)
 
 
 @pytest.mark.parametrize(
     ("rows", "cols", "error", "said"),
     [
-        ([0, NQ], ALL, IndexError, f"^rows {NQ} is out of range: there are {NQ} queries$"),
-        (ALL, range(NK + 1), IndexError, f"^cols {NK} is out of range: there are {NK} keys$"),
-        (3, ALL, TypeError, "^rows must be a slice, a range or integers, got int: 3$"),
-        (ALL, "all", TypeError, "^cols must be a slice, a range or integers, got str: 'all'$"),
-        ([0.5], ALL, TypeError, "^rows takes an integer, got float: 0.5$"),
-        (ALL, np.ones(NK, bool), TypeError, "^cols takes an integer, got bool: True$"),
-        (torch.tensor([[0, 1]]), ALL, TypeError, r"^rows takes an integer, got list: \[0, 1\]$"),
-        (torch.tensor(2), ALL, TypeError, "^rows must be a slice, a range or integers, got int: 2$"),
+        ([0, NQ], ALL, IndexError, rf"rows.*{NQ}.*{NQ}"),
+        (ALL, range(NK + 1), IndexError, rf"{NK}.*{NK}"),
+        (3, ALL, TypeError, r"rows.*int.*3"),
+        (ALL, "all", TypeError, r"cols.*str.*'all'"),
+        ([0.5], ALL, TypeError, r"float.*0.5"),
+        (ALL, np.ones(NK, bool), TypeError, r"bool.*True"),
+        (torch.tensor([[0, 1]]), ALL, TypeError, r"list.*\[0, 1\]"),
+        (torch.tensor(2), ALL, TypeError, r"rows.*int.*2"),
     ],
 )
 def test_a_wrong_part_is_named(rows, cols, error, said):
@@ -479,9 +471,9 @@ def test_a_wrong_part_is_named(rows, cols, error, said):
 
 @pytest.mark.parametrize(("ask", "name"), [("map", "size"), ("top", "k")])
 def test_a_size_below_one_or_no_integer_is_refused(ask, name):
-    with pytest.raises(ValueError, match=f"^{name} must be an integer of at least 1, got 0$"):
+    with pytest.raises(ValueError, match=rf"{name}.*1.*0"):
         getattr(look(), ask)(0)
-    with pytest.raises(TypeError, match=f"^{name} must be an integer of at least 1, got float: 4.0$"):
+    with pytest.raises(TypeError, match=rf"{name}.*1.*float.*4.0"):
         getattr(look(), ask)(4.0)
 
 

@@ -181,8 +181,8 @@ def test_patches_lie_where_they_were_cut(tmp_path):
     there = model.map(result, given)
     assert there.shape == (3, 20, 5, 3)
     assert torch.equal(there[1, :, 2, 1], result.hidden[1, 1 + 2 * 3 + 1])
-    for pixels, made in ((torch.zeros(3, 3, 24, 12), "3 of 6 × 3"), (torch.zeros(2, 3, 20, 12), "2 of 5 × 3")):
-        with pytest.raises(ValueError, match=f"the result has 3 pictures of 15 patches, and pixels .* make {made}"):
+    for pixels, made in ((torch.zeros(3, 3, 24, 12), r"3.*6.*3"), (torch.zeros(2, 3, 20, 12), r"2.*5.*3")):
+        with pytest.raises(ValueError, match=rf"3.*15.*{made}"):
             model.map(result, pixels)
 
 
@@ -210,13 +210,13 @@ def test_positions_in_half_precision_are_interpolated_in_single(dtype):
 
 
 WRONG = [
-    (torch.zeros(1, 3, 20, 12, dtype=torch.uint8), TypeError, "must be a torch tensor of floats, .*got torch.uint8"),
-    ([[1.0]], TypeError, "got list; model.preprocessor"),
-    (torch.zeros(3, 20, 12), ValueError, r"must be \(B, 3, H, W\) with at least one picture, got \(3, 20, 12\)"),
-    (torch.zeros(1, 4, 20, 12), ValueError, r"got \(1, 4, 20, 12\)"),
-    (torch.zeros(0, 3, 20, 12), ValueError, "at least one picture"),
-    (torch.zeros(1, 3, 20, 12, device="meta"), ValueError, "the model is on cpu, and pixels came on meta: pixels.to"),
-    (torch.zeros(1, 3, 3, 12), ValueError, "3 × 12, and the smallest picture that this model can read is 4 × 4"),
+    (torch.zeros(1, 3, 20, 12, dtype=torch.uint8), TypeError, r"torch.uint8"),
+    ([[1.0]], TypeError, r"list.*model.preprocessor"),
+    (torch.zeros(3, 20, 12), ValueError, r"\(B, 3, H, W\).*\(3, 20, 12\)"),
+    (torch.zeros(1, 4, 20, 12), ValueError, r"\(1, 4, 20, 12\)"),
+    (torch.zeros(0, 3, 20, 12), ValueError, "picture"),
+    (torch.zeros(1, 3, 20, 12, device="meta"), ValueError, r"cpu.*meta.*pixels.to"),
+    (torch.zeros(1, 3, 3, 12), ValueError, r"3.*12.*4"),
 ]
 
 
@@ -230,11 +230,11 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     given = pictures(20, 12)["pixels"].float()
     body = twin_of("ViT", "Model", "not square", tmp_path / "a").ours(torch.float32)
-    with pytest.raises(ValueError, match="ViT with task 'none' has no token for hidden patches: task='rebuild'"):
+    with pytest.raises(ValueError, match=r"ViT.*'none'.*hidden.*task='rebuild'"):
         body(given, hidden=torch.zeros(3, 15, dtype=torch.bool))
     model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path / "b").ours(torch.float32)
     for hidden in (torch.zeros(3, 15), torch.zeros(3, 14, dtype=torch.bool), [True]):
-        with pytest.raises(ValueError, match=r"hidden must be booleans \(3, 15\), True = hidden patch, got"):
+        with pytest.raises(ValueError, match=r"hidden.*\(3, 15\)"):
             model(given, hidden=hidden)
 
 
@@ -242,14 +242,14 @@ def test_hidden_patches_need_a_token_and_a_place(tmp_path):
 def test_sizes_that_are_none_are_refused(value, tmp_path):
     twin = twin_of("ViT", "Model", "not square", tmp_path)
     change(tmp_path, patch_size=value)
-    with pytest.raises(ValueError, match="patch_size must be a whole number from 1, or two of them, got"):
+    with pytest.raises(ValueError, match=r"patch_size.*1"):
         twin.ours(torch.float32)
 
 
 def test_a_picture_smaller_than_a_patch_is_refused(tmp_path):
     twin = twin_of("ViT", "Model", "not square", tmp_path)
     change(tmp_path, patch_size=32)
-    with pytest.raises(ValueError, match=r"a picture of 20 × 12 pixels holds no patch of \(32, 32\)"):
+    with pytest.raises(ValueError, match=r"20.*12.*\(32, 32\)"):
         twin.ours(torch.float32)
 
 
@@ -269,5 +269,5 @@ def test_parts_left_out_in_training_weigh_as_much_on_average():
     assert set(dropped.unique().tolist()) <= {0.0, float(torch.tensor(1 / 0.75))}
     assert bool((dropped.flatten(1).std(1) == 0).all())  # a whole entry, or nothing of it
     assert abs(float(dropped.mean()) - 1) < 0.05
-    with pytest.raises(ValueError, match=r"probability in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"0.*1.*1.0"):
         DropPath(1.0)

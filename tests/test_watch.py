@@ -156,7 +156,7 @@ def test_only_asked_measures_are_made() -> None:
     with regard.watch(model, measures="entropy") as seen:
         model(x())
     assert sorted(seen[0].held) == ["entropy", "lse"]
-    with pytest.raises(LookupError, match=r"received needs q and k, which were not kept: watch\(model, keep='qk'\)"):
+    with pytest.raises(LookupError, match=r"received.*q.*k.*watch\(model, keep='qk'\)"):
         seen[0].received  # noqa: B018
 
 
@@ -175,7 +175,7 @@ def test_map_and_links_are_of_the_size_asked_for() -> None:
         model(x())
     assert seen[0].map(3).shape == (B, H, 3, 3)
     assert seen[0].top(2).index.shape == (B, H, N, 2)
-    with pytest.raises(LookupError, match=r"a map of size 4 needs q and k.*this view holds map\(3\)"):
+    with pytest.raises(LookupError, match=r"size.*4.*q.*k.*map\(3\)"):
         seen[0].map(4)
 
 
@@ -183,9 +183,9 @@ def test_nothing_is_kept_unless_asked_for() -> None:
     model = Stack(1)
     with regard.watch(model) as seen:
         model(x())
-    with pytest.raises(LookupError, match=r"needs q and k, which were not kept: watch\(model, keep='qk'\)"):
+    with pytest.raises(LookupError, match=r"q.*k.*watch\(model, keep='qk'\)"):
         seen[0].row(0)
-    with pytest.raises(LookupError, match=r"the output was not kept: watch\(model, keep='output'\) keeps it"):
+    with pytest.raises(LookupError, match=r"watch\(model, keep='output'\)"):
         seen[0].output  # noqa: B018
 
 
@@ -347,7 +347,7 @@ def test_atlas_of_a_batch_row_is_its_own() -> None:
         model(x())
     for batch in (1, -1):
         close(seen.atlas(batch=batch), torch.stack([view.mean("entropy")[batch] for view in seen]))
-    with pytest.raises(IndexError, match=f"batch {B} is out of range: there are {B} batch rows"):
+    with pytest.raises(IndexError, match=rf"batch.*{B}.*{B}.*batch"):
         seen.atlas(batch=B)
 
 
@@ -369,14 +369,14 @@ def test_pattern_that_some_layers_lack_is_absent_there() -> None:
 
 def test_measure_that_no_layer_knows_is_refused_with_those_that_there_are() -> None:
     _, seen = decoder()
-    known = "entropy, max_logit, own, previous, next, first, neighbours, uniform"
-    with pytest.raises(LookupError, match=f"no measure or pattern 'nope' here; there are lse, {known}$"):
+    known = "entropy.*max_logit.*own.*previous.*next.*first.*neighbours.*uniform"
+    with pytest.raises(LookupError, match=rf"'nope'.*lse.*{known}"):
         seen.atlas("nope")
-    with pytest.raises(LookupError, match="effective needs q and k, which were not kept"):
+    with pytest.raises(LookupError, match=r"effective.*q.*k"):
         seen.atlas("effective")
     with regard.watch(model := Stack(1), measures=["entropy"]) as bare:
         model(x())
-    with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
+    with pytest.raises(LookupError, match=r"q.*k"):
         bare.atlas("own")
 
 
@@ -385,10 +385,10 @@ def test_pattern_that_goes_by_token_asks_for_tokens(pattern: str) -> None:
     with regard.watch(model := Stack(1)) as seen:
         model(x())
     for ask in (lambda: seen.atlas(pattern), lambda: seen.show(measure=pattern)):
-        with pytest.raises(LookupError, match=rf"{pattern}.*pass tokens=.* 5 keys"):
+        with pytest.raises(LookupError, match=rf"{pattern}.*tokens=.*5"):
             ask()
     _, both = decoder()
-    with pytest.raises(LookupError, match="pass tokens="):
+    with pytest.raises(LookupError, match="tokens="):
         both.atlas(pattern)
 
 
@@ -396,7 +396,7 @@ def test_pattern_of_delimiters_says_where_there_are_none() -> None:
     with regard.watch(model := Stack(1), tokens=[3, 1, 4, 1, 5]) as seen:
         model(x())
     assert seen.atlas("induction").shape == (1, 3)
-    with pytest.raises(LookupError, match="as words, not numbers"):
+    with pytest.raises(LookupError, match="numbers"):
         seen.atlas("delimiter")
 
 
@@ -435,7 +435,7 @@ def test_tokens_that_fit_no_call_are_warned_of() -> None:
     model = Stack(1)
     watch = regard.watch(model, tokens=["The", "cat"])
     with (
-        pytest.warns(UserWarning, match=r"tokens= has 2 words in 1 rows, but the calls have 5 keys in 2 batch rows"),
+        pytest.warns(UserWarning, match=r"tokens=.*2.*1.*5.*2"),
         watch,
     ):
         model(x())
@@ -501,9 +501,7 @@ def test_capture_of_no_layer_says_what_there_was() -> None:
     model = Stack()
     with regard.watch(model, layers="encoder.*") as seen:
         model(x())
-    with pytest.raises(
-        LookupError, match=r"no attention of Stack was seen\n  encoder\.\*: layers='encoder\.\*' fits no"
-    ):
+    with pytest.raises(LookupError, match=r"(?s)Stack.*layers='encoder\.\*'"):
         seen[0]
 
 
@@ -517,26 +515,24 @@ def test_several_passes_are_told_apart() -> None:
         model(x(M))
         model(x())
     assert [seen["layers.0", n].sizes[2] for n in (0, 1, 2, -1)] == [N, M, N, N]
-    message = (
-        r"'layers.0' was called 3 times, in 3 runs of their own: take one as capture\['layers.0', n\], n from 0 to 2"
-    )
+    message = r"'layers.0'.*3.*capture\['layers.0', n\].*0.*2"
     with pytest.raises(KeyError, match=message):
         seen["layers.0"]
     with pytest.raises(KeyError, match=message):
         list(seen)
-    with pytest.raises(IndexError, match=r"'layers\.0' was called 3 times, so there is no call 3"):
+    with pytest.raises(IndexError, match=r"'layers\.0'.*3"):
         seen["layers.0", 3]
 
 
 @pytest.mark.parametrize(
     ("key", "error", "message"),
     [
-        (7, IndexError, r"capture\[7\] is out of range: 3 modules were seen"),
-        (-4, IndexError, r"capture\[-4\] is out of range: 3 modules were seen"),
-        ("nowhere", KeyError, "no attention of 'nowhere' was seen; there are 'layers.0', 'layers.1', 'layers.2'"),
-        (1.5, TypeError, r"a capture is indexed by a number, a path, or \(path, number of the call\); got 1.5"),
-        (True, TypeError, "got True"),
-        (("layers.0", "x"), TypeError, "got .'layers.0', 'x'."),
+        (7, IndexError, r"capture\[7\].*3"),
+        (-4, IndexError, r"capture\[-4\].*3"),
+        ("nowhere", KeyError, r"'nowhere'.*'layers.0'.*'layers.1'.*'layers.2'"),
+        (1.5, TypeError, r"1.5"),
+        (True, TypeError, "True"),
+        (("layers.0", "x"), TypeError, r".'layers.0'.*'x'"),
     ],
 )
 def test_wrong_index_says_what_there_is(key: Any, error: type[Exception], message: str) -> None:
@@ -585,7 +581,7 @@ def test_numbers_of_a_generation_are_of_all_its_steps(keep: str | None) -> None:
     assert f"{H}  {M} × {M}" in line
     assert f"{M}     {entropy.mean():.2f}" in line
     if keep is None:
-        with pytest.raises(LookupError, match="patterns needs q and k, which were not kept"):
+        with pytest.raises(LookupError, match=r"q.*k"):
             seen.atlas("first")
         assert "own" not in line
     else:
@@ -626,7 +622,7 @@ def test_second_conversation_is_not_taken_for_more_of_the_first() -> None:
     with regard.watch(model) as seen:
         model(*qkv(N, N))
         model(*qkv(1, N + 1))
-    with pytest.raises(KeyError, match="in 2 runs of their own"):
+    with pytest.raises(KeyError, match=r"2.*runs"):
         seen["attn"]
 
 
@@ -907,7 +903,7 @@ def test_error_in_measuring_is_named_and_the_model_runs(monkeypatch: pytest.Monk
     assert torch.equal(unwatched, watched)
     why = "measuring it failed: RuntimeError: no room"
     assert (seen.names, seen.unseen) == ([], {"layers.0": why, "layers.1": why})
-    with pytest.raises(LookupError, match=r"layers\.0: measuring it failed: RuntimeError: no room"):
+    with pytest.raises(LookupError, match=r"layers\.0.*RuntimeError"):
         seen[0]
 
 
@@ -916,7 +912,7 @@ def test_watch_is_entered_once() -> None:
     watch = regard.watch(model)
     with watch:
         pass
-    with pytest.raises(RuntimeError, match=r"this watch was entered before.*call regard\.watch\(…\) anew"), watch:
+    with pytest.raises(RuntimeError, match=r"regard\.watch\(…\)"), watch:
         pass
 
 
@@ -1005,7 +1001,7 @@ def test_calls_of_compiled_code_are_numbered(way: str, tmp_path: Path) -> None:
         assert "compiled_call.2" in capture.summary()
         assert capture.show() is not None
         assert capture.show(1, head=0).texts[0].get_text() == "head 0"
-    with pytest.raises(KeyError, match=r"layers\.0.*compiled_call\.0.*before torch\.compile"):
+    with pytest.raises(KeyError, match=r"layers\.0.*compiled_call\.0.*torch\.compile"):
         seen["layers.0"]
 
 
@@ -1143,7 +1139,7 @@ def test_call_that_cannot_be_read_is_named() -> None:
         watch._record(Sighting(path="1", source="flash_attn", kernel="flash_attn_varlen_func", trouble="packed"))
         model(x())
     assert (seen.names, seen.unseen) == (["0"], {"1": "packed"})
-    with pytest.raises(KeyError, match="no attention of '1' was seen: packed"):
+    with pytest.raises(KeyError, match="'1'"):
         seen["1"]
 
 
@@ -1162,20 +1158,21 @@ def test_softmax_is_named_where_nothing_else_was_seen() -> None:
     model = nn.Sequential(nn.Linear(H * D, 4), nn.Softmax(-1))
     with regard.watch(model) as seen:
         model(x())
-    assert seen.unseen == {"": f"a softmax of shape {(B, N, 4)} that did not meet values in a way that is known here"}
+    assert list(seen.unseen) == [""]
+    assert str((B, N, 4)) in seen.unseen[""]
 
 
 def test_model_that_did_not_run_says_so() -> None:
     with regard.watch(Stack()) as seen:
         pass
-    with pytest.raises(LookupError, match="no attention of Stack was seen: it did not run inside the block, or it has"):
+    with pytest.raises(LookupError, match="Stack"):
         seen.summary()
-    with pytest.raises(LookupError, match="or it makes its weights in a way that is not known here"):
+    with pytest.raises(LookupError, match="weights"):
         seen.atlas()
 
 
 def test_watch_that_was_never_entered_cannot_be_left() -> None:
-    with pytest.raises(RuntimeError, match="this watch was never entered: write `with regard"):
+    with pytest.raises(RuntimeError, match="entered"):
         regard.watch(Stack()).__exit__(None, None, None)
 
 
@@ -1205,24 +1202,24 @@ def test_attention_on_one_sequence_without_axes_for_batch_and_heads_is_seen() ->
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"layers": []}, ValueError, "layers is empty: nothing would be seen; leave it out to see every layer"),
-        ({"layers": 1.5}, TypeError, "layers must be path patterns or numbers, got float"),
-        ({"layers": [True]}, TypeError, r"layers must be path patterns such as '\*.3.\*' or numbers from 0, got True"),
-        ({"layers": -1}, TypeError, "numbers from 0, got -1"),
-        ({"measures": 3}, TypeError, "measures must be names such as entropy, .*, patterns; got int"),
-        ({"measures": ["entropie"]}, ValueError, "no measure 'entropie'; there are entropy, .*, patterns"),
-        ({"keep": 3}, TypeError, "keep must be 'qk', 'output' or both in a list, got int"),
-        ({"keep": ["qk", "kv"]}, ValueError, "keep must be 'qk', 'output' or both in a list, got 'kv'"),
-        ({"keep": [["qk"]]}, ValueError, r"got \['qk'\]"),
-        ({"size": 0}, ValueError, "size must be an integer of at least 1, got 0"),
-        ({"top": 2.0}, TypeError, "top must be an integer of at least 1, got float: 2.0"),
-        ({"tokens": "The cat"}, TypeError, "a list per batch row; got 'The cat'"),
-        ({"tokens": []}, TypeError, r"a list per batch row; got \[\]"),
-        ({"tokens": 7}, TypeError, "a list per batch row; got 7"),
-        ({"tokens": [["a"], "b"]}, TypeError, "a list per batch row; got a list that holds 'b'"),
-        ({"tokens": ["a", 1.5]}, TypeError, "a list per batch row; got a list that holds 1.5"),
-        ({"device": 0}, TypeError, "device must be a name such as 'cpu' or a torch.device, got int"),
-        ({"device": "nowhere"}, ValueError, "device 'nowhere' cannot be used here: "),
+        ({"layers": []}, ValueError, "layers"),
+        ({"layers": 1.5}, TypeError, r"layers.*float"),
+        ({"layers": [True]}, TypeError, r"layers.*'\*.3.\*'.*0.*True"),
+        ({"layers": -1}, TypeError, r"0.*-1"),
+        ({"measures": 3}, TypeError, r"measures.*entropy.*int"),
+        ({"measures": ["entropie"]}, ValueError, r"'entropie'.*entropy"),
+        ({"keep": 3}, TypeError, r"keep.*'qk'.*'output'.*int"),
+        ({"keep": ["qk", "kv"]}, ValueError, r"keep.*'qk'.*'output'.*'kv'"),
+        ({"keep": [["qk"]]}, ValueError, r"\['qk'\]"),
+        ({"size": 0}, ValueError, r"size.*1.*0"),
+        ({"top": 2.0}, TypeError, r"top.*1.*float.*2.0"),
+        ({"tokens": "The cat"}, TypeError, r"list.*'The cat'"),
+        ({"tokens": []}, TypeError, r"list.*\[\]"),
+        ({"tokens": 7}, TypeError, r"list.*7"),
+        ({"tokens": [["a"], "b"]}, TypeError, r"list.*'b'"),
+        ({"tokens": ["a", 1.5]}, TypeError, r"list.*1.5"),
+        ({"device": 0}, TypeError, r"device.*'cpu'.*torch.device.*int"),
+        ({"device": "nowhere"}, ValueError, r"device.*'nowhere'"),
     ],
     ids=str,
 )
@@ -1232,5 +1229,5 @@ def test_wrong_argument_is_refused_before_anything_runs(given: dict[str, Any], e
 
 
 def test_only_modules_are_watched() -> None:
-    with pytest.raises(TypeError, match=r"watch takes a torch\.nn\.Module, got str"):
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module.*str"):
         regard.watch("gpt2")

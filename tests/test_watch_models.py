@@ -622,9 +622,7 @@ def assert_same_rows(view: Any, truth: torch.Tensor) -> None:
 def test_passes_without_a_cache_are_not_put_together() -> None:
     seen, _ = generated(causal("gpt2"), padded("left"), use_cache=False)
     path = seen.names[0]
-    with pytest.raises(
-        KeyError, match=r"was called 5 times, in 5 runs of their own: take one as capture\['transformer"
-    ):
+    with pytest.raises(KeyError, match=r"5.*'transformer"):
         seen[path]
     assert seen[path, 4].sizes[2:] == (N + 4, N + 4)
 
@@ -644,9 +642,7 @@ def test_model_without_attention_says_so() -> None:
     case = Case("MambaModel", lambda: config, lambda: {"input_ids": ids()}, [])
     seen = watched(built(case, "eager"), inputs(case))
     assert (seen.names, seen.unseen) == ([], {})
-    with pytest.raises(
-        LookupError, match="no attention of MambaModel was seen: it did not run inside the block, or it"
-    ):
+    with pytest.raises(LookupError, match="MambaModel"):
         seen[0]
 
 
@@ -657,7 +653,7 @@ def test_attention_in_pieces_is_named() -> None:
     seen = watched(built(case, "eager"), inputs(case))
     assert seen.names == []
     assert list(seen.unseen) == layers(ENCODER_LAYER)
-    assert all("a softmax of shape (2, 8, 3, 5) that did not meet values" in why for why in seen.unseen.values())
+    assert all("(2, 8, 3, 5)" in why for why in seen.unseen.values())
 
 
 def test_attention_that_did_not_run_is_named() -> None:

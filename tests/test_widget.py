@@ -1,6 +1,7 @@
 """The notebook's widget: what it answers, and that its module is one that a browser takes."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -52,26 +53,26 @@ def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, giv
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"id": 5, "ask": "weather", "given": {}}, "'weather' cannot be asked; there are overview, tokens, head"),
-        ({"id": 5, "ask": "tokens", "given": {"start": 0}}, "tokens is asked with start, stop; got start"),
-        ({"id": 5, "ask": "overview", "given": {"lang": "en"}}, "overview is asked with nothing; got lang"),
-        ({"id": 5, "ask": ["row"], "given": {}}, "['row'] cannot be asked"),
-        ({"id": 5, "ask": "row"}, 'a message is {"id", "ask", "given": {…}}'),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, "head 3 is out of range"),
-        ({"id": 5, "ask": "picture", "given": {"number": 1}}, "there is no picture 1 to be shown: it has 1, counted"),
-        ({"id": 5, "ask": "picture", "given": {"number": "0"}}, "number must be an integer, got str: '0'"),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head must be an integer"),
-        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang must be en or ko"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [1]}}, "rows must be [first, end], got [1]"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"cols": 3}}, "cols must be [first, end], got 3"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"cols": [0, "x"]}}, "cols must be [first, end], got [0, 'x']"),
-        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [None, None]}}, "rows must be [first, end]"),
+        ({"id": 5, "ask": "weather", "given": {}}, "'weather'.*overview.*tokens.*head"),
+        ({"id": 5, "ask": "tokens", "given": {"start": 0}}, r"tokens.*start"),
+        ({"id": 5, "ask": "overview", "given": {"lang": "en"}}, r"overview.*lang"),
+        ({"id": 5, "ask": ["row"], "given": {}}, r"\['row'\]"),
+        ({"id": 5, "ask": "row"}, "id.*ask.*given"),
+        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, r"head.*3"),
+        ({"id": 5, "ask": "picture", "given": {"number": 1}}, r"picture.*1"),
+        ({"id": 5, "ask": "picture", "given": {"number": "0"}}, r"number.*str.*'0'"),
+        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head"),
+        ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang"),
+        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [1]}}, r"rows.*\[first, end\].*\[1\]"),
+        ({"id": 5, "ask": "tile", "given": TILE | {"cols": 3}}, r"cols.*\[first, end\].*3"),
+        ({"id": 5, "ask": "tile", "given": TILE | {"cols": [0, "x"]}}, r"cols.*\[first, end\].*\[0, 'x'\]"),
+        ({"id": 5, "ask": "tile", "given": TILE | {"rows": [None, None]}}, r"rows.*\[first, end\]"),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(session, message, words):
     reply = answer(session, message)
     assert reply["id"] == 5
-    assert words in reply["error"]
+    assert re.search(words, reply["error"])
     assert "answer" not in reply
 
 
@@ -174,14 +175,14 @@ def test_a_capture_can_be_shown_as_it_is(session, monkeypatch):
 def test_without_anywidget_the_error_names_what_to_install(session, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     widget._widget.cache_clear()
-    with pytest.raises(ImportError, match=r"a widget needs anywidget: pip install 'regard\[notebook\]'"):
+    with pytest.raises(ImportError, match=r"'regard\[notebook\]'"):
         show(session)
 
 
 def test_wrong_arguments_are_refused(session):
-    with pytest.raises(TypeError, match=r"show takes a session .* or a capture .*, got str: 'text'"):
+    with pytest.raises(TypeError, match=r"str.*'text'"):
         show("text")
-    with pytest.raises(ValueError, match="height must be at least 200 pixels, got 50"):
+    with pytest.raises(ValueError, match=r"height.*200.*50"):
         show(session, height=50)
-    with pytest.raises(ValueError, match="lang must be en or ko, got 'fr'"):
+    with pytest.raises(ValueError, match=r"lang.*'fr'"):
         show(session, lang="fr")

@@ -172,7 +172,7 @@ def test_seed_repeats_the_draws_whatever_the_other_rows_are(model: Any) -> None:
 
 def test_unknown_setting_is_refused_unless_ignored(model: Any, monkeypatch: Any) -> None:
     told(model, monkeypatch, typical_p=0.5)
-    with pytest.raises(ValueError, match=r"asks for typical_p = 0\.5, which changes the text and is not offered"):
+    with pytest.raises(ValueError, match=r"typical_p.*0\.5"):
         model.generate(PROMPTS[0])
     assert len(model.generate(PROMPTS[0], new_tokens=3, ignore=["typical_p"]).ids) == 3
 
@@ -189,21 +189,18 @@ def test_fifty_tokens_where_nobody_says_and_fewer_where_there_is_no_room(model: 
 
 def test_more_new_tokens_than_there_is_room_are_refused(model: Any) -> None:
     used = len(model.tokenizer.encode(PROMPTS[0]).ids)
-    message = (
-        f"^{used + 60} positions are asked for, and the model has 61: ask for fewer new tokens, at most {62 - used} "
-    )
-    message += f"after a prompt of {used}$"
+    message = f"{used + 60}.*61.*{62 - used}.*{used}"
     with pytest.raises(ValueError, match=message):
         model.generate(PROMPTS[0], new_tokens=61)
     with pytest.raises(ValueError, match=message):
         model.stream(PROMPTS[0], new_tokens=61)  # at once, not when its first piece is asked for
     assert len(model.generate(PROMPTS[0], new_tokens=62 - used).ids) == 62 - used
-    with pytest.raises(TypeError, match="new_tokens must be a whole number, got str: '3'"):
+    with pytest.raises(TypeError, match=r"new_tokens.*str.*'3'"):
         model.stream(PROMPTS[0], new_tokens="3")
 
 
 def test_prompt_that_leaves_no_room_names_both_lengths(model: Any) -> None:
-    with pytest.raises(ValueError, match=r"the prompt has \d\d\d tokens, and the model has 61 positions: shorten it"):
+    with pytest.raises(ValueError, match=r"\d\d\d.*61"):
         model.generate("고양이 " * 30)
 
 
@@ -220,9 +217,7 @@ def test_prompt_that_takes_all_positions_has_one_token_after_it(model: Any, beam
     logits[0] = float("-inf")  # banned by the checkpoint
     for new in (1, None):
         assert model.generate(full, new_tokens=new, beams=beams).ids.tolist() == [int(logits.argmax())]
-    with pytest.raises(
-        ValueError, match=r"62 positions are asked for, and the model has 61: .* at most 1 after a prompt"
-    ):
+    with pytest.raises(ValueError, match=r"62.*61.*1"):
         model.generate(full, new_tokens=2, beams=beams)
 
 
@@ -230,16 +225,16 @@ def test_max_length_counts_the_prompt(model: Any, monkeypatch: Any) -> None:
     told(model, monkeypatch, max_length=12)
     used = len(model.tokenizer.encode(PROMPTS[0]).ids)
     assert len(model.generate(PROMPTS[0]).ids) == 12 - used
-    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, and the checkpoint's max_length is 12 with"):
+    with pytest.raises(ValueError, match=r"\d+.*max_length.*12"):
         model.generate("The cat sat on the mat because it was too tired")
 
 
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ([], ValueError, "there must be at least one prompt, got an empty list"),
-        (7, TypeError, "a prompt is a str, several are a list of them, got int: 7"),
-        (["a", b"b"], TypeError, "a prompt is a str, several are a list of them, got list"),
+        ([], ValueError, "list"),
+        (7, TypeError, r"str.*int.*7"),
+        (["a", b"b"], TypeError, r"str.*list"),
     ],
 )
 def test_what_is_no_prompt_is_refused(model: Any, prompt: Any, error: type[Exception], message: str) -> None:
@@ -250,15 +245,15 @@ def test_what_is_no_prompt_is_refused(model: Any, prompt: Any, error: type[Excep
 @pytest.mark.parametrize(
     ("wishes", "error", "message"),
     [
-        ({"new_tokens": 0}, ValueError, "new_tokens must be at least 1, got 0"),
-        ({"temperature": -1.0}, ValueError, "temperature must be 0"),
-        ({"temperature": "hot"}, TypeError, "temperature must be a number, got str"),
-        ({"top_k": -2}, ValueError, "top_k must be at least 1, got -2"),
-        ({"beams": 0}, ValueError, "beams must be at least 1, got 0"),
-        ({"beams": 2, "temperature": 1.0}, ValueError, "beams with sampling are not offered"),
-        ({"beams": 2, "stop": "x"}, ValueError, "beams with stop strings are not offered"),
-        ({"beams": Beams(3, returned=2)}, ValueError, "one text is written for each prompt, and beams asks for 2"),
-        ({"stop": [""]}, ValueError, "a stop string must not be empty"),
+        ({"new_tokens": 0}, ValueError, r"new_tokens.*1.*0"),
+        ({"temperature": -1.0}, ValueError, r"temperature.*0"),
+        ({"temperature": "hot"}, TypeError, r"temperature.*str"),
+        ({"top_k": -2}, ValueError, r"top_k.*1.*-2"),
+        ({"beams": 0}, ValueError, r"beams.*1.*0"),
+        ({"beams": 2, "temperature": 1.0}, ValueError, "beams"),
+        ({"beams": 2, "stop": "x"}, ValueError, r"beams.*stop"),
+        ({"beams": Beams(3, returned=2)}, ValueError, r"beams.*2"),
+        ({"stop": [""]}, ValueError, r"stop.*string"),
     ],
 )
 def test_wishes_out_of_range_are_refused(model: Any, wishes: Any, error: type[Exception], message: str) -> None:
@@ -269,27 +264,27 @@ def test_wishes_out_of_range_are_refused(model: Any, wishes: Any, error: type[Ex
 @pytest.mark.parametrize(
     ("said", "wishes", "message"),
     [
-        ({"num_beams": 2, "do_sample": True}, {}, r"\(num_beams, do_sample\): give beams=1, or temperature=0$"),
+        ({"num_beams": 2, "do_sample": True}, {}, r"num_beams.*do_sample.*beams=1.*temperature=0"),
         (
             {"num_beams": 2, "do_sample": True},
             {"top_k": 0},
-            r"\(num_beams, do_sample\): give beams=1, or temperature=0$",
+            r"num_beams.*do_sample.*beams=1.*temperature=0",
         ),
-        ({"num_beams": 2}, {"top_p": 0.9}, r"\(num_beams\): give beams=1, or temperature=0$"),
-        ({"do_sample": True}, {"beams": 2}, r"\(do_sample\): give beams=1, or temperature=0$"),
+        ({"num_beams": 2}, {"top_p": 0.9}, r"num_beams.*beams=1.*temperature=0"),
+        ({"do_sample": True}, {"beams": 2}, r"do_sample.*beams=1.*temperature=0"),
         (
             {"num_beams": 2, "stop_strings": "x"},
             {},
-            r'\(num_beams, stop_strings\): give beams=1, or ignore=\["stop_strings"',
+            r'num_beams.*stop_strings.*beams=1.*ignore=.*"stop_strings"',
         ),
-        ({"num_beams": 2}, {"stop": "x"}, r"\(num_beams\): give beams=1, or leave out stop$"),
+        ({"num_beams": 2}, {"stop": "x"}, r"num_beams.*beams=1.*stop"),
     ],
 )
 def test_what_the_checkpoint_asks_for_is_not_put_down_to_the_caller(
     model: Any, said: Any, wishes: Any, message: str, monkeypatch: Any
 ) -> None:
     told(model, monkeypatch, **said)
-    with pytest.raises(ValueError, match=r"are not offered, and generation_config\.json asks for it " + message):
+    with pytest.raises(ValueError, match=rf"generation_config\.json.*{message}"):
         model.generate(PROMPTS[0], **wishes)
 
 
@@ -298,9 +293,7 @@ def test_remedies_of_what_the_checkpoint_asks_for_work(model: Any, monkeypatch: 
     for wishes in ({"beams": 1}, {"temperature": 0}):
         assert len(model.generate(PROMPTS[0], **wishes).ids) == 3
     told(model, monkeypatch, num_beams=2, stop_strings="x", max_new_tokens=3, eos_token_id=999)
-    with pytest.raises(
-        ValueError, match=r"^generation_config\.json: eos_token_id names token 999, and the model's are 0 to"
-    ):
+    with pytest.raises(ValueError, match=r"generation_config\.json.*eos_token_id.*token.*999.*0"):
         model.stream(PROMPTS[0], beams=1)
     assert len(model.generate(PROMPTS[0], ignore=["stop_strings", "eos_token_id"]).ids) == 3
 
@@ -322,7 +315,7 @@ def test_empty_prompt_without_a_start_token_is_refused(model: Any, monkeypatch: 
 
     monkeypatch.setattr(model.tokenizer, "ids_of", replace(model.tokenizer.ids_of, bos=None))
     monkeypatch.setattr(model.settings, "values", {**model.settings.values, "bos_token_id": None})
-    with pytest.raises(ValueError, match="the prompt is empty, and the checkpoint names no token to begin with"):
+    with pytest.raises(ValueError, match="prompt"):
         model.generate("")
 
 
@@ -381,15 +374,13 @@ def test_encoder_decoder_streams_too(tmp_path: Path) -> None:
 
 def test_checkpoint_that_asks_for_beams_is_not_streamed_unless_told(model: Any, monkeypatch: Any) -> None:
     told(model, monkeypatch, num_beams=3, max_new_tokens=4)
-    with pytest.raises(
-        ValueError, match=r"the text of 3 beams is not known before the end.*model\.stream\(…, beams=1\)"
-    ):
+    with pytest.raises(ValueError, match=r"3.*beams.*model\.stream\(…, beams=1\)"):
         model.stream(PROMPTS[0])
     assert "".join(model.stream(PROMPTS[0], beams=1)) == model.generate(PROMPTS[0], beams=1).text
 
 
 def test_stream_takes_one_prompt(model: Any) -> None:
-    with pytest.raises(TypeError, match="stream writes one text: prompt must be a str, got list"):
+    with pytest.raises(TypeError, match=r"prompt.*str.*list"):
         model.stream(PROMPTS)
 
 
