@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["commanding", "taking_turns"]
+pytest_plugins = ["commanding", "grids", "taking_turns"]
 
 # Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
 # most tensors here are so small that a second thread only costs.

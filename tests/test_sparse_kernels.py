@@ -85,6 +85,7 @@ def test_every_mask_gives_what_the_definition_gives(mask: str, launched: list[Ca
     assert launched
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", ["fewer queries, grouped, narrow v", "more queries than keys, wide v"])
 @pytest.mark.parametrize("arguments", ["negative scale", "sinks"])

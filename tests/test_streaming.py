@@ -196,6 +196,7 @@ GIVEN = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("case", GIVEN, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("with_scores", [True, False])

@@ -75,6 +75,7 @@ ROWS = [slice(2, 5), slice(4, 5), slice(0, 0), torch.tensor([4, 0, 4]), torch.te
 COLS = [slice(3, 9), slice(None), torch.tensor([10, 3]), torch.tensor([0])]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("cols", COLS, ids=str)
 @pytest.mark.parametrize("arguments", ["all together", "plain"])
