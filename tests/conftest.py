@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["commanding"]
+pytest_plugins = ["commanding", "grids"]
 
 # Sums split over more threads round differently, so a test near its bound would depend on the machine's cores; and
 # most tensors here are so small that a second thread only costs.
@@ -21,10 +21,6 @@ SEED = 15
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ci")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full-grids", action="store_true", help="run every combination of parameters, not a selection")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-randomly draws a seed, which it hands to the processes of pytest-xdist

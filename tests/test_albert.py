@@ -46,6 +46,7 @@ def inputs(side: str = "none") -> dict[str, Tensor]:
     return given if side == "none" else {**given, "types": types}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

@@ -83,6 +83,7 @@ def compare(twin: Twin, head: str, dtype: torch.dtype, given: dict[str, Tensor],
     assert_same(twin, dtype, given, **more)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

@@ -79,6 +79,7 @@ def inputs(head: str, config: str, side: str = "none") -> dict[str, Tensor]:
     return given
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)
@@ -96,6 +97,7 @@ def test_captions_padded_on_the_left_are_counted_from_their_first_token(dtype, t
     assert_same(twin, dtype, inputs("ForConditionalGeneration", "small", "left"), {"position_ids": positions})
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [(20, 24), (9, 31)])
 @pytest.mark.parametrize("head", HEADS)

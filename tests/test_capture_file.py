@@ -595,6 +595,7 @@ def interrupted(at: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, at, fail)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("before", [None, b"the old file"])
 @pytest.mark.parametrize("at", ["fsync", "replace"])
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def inputs(head: str, config: str, side: str = "none") -> dict[str, Tensor]:
 # -------------------------------------------------------------------------------------------------------------- parity
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

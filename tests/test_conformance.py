@@ -66,6 +66,7 @@ def conform_over_masks(backend, dtype, shape, arguments, device):
         pytest.skip(refused[0])
 
 
+@pytest.mark.pairwise("dtype", "shape", "arguments")
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,6 +53,7 @@ def test_docstring_states_every_formula():
             assert f"| {number.formula} " in growth.__doc__
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2, 5, 17, 31])
 @pytest.mark.parametrize("window", [0, 1, 4, 40])
 @pytest.mark.parametrize("global_tokens", [0, 1, 3, 40])

@@ -35,6 +35,7 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
     return Twin("DistilBert" + head, DistilBertConfig(**values), directory)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

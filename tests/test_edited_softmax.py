@@ -312,6 +312,7 @@ def in_place_difference(first, second):
     return second.mul_(-0.5).add_(first)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("size", [D, NK])
 @pytest.mark.parametrize("combine", [lambda a, b: a - 0.8 * b, lambda a, b: a + b, in_place_difference])
@@ -383,6 +384,7 @@ def test_weights_that_stay_the_same_are_not_called_edited(edit, mode):
     assert not [f for f in seen.doctor().findings if f.code == "edited weights"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

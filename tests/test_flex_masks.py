@@ -37,6 +37,7 @@ def unlike(b, h, i, j):
 MODS = {causal: (1, 1), padded: (B, 1), by_head: (1, H), looked_up: (B, H), unlike: (B, H)}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mod", MODS)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("block", [128, (16, 8)])
@@ -63,6 +64,7 @@ def test_function_that_fails_is_taken_to_vary():
     assert flex_mask(theirs, B, H, compiled=False).leading == (B, H)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mod", MODS)
 @pytest.mark.parametrize("asked", [0, 1 << 30], ids=["by blocks", "by cells"])
 @pytest.mark.parametrize("size", [(7, 13), (16, 8), (25, 25), (200, 200)])

@@ -38,6 +38,7 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
     return Twin("GPT2" + head, GPT2Config(**values), directory)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

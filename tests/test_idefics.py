@@ -91,6 +91,7 @@ def inputs(head: str, config: str, side: str = "none", count: int = 3, size: tup
     return given | {"pixels": pixels, "sees": sees}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

@@ -75,6 +75,7 @@ def looked(call: Call) -> View:
 # ----------------------------------------------------------------------------------------------------------- the grid
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -194,6 +194,7 @@ def torchs(module, x, context, ahead, padded, backwards=False):
     return module(x, keys, keys, attn_mask=flip(ahead, 1), key_padding_mask=flip(padded, 1), need_weights=False)[0]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kinds", HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize(("options", "cross"), MODULES.values(), ids=MODULES)
@@ -295,6 +296,7 @@ def continued(layer, x, chunks, cache, mask, positions=None):
     )
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["growing", "fixed"])
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)

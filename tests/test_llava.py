@@ -109,6 +109,7 @@ def inputs(head: str, config: str, side: str) -> dict[str, Tensor]:
     return asked(config, side)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

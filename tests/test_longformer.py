@@ -82,6 +82,7 @@ def chosen_tokens(kind: str) -> Tensor:
     return drawn
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)
@@ -92,6 +93,7 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
         assert_same(twin, dtype, inputs(side, config, separated=head == "ForQuestionAnswering"))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["some", "alike"])
 @pytest.mark.parametrize("config", CONFIGS)

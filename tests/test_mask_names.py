@@ -60,6 +60,7 @@ def test_cells_get_the_name_of_the_mask_they_are(mask, sizes, name, hides):
     assert not padding.any() or name == "nothing visible"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     ("mask", "name"),

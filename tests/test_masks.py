@@ -196,6 +196,7 @@ def checkered(leading, rows, cols):
     return (b[:, None, None, None] + 2 * h[:, None, None] + 3 * r[:, None] + 5 * c * c) % 7 < 3
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
 @pytest.mark.parametrize("leading", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("size", [1, 3])

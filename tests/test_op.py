@@ -297,6 +297,7 @@ FITTING = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 @pytest.mark.parametrize("name", ["mask", "bias"])
 @pytest.mark.parametrize(("lead", "shape"), FITTING)

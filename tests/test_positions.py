@@ -619,6 +619,7 @@ def shaw_by_loop(q, table, scale, offsets, nk):
     return torch.stack(rows).view(*q.shape[:3], nk)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("nq", "nk"), [(5, 11), (11, 5)])
 @pytest.mark.parametrize("heads", [None, 3])
 @pytest.mark.parametrize("offset", [None, [2, -4]])

@@ -42,11 +42,12 @@ def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
 # ------------------------------------------------------------------------------------------------------------- the grid
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_measure_is_that_of_the_dense_weights(shape, mask):
-    for arguments in ARGUMENTS:
-        judge(Case(shape, mask, arguments), torch.float32)
+def test_every_measure_is_that_of_the_dense_weights(shape, mask, arguments):
+    judge(Case(shape, mask, arguments), torch.float32)
 
 
 HALF, WIDE = (torch.bfloat16, torch.float16), torch.float64
@@ -196,6 +197,7 @@ GIVEN = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("case", GIVEN, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("with_scores", [True, False])

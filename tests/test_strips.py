@@ -164,6 +164,7 @@ def terms(bias=None, fixed=True, dtype=torch.float32):
     return Terms(bias, None if bias is None else bias.bind(N, N, CPU, dtype), fixed, dtype)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("bias", [None, Slope()], ids=["mask alone", "with a bias"])
 @pytest.mark.parametrize("name", [name for name in MASKS if name not in ("nothing hidden", "random blocks per head")])

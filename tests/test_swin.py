@@ -46,6 +46,7 @@ def given(config: str) -> dict[str, Tensor]:
     return pictures(*SIZES[config])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", HEADS)

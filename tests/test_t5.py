@@ -42,6 +42,7 @@ def inputs(head: str, side: str = "none") -> dict[str, Any]:
     return pairs(31, side, end=END if head == "ForSequenceClassification" else None)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("head", PAIRED + LONE)

@@ -57,6 +57,7 @@ def shown(lists: TileLists, mask: masks.Mask, size: tuple[int, int], by_columns:
     return found[..., :NQ, :NK]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
 @pytest.mark.parametrize("size", [(8, 8), (16, 4), (64, 64)], ids=str)
 @pytest.mark.parametrize("name", MASKS)

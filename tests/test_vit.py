@@ -75,6 +75,7 @@ def test_every_head_computes_what_transformers_computes(family, head, config, dt
     assert_same(twin_of(family, head, config, tmp_path, **more), dtype, pictures(height, width, count, channels))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [(20, 24), (41, 38), (4, 31)])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -201,6 +201,7 @@ def test_rows_and_outputs_are_there_if_kept() -> None:
     assert torch.equal(seen[0].output, out)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("masked", ["nothing", "keys", "cells", "floats"])

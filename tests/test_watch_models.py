@@ -520,6 +520,7 @@ def causal(name: str, implementation: str = "sdpa") -> Any:
     return built(Case(kind, case.config, case.inputs, [], fp32=True), implementation)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", CAUSAL)

@@ -32,14 +32,15 @@ def remembered(nq: int = 7, nk: int = 11, dtype: torch.dtype = torch.float32, **
 # ---------------------------------------------------------------------------------------------------------- the grid
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tile_of_everything_is_the_dense_weights(shape, mask):
-    for arguments in ARGUMENTS:
-        case = Case(shape, mask, arguments)
-        call, truth, baseline = truth_and_baseline(case, torch.float32, 3)
-        found = Remembered(call, reference.stages(call).lse).tile(ALL, ALL)
-        assert_measures({"weights": found}, baseline, truth, str(case))
+def test_a_tile_of_everything_is_the_dense_weights(shape, mask, arguments):
+    case = Case(shape, mask, arguments)
+    call, truth, baseline = truth_and_baseline(case, torch.float32, 3)
+    found = Remembered(call, reference.stages(call).lse).tile(ALL, ALL)
+    assert_measures({"weights": found}, baseline, truth, str(case))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -75,6 +76,7 @@ ROWS = [slice(2, 5), slice(4, 5), slice(0, 0), torch.tensor([4, 0, 4]), torch.te
 COLS = [slice(3, 9), slice(None), torch.tensor([10, 3]), torch.tensor([0])]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("cols", COLS, ids=str)
 @pytest.mark.parametrize("arguments", ["all together", "plain"])
