@@ -24,9 +24,9 @@ from timing import heading, section, write
 from torch import Tensor
 
 import regard
-from regard.explorer.carrying import carried
-from regard.explorer.exporting import write_html
-from regard.explorer.sessions import MEASURES, Session, look_at
+from regard.explorer.export import write_html
+from regard.explorer.export_data import carried
+from regard.session.session import MEASURES, Session, look_at
 
 RESULTS = Path(__file__).parent / "results"
 HEADERS = ["", "heads", "tokens", "ours MB", "ours s", "carried", "BertViz MB", "BertViz s", "smaller", "faster"]

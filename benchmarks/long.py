@@ -32,11 +32,11 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import masks
-from regard.efficient.measured_growth import peak_bytes
+from regard.growth import peak_bytes
 from regard.lens.capture import Capture
-from regard.masks.tiling import visible_tiles
+from regard.masks.tiles import visible_tiles
+from regard.models.config import Settings
 from regard.models.families import longformer
-from regard.models.settings import Settings
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (1024, 2048, 4096, 8192)

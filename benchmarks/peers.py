@@ -12,9 +12,9 @@ import transformers
 from timing import cuda_time
 from torch import Tensor, nn
 
+from regard.models.config import Settings
 from regard.models.loading import empty, family_of
 from regard.models.model import Model
-from regard.models.settings import Settings
 
 HEADERS = ["", "transformers ms", "ours ms", "ratio", "middle half"]
 

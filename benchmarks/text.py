@@ -27,7 +27,7 @@ from timing import cuda_time, heading, section, write
 from torch import Tensor
 
 import regard
-from regard.models.generation.generating import generate
+from regard.generation.loop import generate
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = {"cpu": ("forward", "load"), "cuda": ("bert", "gpt2", "llama")}

@@ -28,7 +28,7 @@ from timing import heading, section, write
 from torch import Tensor
 
 import regard
-from regard.models.generation.generating import generate
+from regard.generation.loop import generate
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = {"cpu": ("vit", "swin"), "cuda": ("vit", "swin", "llava")}

@@ -12,40 +12,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard import backends, layers, masks, positions, testing
-    from regard.cache import FixedCache, GrowingCache
+    from regard import backends, masks, nn, positions, testing
     from regard.costs import cost
-    from regard.layers import MultiHeadAttention
-    from regard.lens import figures
-    from regard.lens.checking import check
     from regard.lens.files.saving import open
-    from regard.lens.looking import look
-    from regard.lens.watching import watch
+    from regard.lens.look import look
+    from regard.lens.validity import check
+    from regard.lens.watch import watch
     from regard.models.loading import load
-    from regard.models.parity.verifying import verify
+    from regard.nn.attention import MultiHeadAttention
+    from regard.nn.cache import FixedCache, GrowingCache
     from regard.op import attention, steps
+    from regard.parity.verification import verify
+    from regard.viz import figures
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "FixedCache": "regard.cache",
-    "GrowingCache": "regard.cache",
-    "MultiHeadAttention": "regard.layers",
+    "FixedCache": "regard.nn.cache",
+    "GrowingCache": "regard.nn.cache",
+    "MultiHeadAttention": "regard.nn.attention",
     "attention": "regard.op",
     "backends": "regard.backends",
-    "check": "regard.lens.checking",
+    "check": "regard.lens.validity",
     "cost": "regard.costs",
-    "figures": "regard.lens.figures",
-    "layers": "regard.layers",
+    "figures": "regard.viz.figures",
     "load": "regard.models.loading",
-    "look": "regard.lens.looking",
+    "look": "regard.lens.look",
     "masks": "regard.masks",
+    "nn": "regard.nn",
     "open": "regard.lens.files.saving",
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",
-    "verify": "regard.models.parity.verifying",
-    "watch": "regard.lens.watching",
+    "verify": "regard.parity.verification",
+    "watch": "regard.lens.watch",
 }
 
 __all__ = [
@@ -57,10 +57,10 @@ __all__ = [
     "check",
     "cost",
     "figures",
-    "layers",
     "load",
     "look",
     "masks",
+    "nn",
     "open",
     "positions",
     "steps",
@@ -79,7 +79,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"regard has no {name!r}; it has {', '.join(__all__)}")
     module = import_module(home)
-    value = module if home.rpartition(".")[2] == name else getattr(module, name)
+    value = getattr(module, name, module)
     globals()[name] = value
     return value
 

@@ -1,34 +1,81 @@
-"""What the tokens of a sequence are, and where in a picture each of them lies.
-
-    >>> seen = Layout.grid(14, 14, size=(16, 16))     # what a ViT makes of 224 × 224 pixels
-    >>> seen
-    Layout(1 cls, 196 patches of picture 0)
-    >>> seen.box[0, 15].tolist()                      # token 15 is the patch at row 1, column 0
-    [16.0, 0.0, 32.0, 16.0]
-    >>> Layout.text(3) + Layout.grid(2, 2, size=(14, 14), before=()) + Layout.text(2)      # an image among words
-    Layout(3 text, 4 patches of picture 0, 2 text)
-
-A layout is of one batch entry. Boxes are top, left, bottom, right in the pixels that the model was given; where those
-lie in the photograph, a `Frame` says, and `Sides` holds both for one attention.
-
-Axis letters: W sequences that one batch entry is cut into (1, or Swin's windows), N positions.
-
-It knows no model, no tensor and no weight.
-"""
+"""Token layouts: what each token of a sequence is, and where in an image it lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from regard.frames import Frame
 
-__all__ = ["KINDS", "Layout", "Sides"]
+@dataclass(frozen=True)
+class Frame:
+    """How pixels lie in a picture.
+
+    picture: height and width of the picture, upright.  pixels: height and width of what was made of it.
+    scale: how many of the picture's pixels one pixel is high and wide.
+    corner: where the upper left corner of the pixels lies in the picture, down and across; outside it where padded.
+    """
+
+    picture: tuple[int, int]
+    pixels: tuple[int, int]
+    scale: tuple[float, float]
+    corner: tuple[float, float]
+
+    @classmethod
+    def whole(cls, height: int, width: int) -> Frame:
+        """A picture as it is. Raises ValueError for a side below 1."""
+        _check_frame(height, width)
+        return cls((height, width), (height, width), (1.0, 1.0), (0.0, 0.0))
+
+    def resized(self, height: int, width: int) -> Frame:
+        """The same part of the picture in other pixels. Raises ValueError for a side below 1.
+
+        >>> Frame.whole(480, 640).resized(240, 160).scale
+        (2.0, 4.0)
+        """
+        _check_frame(height, width)
+        scale = (self.scale[0] * self.pixels[0] / height, self.scale[1] * self.pixels[1] / width)
+        return replace(self, pixels=(height, width), scale=scale)
+
+    def cropped(self, top: int, left: int, height: int, width: int) -> Frame:
+        """A window of these pixels; where it reaches beyond them (top or left below 0, too high, too wide) is padding.
+
+        >>> Frame.whole(480, 640).resized(240, 160).cropped(10, -5, 100, 170).corner
+        (20.0, -20.0)
+
+        Raises ValueError for a side below 1.
+        """
+        _check_frame(height, width)
+        corner = (self.corner[0] + top * self.scale[0], self.corner[1] + left * self.scale[1])
+        return replace(self, pixels=(height, width), corner=corner)
+
+    def boxes(self, boxes: ArrayLike) -> NDArray[np.float64]:
+        """Boxes of pixels (…, 4), each top, left, bottom, right, as boxes of the picture.
+
+        >>> Frame.whole(480, 640).resized(240, 160).boxes([1, 1, 2, 2]).tolist()
+        [2.0, 4.0, 4.0, 8.0]
+        """
+        scale, corner = np.array(self.scale * 2), np.array(self.corner * 2)
+        found: NDArray[np.float64] = np.asarray(boxes, np.float64) * scale + corner
+        return found
+
+    def pixel(self, y: float, x: float) -> tuple[float, float]:
+        """The place among the pixels of a place in the picture; outside them where the model did not see it.
+
+        >>> Frame.whole(480, 640).resized(240, 160).pixel(2.0, 8.0)
+        (1.0, 2.0)
+        """
+        return (y - self.corner[0]) / self.scale[0], (x - self.corner[1]) / self.scale[1]
+
+
+def _check_frame(height: int, width: int) -> None:
+    if height < 1 or width < 1:
+        raise ValueError(f"pixels need a height and a width of at least 1, got {height} × {width}")
+
 
 KINDS = ("text", "patch", "cls", "distillation", "register", "latent", "padding")
 """What a token can be. latent: a learned query that stands for no place, as in Flamingo's resampler."""
@@ -58,7 +105,7 @@ class Layout:
             array: NDArray[Any] = np.array(getattr(self, name), type_)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
-        _check(self)
+        _check_layout(self)
 
     # --------------------------------------------------------------------------------------------------- constructors
 
@@ -344,7 +391,7 @@ def _at_least(name: str, number: int, least: int) -> int:
     return number
 
 
-def _check(layout: Layout) -> None:
+def _check_layout(layout: Layout) -> None:
     kind, picture, box = layout.kind, layout.picture, layout.box
     if kind.ndim != 2 or picture.shape != kind.shape or box.shape != (*kind.shape, 4):
         raise ValueError(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.backends import choose, reference
 from regard.backends.call import Call, as_given, prepare
+from regard.checks import check_dense
 from regard.stages import Steps, project
-from regard.untraced import check_dense
 
 __all__ = [
     "BeamObserver",

@@ -5,7 +5,7 @@ Three kinds, by where they act:
 - turning q and k: `Rotary`, written in `regard/rotary.py`;
 - added to the scores: biases, which are values evaluated on tiles, never an N×N tensor unless you bring one:
   `alibi`, `dense`, and the learned `T5`, `Shaw`, `Swin`, modules that make a bias from their table. What every bias is
-  stands in `regard/biases.py`.
+  stands in `regard/masks/biases.py`.
 
 Attention layers need two methods: `Rotary.turn(x, positions)`, and `bias(q, scale)`, which T5, Shaw, Swin and every
 bias have.
@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.biases import Bias, Placed, as_bias, dense
-from regard.linear_maps import local
+from regard.masks.biases import Bias, Placed, as_bias, dense
+from regard.masks.rules import IndexRule, cell_of, four_axes, place, read_offset
+from regard.nn.linear import local
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
-from regard.rules import IndexRule, cell_of, four_axes, place, read_offset
 
 __all__ = [
     "T5",

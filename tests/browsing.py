@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from regard.cli.serve_page import _listen
-from regard.explorer.sessions import Session
-from regard.explorer.shelves import ModelShelf
+from regard.cli.serve import _listen
+from regard.explorer.jobs import ModelShelf
+from regard.session.session import Session
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))), None)
 PLAYWRIGHT = "needs Playwright for Python: pip install playwright"
@@ -37,7 +37,7 @@ def serving(sessions: Sequence[Session], models: ModelShelf | None = None) -> It
     """
     pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'regard[explorer]'")
     pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'regard[explorer]'")
-    from regard.explorer.connections import http_server
+    from regard.explorer.security import http_server
     from regard.explorer.server import app
 
     for session in sessions:

@@ -22,13 +22,13 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import regard
-from regard.efficient.performer import PerformerAttention
-from regard.layers import MultiHeadAttention
-from regard.models.block_attention import BlockAttention
-from regard.models.generation.generating import generate
-from regard.models.long_attention import SlidingAttention
-from regard.models.parts import FeedForward
+from regard.generation.loop import generate
 from regard.models.tensor_parallel import gather, parallelize
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.block_attention import BlockAttention
+from regard.nn.blocks import FeedForward
+from regard.nn.performer import PerformerAttention
+from regard.nn.sliding_attention import SlidingAttention
 from regard.positions import Rotary, Shaw, Swin, alibi
 
 WIDE = {"heads": 4, "head_dim": 5}

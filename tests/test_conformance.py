@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 
 import regard
-from regard import masks, rules
-from regard.masks import tiling
+from regard import masks
+from regard.masks import rules, tiles
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, assert_rule, cases, conform, largest_error
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,8 +22,8 @@ BACKENDS = ("tiled", "sdpa", "flex", "sparse", "auto")
 def small_tiles(monkeypatch):
     """Tiles that the suite's shapes cross: 139 × 271 becomes 5 × 6 tiles, or 9 × 17, the last ones short."""
     monkeypatch.setattr(regard.backends.tiled, "tile_size", lambda batch, heads, nq, nk: (32, 48))
-    monkeypatch.setattr(tiling, "ROWS", (4, 16))
-    monkeypatch.setattr(tiling, "COLS", 16)
+    monkeypatch.setattr(tiles, "ROWS", (4, 16))
+    monkeypatch.setattr(tiles, "COLS", 16)
     monkeypatch.setattr(rules, "_KEPT", {})
 
 

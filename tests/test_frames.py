@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.frames import Frame
+from regard.layouts import Frame
 
 SIDES = st.integers(1, 40)
 

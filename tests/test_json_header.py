@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.json_header import Refusal, parsed
+from regard.parsing import Refusal, parsed
 
 
 class DamagedError(ValueError):

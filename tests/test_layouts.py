@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.frames import Frame
-from regard.layouts import KINDS, Layout, Sides
+from regard.layouts import KINDS, Frame, Layout, Sides
 
 Grid = list[list[set[int]]]
 """The pixels of each token, rows of columns; a token of padding owns none."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import masks, positions
-from regard.efficient.measured_growth import peak_bytes
+from regard.growth import peak_bytes
 from regard.testing import assert_rule
 
 BACKENDS = ("reference", "tiled", "sdpa", "flex", "sparse")

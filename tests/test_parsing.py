@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from speaking_twins import wordpiece
 
-from regard.models.tokenizers.tokenizing import Tokenizer
+from regard.data.tokenizer import Tokenizer
 from regard.parsing import MOST_JSON, parsing, read_bounded, read_json, read_stream
 
 

@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from regard.masks.rules import indices
 from regard.positions import (
     T5,
     Bias,
@@ -34,7 +35,6 @@ from regard.positions import (
     sinusoidal,
     sinusoidal_2d,
 )
-from regard.rules import indices
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 import regard
 from regard import devices, masks
+from regard.checks import followed, untraced
 from regard.testing import assert_rule
-from regard.untraced import followed, untraced
 
 PACKAGE = Path(regard.__file__).parent
 

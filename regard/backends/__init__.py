@@ -27,9 +27,9 @@ import torch
 from regard import tables
 from regard.backends import flex, reference, sdpa, sparse, sparse_gpu, tiled
 from regard.backends.call import Call, prepare
-from regard.biases import DenseBias
-from regard.masks.tiling import visible_tiles
-from regard.untraced import has_numbers, untraced
+from regard.checks import has_numbers, untraced
+from regard.masks.biases import DenseBias
+from regard.masks.tiles import visible_tiles
 
 __all__ = ["MODULES", "NAMES", "Explanation", "choose", "explain", "load"]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.biases import Bias, DenseBias, as_bias
+from regard.checks import check_dense, has_numbers
 from regard.masks import DenseMask, Mask, as_mask
-from regard.rules import four_axes
-from regard.untraced import check_dense, has_numbers
+from regard.masks.biases import Bias, DenseBias, as_bias
+from regard.masks.rules import four_axes
 
 __all__ = [
     "Call",

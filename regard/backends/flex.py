@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.backends.call import Call, refuse_by_hand
 from regard.masks import FULL, PARTIAL, Mask
-from regard.rules import IndexRule, keep
+from regard.masks.rules import IndexRule, keep
 
 __all__ = ["forward_with_lse", "how", "refuse", "run"]
 

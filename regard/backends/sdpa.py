@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.backends.call import Call, cells_of_bias, cells_of_mask, refuse_forward_mode
-from regard.biases import DenseBias
+from regard.checks import has_numbers
 from regard.masks import Causal
+from regard.masks.biases import DenseBias
+from regard.masks.rules import keep
 from regard.positions import Windowed
-from regard.rules import keep
-from regard.untraced import has_numbers
 
 __all__ = ["forward_with_lse", "how", "plain", "refuse", "run"]
 

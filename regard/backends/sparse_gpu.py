@@ -3,7 +3,7 @@
 A kernel is compiled once per kind of call, in a few seconds; of the lengths only whether they fill their tiles matters.
 The lists are made once for a mask and size of call, and kept with it.
 
-It does not know the arithmetic (`sparse_kernels.py`), nor how tiles are found (`regard.masks.tile_lists`).
+It does not know the arithmetic (`sparse_kernels.py`), nor how tiles are found (`regard.masks.tiles`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from regard.backends.call import Call, rows_together
 from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
 from regard.masks import Mask
-from regard.masks.tile_lists import TileLists, Tiles
-from regard.rules import keep, leaves
+from regard.masks.rules import keep, leaves
+from regard.masks.tiles import TileLists, Tiles
 
 __all__ = ["Launcher", "pays", "refuse"]
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, TileDropout, as_given, refuse_by_hand
-from regard.biases import Bias, DenseBias
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
-from regard.rules import IndexRule, indices, part_of
+from regard.masks.biases import Bias, DenseBias
+from regard.masks.rules import IndexRule, indices, part_of
 
 __all__ = ["forward_with_lse", "how", "refuse", "run", "tile_size"]
 

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO
 
-from regard.cli.language import preferred
+from regard.cli.options import preferred
 
 __all__ = ["main"]
 
@@ -91,7 +91,7 @@ def _answer(given: list[str]) -> int:
         import rich  # noqa: F401
         import typer.main
 
-        from regard.cli.commands import app_in
+        from regard.cli.app import app_in
     except ImportError as error:
         return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART)
     # typer exports this one child of its usage errors; where their class lives differs between versions.

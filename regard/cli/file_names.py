@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from regard.cli import array_files, look_picture
+from regard.cli import files, look_image
 
 __all__ = ["is_file", "refuse_missing", "refuse_pictures"]
 
 TEXTS = (".txt", ".md")
-ANY = (*array_files.SUFFIXES, ".regard", *TEXTS, *look_picture.SUFFIXES)
+ANY = (*files.SUFFIXES, ".regard", *TEXTS, *look_image.SUFFIXES)
 
 
 def is_file(what: str, takes: str) -> bool:
@@ -38,7 +38,7 @@ def refuse_missing(typed: Sequence[str]) -> None:
     >>> refuse_missing(["a cat on a mat.", "-"])
     """
     for what in typed:
-        if _is_name(what, look_picture.SUFFIXES) and not os.path.exists(what):
+        if _is_name(what, look_image.SUFFIXES) and not os.path.exists(what):
             raise ValueError(f"there is no file {what!r}, and its name is no text")
 
 
@@ -51,7 +51,7 @@ def refuse_pictures(typed: Sequence[str], reader: str) -> None:
     """
     refuse_missing(typed)
     for what in typed:
-        if look_picture.is_picture(what):
+        if look_image.is_picture(what):
             raise ValueError(f"{what!r} is a picture, and {reader} reads texts")
 
 

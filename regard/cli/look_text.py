@@ -1,7 +1,4 @@
-"""A session in the terminal: its tokens, the strongest links of words, every head in one picture, a token's exact row.
-
-It reads options and prints; `regard.explorer` measures and ranks. It does not know arrays.
-"""
+"""`regard look` for a text: tokens, ranked links, rows in the terminal."""
 
 from __future__ import annotations
 
@@ -11,31 +8,185 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli import picture_files
-from regard.cli.json_numbers import finite
-from regard.cli.language import Lang, Say, speaker
-from regard.cli.model_files import bar
-from regard.cli.picture_input import require_reading
-from regard.cli.session_files import print_written, write_session
-from regard.cli.terminal import Terminal
-from regard.cli.unknown_words import unknown_words
+from regard.cli import files
+from regard.cli.files import finite, output_to, require_reading
+from regard.cli.models import bar, unknown_words
+from regard.cli.options import Lang, Say, speaker
+from regard.cli.terminal import Part, Terminal, fit, shade
+from regard.session.labels import is_word, shown, spelled, word_numbers
+from regard.tables import pad, width
 
 if TYPE_CHECKING:
-    from regard.explorer.answer_types import Opening
-    from regard.explorer.ranking import Layer, Link
-    from regard.explorer.sessions import Session
+    from regard.session.ranking import Layer, Link
+    from regard.session.session import Session
+    from regard.session.types import Opening
 
-__all__ = [
-    "Asked",
-    "as_plain",
-    "atlas",
-    "check_device",
-    "find_layer",
-    "plain_layer",
-    "print_sections",
-    "read_text",
-    "show",
-]
+
+def write_session(session: Session, html: Path | None, save: Path | None, lang: Lang) -> dict[str, str | None]:
+    """Write the page and the capture where they were asked for; folders that are missing on the way are made.
+
+    The pictures of the session are inside both.
+
+    >>> from regard.session.session import Session
+    >>> from regard.lens.capture import Capture
+    >>> write_session(Session("toy", Capture(), ()), None, None, "en")
+    {'html': None, 'saved': None}
+
+    Raises OSError as `output_to`; else as `write_html` does.
+    """
+    if save is not None:
+        with output_to(save):
+            session.capture.save(save, photos=bool(session.pictures))
+    if html is not None:
+        from regard.explorer.export import write_html
+
+        with output_to(html):
+            write_html(session, html, lang=lang)
+    return {"html": None if html is None else str(html), "saved": None if save is None else str(save)}
+
+
+def print_written(written: dict[str, str | None], lang: Lang, out: Terminal) -> None:
+    """Print which files were written.
+
+    >>> print_written({"html": "page.html", "saved": None, "figure": None}, "en", Terminal())
+    Page: page.html
+    """
+    say = speaker(lang)
+    titles = {"html": say("Page", "페이지"), "saved": say("Capture", "캡처"), "figure": say("Figure", "그림")}
+    for name, path in written.items():
+        if path is not None:
+            out.print(f"{titles[name]}: ", path)
+
+
+PIPE = 100  # cells on a line where there is no terminal
+MOST_TOKENS = 160  # in the list
+WINDOW = 320  # words of a row that are drawn
+BAR = 30  # cells of a weight of 1
+FAINT = 0.02  # of the largest weight: below it, a word has no colour
+
+
+def named(labels: list[str], place: int) -> str:
+    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
+
+    >>> labels = ["the", "token", "##ization"]
+    >>> named(labels, 0), named(labels, 2), named(["", ""], 1)
+    ('the', 'tokenization[##ization]', '1')
+    """
+    piece = shown(labels[place])
+    if not piece:
+        return str(place)
+    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
+    numbers = word_numbers([labels[n] for n in near])
+    own = numbers[place - near.start]
+    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
+    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
+
+
+def print_tokens(labels: list[str], chosen: list[int], lang: Lang, out: Terminal) -> None:
+    """Print the tokens with their numbers; those that are chosen stand out, those that are no words stand back.
+
+    >>> print_tokens(["[CLS]", "it", "was"], [1], "en", Terminal())
+    Tokens
+      0 [CLS]  1 ›it‹  2 was
+    """
+    say, items = speaker(lang), []
+    for n, label in enumerate(labels[:MOST_TOKENS]):
+        style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
+        text = f"›{shown(label)}‹" if n in chosen and not out.coloured else shown(label)
+        items.append([(f"{n}", "dim"), (f" {text}" if text else "", style)])
+    out.print((say("Tokens", "토큰"), "bold"))
+    for line in fit(items, out.room or PIPE, "  ", "  "):
+        out.print(*line)
+    if len(labels) > MOST_TOKENS:
+        more = len(labels) - MOST_TOKENS
+        out.print((say(f"  … and {more:,} more; --json has all", f"  … 외 {more:,}개, 전체는 --json"), "dim"))
+
+
+def print_links(links: list[dict[str, Any]], labels: list[str], lang: Lang, out: Terminal) -> None:
+    """Print links, one a line: who looks at whom, how much, and in which head.
+
+    >>> link = {"layer": 3, "head": 1, "query": 0, "key": 1, "weight": 0.683}
+    >>> print_links([link], ["it", "animal"], "en", Terminal())
+      it → animal  0.68  (layer 3, head 1)  0 → 1
+    """
+    say = speaker(lang)
+    if not links:
+        out.print("  ", say("none", "없음"))
+        return
+    pairs = [f"{named(labels, link['query'])} → {named(labels, link['key'])}" for link in links]
+    heads = [_place(link, say) for link in links]
+    wide, wide_head = max(map(width, pairs)), max(map(width, heads))
+    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + wide_head + 10 > out.room:
+        heads = [f"L{link['layer']} H{link['head']}" for link in links]
+        wide = max(0, min(wide, out.room - 18))
+    for pair, head, link in zip(pairs, heads, links, strict=True):
+        style = shade(link["weight"]) if out.coloured else ""
+        parts: list[Part] = [
+            "  ",
+            (pad(pair, wide), "bold" if link is links[0] else ""),
+            "  ",
+            (f"{link['weight']:.2f}", style),
+            "  ",
+        ]
+        out.print(
+            *parts, *([head] if narrow else [pad(head, wide_head), (f"  {link['query']} → {link['key']}", "dim")])
+        )
+
+
+def _place(link: dict[str, Any], say: Say) -> str:
+    layer, head = link["layer"], link["head"]
+    return say(f"(layer {layer}, head {head})", f"(레이어 {layer}, 헤드 {head})")
+
+
+def print_row(row: dict[str, Any], labels: list[str], count: int, lang: Lang, out: Terminal) -> None:
+    """Print what one token looks at in one head, exactly: every word with its weight as its shade, then the largest.
+
+    >>> row = {"layer": 3, "head": 1, "token": 0, "weights": [0.25, 0.75]}
+    >>> print_row(row, ["it", "animal"], 1, "en", Terminal())
+    Exact row of 0 it (layer 3, head 1)
+      ›it‹(.25) animal(.75)
+    <BLANKLINE>
+      1 animal  0.750  ██████████████████████▌
+    """
+    say, token, weights = speaker(lang), row["token"], row["weights"]
+    title = f"{token} {shown(labels[token])}".rstrip()
+    out.print((say(f"Exact row of {title} ", f"{title}의 정확한 행 ") + _place(row, say), "bold"))
+    start = max(0, min(token - WINDOW // 2, len(weights) - WINDOW))
+    seen = range(start, min(len(weights), start + WINDOW))
+    high = max(weights, default=0.0) or 1.0
+    for line in fit([_warm(labels, n, weights[n], high, n == token, out) for n in seen], out.room or PIPE, "  "):
+        out.print(*line)
+    if len(seen) < len(weights):
+        part = f"{seen.start}–{seen.stop - 1}"
+        out.print((say(f"  tokens {part} of {len(weights):,}", f"  토큰 {len(weights):,}개 중 {part}"), "dim"))
+    out.print()
+    best = sorted(range(len(weights)), key=lambda n: (-weights[n], n))[:count]
+    _print_bars([n for n in best if weights[n] > 0], weights, labels, out)
+
+
+def _warm(labels: list[str], n: int, weight: float, high: float, own: bool, out: Terminal) -> list[tuple[str, str]]:
+    text = shown(labels[n]) or str(n)
+    if out.coloured:
+        warm = shade(weight / high) if weight / high >= FAINT else ""
+        return [(text, f"bold underline {warm}".strip() if own else warm)]
+    amount = f"({weight:.2f})".replace("0.", ".") if weight >= 0.01 else ""
+    return [((f"›{text}‹" if own else text) + amount, "")]
+
+
+def _print_bars(places: list[int], weights: list[float], labels: list[str], out: Terminal) -> None:
+    names = [f"{n} {shown(labels[n])}".rstrip() for n in places]
+    digits = max((len(str(n)) for n in places), default=0)
+    names = [" " * (digits - len(str(n))) + name for n, name in zip(places, names, strict=True)]
+    wide = max(map(width, names), default=0)
+    for n, name in zip(places, names, strict=True):
+        out.print(f"  {pad(name, wide)}  {weights[n]:.3f}  ", (_bar(weights[n]), "cyan"))
+
+
+def _bar(weight: float) -> str:
+    """A bar in eighths of a cell, so that small weights differ too."""
+    eighths = round(8 * BAR * min(weight, 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
 
 VERSION = 1
 DEMO = "all-MiniLM-L6-v2"
@@ -86,9 +237,9 @@ def read_text(
     Raises ValueError for a text that is empty, or longer than the model takes and not to be cut, and for a device that
     is none; ImportError without MiniLM; else as `regard.load`.
     """
-    from regard.explorer.sessions import default_model, look_at
     from regard.models.loading import load
-    from regard.models.text_model import TextModel
+    from regard.models.text import TextModel
+    from regard.session.session import default_model, look_at
 
     if not text.strip():
         raise ValueError("there is nothing to look at: the text is empty")
@@ -121,7 +272,7 @@ def check_device(device: str) -> None:
 
 def _focus(session: Session, asked: Asked) -> _Focus:
     """Read --layer, --head and --token. Raises ValueError or IndexError with what there is."""
-    from regard.explorer.ranking import layers_of
+    from regard.session.ranking import layers_of
 
     layers = layers_of(session)
     if not layers:
@@ -159,7 +310,7 @@ def _some(layers: list[Layer]) -> str:
 
 def _tokens(labels: Sequence[str], wanted: str) -> list[int]:
     """The positions of a token: a number, or a word that may stand at several and be made of several."""
-    from regard.explorer.token_words import find_word
+    from regard.session.labels import find_word
 
     if wanted.isascii() and wanted.isdigit():
         if int(wanted) >= len(labels):
@@ -178,7 +329,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
     """What is said of a session, in values that JSON holds.
 
     >>> import torch, regard
-    >>> from regard.explorer.sessions import Session
+    >>> from regard.session.session import Session
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> with regard.watch(layer, keep="qk") as seen:
     ...     _ = layer(torch.zeros(1, 3, 8))
@@ -189,8 +340,8 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
     Raises ValueError, IndexError or LookupError for a layer, head, token or measure that is not there, and for a
     token's row where queries and keys were not kept.
     """
-    from regard.explorer.ranking import obstacle, strongest
-    from regard.explorer.sentences import WARNING
+    from regard.session.ranking import obstacle, strongest
+    from regard.session.sentences import WARNING
 
     focus = _focus(session, asked)
     why = obstacle(focus.layers, focus.tokens)
@@ -313,8 +464,7 @@ def _title(session: Session, said: dict[str, Any], say: Say) -> list[Any]:
 
 def print_sections(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal, tokens: bool = True) -> None:
     """Print what `as_plain` said: the tokens, the links, a row, and the atlas unless a single head is looked at."""
-    from regard.cli.terminal_atlas import print_atlas
-    from regard.cli.terminal_words import print_row, print_tokens
+    from regard.cli.terminal import print_atlas
 
     labels = said["tokens"]
     if tokens:
@@ -335,7 +485,6 @@ def print_sections(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal
 
 
 def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) -> None:
-    from regard.cli.terminal_words import print_links
 
     say = speaker(lang)
     if said["links"] is None:
@@ -370,7 +519,7 @@ def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) 
 
 def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lang) -> dict[str, str | None]:
     if asked.figure is not None:
-        picture_files.write(_picture(session, asked, said), asked.figure)
+        files.write(_picture(session, asked, said), asked.figure)
     named = None if asked.figure is None else str(asked.figure)
     shown = session if asked.html is None else replace(session, opening=_opening(session, asked, said))
     return write_session(shown, asked.html, asked.save, lang) | {"figure": named}
@@ -378,7 +527,7 @@ def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lan
 
 def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
-    from regard.explorer.ranking import obstacle, strongest
+    from regard.session.ranking import obstacle, strongest
 
     focus, row, links = _focus(session, asked), said["row"], said["links"] or []
     if row is not None:
@@ -406,7 +555,7 @@ def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | 
 
 def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
     """The map of one head, or the atlas of all."""
-    from regard.lens.showing import atlas_of, picture_of
+    from regard.lens.show import atlas_of, picture_of
 
     if asked.layer is None:
         return atlas_of(session.capture, asked.measure)

@@ -7,8 +7,8 @@
 What it is made of is in docs/explorer.md.
 """
 
-from regard.explorer.exporting import write_html
-from regard.explorer.picture_reading import look_at_picture
-from regard.explorer.sessions import Session, look_at, open_file
+from regard.explorer.export import write_html
+from regard.session.image_session import look_at_picture
+from regard.session.session import Session, look_at, open_file
 
 __all__ = ["Session", "look_at", "look_at_picture", "open_file", "write_html"]

@@ -1,50 +1,373 @@
-"""The one protocol of the explorer: from a session to plain dictionaries, for the server, the notebook and files.
-
-    >>> from regard.explorer.sessions import look_at
-    >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP
-    >>> row(session, 3, 1, 10)["top"][0]                                                      # doctest: +SKIP
-    {'key': 2, 'weight': 0.68}
-
-`overview`, `tokens`, `head` and `links` are here; `row` and `tile`, which compute exact weights, in `weight_answers`;
-`steps` in `step_answers`; `picture` in `picture_answers`. Layers, heads, tokens and keys count from 0, tokens through
-the windows that a layer is cut into; answers are of the first batch entry.
-
-It does not know who asks.
-"""
+"""The explorer's protocol: from a session to JSON values, for server, notebook and exported page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.explorer.answer_types import Array, Head, HeadLinks, Layer, Link, Numbers, Overview, Tokens
-from regard.explorer.asked import checked_span, find_head, spoken
-from regard.explorer.head_numbers import HeadNumbers
-from regard.explorer.packing import bin_edges, finite, packed, sums_of_bins
-from regard.explorer.picture_answers import layouts_of, picture, pictures_of
-from regard.explorer.pooled_tiles import FEW_CELLS, pooled_tile
-from regard.explorer.ranking import opening_of
-from regard.explorer.seen_layers import SeenLayer
-from regard.explorer.sentences import WARNING, sentence
-from regard.explorer.sessions import Session
-from regard.explorer.step_answers import steps
-from regard.explorer.weight_answers import row, tile
-from regard.explorer.windowed_head import head_of
-from regard.lens.files.packing import pool
-from regard.lens.measuring.measures import cell_edges
+from regard.layouts import Frame, Layout
+from regard.lens.assembly import Assembled
+from regard.lens.files.container import pool
+from regard.lens.files.media import Photo
+from regard.lens.measures.measures import cell_edges
+from regard.lens.measures.weights import Remembered, Weights
+from regard.lens.placement import Patches
 from regard.lens.view import View
+from regard.session.head_weights import (
+    FEW_CELLS,
+    Scored,
+    checked_index,
+    checked_span,
+    exact_weights,
+    find_head,
+    head_of,
+    pooled_tile,
+    spoken,
+)
+from regard.session.ranking import HeadNumbers, SeenLayer, opening_of
+from regard.session.sentences import WARNING, sentence
+from regard.session.session import Session
+from regard.session.types import (
+    Array,
+    Grid,
+    Head,
+    HeadLinks,
+    Key,
+    Layer,
+    Link,
+    Numbers,
+    Overview,
+    PictureAnswer,
+    PictureLine,
+    Row,
+    Run,
+    Steps,
+    Tile,
+    TokenLayout,
+    Tokens,
+    bin_edges,
+    finite,
+    largest_of_bins,
+    packed,
+    sums_of_bins,
+)
 from regard.stages import Lang
 
-__all__ = ["head", "links", "overview", "picture", "row", "steps", "tile", "tokens"]
+DIGITS = 6  # of a fraction of a side: a millionth
+
+
+def pictures_of(session: Session) -> list[PictureLine]:
+    """The pictures that a model looked at.
+
+    >>> from regard.lens.capture import Capture
+    >>> pictures_of(Session("toy", Capture(), ()))
+    []
+    """
+    return [_line(frame, n, session.pictures) for n, frame in enumerate(session.frames)]
+
+
+def _line(frame: Frame, number: int, pictures: Sequence[Photo]) -> PictureLine:
+    shown = pictures[number] if number < len(pictures) else None
+    seen = frame.boxes([0, 0, *frame.pixels]) / (frame.picture * 2)
+    return {
+        "height": frame.picture[0],
+        "width": frame.picture[1],
+        "name": None if shown is None else shown.name,
+        "shown": shown is not None,
+        "seen": seen.round(DIGITS).tolist(),
+    }
+
+
+def picture(session: Session, number: int) -> PictureAnswer:
+    """The bytes of a picture to be shown. Raises LookupError where it is not there.
+
+    >>> from regard.lens.capture import Capture
+    >>> picture(Session("toy", Capture(), ()), 0)
+    Traceback (most recent call last):
+        ...
+    LookupError: there is no picture 0 to be shown: this session has none
+    """
+    found = find_picture(session, number)
+    return {"kind": found.kind, "base64": b64encode(found.data).decode("ascii")}
+
+
+def find_picture(session: Session, number: int) -> Photo:
+    """A picture by its number. Raises TypeError for what is no number, LookupError where it is not there."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"number must be an integer, got {type(number).__name__}: {number!r}")
+    if not 0 <= number < len(session.pictures):
+        there = f"it has {len(session.pictures)}, counted from 0" if session.pictures else "this session has none"
+        raise LookupError(f"there is no picture {number} to be shown: {there}")
+    return session.pictures[number]
+
+
+def layouts_of(session: Session) -> tuple[list[TokenLayout], list[list[int] | None]]:
+    """The unlike layouts of a session, and for each layer which of them its queries and its keys have.
+
+    >>> from regard.lens.capture import Capture
+    >>> layouts_of(Session("toy", Capture(), ()))
+    ([], [])
+    """
+    numbers: dict[Layout, int] = {}
+    found: list[TokenLayout] = []
+    layers: list[list[int] | None] = []
+    for layer in session.layers:
+        if layer.sides is None:
+            layers.append(None)
+            continue
+        for layout in (layer.sides.queries, layer.sides.keys):
+            if layout not in numbers:
+                numbers[layout] = len(found)
+                found.append(_layout(layout, layer.sides.frames))
+        layers.append([numbers[layer.sides.queries], numbers[layer.sides.keys]])
+    return found, layers
+
+
+def _layout(layout: Layout, frames: Sequence[Frame]) -> TokenLayout:
+    pairs = zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True)
+    runs: list[Run] = [
+        {"kind": kind, "picture": None if number < 0 else number, "count": len(list(run))}
+        for (kind, number), run in groupby(pairs)
+    ]
+    patches = [Patches(layout, frame, number) for number, frame in enumerate(frames)]
+    return {"runs": runs, "grids": [_grid(one) for one in patches if len(one.tokens)]}
+
+
+def _grid(patches: Patches) -> Grid:
+    """Rows and columns as they are found among the boxes; those of unlike heights at one place are unlike rows."""
+    high, wide = patches.frame.picture
+    boxes = (patches.boxes / (high, wide, high, wide)).round(DIGITS)  # (P, 4)
+    rows, row = np.unique(boxes[:, [0, 2]], axis=0, return_inverse=True)
+    columns, column = np.unique(boxes[:, [1, 3]], axis=0, return_inverse=True)
+    cells = (row.ravel() * len(columns) + column.ravel()).tolist()
+    return {
+        "picture": patches.picture,
+        "rows": rows.tolist(),
+        "columns": columns.tolist(),
+        "cells": None if cells == list(range(len(cells))) else cells,
+    }
+
+
+BINS = 1024  # of a ribbon
+TOP = 12
+MOST_WEIGHTS = 1 << 17  # of a row in one answer
+LARGEST_TILE = 256  # cells each way
+
+Span = tuple[int, int]
+
+
+def row(session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None) -> Row:
+    """The exact weights of one query: those of keys start up to stop, a ribbon of all keys, and the largest.
+
+    >>> import torch, regard
+    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(model, keep="qk") as seen:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> row(Session("toy", seen, ("a", "b", "c")), 0, 1, token=2)["top"][0]
+    {'key': 0, 'weight': 0.3333333432674408}
+
+    token: the query.  stop: default the end.
+    Raises IndexError for what is not there, LookupError where queries and keys were not kept, ValueError for more than
+    131,072 weights at once.
+    """
+    weights = exact_weights(session, layer, head, "an exact row")
+    nq, nk = weights.sizes
+    checked_index("token", token, nq, "queries")
+    start, stop = checked_span("keys", start, stop, nk, most=MOST_WEIGHTS)
+    p = weights.row(token).cpu()  # (Nk,)
+    return {
+        "token": token,
+        "start": start,
+        "stop": stop,
+        "weights": packed(p[start:stop]),
+        "ribbon": {"sum": packed(sums_of_bins(p, BINS)), "max": packed(largest_of_bins(p, BINS))},
+        "top": _largest(p),
+        "sum": finite(float(p.double().sum())),
+        "how": "exact",
+    }
+
+
+def _largest(p: Tensor) -> list[Key]:
+    """The largest weights, the lower key first among equals; hidden keys are none of them."""
+    values, keys = p.nan_to_num(0.0).sort(descending=True, stable=True)
+    pairs = zip(keys[:TOP].tolist(), values[:TOP].tolist(), strict=True)
+    return [{"key": key, "weight": weight} for key, weight in pairs if weight > 0]
+
+
+def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> Tile:
+    """A part of the map in at most size × size cells: single weights where they are as few, else pooled.
+
+    >>> import torch, regard
+    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(model, keep="qk") as seen:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> answer = tile(Session("toy", seen, ("a", "b", "c")), 0, 1, (0, 2), (0, 3))
+    >>> answer["cells"]["shape"], answer["how"]
+    ([2, 3], 'exact')
+
+    rows, cols: queries and keys, [first, end).  size: 1 to 256.
+    Up to 4,096 × 4,096 weights a pooled cell is their exact sum, divided by its number of queries. A larger part is cut
+    from the map that was measured with the run: its answer covers whole cells of that, and says which.
+
+    Raises IndexError and LookupError as `row` does, ValueError for another size or an empty part.
+    """
+    weights = exact_weights(session, layer, head, "a tile of the map")
+    if not 1 <= size <= LARGEST_TILE:
+        raise ValueError(f"size must be 1 to {LARGEST_TILE}, got {size}")
+    rows = _some("rows", rows, weights.sizes[0])
+    cols = _some("cols", cols, weights.sizes[1])
+    height, width = rows[1] - rows[0], cols[1] - cols[0]
+    if height * width > FEW_CELLS:
+        return _of_map(find_head(session, layer, head).view, head, rows, cols)
+    cells = pooled_tile(weights, rows, cols, size)
+    exact = max(height, width) <= size
+    return {"rows": list(rows), "cols": list(cols), "cells": packed(cells), "how": "exact" if exact else "pooled"}
+
+
+def _some(name: str, span: Span, count: int) -> Span:
+    start, stop = checked_span(name, span[0], span[1], count)
+    if start == stop:
+        raise ValueError(f"{name} {start} up to {stop} hold nothing: ask for at least one")
+    return start, stop
+
+
+def _of_map(view: View, head: int, rows: Span, cols: Span) -> Tile:
+    """The cells of the measured map that a part touches."""
+    if "map" not in view.held:
+        raise LookupError(
+            f"{rows[1] - rows[0]:,} × {cols[1] - cols[0]:,} weights are too many to compute now, and no map was "
+            f"measured with the run: ask for at most {FEW_CELLS:,} weights, or record it with 'map' in measures="
+        )
+    cells = view.map()[0, head]
+    (i, j, rows), (c, d, cols) = (
+        _outward(span, bin_edges(n, m).tolist())
+        for span, n, m in zip((rows, cols), view.sizes[2:], cells.shape, strict=True)
+    )
+    return {"rows": list(rows), "cols": list(cols), "cells": packed(cells[i:j, c:d]), "how": "pooled"}
+
+
+def _outward(span: Span, edges: list[int]) -> tuple[int, int, Span]:
+    """The first cell that a stretch touches, the one after its last, and the positions that these cover."""
+    first = max(n for n, edge in enumerate(edges[:-1]) if edge <= span[0])
+    end = min(n for n, edge in enumerate(edges) if edge >= span[1])
+    return first, end, (edges[first], edges[end])
+
+
+MOST_KEYS = 64
+
+
+def steps(session: Session, layer: int, head: int, token: int, key: int) -> Steps:
+    """The steps of one query, for its strongest keys and the one that was asked for; masked keys are left out else.
+
+    >>> import torch, regard
+    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(model, keep="qk") as seen:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> answer = steps(Session("toy", seen, ("a", "b", "c")), 0, 1, token=2, key=1)
+    >>> answer["d"], answer["scale"], answer["keys"], answer["v_sum"]
+    (4, 0.5, [0, 1, 2], None)
+
+    Raises IndexError for what is not there, LookupError where queries and keys were not kept or the model made its
+    weights itself.
+    """
+    nq, nk = exact_weights(session, layer, head, "showing the steps").sizes
+    checked_index("token", token, nq, "queries")
+    checked_index("key", key, nk, "keys")
+    seen = find_head(session, layer, head)
+    assert seen.view.weights is not None
+    window, own = divmod(token, max(1, seen.view.sizes[2])) if seen.windows > 1 else (0, token)
+    scored, i, first = _part(seen.view.weights, head, own, window)
+    first += window * seen.view.sizes[3]
+    j = key - first
+    if not 0 <= j < scored.sizes[1] and seen.windows > 1:
+        raise IndexError(
+            f"key {key} is in another window than token {token}, which sees keys {first} to "
+            f"{first + scored.sizes[1] - 1}"
+        )
+    if not 0 <= j < scored.sizes[1]:
+        raise IndexError(
+            f"key {key} was not there when token {token} was read: it had keys {first} to {first + scored.sizes[1] - 1}"
+        )
+    rows = slice(i, i + 1)
+    p = scored.row(i)  # (Nk,)
+    hidden = scored.hidden(rows)[0]  # (Nk,)
+    chosen = _chosen(p, j, hidden)
+    dots = scored.dots(rows, chosen)[0]  # (keys,)
+    scaled = dots * scored.call.scale
+    q, k = scored.q[i].to(scored.call.wide), scored.k[j].to(scored.call.wide)
+    v, v_sum = _values(session, seen, head, window, p, j)
+    return {
+        "token": token,
+        "key": key,
+        "d": len(q),
+        "scale": float(scored.call.scale),
+        "q": packed(q),
+        "k": packed(k),
+        "product": packed(q * k),
+        "keys": [first + at for at in chosen.tolist()],
+        "there": len(p),
+        "masked": int(hidden.sum()),
+        "dots": packed(dots),
+        "scaled": packed(scaled),
+        "scores": packed(scored.scores(scaled.clone()[None], rows, chosen)[0]),
+        "weights": packed(p[chosen]),
+        "rest": finite(max(0.0, float(p.double().sum() - p[chosen].double().sum()))),
+        "lse": finite(float(scored.lse[i])),
+        "v": v,
+        "v_sum": v_sum,
+    }
+
+
+def _part(weights: Weights, head: int, token: int, batch: int) -> tuple[Scored, int, int]:
+    """The call that a query belongs to, which of its queries it is, and where its keys begin among those of the run."""
+    first = 0
+    if isinstance(weights, Assembled):
+        n = 0
+        while token >= weights.counts[n]:
+            token, n = token - weights.counts[n], n + 1
+        moved = weights.rows[n]
+        batch, first, weights = (batch if moved is None else moved[batch]), weights.first[n], weights.parts[n]
+    if not isinstance(weights, Remembered):
+        raise LookupError(
+            "the model made these weights itself, by a softmax written out, so that no queries and keys were seen: "
+            "there are exact rows, and no steps before them"
+        )
+    return Scored(weights, head, batch), token, first
+
+
+def _chosen(p: Tensor, j: int, hidden: Tensor) -> Tensor:
+    """The asked key and those with the largest weights that are not masked, in text order, (≤ 64)."""
+    seen = len(p) - int(hidden.sum())
+    largest = p.nan_to_num(0.0).masked_fill(hidden, -1.0).topk(min(MOST_KEYS, seen)).indices.cpu().tolist()
+    others = [at for at in largest if at != j][: MOST_KEYS - 1]
+    return torch.tensor(sorted([j, *others]), device=p.device)
+
+
+def _values(
+    session: Session, seen: SeenLayer, head: int, window: int, p: Tensor, j: int
+) -> tuple[Array | None, Array | None]:
+    """The value of key j, and Σ p·v, (Dv) each; None where no live model can be asked."""
+    if session.values is None or len(seen.records) != 1:
+        return None, None
+    values = session.values.of(seen.records[0], len(session.capture.records))
+    heads = seen.view.sizes[1]
+    if values is None or values.shape[2] != len(p):
+        return None, None
+    v = values[window, head // (heads // values.shape[1])].to(p)  # (Nk, Dv)
+    return packed(v[j]), packed(p @ v)
+
 
 VERSION = 1
 FIRST_LABELS = 4096  # that come with the overview
 MOST_LABELS = 1 << 16  # in one answer
 LONGEST_LABEL = 64  # characters: a token may have a million
 LONGEST_TEXT = 1 << 18  # characters that come back with the overview
-BINS = 1024  # of a measure by position
+OVERVIEW_BINS = 1024  # of a measure by position
 CELLS = 64  # of a map, each way
 LINKS = 12
 
@@ -200,11 +523,11 @@ def _received(view: View, head: int) -> Array | None:
     values = view.received[0, head]
     if "received" in view.pooled:  # means of bins: back to sums
         return packed(values * torch.tensor(cell_edges(view.sizes[3], len(values))).diff().to(values))
-    return packed(sums_of_bins(values, BINS))
+    return packed(sums_of_bins(values, OVERVIEW_BINS))
 
 
 def _entropy(view: View, head: int) -> Array | None:
-    return packed(pool(view.entropy[0, head], BINS)) if "entropy" in view.held else None
+    return packed(pool(view.entropy[0, head], OVERVIEW_BINS)) if "entropy" in view.held else None
 
 
 def _numbers(numbers: HeadNumbers, head: int, largest: float | None) -> Numbers:
@@ -252,7 +575,8 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> HeadLi
     elif "map" in view.held and view.how("map") == "exact":
         maps = [(view.map()[w, head].float(), rows, cols) for w, (rows, cols) in enumerate(windows)]
         parts = [
-            _largest(_chosen_rows(seen, cells, rows, head), (rows[0], cols[0]), count) for cells, rows, cols in maps
+            _largest_cells(_chosen_rows(seen, cells, rows, head), (rows[0], cols[0]), count)
+            for cells, rows, cols in maps
         ]
         found, how = _first(parts, count), "exact"
     else:
@@ -271,16 +595,16 @@ def _measured_links(layer: SeenLayer, head: int, count: int) -> list[Link]:
     for w in range(layer.windows):
         rows, keys = (w * nq, (w + 1) * nq), top.index[w, head]
         weight = _chosen_rows(layer, top.weight[w, head].nan_to_num(0.0), rows, head)
-        for link in _largest(weight, (0, 0), count):
+        for link in _largest_cells(weight, (0, 0), count):
             key = w * nk + int(keys[link["query"], link["key"]])
             found.append({"query": rows[0] + link["query"], "key": key, "weight": link["weight"]})
     return _first([found], count)
 
 
-Span = tuple[int, int]
+TokenSpan = tuple[int, int]
 
 
-def _links_in(layer: SeenLayer, head: int, parts: list[tuple[Span, Span]], count: int) -> list[Link]:
+def _links_in(layer: SeenLayer, head: int, parts: list[tuple[TokenSpan, TokenSpan]], count: int) -> list[Link]:
     """The strongest links in some parts of the weights, a few million of them at once."""
     weights, found = head_of(layer, head), list[Link]()
     for (a, b), (c, d) in parts:
@@ -288,11 +612,11 @@ def _links_in(layer: SeenLayer, head: int, parts: list[tuple[Span, Span]], count
         for i in range(a, b, at_once):
             span = (i, min(i + at_once, b))
             tile = _chosen_rows(layer, weights.tile(slice(*span), slice(c, d)), span, head)
-            found = _first([found, _largest(tile, (i, c), count)], count)
+            found = _first([found, _largest_cells(tile, (i, c), count)], count)
     return found
 
 
-def _chosen_rows(layer: SeenLayer, weights: Tensor, rows: Span, head: int) -> Tensor:
+def _chosen_rows(layer: SeenLayer, weights: Tensor, rows: TokenSpan, head: int) -> Tensor:
     """(rows, …) of one window without NaN, and without those of queries that see a single key."""
     visible, weights = layer.view.place.visible, weights.nan_to_num(0.0)
     if visible is None:
@@ -303,14 +627,14 @@ def _chosen_rows(layer: SeenLayer, weights: Tensor, rows: Span, head: int) -> Te
     return weights.masked_fill((seen == 1).to(weights.device)[:, None], 0.0)
 
 
-def _largest(weights: Tensor, corner: Span, count: int) -> list[Link]:
+def _largest_cells(weights: Tensor, corner: TokenSpan, count: int) -> list[Link]:
     values, at = weights.reshape(-1).topk(min(count, weights.numel()))
     cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
     found = sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1]))
     return [{"query": corner[0] + i, "key": corner[1] + j, "weight": w} for w, (i, j) in found if w > 0]
 
 
-def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[Span, Span]]:
+def _strongest_cells(view: View, head: int, most: int = 8) -> list[tuple[TokenSpan, TokenSpan]]:
     """Where the map is strongest: the queries and keys of some cells."""
     cells = view.map()[0, head].float().nan_to_num(0.0)
     rows, cols = bin_edges(view.sizes[2], cells.shape[0]).tolist(), bin_edges(view.sizes[3], cells.shape[1]).tolist()

@@ -1,51 +1,131 @@
-"""The explorer as a server: the answers of `answers.py` over HTTP, the page, and jobs that read new texts.
+"""The explorer's HTTP server."""
 
-    GET  /                          the page                       GET  /api/session/{id}/overview, tokens, head,
-    GET  /page/{file}               its files                           row, tile, steps, links
-    GET  /api/sessions, /api/models                                POST /api/look {text, model} → {job}
-    GET  /api/session/{id}/picture/{n}                             POST /api/look_at_picture, a picture → {job}
-    GET  /openapi.json                                             GET, DELETE /api/job/{id}
-                                                                   POST /api/open, a .regard file
-
-Every error is {"error": "…"}, with a 4xx status where the request is at fault. `gate.py` keeps other sites' pages and
-other users of the machine out; `connections.py` runs it. The socket is the caller's, who binds loopback alone.
-"""
-
-# No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
-from regard.explorer.answer_types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
-from regard.explorer.failures import without_folders
-from regard.explorer.jobs import BusyError, Jobs, no_pictures
-from regard.explorer.page_files import INDEX, PAGE, page_file
-from regard.explorer.picture_answers import find_picture
-from regard.explorer.server_types import (
-    Asked,
-    JobLine,
-    ModelLine,
-    ModelList,
-    Opened,
-    Refused,
-    SessionLine,
-    SessionList,
-    Started,
-)
-from regard.explorer.sessions import Session, open_file
-from regard.explorer.shelves import ModelShelf, SessionShelf
+from regard.explorer.answers import find_picture
+from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_pictures
+from regard.explorer.security import without_folders
+from regard.session.session import Session, open_file
+from regard.session.types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
 from regard.stages import Lang
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["INSTALL", "app"]
+# pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
+
+
+class SessionLine(TypedDict):
+    """One session that can be looked at. picture: the name of the one it shows, null without."""
+
+    id: str
+    name: str
+    text: str | None
+    length: int
+    picture: str | None
+
+
+class ModelLine(TypedDict):
+    """One model that may read. pictures: does it look at them; null while nobody can tell, as before a download."""
+
+    id: str
+    name: str
+    default: bool
+    pictures: bool | None
+
+
+class SessionList(TypedDict):
+    """All sessions, the oldest first."""
+
+    sessions: list[SessionLine]
+
+
+class ModelList(TypedDict):
+    """All models, the default first."""
+
+    models: list[ModelLine]
+
+
+class Asked(TypedDict):
+    """A text to be read, by a model or by the default. truncate: cut it where it is longer than the model takes."""
+
+    text: str
+    model: NotRequired[str | None]
+    truncate: NotRequired[bool]
+
+
+class Started(TypedDict):
+    """A job that was started."""
+
+    job: str
+
+
+class Opened(TypedDict):
+    """A session that was made."""
+
+    session: str
+
+
+class JobLine(TypedDict):
+    """How far a job is. progress: in a few words.  session: of one that is done.  error: of one that failed."""
+
+    state: State
+    progress: str
+    session: str | None
+    error: str | None
+
+
+class Refused(TypedDict):
+    """Why something was not answered."""
+
+    error: str
+
+
+PAGE = Path(__file__).parent / "page"
+INDEX = "index.html"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+}
+
+
+def page_file(name: str, folder: Path = PAGE) -> tuple[bytes, str]:
+    """The bytes and the media type of a file of the page.
+
+    >>> page_file("../server.py")
+    Traceback (most recent call last):
+        ...
+    LookupError: the page has no file '../server.py'
+
+    name: its path in the folder, with slashes.  Raises LookupError for what is not there.
+    """
+    there = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if _ours(path)}
+    if name not in there:
+        raise LookupError(f"the page has no file {name[:80]!r}")
+    path = there[name]
+    return path.read_bytes(), KINDS[path.suffix]
+
+
+def _ours(path: Path) -> bool:
+    return path.suffix in KINDS and path.is_file() and not path.is_symlink()
+
+
+# No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
+
 
 INSTALL = "pip install 'regard[explorer]'"
 LONGEST_TEXT = 1 << 20  # bytes of UTF-8
@@ -105,7 +185,7 @@ def app(
         from fastapi.middleware.gzip import GZipMiddleware
     except ImportError as error:
         raise ImportError(f"the server needs fastapi and uvicorn ({error}): {INSTALL}") from None
-    from regard.explorer.gate import Gate
+    from regard.explorer.security import Gate
 
     shelf, offered = SessionShelf(), ModelShelf() if models is None else models
     for session in sessions:

@@ -1,6 +1,6 @@
 """The explorer in a notebook: `show(session)` is the page of `regard serve`, which asks this Python for its answers.
 
-    >>> from regard.explorer.sessions import look_at
+    >>> from regard.session.session import look_at
     >>> show(look_at("The animal didn't cross the street because it was too tired."))         # doctest: +SKIP
 
 Rows and tiles are asked for one by one, when they are looked at, so that a capture of 100,000 tokens opens at once.
@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any
 
 from regard.explorer import answers
-from regard.explorer.asked import spoken
-from regard.explorer.bundling import bundle
-from regard.explorer.exporting import modules, styles
-from regard.explorer.sessions import Session, session_of
+from regard.explorer.export import bundle, modules, styles
 from regard.lens.capture import Capture
+from regard.session.head_weights import spoken
+from regard.session.session import Session, session_of
 from regard.stages import Lang
 
 __all__ = ["answer", "module", "show"]
@@ -45,7 +44,7 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> An
     >>> show("a text")
     Traceback (most recent call last):
         ...
-    TypeError: show takes a session (regard.explorer.sessions.look_at) or a capture (regard.watch), got str: 'a text'
+    TypeError: show takes a session (regard.session.session.look_at) or a capture (regard.watch), got str: 'a text'
 
     lang: what the page speaks at first, "en" or "ko".  height: of the widget, in pixels.
     Raises TypeError for what is neither, ImportError without anywidget, ValueError for a language that is not spoken
@@ -53,7 +52,7 @@ def show(what: Session | Capture, *, lang: Lang = "en", height: int = 820) -> An
     """
     if not isinstance(what, (Session, Capture)):
         raise TypeError(
-            "show takes a session (regard.explorer.sessions.look_at) or a capture (regard.watch), "
+            "show takes a session (regard.session.session.look_at) or a capture (regard.watch), "
             f"got {type(what).__name__}: {what!r}"
         )
     if height < 200:

@@ -1,1 +1,1 @@
-"""The lens: what attention weights say, and whether they are weights at all."""
+"""The lens: what attention weights say, for any PyTorch model."""

@@ -13,23 +13,22 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from regard.layouts import Sides
-from regard.lens.assembling import assemble, rows_of
-from regard.lens.diagnosing import doctor as doctors
-from regard.lens.diagnosing.diagnosis import Diagnosis
-from regard.lens.diagnosing.facts import Facts
-from regard.lens.diagnosing.layer_names import places
-from regard.lens.diagnosing.patterns import NAMES
+from regard.lens.assembly import Link, assemble, by_sizes, follow, read_beams, rows_of, runs_of
+from regard.lens.doctor import doctor as doctors
+from regard.lens.doctor.facts import Facts
+from regard.lens.doctor.findings import places
+from regard.lens.doctor.report import Diagnosis
 from regard.lens.head_values import known_values, no_such_value, per_head, table_of
-from regard.lens.indexing import index_among
-from regard.lens.placing import Placed, Run, fit_layouts, read_layouts
-from regard.lens.runs import Link, by_sizes, follow, read_beams, runs_of
+from regard.lens.patterns import NAMES
+from regard.lens.placement import Placed, Run, fit_layouts, read_layouts
+from regard.lens.validity import index_among
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.files.file_photos import Photo
+    from regard.lens.files.media import Photo
 
 __all__ = ["Capture", "Ran", "Record"]
 
@@ -386,7 +385,7 @@ class Capture:
         Raises as capture[layer] and `atlas` do, IndexError for a head or batch row that is not there, ValueError for a
         head without a layer and for a measure with one.
         """
-        from regard.lens import showing
+        from regard.lens import show as showing
 
         if layer is None:
             if head is not None:
@@ -399,7 +398,7 @@ class Capture:
         return showing.picture_of(self[layer], batch=row, head=head, tokens=tokens, dark=dark)
 
     def _repr_html_(self) -> str:
-        from regard.lens import showing
+        from regard.lens import show as showing
 
         return showing.html_of(self)
 

@@ -1,7 +1,7 @@
 """What Linformer and Performer look at, in their own terms: rows over slots, rows implied by features.
 
     >>> import torch
-    >>> from regard.efficient.linformer import LinformerAttention, SlotProjection
+    >>> from regard.nn.linformer import LinformerAttention, SlotProjection
     >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
     >>> view = look_slots(layer, torch.randn(1, 50, 6))
     >>> view.row(49).shape, view.how("row"), view.how("positions")
@@ -21,13 +21,13 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.efficient.features import CHUNK, largest_product, log_features
-from regard.efficient.linformer import LinformerAttention
-from regard.efficient.performer import PerformerAttention, kernel_attention
-from regard.efficient.seen_keys import read_seen
-from regard.layers import ContextKeys
-from regard.lens.looking import look
+from regard.lens.look import look
 from regard.lens.view import View
+from regard.nn.attention import ContextKeys
+from regard.nn.feature_maps import CHUNK, largest_product, log_features
+from regard.nn.linformer import LinformerAttention
+from regard.nn.performer import PerformerAttention, kernel_attention
+from regard.nn.projections import read_seen
 
 __all__ = ["Approximation", "FeatureView", "SlotView", "look_features", "look_slots"]
 
@@ -78,7 +78,7 @@ def look_slots(
     """Look at what a Linformer layer looks at.
 
     >>> import torch
-    >>> from regard.efficient.linformer import LinformerAttention, SlotProjection
+    >>> from regard.nn.linformer import LinformerAttention, SlotProjection
     >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
     >>> look_slots(layer, torch.randn(1, 50, 6)).slots.entropy.shape
     torch.Size([1, 2, 50])
@@ -211,7 +211,7 @@ def look_features(
     """Look at what a Performer layer looks at.
 
     >>> import torch
-    >>> from regard.efficient.performer import PerformerAttention
+    >>> from regard.nn.performer import PerformerAttention
     >>> view = look_features(PerformerAttention(6, 2), torch.randn(1, 50, 6))
     >>> view.row(49).shape, view.error().total_variation.shape
     (torch.Size([1, 2, 50]), torch.Size([1, 2]))

@@ -1,7 +1,7 @@
 """Attention on the photograph: one exact row, or what all queries look at, as numbers of the picture's own pixels.
 
     >>> import torch, regard
-    >>> from regard.frames import Frame
+    >>> from regard.layouts import Frame
     >>> from regard.layouts import Sides
     >>> x = torch.zeros(1, 2, 5, 4)
     >>> view = regard.look(x, x, x)                                          # of 1 cls and 2 × 2 patches
@@ -36,14 +36,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import KINDS
-from regard.lens.indexing import index_among
-from regard.lens.measuring.weights import sources
-from regard.lens.pictures.box_heat import Floats, box_heat
-from regard.lens.pictures.photograph import read_photograph
-from regard.lens.pictures.picture_overlay import overlay
-from regard.lens.placed_patches import Patches, Place, Token, beyond, find_token, name_token
-from regard.lens.placing import Placed
+from regard.lens.measures.weights import sources
+from regard.lens.placement import Patches, Place, Placed, Token, beyond, find_token, name_token
+from regard.lens.validity import index_among
 from regard.lens.view import View
+from regard.viz.overlay import Floats, box_heat, overlay, read_photograph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +98,7 @@ class Overlay:
 
     def save(self, path: str | os.PathLike[str], *, dark: bool = False) -> Path:
         """Write the figure as .png, .svg or .pdf. Raises as `regard.figures.save` does."""
-        from regard.lens.figures import save
+        from regard.viz.figures import save
 
         return save(self.figure(dark=dark), Path(path))
 

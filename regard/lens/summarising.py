@@ -11,10 +11,10 @@ import torch
 
 from regard import tables
 from regard.lens.capture import Capture, Ran
-from regard.lens.diagnosing.diagnosis import SAID
-from regard.lens.diagnosing.findings import calls_in_words, spoken
-from regard.lens.diagnosing.patterns import CALLED, label
+from regard.lens.doctor.findings import calls_in_words, spoken
+from regard.lens.doctor.report import SAID
 from regard.lens.head_values import per_head
+from regard.lens.patterns import CALLED, label
 from regard.lens.view import View
 from regard.stages import Lang
 

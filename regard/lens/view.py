@@ -17,16 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.lens.checking import Report, judge
-from regard.lens.diagnosing import patterns
-from regard.lens.diagnosing.patterns import Patterns
-from regard.lens.indexing import index_among, part_of_axis
-from regard.lens.measuring import engines
-from regard.lens.measuring.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
-from regard.lens.measuring.weights import Weights, sources
-from regard.lens.placing import NOWHERE, Placed
-from regard.masks.marked import at_positions
+from regard.lens import patterns
+from regard.lens.measures import engines
+from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
+from regard.lens.measures.weights import Weights, sources
+from regard.lens.patterns import Patterns
+from regard.lens.placement import NOWHERE, Placed
+from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import Grid
+from regard.masks.token_masks import at_positions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +54,7 @@ class Top:
 
 
 class Place(Protocol):
-    """How a call's queries stand among its keys: `regard.lens.diagnosing.sight.Sight`, or what a file says of it."""
+    """How a call's queries stand among its keys: `regard.lens.doctor.mask_summary.Sight`, or what a file says of it."""
 
     @property
     def visible(self) -> Tensor | None:
@@ -244,7 +243,7 @@ class View:
         return self._give(total / counted.expand_as(values).sum(-1).clamp(min=1))
 
     def patterns(self) -> dict[str, Any]:
-        """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.diagnosing.patterns`.
+        """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.patterns`.
 
         >>> import torch, regard
         >>> x = torch.eye(4) * 30
@@ -442,12 +441,12 @@ class View:
         head: default all.  batch: which batch row.  dark: for dark paper.
         Raises IndexError for a head or batch row that is not there, LookupError where no map was measured.
         """
-        from regard.lens import showing
+        from regard.lens import show as showing
 
         return showing.picture_of(self, batch=batch, head=head, dark=dark)
 
     def _repr_png_(self) -> bytes | None:
-        from regard.lens import showing
+        from regard.lens import show as showing
 
         return showing.png_of(self)
 

@@ -26,10 +26,10 @@ Read `mask.py` for what every mask is, then `placed.py` (causal, window, dilated
 documents, globals, queries) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
 """
 
-from regard.masks.cells import DenseMask, as_mask, blocks, dense, random_blocks
-from regard.masks.marked import documents, globals, padding, queries
+from regard.masks.dense import DenseMask, as_mask, blocks, dense, random_blocks
 from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask
-from regard.masks.placed import Causal, causal, dilated, prefix, window
+from regard.masks.positional import Causal, causal, dilated, prefix, window
+from regard.masks.token_masks import documents, globals, padding, queries
 
 __all__ = [
     "EMPTY",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.rules import IndexRule, Number, Rule, indices, size_or_one
+from regard.masks.rules import IndexRule, Number, Rule, indices, size_or_one
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "And", "Bounds", "Grid", "Mask"]
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.masks.tiling import Group, Panel
-from regard.rules import IndexRule
+from regard.masks.rules import IndexRule
+from regard.masks.tiles import Group, Panel
 
 __all__ = ["Run", "Terms", "gathered", "pieces", "runs"]
 
@@ -107,7 +107,7 @@ def runs(panel: Panel) -> Iterator[Run]:
     """A panel's stretches in runs, each as long as it can be. Found once and kept with the groups.
 
     >>> from regard.masks import window
-    >>> from regard.masks.tiling import visible_tiles
+    >>> from regard.masks.tiles import visible_tiles
     >>> tiles = visible_tiles(window(256, 256), 4096, 4096, torch.device("cpu"))
     >>> [(run.count, run.query, run.key, run.step) for run in runs(tiles.everyone)][-1]
     (28, 256, 0, 128)

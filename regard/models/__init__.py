@@ -1,1 +1,1 @@
-"""Models on the one operation: a short file per family, and the parts they share."""
+"""Models: loading, saving, families, and the model classes."""

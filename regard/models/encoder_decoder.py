@@ -13,11 +13,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.models.heads import LanguageHead, Seen
+from regard.generation.state import ModelState
+from regard.models.config import Settings
 from regard.models.model import Model, Result
-from regard.models.parts import Passed, Tower
-from regard.models.settings import Settings
-from regard.models.state import State
+from regard.nn.blocks import Passed, Tower
+from regard.nn.heads import LanguageHead, Seen
 
 __all__ = ["EncoderDecoder", "Reading", "shift_right"]
 
@@ -157,7 +157,7 @@ class Reading:
         self.model, self.decoder, self.head, self.memory, self.mask = model, decoder, head, memory, mask
 
     @torch.no_grad()
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, State]:
+    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read start tokens (B, N) and make room for `length` positions in all: logits (B, V), and the state.
 
         mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
@@ -168,19 +168,19 @@ class Reading:
             raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
         if len(ids) != len(self.memory):
             raise ValueError(f"{len(ids)} texts are to be written, and the encoder has read {len(self.memory)}")
-        state = State.room(self.decoder, len(ids), length, mask, model.dtype, model.device)
+        state = ModelState.room(self.decoder, len(ids), length, mask, model.dtype, model.device)
         state.memory, state.memory_mask = self.decoder.keys(self.memory), self.mask
         logits = self._advance(state, ids)
         state.forget_mask()
         return logits, state
 
     @torch.no_grad()
-    def step(self, state: State, tokens: Tensor) -> Tensor:
+    def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one."""
         state.see(len(tokens))
         return self._advance(state, tokens.unsqueeze(1))
 
-    def _advance(self, state: State, ids: Tensor) -> Tensor:
+    def _advance(self, state: ModelState, ids: Tensor) -> Tensor:
         passed = self.decoder(
             ids,
             mask=state.mask,

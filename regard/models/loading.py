@@ -18,16 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.linear_maps import Joined, JoinedTable
-from regard.models.checkpoint.checkpoints import Checkpoint
-from regard.models.checkpoint.finding import find
-from regard.models.checkpoint.foreign import refuse_foreign
-from regard.models.family import Family
+from regard.models.checkpoint import Checkpoint, refuse_foreign
+from regard.models.config import Settings
+from regard.models.family import Family, Names, Source, lookup
+from regard.models.hub import find
 from regard.models.model import Model
-from regard.models.settings import Settings
-from regard.models.sources import Names, Source, lookup
-from regard.models.text_model import TextModel
-from regard.models.vision_model import VisionModel
+from regard.models.text import TextModel
+from regard.models.vision import VisionModel
+from regard.nn.linear import Joined, JoinedTable
 
 __all__ = ["FAMILIES", "empty", "family_of", "listed", "load", "places"]
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from regard.models.settings import Settings
-from regard.models.verbs.picture_verbs import PictureVerbs
-from regard.models.verbs.text_verbs import TextVerbs
+from regard.models.config import Settings
+from regard.tasks.image_verbs import PictureVerbs
+from regard.tasks.text_verbs import TextVerbs
 
 if TYPE_CHECKING:
+    from regard.data.image_processing import Preprocessor
+    from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
-    from regard.models.images.preprocessing import Preprocessor
-    from regard.models.parts import Tower
-    from regard.models.tokenizers.tokenizing import Tokenizer
+    from regard.nn.blocks import Tower
 
 __all__ = ["Model", "Result"]
 
@@ -99,7 +99,7 @@ class Model(TextVerbs, PictureVerbs):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer, opened on first use. Raises as `Tokenizer.open` does."""
-        from regard.models.tokenizers.tokenizing import Tokenizer
+        from regard.data.tokenizer import Tokenizer
 
         if self.directory is None:
             raise ValueError("this model was not loaded from a directory, so it has no tokenizer: set model.tokenizer")
@@ -108,7 +108,7 @@ class Model(TextVerbs, PictureVerbs):
     @cached_property
     def preprocessor(self) -> Preprocessor:
         """How the checkpoint wants its pictures, opened on first use; or set it. Raises as `Preprocessor.open` does."""
-        from regard.models.images.preprocessing import Preprocessor
+        from regard.data.image_processing import Preprocessor
 
         remedy = 'set model.preprocessor = Preprocessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
@@ -132,9 +132,9 @@ class Model(TextVerbs, PictureVerbs):
         ['config.json', 'model.safetensors']
 
         directory: made where it is not there.
-        Raises as `regard.models.storing.save`.
+        Raises as `regard.models.saving.save`.
         """
-        from regard.models.storing import save
+        from regard.models.saving import save
 
         save(self, directory)
 

@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from regard.biases import Bias
-from regard.efficient.head_projections import HeadProjections
-from regard.layers import MultiHeadAttention
-from regard.linear_maps import is_distributed, local, untouched
+from regard.masks.biases import Bias
 from regard.models.loading import listed
-from regard.models.parts import FeedForward
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import FeedForward
+from regard.nn.linear import is_distributed, local, untouched
+from regard.nn.projections import HeadProjections
 from regard.positions import T5, Alibi, Rotary, Swin
 
 __all__ = ["gather", "parallelize"]

@@ -30,11 +30,11 @@ import torch
 
 import regard
 from regard import atomic_files
-from regard.explorer import exporting
-from regard.explorer.sessions import Session
-from regard.lens.files.capture_file import read
+from regard.explorer import export
+from regard.lens.files.container import read
 from regard.lens.files.saving import HEADER
 from regard.models.families.transformer import transformer
+from regard.session.session import Session
 
 OF_THE_SYSTEM = {"posix", "_io", "fcntl"}
 Snapshot = dict[str, bytes] | None  # content by path; None where nothing is
@@ -87,13 +87,13 @@ def captures() -> Writer:
 def pages() -> Writer:
     """The page's text is made once: the kills are for its writing."""
     sessions = [Session(f"page {n}", seen(n), tuple(map(str, range(199)))) for n in (0, 1)]
-    texts = {session.name: exporting.html(session) for session in sessions}
-    exporting.html = lambda session, lang="en": texts[session.name]  # type: ignore[assignment]
+    texts = {session.name: export.html(session) for session in sessions}
+    export.html = lambda session, lang="en": texts[session.name]  # type: ignore[assignment]
 
     def version(path: Path) -> int:
         return [text.encode() for text in texts.values()].index(path.read_bytes())
 
-    return Writer("HTML export", lambda n, path: exporting.write_html(sessions[n], path), version)
+    return Writer("HTML export", lambda n, path: export.write_html(sessions[n], path), version)
 
 
 def models(folder: Path) -> Writer:

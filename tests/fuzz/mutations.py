@@ -224,7 +224,7 @@ def _forge_entry(header: dict[str, Any], random: Random) -> str:
 
 
 def seal(entries: dict[str, Any], header: str, data: bytes) -> bytes:
-    """A capture with right checksums and any content, as regard/lens/files/capture_file.py lays it out."""
+    """A capture with right checksums and any content, as regard/lens/files/container.py lays it out."""
 
     def checksum(of: bytes) -> str:
         return blake2b(of, digest_size=32).hexdigest()

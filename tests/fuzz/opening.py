@@ -21,12 +21,12 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.explorer.carrying import carried
-from regard.explorer.picture_reading import look_at_picture
-from regard.explorer.sessions import session_of
-from regard.models.images.pictures import glance, open_picture
-from regard.models.images.preprocessing import Preprocessor
-from regard.models.tokenizers.tokenizing import Tokenizer
+from regard.data.image_processing import Preprocessor
+from regard.data.images import glance, open_picture
+from regard.data.tokenizer import Tokenizer
+from regard.explorer.export_data import carried
+from regard.session.image_session import look_at_picture
+from regard.session.session import session_of
 
 PACKAGE = Path(regard.__file__).parent
 TEXT = "the cat sat on the mat, 고양이! [MASK] <|endoftext|>"

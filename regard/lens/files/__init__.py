@@ -1,1 +1,1 @@
-"""Captures as files: written, read, compared."""
+"""Capture files: written, read and checked."""

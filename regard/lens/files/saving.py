@@ -20,12 +20,19 @@ from torch import Tensor
 
 from regard import __version__
 from regard.lens.capture import Capture, Record
-from regard.lens.files.capture_file import FORGED, CaptureFileError, read, write
-from regard.lens.files.file_layouts import pack_layouts, unpack_layouts
-from regard.lens.files.file_parts import Incoming, Outgoing, fields, is_list_of
-from regard.lens.files.file_photos import pack_photos, unpack_photos
-from regard.lens.files.file_records import check_runs, pack_record, unpack_record
-from regard.lens.files.packing import pool
+from regard.lens.files.container import (
+    FORGED,
+    CaptureFileError,
+    Incoming,
+    Outgoing,
+    fields,
+    is_list_of,
+    pool,
+    read,
+    write,
+)
+from regard.lens.files.media import pack_layouts, pack_photos, unpack_layouts, unpack_photos
+from regard.lens.files.records import check_runs, pack_record, unpack_record
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
 __all__ = ["open", "overview_of", "save"]

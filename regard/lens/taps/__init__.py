@@ -1,1 +1,1 @@
-"""Catching the attention calls of somebody else's model: what is installed, what is reported, by whom."""
+"""Taps that catch the attention calls of a watched model."""

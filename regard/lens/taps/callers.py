@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.layers import ContextKeys
-from regard.lens.taps.sightings import HERE, Kind, Sighting, measuring
+from regard.lens.taps.calls import HERE, Kind, Sighting, measuring
+from regard.nn.attention import ContextKeys
 from regard.op import BeamObserver, attention
 
 __all__ = [

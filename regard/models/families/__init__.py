@@ -1,1 +1,1 @@
-"""One short file per family: what is peculiar to it, and how its weights are called."""
+"""One file per family: config mapping and weight names."""

@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.family import Family, Task
-from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
-from regard.models.parts import Block, Embedding, Tower, encoder_block
-from regard.models.settings import MOST_LAYERS, Settings
-from regard.models.sources import Names
-from regard.models.text_model import TextModel
+from regard.models.config import MOST_LAYERS, Settings
+from regard.models.family import Family, Names, Task
+from regard.models.text import TextModel
+from regard.nn.blocks import Block, Embedding, Tower, encoder_block
+from regard.nn.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
 
 __all__ = ["FAMILY"]
 

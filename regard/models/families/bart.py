@@ -11,13 +11,12 @@ from collections.abc import Callable
 
 from torch import nn
 
+from regard.models.config import Settings
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Task
-from regard.models.heads import EndToken, Labels, LanguageHead
-from regard.models.parts import Embedding
-from regard.models.settings import Settings
-from regard.models.sources import Names, Row
+from regard.models.family import Family, Names, Row, Task
+from regard.nn.blocks import Embedding
+from regard.nn.heads import EndToken, Labels, LanguageHead
 
 __all__ = ["COPIES", "FAMILY", "HARMLESS", "HEAD_COPIES", "WORDS", "words"]
 

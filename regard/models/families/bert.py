@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.family import Family, Task
-from regard.models.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
-from regard.models.parts import Block, Embedding, Tower, encoder_block
-from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
-from regard.models.text_model import TextModel
+from regard.models.config import Settings
+from regard.models.family import Family, Names, Rows, Task
+from regard.models.text import TextModel
+from regard.nn.blocks import Block, Embedding, Tower, encoder_block
+from regard.nn.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
 
 __all__ = ["FAMILY", "labels", "names", "tower"]
 

@@ -14,16 +14,14 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.block_attention import BlockAttention
+from regard.models.config import Settings
 from regard.models.families import bert
-from regard.models.family import Family, Task
-from regard.models.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
-from regard.models.long_text_model import AnswerHead, AnsweringModel
-from regard.models.parts import Block, Embedding, FeedForward, Tower
-from regard.models.settings import Settings
-from regard.models.sources import Names
-from regard.models.text_model import TextModel
+from regard.models.family import Family, Names, Task
+from regard.models.text import AnswerHead, AnsweringModel, TextModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.block_attention import BlockAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower
+from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, PretrainingHead, Transform
 
 __all__ = ["FAMILY"]
 

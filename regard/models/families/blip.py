@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.dual_model import Comparison, DualModel
+from regard.models.config import Settings
+from regard.models.dual_encoder import Comparison, DualModel
 from regard.models.families import bert
-from regard.models.family import Family, Task
-from regard.models.heads import LanguageHead, Pooler, Transform
+from regard.models.family import Family, Led, Names, Task, nested
+from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
 from regard.models.model import Model
-from regard.models.parts import Block, Embedding, FeedForward, Tower
-from regard.models.picture_text_model import Answerer, Bounds, Captioner, Matcher, Matching
-from regard.models.settings import Settings
-from regard.models.sources import Led, Names, nested
-from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, VisionTower
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower
+from regard.nn.heads import LanguageHead, Pooler, Transform
+from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, VisionTower
 
 __all__ = ["FAMILY"]
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.dual_model import Comparison, DualModel
-from regard.models.family import Family, Task
-from regard.models.heads import EndPooler
+from regard.models.config import Settings
+from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.family import Family, Names, Rows, Task, nested
 from regard.models.model import Model
-from regard.models.parts import Block, Embedding, FeedForward, Tower
-from regard.models.settings import Settings
-from regard.models.sources import Names, Rows, nested
-from regard.models.vision_model import VisionModel
-from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.models.vision import VisionModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower
+from regard.nn.heads import EndPooler
+from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
 
 __all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
 

@@ -5,12 +5,11 @@ Peculiar: with its last layer (task "encode") it gives vectors that compare with
 
 from __future__ import annotations
 
-from regard.models.dual_model import Comparison, DualModel
+from regard.models.config import Settings
+from regard.models.dual_encoder import Comparison, DualModel
 from regard.models.families.clip import HARMLESS, NORM, VISION, vision_pooler, vision_tower
-from regard.models.family import Family, Task
-from regard.models.settings import Settings
-from regard.models.sources import Names, nested
-from regard.models.vision_model import VisionModel
+from regard.models.family import Family, Names, Task, nested
+from regard.models.vision import VisionModel
 
 __all__ = ["FAMILY"]
 

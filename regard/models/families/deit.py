@@ -11,14 +11,13 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from regard.linear_maps import Linear
+from regard.models.config import Settings
 from regard.models.families.vit import NAMES, rebuilding, tower
-from regard.models.family import Family, Task
-from regard.models.heads import Pooler
-from regard.models.settings import Settings
-from regard.models.sources import Led, Names
-from regard.models.vision_model import VisionModel
-from regard.models.vision_parts import Grid, PictureLabels
+from regard.models.family import Family, Led, Names, Task
+from regard.models.vision import VisionModel
+from regard.nn.heads import Pooler
+from regard.nn.linear import Linear
+from regard.nn.vision import Grid, PictureLabels
 
 __all__ = ["FAMILY"]
 

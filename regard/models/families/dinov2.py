@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
+from regard.models.config import Settings
 from regard.models.families.vit import NAMES as VIT
-from regard.models.family import Family, Task
-from regard.models.parts import Block, DropPath, FeedForward
-from regard.models.settings import Settings
-from regard.models.sources import Led, Names
-from regard.models.vision_model import VisionModel
-from regard.models.vision_parts import PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.models.family import Family, Led, Names, Task
+from regard.models.vision import VisionModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, DropPath, FeedForward
+from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, VisionTower
 
 __all__ = ["FAMILY", "REGISTERS"]
 

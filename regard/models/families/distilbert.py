@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.family import Family, Task
-from regard.models.heads import FirstToken, Labels, LanguageHead, Transform
-from regard.models.parts import Block, Embedding, Tower, encoder_block
-from regard.models.settings import Settings
-from regard.models.sources import Names
-from regard.models.text_model import TextModel
+from regard.models.config import Settings
+from regard.models.family import Family, Names, Task
+from regard.models.text import TextModel
+from regard.nn.blocks import Block, Embedding, Tower, encoder_block
+from regard.nn.heads import FirstToken, Labels, LanguageHead, Transform
 
 __all__ = ["FAMILY"]
 

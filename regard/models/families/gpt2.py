@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.family import Family, Task
-from regard.models.heads import decoder_head
-from regard.models.parts import Block, Embedding, FeedForward, Tower
-from regard.models.settings import Settings
-from regard.models.sources import Names, Turned
-from regard.models.text_model import TextModel
+from regard.models.config import Settings
+from regard.models.family import Family, Names, Task, Turned
+from regard.models.text import TextModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower
+from regard.nn.heads import decoder_head
 
 __all__ = ["FAMILY"]
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.linear_maps import Joined, JoinedTable
+from regard.generation.stopping import read_eos
+from regard.models.config import Settings
 from regard.models.families import clip, llama
-from regard.models.family import Family, Task
-from regard.models.flamingo_model import FlamingoModel
-from regard.models.flamingo_parts import GatedLook, Resampler, ResamplerBlock
-from regard.models.generation.stopping import read_eos
-from regard.models.heads import LanguageHead
-from regard.models.parts import Block, FeedForward
-from regard.models.settings import Settings
-from regard.models.sources import Led, Names, Rows, nested
-from regard.models.vision_parts import NormedFirst, PatchEmbedding, Patches, VisionTower
+from regard.models.family import Family, Led, Names, Rows, Task, nested
+from regard.models.flamingo import FlamingoModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, FeedForward
+from regard.nn.flamingo import GatedLook, Resampler, ResamplerBlock
+from regard.nn.heads import LanguageHead
+from regard.nn.linear import Joined, JoinedTable
+from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, VisionTower
 
 __all__ = ["FAMILY"]
 

@@ -6,11 +6,10 @@ each a vector that LLaMA could have read as a word. Nothing else is new: what fo
 
 from __future__ import annotations
 
+from regard.models.config import Settings
 from regard.models.families import clip, llama
-from regard.models.family import Family, Task
-from regard.models.picture_writer import PictureWriter, Projector
-from regard.models.settings import Settings
-from regard.models.sources import Names, nested
+from regard.models.family import Family, Names, Task, nested
+from regard.models.vision_language import PictureWriter, Projector
 
 __all__ = ["FAMILY"]
 

@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from torch import nn
 
+from regard.models.config import Settings
 from regard.models.families import bert, roberta
-from regard.models.family import Family, Task
-from regard.models.heads import FirstToken, Labels, Pooler
-from regard.models.long_attention import SlidingAttention
-from regard.models.long_text_model import Choice, LongTextModel, TokensBefore, first_tokens
-from regard.models.parts import Tower
-from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
+from regard.models.family import Family, Names, Rows, Task
+from regard.models.text import Choice, LongTextModel, TokensBefore, first_tokens
+from regard.nn.blocks import Tower
+from regard.nn.heads import FirstToken, Labels, Pooler
+from regard.nn.sliding_attention import SlidingAttention
 
 __all__ = ["FAMILY"]
 

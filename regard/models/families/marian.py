@@ -6,13 +6,12 @@ added to the score of each word, as in BART. Sines have no end, so max_position_
 
 from __future__ import annotations
 
+from regard.models.config import Settings
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, words
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Task
-from regard.models.parts import Embedding, Waves
-from regard.models.settings import Settings
-from regard.models.sources import Names
+from regard.models.family import Family, Names, Task
+from regard.nn.blocks import Embedding, Waves
 
 __all__ = ["FAMILY"]
 

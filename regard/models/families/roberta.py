@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 from torch import nn
 
+from regard.models.config import Settings
 from regard.models.families import bert
-from regard.models.family import Family, Task
-from regard.models.heads import FirstToken, Labels, LanguageHead, Pooler, Transform
-from regard.models.settings import Settings
-from regard.models.sources import Names
-from regard.models.text_model import TextModel
+from regard.models.family import Family, Names, Task
+from regard.models.text import TextModel
+from regard.nn.heads import FirstToken, Labels, LanguageHead, Pooler, Transform
 
 __all__ = ["FAMILY"]
 

@@ -14,14 +14,13 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.family import Family, Task
-from regard.models.parts import FeedForward
-from regard.models.settings import MOST_LAYERS, Settings
-from regard.models.sources import Led, Names, Rows
-from regard.models.vision_model import VisionModel
-from regard.models.vision_parts import Mean, Patches, PictureLabels, Rebuilding
-from regard.models.window_parts import Merging, Stage, WindowBlock, WindowEmbedding, WindowTable, WindowTower
+from regard.models.config import MOST_LAYERS, Settings
+from regard.models.family import Family, Led, Names, Rows, Task
+from regard.models.vision import VisionModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import FeedForward
+from regard.nn.vision import Mean, Patches, PictureLabels, Rebuilding
+from regard.nn.windows import Merging, Stage, WindowBlock, WindowEmbedding, WindowTable, WindowTower
 
 __all__ = ["FAMILY", "NAMES", "tower"]
 

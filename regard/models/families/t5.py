@@ -11,15 +11,14 @@ from collections.abc import Callable, Collection
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
+from regard.models.config import Settings
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import Family, Task
-from regard.models.heads import EndToken, Labels, LanguageHead
+from regard.models.family import Family, Names, Rows, Task
 from regard.models.model import Model
-from regard.models.parts import Block, Embedding, FeedForward, Tower
-from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
-from regard.models.text_model import TextModel
+from regard.models.text import TextModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower
+from regard.nn.heads import EndToken, Labels, LanguageHead
 from regard.positions import T5
 
 __all__ = ["FAMILY"]

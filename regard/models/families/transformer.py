@@ -18,14 +18,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.linear_maps import Joined
+from regard.models.config import Settings
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
-from regard.models.family import Family, Task
-from regard.models.heads import LanguageHead
-from regard.models.parts import Block, Embedding, FeedForward, Tower, Waves
-from regard.models.settings import Settings
-from regard.models.sources import Names, Rows
+from regard.models.family import Family, Names, Rows, Task
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Embedding, FeedForward, Tower, Waves
+from regard.nn.heads import LanguageHead
+from regard.nn.linear import Joined
 from regard.rotary import whole
 
 __all__ = ["BLOCKS", "FAMILY", "refuse_others", "shift_right", "tower", "transformer"]

@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.layers import MultiHeadAttention
-from regard.models.family import Family, Task
-from regard.models.heads import Pooler
-from regard.models.parts import Block, FeedForward
-from regard.models.settings import Settings
-from regard.models.sources import Led, Names, Rows
-from regard.models.vision_model import VisionModel
-from regard.models.vision_parts import PatchEmbedding, Patches, PictureLabels, Rebuilding, VisionTower
+from regard.models.config import Settings
+from regard.models.family import Family, Led, Names, Rows, Task
+from regard.models.vision import VisionModel
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, FeedForward
+from regard.nn.heads import Pooler
+from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, Rebuilding, VisionTower
 
 __all__ = ["FAMILY", "NAMES", "rebuilding", "tower"]
 

@@ -1,0 +1,302 @@
+"""`regard mask`: a mask expression, drawn."""
+
+import ast
+from collections.abc import Callable
+from inspect import Parameter, signature
+from operator import and_, or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard import masks
+from regard.cli import files
+from regard.cli.options import Lang, Say, known, speaker
+from regard.cli.terminal import Terminal
+from regard.masks import Mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KNOWN: dict[str, Callable[..., Mask]] = {
+    "causal": masks.causal,
+    "window": masks.window,
+    "dilated": masks.dilated,
+    "prefix": masks.prefix,
+    "padding": masks.padding,
+    "documents": masks.documents,
+    "globals": masks.globals,
+    "queries": masks.queries,
+    "blocks": masks.blocks,
+    "random_blocks": masks.random_blocks,
+    "dense": masks.dense,
+}
+"""The names of the language."""
+
+LONGEST = 20_000  # signs; Python's own parser needs memory in proportion
+DEEPEST = 32  # levels; a mask is evaluated and printed by recursion, and every & or | is a level
+LARGEST = 2**24  # more positions than are ever drawn; a document that long still fits the memory
+_PAIRS = {ast.BitAnd: and_, ast.BitOr: or_}
+
+
+def read_mask(text: str) -> Mask:
+    """The mask that a text describes.
+
+    >>> print(read_mask("causal").draw(2))
+    ■ ·
+    ■ ■
+
+    text: an expression such as `causal & window(2, 1)`.
+
+    Raises ValueError that shows the part that was not understood, and the names there are.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"mask of {len(text):,} signs: at most {LONGEST:,} are read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    # A chain of ~ overflows Python's parser, which says so by MemoryError; a null byte is a ValueError.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else str(error) or "nested too deeply"
+        raise ValueError(f"cannot read the mask {_short(text)}: {why}; for example: causal & window(2, 1)") from None
+    return _Reader(text.strip()).mask(tree.body, DEEPEST)
+
+
+class _Reader:
+    """Reads the tree of one text; keeps the text to show the part that is wrong."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def mask(self, node: ast.AST, levels: int) -> Mask:
+        if levels == 0:
+            raise ValueError(f"the mask {_short(self.text)} is nested deeper than {DEEPEST} levels")
+        if isinstance(node, ast.BinOp) and type(node.op) in _PAIRS:
+            left, right = self.mask(node.left, levels - 1), self.mask(node.right, levels - 1)
+            return self.made(node, _PAIRS[type(node.op)], [left, right], {})
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+            return ~self.mask(node.operand, levels - 1)
+        if isinstance(node, ast.Name):
+            return self.made(node, self.function(node), [], {})
+        if isinstance(node, ast.Call):
+            return self.called(node)
+        raise self.unknown(node, "&, | and ~ combine masks, not and, or and not" if _is_worded(node) else "")
+
+    def called(self, node: ast.Call) -> Mask:
+        function = self.function(node.func)
+        arguments = [self.literal(argument) for argument in node.args]
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise self.unknown(node, "arguments are written out, not unpacked by **")
+        named = {str(keyword.arg): self.literal(keyword.value) for keyword in node.keywords}
+        return self.made(node, function, arguments, named)
+
+    def function(self, node: ast.AST) -> Callable[..., Mask]:
+        if not isinstance(node, ast.Name) or node.id not in KNOWN:
+            raise self.unknown(node)
+        return KNOWN[node.id]
+
+    def made(self, node: ast.AST, make: Callable[..., Mask], arguments: list[Any], named: dict[str, Any]) -> Mask:
+        try:
+            mask = make(*arguments, **named)
+            _ = mask.leading  # parts that disagree on batch or heads are told here, not where they are drawn
+            return mask
+        # RuntimeError, OverflowError: what torch says of a list that is no tensor, or of one that memory cannot hold.
+        except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+            how = f"; write {_usage(make)}" if isinstance(error, TypeError) and make in KNOWN.values() else ""
+            raise ValueError(f"mask {self.part(node)}: {str(error) or 'too large'}{how}") from None
+
+    def literal(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.literal(element) for element in node.elts]
+        minus = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        constant = node.operand if isinstance(node, ast.UnaryOp) and minus else node
+        if not isinstance(constant, ast.Constant) or not isinstance(constant.value, int | float | str | None):
+            raise self.unknown(node, "arguments are numbers, True, False, None, 'text' or lists of them")
+        value = constant.value
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:
+            raise ValueError(f"mask {self.part(node)}: a number is at most {LARGEST:,}")
+        if minus and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise self.unknown(node, "only a number has a minus")
+        return -value if minus else value  # type: ignore[operator]
+
+    def unknown(self, node: ast.AST, why: str = "") -> ValueError:
+        inside = "" if self.part(node) == _short(self.text) else f" in {_short(self.text)}"
+        why = why or f"the masks are {', '.join(KNOWN)}"
+        return ValueError(f"mask: {self.part(node)}{inside} is not understood; {why}")
+
+    def part(self, node: ast.AST) -> str:
+        return _short(ast.get_source_segment(self.text, node) or ast.unparse(node))
+
+
+def _is_worded(node: ast.AST) -> bool:
+    return isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def _usage(make: Callable[..., Mask]) -> str:
+    """How a function is called: its name and arguments, without types."""
+    plain = signature(make)
+    bare = [p.replace(annotation=Parameter.empty) for p in plain.parameters.values()]
+    return f"{make.__name__}{plain.replace(parameters=bare, return_annotation=Parameter.empty)}"
+
+
+def _short(text: str) -> str:
+    """A text in quotes, on one line, its middle left out where it is long."""
+    return repr(text if len(text) <= 60 else f"{text[:40]} … {text[-15:]}")
+
+
+# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+
+
+TILE = 128  # what FlexAttention skips or computes whole
+MOST_SIGNS = 48  # across a drawing
+MOST_TILES = 2**24  # of all batch rows and heads: they are listed, one byte each
+MOST_CELLS = 2**24  # of partial tiles that are looked at one by one: about a second
+
+
+def add(app: typer.Typer, lang: Lang) -> None:
+    """Add the command to the app, with help in a language.
+
+    >>> app = typer.Typer()
+    >>> add(app, "en")
+    >>> app.registered_commands[0].name
+    'mask'
+    """
+    say = speaker(lang)
+
+    @app.command(
+        "mask",
+        help=say(
+            "Draw who may look at whom.\n\n"
+            "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
+            "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
+            "queries([indices]), blocks, random_blocks, dense; joined by &, | and ~.\n\n"
+            "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
+            "누가 누구를 볼 수 있는지 그립니다.\n\n"
+            "\b\nSPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n"
+            "padding([길이들]), documents([문서 번호들]), globals([위치들]),\n"
+            "queries([쿼리 번호들]), blocks, random_blocks, dense. &, |, ~로 조합합니다.\n\n"
+            "예: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
+        ),
+    )
+    def mask(
+        spec: Annotated[str, typer.Argument(metavar="SPEC", help=say("The mask.", "마스크 식."))],
+        queries: Annotated[int, typer.Option(metavar="N", help=say("How many queries.", "쿼리 수."))] = 8,
+        keys: Annotated[
+            int | None, typer.Option(metavar="M", help=say("How many keys; as queries.", "키 수. 기본은 쿼리 수."))
+        ] = None,
+        tiles: Annotated[
+            int | None,
+            typer.Option(
+                metavar="SIZE", help=say("Draw and count tiles of SIZE × SIZE.", "SIZE × SIZE 타일로 그리고 셉니다.")
+            ),
+        ] = None,
+        batch: Annotated[int, typer.Option(metavar="B", help=say("Which batch row to draw.", "그릴 배치 번호."))] = 0,
+        head: Annotated[int, typer.Option(metavar="H", help=say("Which head to draw.", "그릴 헤드 번호."))] = 0,
+        figure: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help=say("Draw it as .png, .svg, .pdf.", "그림 저장: .png, .svg, .pdf.")),
+        ] = None,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
+    ) -> None:
+
+        files.check_place(figure)
+        spoken = speaker(known(lang))
+        value, keys = read_mask(spec), queries if keys is None else keys
+        _check_numbers(value, queries, keys, batch, head, tiles)
+        if figure is not None:
+            from regard.viz import figures
+
+            files.write(figures.mask(value, queries, keys, batch=batch, head=head), figure)
+        _print(value, (queries, keys), (batch, head), tiles, spoken)
+        if figure is not None:
+            Terminal().print(spoken("Figure: ", "그림: "), str(figure))
+
+
+def _check_numbers(mask: "Mask", nq: int, nk: int, batch: int, head: int, tiles: int | None) -> None:
+    size = TILE if tiles is None else tiles
+    for option, number in (("--queries", nq), ("--keys", nk), ("--tiles", size)):
+        if number < 1:
+            raise ValueError(f"{option} must be at least 1, got {number}")
+    for option, index, count in zip(("--batch", "--head"), (batch, head), mask.leading, strict=True):
+        if not 0 <= index < count:
+            raise ValueError(f"{option} {index} is out of range: {mask!r} has {count}, counted from 0")
+    mask.fit(*mask.leading, nq, nk)
+    count = mask.leading[0] * mask.leading[1] * -(-nq // size) * -(-nk // size)
+    if count > MOST_TILES or max(nq, nk) > MOST_TILES:
+        raise ValueError(
+            f"{nq:,} × {nk:,} positions make {count:,} tiles of {size} × {size}; at most {MOST_TILES:,} are drawn and "
+            "counted: give fewer positions or larger --tiles"
+        )
+
+
+def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tuple[int, int]:
+    """How many cells are visible, at least and at most: the same number, unless partial tiles are too many to look at.
+
+    >>> from regard.masks import causal
+    >>> visible(causal(), 3, 5)
+    (12, 12)
+
+    Hidden and full tiles of 128 × 128 are counted without a look; N×N is never built.
+    """
+    import torch
+
+    from regard.masks import FULL, PARTIAL
+
+    kinds = mask.tiles(nq, nk, TILE)[batch, head]  # (Tq, Tk)
+    rows, cols = (torch.arange(n) for n in (nq, nk))
+    sizes = torch.outer(*(torch.bincount(index // TILE) for index in (rows, cols)))  # (Tq, Tk)
+    full, partial = (int(sizes[kinds == kind].sum()) for kind in (FULL, PARTIAL))
+    if partial > MOST_CELLS:
+        return full, full + partial
+    see = mask.bind(nq, nk, torch.device("cpu"), torch.float32)
+    b, h = torch.tensor(batch), torch.tensor(head)
+    for start, kind in zip(range(0, nq, TILE), kinds, strict=True):
+        own = rows[start : start + TILE]
+        some = cols[(kind == PARTIAL)[cols // TILE]]  # the keys of this row's partial tiles
+        full += int(torch.as_tensor(see(b, h, own.view(-1, 1), some)).expand(len(own), len(some)).sum())
+    return full, full
+
+
+def _print(mask: "Mask", sizes: tuple[int, int], which: tuple[int, int], tiles: int | None, say: Say) -> None:
+    (nq, nk), out = sizes, Terminal()
+    out.print((repr(mask), "bold"), say(f"   {nq:,} queries × {nk:,} keys", f"   쿼리 {nq:,}개 × 키 {nk:,}개"))
+    if mask.leading != (1, 1):
+        shown = f"{which[0]}, {which[1]}"
+        out.print(say(f"shown: batch, head {shown} of {mask.leading}", f"{mask.leading} 가운데 배치, 헤드 {shown}"))
+    side = len(str(nq)) + 2  # the ruler of the queries
+    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - side + 1) // 2))
+    size = max(tiles or 1, -(-max(nq, nk) // signs))
+    out.print()
+    _print_drawing(mask.tiles(nq, nk, size)[which].tolist(), size, out)
+    one = "" if size == 1 else say(f"   one sign: {size} × {size} positions", f"   기호 하나: {size} × {size} 위치")
+    partly = "" if size == 1 else say("   ▒ partly", "   ▒ 일부")
+    out.print((say("\n■ may look", "\n■ 볼 수 있음") + partly + say("   · hidden", "   · 가려짐") + one, "dim"))
+    least, most = visible(mask, nq, nk, *which)
+    counted = f"{least:,}" if least == most else f"{least:,} – {most:,}"
+    share = " – ".join(f"{100 * n / (nq * nk):.1f}%" for n in dict.fromkeys((least, most)))
+    out.print(say(f"visible: {counted} of {nq * nk:,} cells", f"보이는 칸: {nq * nk:,} 중 {counted}") + f" ({share})")
+    empty, partial, full = _tile_counts(mask.tiles(nq, nk, tiles or TILE)[which])
+    out.print(
+        say(
+            f"tiles of {tiles or TILE} × {tiles or TILE}: {empty:,} empty, {partial:,} partial, {full:,} full",
+            f"{tiles or TILE} × {tiles or TILE} 타일: 빈 것 {empty:,}, 일부 {partial:,}, 모두 보이는 것 {full:,}",
+        )
+    )
+
+
+def _tile_counts(kinds: "Tensor") -> list[int]:
+    """How many are empty, partial, full."""
+    counts: list[int] = kinds.flatten().long().bincount(minlength=3).tolist()
+    return counts
+
+
+def _print_drawing(kinds: list[list[int]], size: int, out: Terminal) -> None:
+    """Signs with a ruler of positions: above for the keys, at the side for the queries."""
+    across = max(len(kinds), len(kinds[0]))
+    step = 1 if (across - 1) * size < 10 else 2 if across <= 10 and across * size < 1000 else 5
+    side = len(str((len(kinds) - 1) // step * step * size))
+    places = range(0, len(kinds[0]), step)
+    ruler = "".join(f"{place * size:<{2 * step}}" for place in places if (across - place) * 2 > len(str(place * size)))
+    out.print((f"{'':{side}}  {ruler}", "dim"))
+    for number, row in enumerate(kinds):
+        label = "" if number % step else str(number * size)
+        out.print((f"{label:>{side}}  ", "dim"), " ".join("·▒■"[kind] for kind in row))

@@ -1,0 +1,1 @@
+"""Tokenizers and images: what users have, as tensors."""

@@ -1,0 +1,495 @@
+"""Images as users have them: files, bytes, arrays, opened upright in RGB with bounded size."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.parsing import check_file, parsing, read_stream
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LOOKED_AT = 512
+"""How many bytes say enough."""
+
+# What Pillow would have opened, were it whole.
+BEGINNINGS = {
+    b"\xff\xd8\xff": "a JPEG",
+    b"\x89PNG": "a PNG",
+    b"GIF8": "a GIF",
+    b"BM": "a BMP",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+}
+# Brands of the container that telephones write: ISO/IEC 23008-12, annex B.
+HEIF = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+CONVERT = "convert it to JPEG or PNG first"
+
+
+def describe(head: bytes) -> str:
+    """Say what begins with these bytes, and what to do, as the end of a sentence about it.
+
+    >>> describe(b"")
+    'is empty: it has 0 bytes'
+
+    head: the first LOOKED_AT bytes of the file, or all where it has fewer.
+    """
+    if not head:
+        return "is empty: it has 0 bytes"
+    lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if lower.startswith((b"<!doctype html", b"<html")):
+        return "is a web page (HTML), not a picture: a download that went wrong looks like this"
+    if b"<svg" in lower:
+        return "is an SVG drawing, which has no pixels: draw it to a PNG first"
+    if head[4:8] == b"ftyp" and head[8:12] in HEIF:
+        return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
+    if head.startswith((b"%PDF", b"%!PS")):
+        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not a picture: {CONVERT}"
+    if _is_text(head):
+        return "is text, not a picture"
+    begun = _begun(head)
+    if begun is not None:
+        return f"begins as {begun} does, but it is broken or cut off: get it again"
+    return f"is of a format that is not read here: {CONVERT}"
+
+
+def as_uint8(array: NDArray[Any]) -> str:
+    """How an array of another dtype becomes uint8, as the end of a sentence about it; as far as its numbers say.
+
+    >>> import numpy as np
+    >>> as_uint8(np.array([0, 255])), as_uint8(np.array([0.0, 0.5]))
+    (': array.astype(np.uint8)', ': (array * 255).round().astype(np.uint8)')
+    """
+    kind = array.dtype.kind
+    if kind == "b":
+        return ": array.astype(np.uint8) * 255"
+    if kind not in "iuf" or array.size == 0:
+        return ""
+    low, high = array.min(), array.max()
+    if low >= 0 and high <= 255:
+        scaled = "(array * 255).round()" if high <= 1 else "array.round()"
+        return f": {scaled if kind == 'f' else 'array'}.astype(np.uint8)"
+    if kind != "f" and 0 <= low <= high <= 65535:
+        return f" up to {high}: 16 bits are (array >> 8).astype(np.uint8)"
+    return f" from {low} to {high}, which does not say what is black and what is white"
+
+
+def as_array(tensor: Tensor) -> str:
+    """How a tensor becomes an array that is a picture, if it is one as torchvision has them: colours first.
+
+    >>> as_array(torch.zeros(3, 5, 7, dtype=torch.uint8))
+    'colours come last, tensor.permute(1, 2, 0).numpy()'
+    """
+    if tensor.ndim == 4:
+        return "give pictures as a list; pixels that are prepared already go to the model itself, model(pixels=…)"
+    bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
+    if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
+        return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
+    return f"{bytes_of}.numpy()"
+
+
+def _begun(head: bytes) -> str | None:
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "a WebP"
+    if head[4:12] == b"ftypavif":
+        return "an AVIF"
+    return next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = getincrementaldecoder("utf-8-sig")().decode(head)  # which minds no character that the end cuts in two
+    except UnicodeDecodeError:
+        return False
+    return text != "" and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text)
+
+
+INSTALL = "pip install 'regard[models]'"
+
+MOST_SIDE = 2**16
+"""Pixels of one side, as many as a JPEG can have; Pillow's own memory grows with the number of rows."""
+
+MOST_BYTES = 480_000_000
+"""Memory that opening one picture may take; its header tells how much that is, before any is taken."""
+
+# Bytes for each pixel while a picture is opened: 4 decoded, 4 as RGB, and what the decoder itself needs beside them.
+BYTES_EACH = 8
+BYTES_OF_FORMAT = {"WEBP": 12, "AVIF": 12, "JPEG2000": 20}
+BYTES_OF_INTEGERS = 20  # grey of 16 and 32 bits, which is looked through in NumPy
+
+MOST_PIXELS = MOST_BYTES // BYTES_EACH
+"""60 million, of most formats."""
+
+MOST_READ = 2**28
+"""Bytes of a picture's file that is read from a pipe or an open file."""
+
+# Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | Picture"
+"""What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
+Picture."""
+
+Colour = tuple[int, int, int]
+
+REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
+ORIENTATION = 0x0112  # EXIF's tag: 1 is upright
+QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Picture:
+    """A picture, upright.
+
+    image: Pillow, mode RGB.  name: its file's name, or what it was given as.
+    """
+
+    image: Image
+    name: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width. (Pillow's `image.size` is the other way round.)"""
+        return self.image.height, self.image.width
+
+    def __repr__(self) -> str:
+        return f"Picture({self.name}, {self.image.height} high, {self.image.width} wide)"
+
+
+def open_picture(source: Source, *, frame: int | None = None, background: Colour | None = None) -> Picture:
+    """Open a picture: turned upright, RGB.
+
+    >>> image = open_picture(np.full((5, 7, 4), 0, np.uint8), background=(255, 255, 255)).image
+    >>> image.mode, image.getpixel((0, 0))
+    ('RGB', (255, 255, 255))
+
+    source: a path, a file's bytes, a file open in mode "rb", which is read to its end and left open, a Pillow image, a
+        uint8 array (H, W) or (H, W, 1, 3 or 4), or a Picture, which is returned as it is.
+    frame: which one, from 0, of an animation or of a file of several pictures.
+    background: red, green and blue, 0 to 255, behind what is transparent. None drops transparency: hidden colours show.
+
+    Raises FileNotFoundError and IsADirectoryError; TypeError for what is no source; ValueError for what cannot be
+    opened or decoded, has a side of more than MOST_SIDE pixels or would take more than MOST_BYTES, or has several
+    frames of which none is named.
+    """
+    library = _pillow()
+    _check_background(background)
+    given: Any = source
+    if isinstance(given, Picture):
+        _check_frame(given.name, 1, frame)
+        return given
+    if isinstance(given, np.ndarray):
+        image, name = library.fromarray(_check_array(given)), "array"
+        return Picture(_made(image, name, frame, background), name)
+    if isinstance(given, library.Image):
+        path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
+        return Picture(_made(given, path or "the image", frame, background), Path(path).name or "image")
+    if isinstance(given, (bytes, bytearray)):
+        return _read(io.BytesIO(given), "the data", "bytes", frame, background)
+    if hasattr(given, "read"):
+        return _read(io.BytesIO(_held(given)), "the file", _name(given), frame, background)
+    path = _check_path(given)
+    with open(path, "rb") as file:
+        return _read(file, path, Path(path).name, frame, background)
+
+
+def glance(source: Source) -> tuple[Source, tuple[int, int]]:
+    """What can be told of a picture before it is decoded: what to open later, and its height and width.
+
+    >>> glance(np.zeros((2, 3), np.uint8))[1]
+    (2, 3)
+
+    source: as of `open_picture`. An open file is read to its end here, and its bytes are what to open later. The size
+      is upright, but for a PNG whose EXIF stands behind its pixels.
+
+    Raises as `open_picture` does for what is wrong already: no picture, too many pixels, several frames, floats. What
+    is broken behind its header, it does not see.
+    """
+    library = _pillow()
+    given: Any = source
+    if isinstance(given, Picture):
+        return given, given.size
+    if isinstance(given, np.ndarray):
+        height, width = _check_array(given).shape[:2]
+        return given, (height, width)
+    if isinstance(given, library.Image):
+        return given, _told(given, os.fsdecode(getattr(given, "filename", "")) or "the image")
+    if isinstance(given, (bytes, bytearray)):
+        return given, _told(_identified(io.BytesIO(given), "the data"), "the data")
+    if hasattr(given, "read"):
+        kept = _Kept(_held(given))
+        kept.name = _name(given)
+        size = _told(_identified(kept, "the file"), "the file")
+        kept.seek(0)
+        return kept, size
+    path = _check_path(given)
+    with open(path, "rb") as file:
+        return given, _told(_identified(file, path), path)
+
+
+@contextmanager
+def numbered(number: int, count: int, what: str = "picture") -> Iterator[None]:
+    """Errors of one of several, with its number; of the only one, as they are.
+
+    >>> with numbered(2, count=3):
+    ...     open_picture(b"")
+    Traceback (most recent call last):
+        ...
+    ValueError: picture 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
+TIFF, JPEG2000, AVIF
+    """
+    try:
+        yield
+    except REFUSED as error:
+        if count == 1:
+            raise
+        kind = next(kind for kind in REFUSED if isinstance(error, kind))
+        raise kind(f"{what} {number}: {error}") from None
+
+
+def are_several(pictures: object) -> bool:
+    """Are they several, of which each is opened: a list, a tuple, or what gives one after another?
+
+    >>> are_several(["a.jpg"]), are_several(Path().glob("*.jpg")), are_several("a.jpg"), are_several(io.BytesIO())
+    (True, True, False, False)
+    """
+    return isinstance(pictures, (list, tuple)) or (isinstance(pictures, Iterator) and not hasattr(pictures, "read"))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(f"pictures need Pillow ({error}): {INSTALL}") from error
+    return Image
+
+
+# ---------------------------------------------------------------------------------------------------- what was given
+
+
+def _check_path(source: object) -> str:
+    """The path of a file that is there."""
+    if not isinstance(source, (str, os.PathLike)):
+        hint = f": {as_array(source)}" if isinstance(source, Tensor) else ""
+        raise TypeError(
+            "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
+            f"got {type(source).__name__}{hint}"
+        )
+    path = os.fsdecode(source)
+    if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", path):
+        raise ValueError(f"{path!r:.80} is an address, and regard downloads no picture: fetch it, and give its path")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a directory: give the path of one picture in it")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no file {path!r:.200}")
+    check_file(Path(path))
+    return path
+
+
+class _Kept(io.BytesIO):
+    """What an open file held, under its name."""
+
+    name: str
+
+
+def _held(file: IO[bytes]) -> bytes:
+    """What is left of an open file. Raises ValueError where all of it was read before."""
+    if not isinstance(file.read(0), bytes):
+        raise TypeError("a picture's file is read as bytes, got str of it: open it in mode 'rb'")
+    held = read_stream(file, MOST_READ, "the file")
+    if not held and _place(file) > 0:
+        raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
+    return held
+
+
+def _place(file: IO[bytes]) -> int:
+    """Where an open file stands; 0 for a pipe, which does not say."""
+    try:
+        return file.tell()
+    except (AttributeError, OSError):
+        return 0
+
+
+def _name(file: IO[bytes]) -> str:
+    name = getattr(file, "name", None)  # a number, of a file without one
+    return Path(name).name if isinstance(name, str) else "file"
+
+
+def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W), or (H, W, 3 or 4), as Pillow takes it."""
+    if array.dtype != np.uint8:
+        raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{as_uint8(array)}")
+    if array.ndim == 4:
+        raise ValueError(f"one array is one picture, got shape {array.shape}: give a list of them, list(array)")
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        colours_first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+        hint = ": colours come last, array.transpose(1, 2, 0)" if colours_first else ""
+        raise ValueError(
+            "an array of pixels must be (height, width) or (height, width, 1, 3 or 4), "
+            f"got shape {tuple(array.shape)}{hint}"
+        )
+    if array.size == 0:
+        raise ValueError(f"an array without pixels is no picture, got shape {tuple(array.shape)}")
+    return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+
+
+def _check_background(background: Any) -> None:
+    three = isinstance(background, (tuple, list)) and len(background) == 3
+    if background is not None and not (three and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):
+        raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
+
+
+def _check_frame(label: str, count: int, frame: int | None) -> None:
+    if frame is not None and not (isinstance(frame, int) and 0 <= frame < count):
+        there = f"frames 0 to {count - 1}" if count > 1 else "one frame, 0"
+        raise ValueError(f"{label} has {there}, got frame={frame!r}")
+
+
+def _check_frames(image: Image, label: str, count: int) -> None:
+    if count > 1 and image.format != "MPO":
+        raise ValueError(f"{label} has {count} frames: name one, open_picture(…, frame=0) to frame={count - 1}")
+
+
+def _check_mode(image: Image, label: str) -> None:
+    if image.mode == "F":
+        raise ValueError(f"{label} holds floats, and does not say which is white: give an array of uint8, 0 to 255")
+
+
+def _check_pixels(label: str, image: Image) -> None:
+    integers = image.mode.startswith("I")
+    each = BYTES_OF_INTEGERS if integers else BYTES_OF_FORMAT.get(image.format or "", BYTES_EACH)
+    most = MOST_BYTES // each
+    if max(image.size) > MOST_SIDE or image.width * image.height > most:
+        raise ValueError(
+            f"{label} is {image.height} high and {image.width} wide, and at most {most:,} pixels, {MOST_SIDE:,} on a "
+            "side, are opened: make it smaller"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- decoding
+
+
+def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
+    """The picture in an open file; `label` is what errors call it."""
+    image = _identified(file, label)
+    _check_pixels(label, image)
+    if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
+        with _decoding(label):
+            image.verify()
+            file.seek(0)
+        image = _identified(file, label)
+    return Picture(_made(image, label, frame, background), name)
+
+
+def _identified(file: Any, label: str) -> Image:
+    """What Pillow finds in an open file, by its header."""
+    library = _pillow()
+    image: Image | None
+    head = file.read(LOOKED_AT)
+    with _decoding(label):
+        try:
+            image = library.open(file, formats=FORMATS)
+        except library.UnidentifiedImageError:
+            image = None
+    if image is None:
+        raise ValueError(f"{label} {describe(head)}. What can be opened: {', '.join(FORMATS)}")
+    return image
+
+
+def _told(image: Image, label: str) -> tuple[int, int]:
+    """Height and width, upright, as the header says. Raises ValueError for what would be refused, once decoded."""
+    _check_pixels(label, image)
+    with _decoding(label):
+        count = getattr(image, "n_frames", 1)
+        # Of a PNG without EXIF in front of the pixels, Pillow would decode these to look behind them.
+        known = image.format != "PNG" or "exif" in image.info
+        turned = known and image.getexif().get(ORIENTATION) in QUARTER_TURNS
+    _check_frames(image, label, count)
+    _check_mode(image, label)
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
+@contextmanager
+def _decoding(label: str) -> Iterator[None]:
+    """Whatever Pillow raises for a broken file, as one error."""
+    library = _pillow()
+    with parsing(label, "cannot be decoded, it is broken or cut off"), warnings.catch_warnings():
+        # We refuse what is too large ourselves; of what is less, its warning says nothing to the user.
+        warnings.simplefilter("ignore", library.DecompressionBombWarning)
+        try:
+            yield
+        except library.DecompressionBombError as problem:
+            raise ValueError(f"{label} has too many pixels ({problem}): make it smaller") from None
+
+
+def _made(image: Image, label: str, frame: int | None, background: Colour | None) -> Image:
+    """An RGB image of our own, upright, of an image that Pillow has opened but perhaps not decoded."""
+    from PIL import ImageOps
+
+    _check_pixels(label, image)
+    with _decoding(label):
+        count, at = getattr(image, "n_frames", 1), image.tell()
+    _check_frame(label, count, frame)
+    if frame is None:
+        _check_frames(image, label, count)
+    with _decoding(label):
+        image.seek(at if frame is None else frame)
+    _check_pixels(label, image)  # the pages of a TIFF differ in size
+    with _decoding(label):
+        image.load()
+        # It copies an image that is upright already: memory that a large one does not leave us.
+        upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+        if count > 1:
+            upright = upright.copy() if upright is image else upright
+            image.seek(at)  # an image that the caller gave stands where it stood
+    return _rgb(upright, label, background)
+
+
+def _rgb(image: Image, label: str, background: Colour | None) -> Image:
+    """Any mode as RGB, in an image of its own with nothing in `info`."""
+    _check_mode(image, label)
+    if image.mode.startswith("I"):
+        image = _eight_bits(image, label)
+    library = _pillow()
+    try:
+        if background is not None and image.has_transparency_data:
+            behind = library.new("RGBA", image.size, (*background, 255))
+            image = library.alpha_composite(behind, image.convert("RGBA"))
+        elif image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # the same colours, but straight to RGB Pillow warns
+        rgb = image.convert("RGB")
+    except ValueError as problem:
+        raise ValueError(f"{label} has the mode {image.mode}, which Pillow cannot make RGB: {problem}") from None
+    rgb.info = {}
+    return rgb
+
+
+def _eight_bits(image: Image, label: str) -> Image:
+    """Grey of 16 bits, or of 8 in a wider type, as 8 bits; the value that a PNG may declare transparent as alpha."""
+    values = np.asarray(image)  # (H, W), uint16 or int32
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(
+            f"{label} holds integers from {values.min()} to {values.max()}, and does not say which is white: "
+            "give an array of uint8, 0 to 255"
+        )
+    library = _pillow()
+    upper = values if values.max() <= 255 else values >> 8  # (H, W)
+    grey: Image = library.fromarray(upper.astype(np.uint8))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey.putalpha(library.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey

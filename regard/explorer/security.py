@@ -1,0 +1,339 @@
+"""Limits on who may connect and how large and slow a request may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from secrets import compare_digest
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+from uuid import uuid4
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOG = logging.getLogger("regard.explorer")  # without a handler of its own, Python writes it to stderr
+START = r"(?:/(?!/)|[A-Za-z]:[\\/]|\\\\)"
+QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{START}[^'"`\n]*)(?P=quote)""")
+BARE = re.compile(rf"""(?<![^\s'"`(\[=:,<]){START}[^\s'"`()\[\],;<>]+""")
+
+
+def without_folders(words: str) -> str:
+    """A message with each absolute path cut to its last part.
+
+    >>> without_folders("cannot read '/home/me/my models/config.json': see /etc/motd, https://a.org/b and ../c")
+    "cannot read 'config.json': see motd, https://a.org/b and ../c"
+    """
+    words = QUOTED.sub(lambda found: found["quote"] + _last(found["path"]) + found["quote"], words)
+    return BARE.sub(lambda found: _last(found[0]), words)
+
+
+def _last(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+
+
+def report(error: BaseException) -> str:
+    """Write the traceback of an error that nobody expected to stderr; returns what to say instead of it."""
+    name = uuid4().hex[:8]
+    LOG.error("error %s of the explorer:", name, exc_info=error)
+    return f"{type(error).__name__}, error {name}: the terminal of `regard serve` says more"
+
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+MOST_HEAD = 64 << 10  # a question of 4,096 characters in the address takes most of it
+MOST_IN_FLIGHT = 128 << 20  # bytes of all bodies that are being received or answered
+BODY_SECONDS, BODY_RATE = 10.0, 64 << 10  # a body may take so long, and a second more for each so many bytes of it
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every answer: nothing is loaded from elsewhere, nothing inline runs, nothing frames the page, nothing is kept."""
+NO_TOKEN = "the token of this server is missing or old: open the URL that `regard serve` shows in its terminal"
+NO_TOKEN_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>regard</title></head>
+<body>
+<h1>regard</h1>
+<p>Open the URL that <code>regard serve</code> shows in its terminal: it holds the token (<code>?token=…</code>) that
+this page needs, a new one each time the server starts.</p>
+<p lang="ko">터미널에 표시된 <code>regard serve</code>의 URL로 접속하세요. 이 페이지에 필요한 토큰이
+그 주소에 들어 있으며(<code>?token=…</code>), 토큰은 서버를 시작할 때마다 바뀝니다.</p>
+</body></html>
+"""
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error before a route sees it, or instead of the route's answer."""
+
+    def __init__(self, status: int, words: str, *, page: str | None = None, **headers: str) -> None:
+        super().__init__(words)
+        self.status = status
+        kind = "application/json" if page is None else "text/html; charset=utf-8"
+        self.body = (json.dumps({"error": words}, ensure_ascii=False) if page is None else page).encode()
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"content-type": kind, "content-length": str(len(self.body)), "connection": "close"}
+        self.headers = [(name.encode(), value.encode()) for name, value in (sent | HEADERS | more).items()]
+
+    async def answer(self, send: Send) -> None:
+        """Send it as a response of ASGI."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+class Gate:
+    """ASGI middleware.
+
+    port: the server's own, which Host and Origin must name; 80 may be left out.
+    token: what a request must have: as `Authorization: Bearer …`, as `/?token=…`, which is answered with a cookie, or
+      as that cookie.
+    limits: path → bytes of a body; a path that is not there takes none beyond `small`.
+    """
+
+    def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int], small: int = 4096) -> None:
+        self.app, self.token, self.limits, self.small = app, token.encode(), limits, small
+        self.hosts = {f"{host}:{port}" for host in LOOPBACK} | (set(LOOPBACK) if port == 80 else set())
+        self.cookie = f"regard-{port}"  # a browser keeps one jar for all ports of a host
+        self.in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = _joined(scope["headers"])
+        most = self.limits.get(scope["path"], self.small)
+        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a word's
+        in_address = parse_qs(query).get("token", [])
+        try:
+            _check_head(scope, headers)
+            self._check_origin(headers, scope["path"])
+            self._check_token(headers, in_address)
+            said = self._check_body(headers, most)
+        except RefusedError as refused:
+            await refused.answer(send)
+            return
+        more = dict(HEADERS)
+        if self._is_token(in_address) and scope["method"] == "GET":
+            more["set-cookie"] = f"{self.cookie}={self.token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        await self._let_in(scope, receive, send, most, said, more)
+
+    def _check_origin(self, headers: Mapping[str, str], path: str) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host.lower() not in self.hosts:
+            raise RefusedError(421, f"this server answers to {' or '.join(sorted(self.hosts))}, not to {host[:80]!r}")
+        if origin is not None and origin.lower().removeprefix("http://") not in self.hosts:
+            raise RefusedError(403, f"a page of {origin[:80]!r} may not ask: only the page that this server gave out")
+        if headers.get("sec-fetch-site") == "cross-site" and path.startswith("/api/"):
+            raise RefusedError(403, "a page of another site may not ask: only the page that this server gave out")
+
+    def _check_token(self, headers: Mapping[str, str], in_address: Iterable[str]) -> None:
+        """The page tells a missing token from other refusals by www-authenticate."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        cookies = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
+        given = [*in_address, *(value for name, _, value in cookies if name == self.cookie)]
+        if not self._is_token([*given, bearer.strip()] if kind.lower() == "bearer" else given):
+            page = NO_TOKEN_PAGE if "text/html" in headers.get("accept", "") else None
+            raise RefusedError(403, NO_TOKEN, page=page, www_authenticate="Bearer")
+
+    def _is_token(self, given: Iterable[str]) -> bool:
+        return any(compare_digest(one.encode(errors="replace"), self.token) for one in given)
+
+    def _check_body(self, headers: Mapping[str, str], most: int) -> int:
+        """The bytes that the body says it has; 0 where it does not say."""
+        said = headers.get("content-length", "0")
+        if not said.isascii() or not said.isdigit() or len(said) > 20:
+            raise RefusedError(400, f"content-length must be a number, got {said[:40]!r}")
+        if int(said) > most:
+            raise RefusedError(413, f"the body has {said} bytes, and at most {most:,} are taken here")
+        if self.in_flight + int(said) > MOST_IN_FLIGHT:
+            raise _busy()
+        return int(said)
+
+    async def _let_in(
+        self, scope: Scope, receive: Receive, send: Send, most: int, said: int, headers: Mapping[str, str]
+    ) -> None:
+        """Count and time the body while it comes. Where it is refused, whatever the app would answer is replaced."""
+        came, held, waited, more_body, started = 0, said, 0.0, True, False
+        refused: RefusedError | None = None
+        clock = asyncio.get_running_loop()
+        self.in_flight += held
+
+        async def received() -> Message:
+            nonlocal came, held, waited, more_body, refused
+            if not more_body:  # who listens now waits for the client to leave
+                return await receive()
+            start = clock.time()
+            try:
+                async with asyncio.timeout(max(0.0, BODY_SECONDS + came / BODY_RATE - waited)):
+                    message = await receive()
+            except TimeoutError:
+                waited += clock.time() - start
+                refused = RefusedError(408, f"the body came too slowly: {came:,} bytes in {waited:.0f} s")
+                raise refused from None
+            waited += clock.time() - start
+            came, more_body = came + len(message.get("body", b"")), message.get("more_body", False)
+            self.in_flight, held = self.in_flight + max(0, came - held), max(held, came)
+            if came > most:
+                refused = RefusedError(413, f"the body is larger than {most:,} bytes, the most that is taken here")
+            elif self.in_flight > MOST_IN_FLIGHT:
+                refused = _busy()
+            if refused is not None:
+                raise refused
+            return message
+
+        async def guarded(message: Message) -> None:
+            nonlocal started
+            if refused is None:
+                started = True
+                await send(_with_headers(message, headers) if message["type"] == "http.response.start" else message)
+
+        try:
+            await self.app(scope, received, guarded)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            if started:
+                raise
+            refused = refused or RefusedError(500, f"the server failed: {report(error)}")
+        finally:
+            self.in_flight -= held
+        if refused is not None and not started:
+            await refused.answer(send)
+
+
+def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Raise for what no browser sends, and what uvicorn would take all the same."""
+    size = (
+        len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, headers)) + sum(map(len, headers.values()))
+    )
+    if size > MOST_HEAD:
+        raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
+    if scope["http_version"] not in ("1.0", "1.1"):
+        raise RefusedError(400, f"this server speaks HTTP/1.1, not HTTP/{scope['http_version']}")
+    if "websocket" in headers.get("upgrade", "").lower():
+        raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
+
+
+def _busy() -> RefusedError:
+    return RefusedError(
+        503, f"other requests are sending {MOST_IN_FLIGHT >> 20} MiB already: try again in a moment", retry_after="2"
+    )
+
+
+def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; one that came twice as both with a comma between, which is nobody's Host or Origin."""
+    found: dict[str, str] = {}
+    for name, value in ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs):
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def _with_headers(message: Message, headers: Mapping[str, str]) -> Message:
+    own = {name for name, _ in message["headers"]}
+    more = [(name.encode(), value.encode()) for name, value in headers.items() if name.encode() not in own]
+    return {**message, "headers": [*message["headers"], *more]}
+
+
+MOST_CONNECTIONS = 256
+HEAD_SECONDS = 10.0
+LINGER_SECONDS = 1.0
+
+
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """uvicorn for the explorer; `.run(sockets=[…])` serves until Ctrl-C, which it passes on."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            log_level="error",  # its warnings are about requests that were refused
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+
+class Connection(H11Protocol):
+    """A connection that is closed where it is one too many, or where the head of a request does not come."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _received = False
+    _too_many = False
+    _refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Count it, and wait for the head of its first request."""
+        super().connection_made(transport)
+        self._too_many = len(self.connections) > MOST_CONNECTIONS
+        if len(self.connections) > 2 * MOST_CONNECTIONS:  # not even told why
+            transport.abort()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse it where it is one too many; else hand it on, and wait for what is missing of a head."""
+        self._received = True
+        if self._refused:
+            return
+        if self._too_many:
+            words = f"there are {MOST_CONNECTIONS} connections already: close other tabs of the page, or try again"
+            self._refuse(RefusedError(503, words, retry_after="2"))
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:  # the head is there
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the timer."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this for what is no HTTP, also while a route still works on the request before it."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        self._refuse(RefusedError(400, "this is no request of HTTP/1.1, or its head is larger than 64 KiB"))
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if self._received:
+            self._refuse(RefusedError(408, f"the head of the request did not come within {HEAD_SECONDS:.0f} s"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refused: RefusedError) -> None:
+        """Answer, and hang up once the client has: one that still sends would lose the answer to a reset."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        first = f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}".encode()
+        lines = [first, *(b": ".join(pair) for pair in refused.headers), b"", refused.body]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)

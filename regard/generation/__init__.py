@@ -1,0 +1,1 @@
+"""Text generation: options, sampling, beam search, the loop, and the captured CUDA step."""

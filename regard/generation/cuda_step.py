@@ -1,0 +1,251 @@
+"""One step of a decoder, one query per text, on the kernels made for it.
+
+    normed x ─ W_QKV → attend (turn, write into the caches), combine → W_O + x → feed-forward + x
+
+The numbers are those of `Tower`, but for rounding; tests hold both to the numeric rule. Everything that changes from
+step to step is in tensors of fixed places (`Steady`), so that a step can be captured by a CUDA graph.
+
+It does not know how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.devices import ROUNDED_ONCE, overlapping, power_of_two
+from regard.generation.state import ModelState
+from regard.nn.attention import MultiHeadAttention
+from regard.nn.blocks import Block, Tower
+from regard.nn.cache import FixedCache
+from regard.nn.heads import LanguageHead
+from regard.nn.linear import untouched
+from regard.rotary import Angles, Rotary
+
+__all__ = ["Steady", "refuse", "step"]
+
+ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
+CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200
+ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
+SOME = 8  # chunks that `combine` takes at once
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """What a step reads and writes, always in the same places.
+
+    tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
+    """
+
+    tokens: Tensor
+    at: Tensor
+    start: Tensor
+    keys: tuple[Tensor, ...]  # (B, Hkv, room, D) for each depth
+    values: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, state: ModelState) -> Steady:
+        """The places of a state that has read its prompt."""
+        rooms = [cast(FixedCache, cache).room for cache in state.caches]
+        k = rooms[0][0]
+        tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
+        at = torch.full((1,), len(state), dtype=torch.int32, device=k.device)
+        start = at.new_zeros(len(k)) if state.mask is None else state.mask.int().argmax(1).int()
+        return cls(tokens, at, start, tuple(k for k, _ in rooms), tuple(v for _, v in rooms))
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Steps of one form run through the same compiled kernels: what these are made for, beside the model.
+
+        >>> room = torch.zeros(1, 2, 288, 4)
+        >>> Steady(room[0, 0, :1, 0], room[0, 0, 0, :1], room[0, 0, 0, :1], (room,), (room,)).form
+        (1, torch.float32, device(type='cpu'), (False, True), (False, False))
+        """
+        k = self.keys[0]
+        room, pieces = k.shape[2], _pieces(k.shape[2])
+        return len(k), k.dtype, k.device, *((n == 1, n % 16 == 0) for n in (room, pieces))
+
+
+def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot do a model's step, or None."""
+    if not isinstance(head, LanguageHead) or head.transform is not None:
+        return "its head does more than score words"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the kernels compute in fp32, and the weights are {dtype}"
+    if tower.norm is not None and not _has_kernel(tower.norm):
+        return "its last norm is no RMS norm and no LayerNorm with a bias"
+    for block in tower.depth:
+        attention = block.attention
+        if not block.norm_first or block.cross is not None:
+            return "its blocks norm after adding, or look at a memory"
+        if type(attention) is not MultiHeadAttention:
+            return f"its attention is a {type(attention).__name__}, and the kernels are softmax attention's"
+        if not (attention.position is None or isinstance(attention.position, Rotary)) or not attention.fused:
+            return "its attention has a position bias, or separate projections"
+        if attention.backend != "auto":
+            return f"its attention asks for the backend {attention.backend!r}"
+        if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
+            return "its attention has a softcap, or more than 128 heads on one key head"
+        if attention.q_norm is not None or attention.k_norm is not None:
+            return "its attention norms each head"
+        if not all(_has_kernel(norm) for norm in (block.attention_norm, block.feed_forward_norm)):
+            return "its norms are no RMS norm and no LayerNorm with a bias"
+        if block.feed_forward.separated:
+            return "its feed-forward has separate projections"
+        if block.feed_forward.activation not in ACTS:
+            return f"the kernels do not have {block.feed_forward.activation}"
+    if not all(_as_made(module) for part in (tower, head) for module in part.modules()):
+        return "somebody hooks into its layers, or has put others in their place, and the kernels call no layer"
+    if not all(weight.is_contiguous() for part in (tower, head) for weight in part.parameters()):
+        return "the kernels read weights row after row, and some lie otherwise in memory"
+    return None
+
+
+def _as_made(module: nn.Module) -> bool:
+    """Would calling the module do what it was made for, and nothing else? An adapter, a hook or a patch does more."""
+    if isinstance(module, nn.Linear):
+        return untouched(module)
+    ours = type(module).__module__.split(".")[0] in ("regard", "torch") and "forward" not in vars(module)
+    return ours and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
+    """Logits (B, V) after one more token in each text; keys and values go into the caches, `at` moves on."""
+    positions = (steady.at - steady.start).unsqueeze(1)  # (B, 1)
+    x = tower.embed(steady.tokens.unsqueeze(1), positions).squeeze(1)  # (B, d)
+    angles = None
+    if tower.rotary is not None:
+        angles = tower.rotary.angles(positions)
+    for block, k, v in zip(tower.depth, steady.keys, steady.values, strict=True):
+        x = _block(block, x, k, v, angles, steady)
+    weight = tower.embed.tokens.weight if head.words is None else head.words.weight
+    bias = head.bias if head.words is None else head.words.bias
+    if head.scale != 1.0:
+        x = tower.norm(x) * head.scale if tower.norm is not None else x * head.scale
+        logits = project(x, weight, bias)
+    else:
+        logits = project(x, weight, bias, norm=tower.norm)
+    steady.at.add_(1)
+    return logits
+
+
+def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady) -> Tensor:
+    attention, feed = cast(MultiHeadAttention, block.attention), block.feed_forward
+    qkv = project(x, attention.w_qkv.weight, attention.w_qkv.bias, norm=block.attention_norm)  # (B, (H + 2·Hkv)·D)
+    mixed = attend(qkv, k, v, angles, steady, attention)  # (B, H·D)
+    x = project(mixed, attention.w_o.weight, attention.w_o.bias, residual=x)
+    inner = project(
+        x,
+        feed.w_in.weight,
+        feed.w_in.bias,
+        norm=block.feed_forward_norm,
+        activation=feed.activation,
+        gated=feed.gated,
+    )
+    return project(inner, feed.w_out.weight, feed.w_out.bias, residual=x)
+
+
+def project(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: nn.Module | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + act(W · norm(x) + b) for x (B, inputs): one kernel for one text, torch's for several."""
+    if len(x) != 1:
+        return _project_many(x, weight, bias, norm, activation, gated, residual)
+    from regard.generation import cuda_kernels
+
+    rows, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    out = x.new_empty(1, rows)
+    gain = x if norm is None else norm.weight
+    cuda_kernels.project[((rows + ROWS - 1) // ROWS,)](
+        x, weight, weight if bias is None else bias, gain, _shift(norm, x), x if residual is None else residual, out,
+        rows, inputs, 0.0 if norm is None else _eps(norm, x.dtype),
+        NORM=_kind(norm), ACT=0 if activation is None else ACTS[activation], GATED=gated, HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, WHOLE=power_of_two(inputs), BLOCK_ROWS=ROWS,
+        BLOCK_INPUTS=min(INPUTS, power_of_two(inputs)), num_warps=4, **_options(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _project_many(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: nn.Module | None,
+    activation: str | None,
+    gated: bool,
+    residual: Tensor | None,
+) -> Tensor:
+    from regard.nn.blocks import ACTIVATIONS
+
+    y = linear(x if norm is None else norm(x), weight, bias)
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = ACTIVATIONS[activation or ""](gate) * up
+    elif activation is not None:
+        y = ACTIVATIONS[activation](y)
+    return y if residual is None else y + residual
+
+
+def attend(
+    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady, attention: MultiHeadAttention
+) -> Tensor:
+    """Attention of one token per text over those before it and itself, (B, H·D); it goes into the caches k and v."""
+    from regard.generation import cuda_kernels
+
+    batch, kv_heads, room, head_dim = k.shape
+    heads, pieces, rotary = attention.heads, _pieces(room), attention.position
+    turn = angles is not None and isinstance(rotary, Rotary)
+    cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
+    sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)
+    most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
+    group, options = heads // kv_heads, _options(qkv.device)
+    cuda_kernels.attend[(batch * kv_heads, pieces)](
+        qkv, cos, sin, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim,
+        rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
+        TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
+        PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
+        num_warps=4, **options,
+    )  # fmt: skip
+    out = qkv.new_empty(batch, heads * head_dim)
+    cuda_kernels.combine[(batch * heads,)](
+        sums, most, total, steady.start, steady.at, out, heads, head_dim, pieces,
+        CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
+    )  # fmt: skip
+    return out
+
+
+def _pieces(room: int) -> int:
+    return (room + CHUNK - 1) // CHUNK
+
+
+def _options(device: torch.device) -> dict[str, bool]:
+    """Of every launch; where the device can, it may begin before the last one has ended."""
+    overlap = {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
+    return overlap | ROUNDED_ONCE
+
+
+def _has_kernel(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
+
+
+def _kind(norm: nn.Module | None) -> int:
+    return 0 if norm is None else 1 if isinstance(norm, nn.RMSNorm) else 2
+
+
+def _eps(norm: Any, dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps if norm.eps is None else norm.eps)
+
+
+def _shift(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return norm.bias if isinstance(norm, nn.LayerNorm) else x

@@ -1,0 +1,135 @@
+"""When a row ends, and text that becomes certain token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from regard.generation.sampling import check_whole
+
+Reason = Literal["eos", "stop", "length"]
+"""Why a row ended: an end token, a stop string, or as many new tokens as were asked for."""
+
+
+def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    """End tokens, each once, in order: none, one or several.
+
+    >>> read_eos(2), read_eos([5, 2, 5]), read_eos(None)
+    ((2,), (5, 2), ())
+    """
+    if not isinstance(eos, int | Sequence | None):
+        raise TypeError(f"an eos token must be a whole number, several are a list of them; got {eos!r:.60}")
+    tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    for token in tokens:
+        if token is None:
+            raise TypeError("an eos token must be a whole number, got None")
+        check_whole("an eos token", token, 0)
+    return tuple(dict.fromkeys(tokens))
+
+
+def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    r"""Stop strings: none, one or several.
+
+    >>> read_stop("\n\n"), read_stop(["User:", "###"]), read_stop(())
+    (('\n\n',), ('User:', '###'), ())
+    """
+    if not isinstance(stop, (str, Sequence)):
+        raise TypeError(f"stop must be a str or a list of them, got {type(stop).__name__}: {stop!r:.80}")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str):
+            raise TypeError(f"a stop string must be a str, got {type(string).__name__}: {string!r:.80}")
+        if not string:
+            raise ValueError("a stop string must not be empty: every text holds the empty one")
+    return strings
+
+
+class StopStrings:
+    """Text in, text out, until one of `strings` occurs; what could be the beginning of one waits.
+
+    >>> stops = StopStrings(("END",))
+    >>> stops.push("The E"), stops.push("gg. EN"), stops.push("D of it")
+    (('The ', False), ('Egg. ', False), ('', True))
+    """
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._strings = strings
+        self._longest = max((len(s) for s in strings), default=0)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, bool]:
+        """The text that is now safe to show, and whether a stop string has occurred, before which it is cut."""
+        text = self._held + piece
+        found = [at for at in (text.find(s) for s in self._strings) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        safe = len(text) - self._waiting(text)
+        self._held = text[safe:]
+        return text[:safe], False
+
+    def close(self) -> str:
+        """The text that waited for more, when no more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _waiting(self, text: str) -> int:
+        """How many characters at the end of text are the beginning of a stop string."""
+        for n in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(s.startswith(text[-n:]) for s in self._strings):
+                return n
+        return 0
+
+
+Decode = Callable[[list[int]], str]
+"""Turns token ids into text; bytes that are not UTF-8 become U+FFFD."""
+
+UNKNOWN = "\ufffd"
+MOST_UNKNOWN = 8  # an unfinished character and the one before it, at most 4 bytes each: more is no character to come
+MOST_TOKENS = 64  # tokens decoded at once, however little is certain
+
+
+class Pieces:
+    """The text of one row, piece by piece.
+
+    >>> pieces = Pieces(lambda ids: bytes(ids).decode("utf-8", errors="replace"))
+    >>> [pieces.push(byte) for byte in "a한".encode()], pieces.close()
+    (['a', '', '', '한'], '')
+
+    All pieces joined are the text of all tokens at once, unless a decoder takes back what it gave (ByteFallback does,
+    when bytes after a whole character turn out not to be one).
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._window: list[int] = []  # the tokens that are decoded
+        self._context = 0  # of these, how many have been shown in full and only give context
+        self._shown = 0  # characters of the window's text that have been given out
+
+    def push(self, token: int) -> str:
+        """The text that is certain now and was not before; often "", sometimes several characters."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        sure = text.rstrip(UNKNOWN)
+        stuck = len(text) - len(sure) > MOST_UNKNOWN or len(self._window) > MOST_TOKENS
+        if stuck:
+            sure = text
+        piece = sure[self._shown :]
+        self._shown = max(self._shown, len(sure))
+        if piece and sure == text:
+            self._slide()
+        elif stuck and not piece:
+            del self._window[self._context :]  # they had no text
+        return piece
+
+    def close(self) -> str:
+        """The text that was held back, when no more tokens come."""
+        rest = self._decode(self._window)[self._shown :] if self._window else ""
+        self._window, self._context, self._shown = [], 0, 0
+        return rest
+
+    def _slide(self) -> None:
+        """All has been shown: what came since the last time becomes the context."""
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._shown = len(self._decode(self._window))

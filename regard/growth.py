@@ -1,0 +1,472 @@
+"""Cost of full, sparse, low-rank and kernel attention as the sequence grows, counted and measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from regard import masks, tables
+from regard.checks import check_whole
+from regard.costs import BYTES, Count
+from regard.nn.attention import ContextKeys
+from regard.nn.feature_maps import orthogonal_features
+from regard.nn.linformer import SlotProjection
+from regard.nn.performer import kernel_attention
+from regard.op import attention
+
+WAYS = ("full", "sparse", "low-rank", "kernel")
+MOST_LENGTHS = 7  # 64 times from the first to the last, as from 1k to 64k
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSizes:
+    """The sizes that were counted, with every default filled in.
+
+    window: positions seen on each side.  global_tokens: how many first positions see all and are seen by all (sparse).
+    slots: Linformer's (low-rank).  features: Performer's (kernel).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    batch: int
+    dtype: str
+    window: int
+    global_tokens: int
+    slots: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayCount:
+    """One way at one length: its operations, and the bytes of all it makes between q, k, v and the output."""
+
+    flops: Count
+    bytes: Count
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Growth:
+    """What `growth` returns: way → length → `WayCount`. Prints as a table."""
+
+    sizes: GrowthSizes
+    lengths: tuple[int, ...]
+    counts: dict[str, dict[int, WayCount]]
+
+    def text(self, lang: str = "en") -> str:
+        """The tables as text, in English ("en") or Korean ("ko"). Raises ValueError for another language."""
+        words = words_in(lang)
+        lines = [words["sizes"].format(**asdict(self.sizes), bytes=BYTES[self.sizes.dtype])]
+        for kind in ("flops", "bytes"):
+            cells = {(w, n): getattr(self.counts[w][n], kind) for w in WAYS for n in self.lengths}
+            shown = {place: count.readable or count.exact for place, count in cells.items()}
+            formulas = [f"{words[w]}: {cells[w, self.lengths[0]].formula}" for w in WAYS]
+            lines += ["", words[kind], table_of(self.lengths, shown, words), *formulas]
+        return "\n".join([*lines, "", words["note"]])
+
+    def as_dict(self) -> dict[str, object]:
+        """Everything as plain values, ready for JSON."""
+        return {
+            "sizes": asdict(self.sizes),
+            "lengths": list(self.lengths),
+            "counted": {
+                way: {
+                    kind: {
+                        "values": [int(getattr(by_length[n], kind)) for n in self.lengths],
+                        "formula": getattr(by_length[self.lengths[0]], kind).formula,
+                    }
+                    for kind in ("flops", "bytes")
+                }
+                for way, by_length in self.counts.items()
+            },
+        }
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def growth(
+    lengths: Sequence[int],
+    *,
+    heads: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    window: int = 256,
+    global_tokens: int = 1,
+    slots: int = 256,
+    features: int = 256,
+) -> Growth:
+    """Count full, sparse, low-rank and kernel attention at several lengths.
+
+    >>> g = growth([4096, 8192], heads=1, head_dim=64)
+    >>> [g.counts["full"][n].bytes.readable for n in g.lengths]
+    ['64.00 MiB', '256.00 MiB']
+
+    |          | FLOPs                           | bytes                             |
+    |----------|---------------------------------|-----------------------------------|
+    | full     | 4·B·H·n²·D                      | B·H·n²·s                          |
+    | sparse   | 4·B·H·links(n)·D                | B·H·links(n)·s                    |
+    | low-rank | 4·B·(H + Hkv)·n·k·D             | B·(H·n + 2·Hkv·D)·k·s             |
+    | kernel   | 4·B·(H + Hkv)·n·m·D + 2·B·H·n·m | B·((H + Hkv)·n + Hkv·(D + 1))·m·s |
+
+    A multiply-add is 2 FLOPs; only matrix products count. Bytes: weights, slots, features and sums if all were written
+    at once; a kernel that works in chunks keeps less. Sparse is window(w, w) | globals(first g), both ways.
+
+    lengths: each at least 1.  heads, kv_heads, head_dim, batch, dtype: as in `regard.cost`.
+    window, global_tokens, slots, features: of the three that are not full.
+
+    Raises TypeError for a size that is no whole number, ValueError for one too small, no length, or an unknown dtype.
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
+    sizes = GrowthSizes(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        batch=batch,
+        dtype=dtype,
+        window=window,
+        global_tokens=global_tokens,
+        slots=slots,
+        features=features,
+    )
+    _check(sizes, lengths)
+    counts = {way: {n: counted(way, n, sizes) for n in lengths} for way in WAYS}
+    return Growth(sizes=sizes, lengths=tuple(lengths), counts=counts)
+
+
+def lengths_up_to(longest: int) -> list[int]:
+    """Lengths that double up to the longest, at most seven.
+
+    >>> lengths_up_to(65536)
+    [1024, 2048, 4096, 8192, 16384, 32768, 65536]
+
+    longest: where it cannot be halved often enough, the halves are rounded up.
+    Raises TypeError for what is no whole number, ValueError below 1.
+    """
+    check_whole("n", longest)
+    return sorted({-(-longest // 2**halvings) for halvings in range(MOST_LENGTHS)})
+
+
+def visible_links(n: int, window: int, global_tokens: int) -> int:
+    """How many of n² pairs are visible with a window on both sides and the first positions global.
+
+    >>> visible_links(4, 1, 0), visible_links(4, 1, 1), visible_links(4, 9, 0)
+    (10, 14, 16)
+    """
+    g = min(global_tokens, n)
+    rows = sum(min(n - 1, i + window) + 1 - max(0, i - window) for i in range(g))  # of the band, in global rows
+    outside = 2 * (g * n - rows) - (g * g - _band(g, window))  # rows and columns, the corner once
+    return _band(n, window) + outside
+
+
+def words_in(lang: str) -> dict[str, str]:
+    """The words of the tables in a language. Raises ValueError for one that is not spoken."""
+    if lang not in _WORDS:
+        raise ValueError(f"lang must be one of {', '.join(map(repr, _WORDS))}; got {lang!r}")
+    return _WORDS[lang]
+
+
+def table_of(lengths: Sequence[int], shown: dict[tuple[str, int], str], words: dict[str, str]) -> str:
+    """A row for each length, a column for each way."""
+    rows = [[f"{n:,}", *(shown[way, n] for way in WAYS)] for n in lengths]
+    return tables.text(["n", *(words[way] for way in WAYS)], rows, right=range(len(WAYS) + 1))
+
+
+def _band(n: int, window: int) -> int:
+    """Pairs at most `window` apart, of n²."""
+    reach = min(window, max(0, n - 1))
+    return n + 2 * reach * n - reach * (reach + 1)
+
+
+def counted(way: str, n: int, z: GrowthSizes) -> WayCount:
+    """One way at one length.
+
+    >>> z = growth([1], heads=2, head_dim=3).sizes
+    >>> counted("full", 5, z).flops.exact
+    '600 FLOP'
+
+    way: one of WAYS.  n: the length.  z: all other sizes.
+    """
+    size, both = BYTES[z.dtype], z.heads + z.kv_heads
+    if way == "full":
+        pairs = z.batch * z.heads * n**2
+        return _way(4 * pairs * z.head_dim, "4·B·H·n²·D", pairs * size, "B·H·n²·s")
+    if way == "sparse":
+        pairs = z.batch * z.heads * visible_links(n, z.window, z.global_tokens)
+        return _way(4 * pairs * z.head_dim, "4·B·H·links(n)·D", pairs * size, "B·H·links(n)·s")
+    if way == "low-rank":
+        flops = 4 * z.batch * both * n * z.slots * z.head_dim
+        held = z.batch * (z.heads * n + 2 * z.kv_heads * z.head_dim) * z.slots
+        return _way(flops, "4·B·(H + Hkv)·n·k·D", held * size, "B·(H·n + 2·Hkv·D)·k·s")
+    flops = 4 * z.batch * both * n * z.features * z.head_dim + 2 * z.batch * z.heads * n * z.features
+    held = z.batch * (both * n + z.kv_heads * (z.head_dim + 1)) * z.features
+    return _way(flops, "4·B·(H + Hkv)·n·m·D + 2·B·H·n·m", held * size, "B·((H + Hkv)·n + Hkv·(D + 1))·m·s")
+
+
+def _way(flops: int, flops_formula: str, held: int, held_formula: str) -> WayCount:
+    return WayCount(flops=Count(flops, flops_formula, "FLOP"), bytes=Count(held, held_formula, "B"))
+
+
+def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
+    if not lengths:
+        raise ValueError("growth needs at least one length")
+    for name, value in (*asdict(z).items(), *(("n", n) for n in lengths)):
+        least = 0 if name in ("window", "global_tokens") else 1
+        if name != "dtype":
+            check_whole(name, value, least)
+    if z.heads % z.kv_heads:
+        raise ValueError(f"kv_heads must divide heads, got kv_heads={z.kv_heads} and heads={z.heads}")
+    if z.dtype not in BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {z.dtype!r}")
+
+
+_WORDS = {
+    "en": {
+        "sizes": "H = {heads} heads of D = {head_dim}, Hkv = {kv_heads} key/value heads, B = {batch} (batch), "
+        "s = {bytes} bytes ({dtype}); sparse: w = {window} on each side and g = {global_tokens} global; "
+        "low-rank: k = {slots} slots; kernel: m = {features} features",
+        "flops": "Operations (a multiply-add is 2)",
+        "bytes": "Bytes made between q, k, v and the output, if all were written",
+        "bytes_short": "Bytes, if all were written",
+        "seconds": "Measured time",
+        "memory": "Measured peak memory",
+        "full": "full",
+        "sparse": "sparse",
+        "low-rank": "low-rank",
+        "kernel": "kernel",
+        "skipped": "skipped",
+        "note": "W_Q, W_K, W_V and W_O are left out: they are the same for all four.",
+    },
+    "ko": {
+        "sizes": "헤드 H = {heads}개(헤드당 D = {head_dim}), 키/값 헤드 Hkv = {kv_heads}개, 배치 B = {batch}, "
+        "값 하나당 s = {bytes}바이트({dtype}). 희소: 양쪽 윈도 w = {window}, 글로벌 위치 g = {global_tokens}개. "
+        "저랭크: 슬롯 k = {slots}개. 커널: 특징 m = {features}개",
+        "flops": "연산량(곱셈-덧셈 한 번은 2)",
+        "bytes": "q, k, v와 출력 사이에서 만들어지는 값의 바이트 수(모두 저장할 경우)",
+        "bytes_short": "바이트 수(모두 저장할 경우)",
+        "seconds": "측정한 시간",
+        "memory": "측정한 최대 메모리",
+        "full": "전체",
+        "sparse": "희소",
+        "low-rank": "저랭크",
+        "kernel": "커널",
+        "skipped": "생략",
+        "note": "W_Q, W_K, W_V, W_O는 네 방식이 모두 같으므로 제외했습니다.",
+    },
+}
+
+
+PROBE = 256  # a length before the first, by which the first is judged
+RUNS = 5  # of which the median counts; fewer where they would take longer than a second
+TRUSTED = 3  # lengths a way is measured at before its own growth says what the next one takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One way at one length.
+
+    seconds: of one forward pass, the median of several; None where it was skipped.
+    bytes: the most memory that one pass took on top of q, k and v; as torch's allocator counts it; None where it was
+        skipped.
+    reason: why it was skipped.
+    """
+
+    way: str
+    n: int
+    seconds: float | None
+    bytes: int | None
+    reason: str = ""
+
+
+def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fraction: float = 0.5) -> Iterator[Measured]:
+    """Run every way at every length, shortest first, and yield each result as it comes.
+
+    >>> from regard.growth import growth
+    >>> sizes = growth([64, 128], heads=1, head_dim=8, window=4, slots=4, features=4)
+    >>> [m.way for m in measure(sizes) if m.n == 128]
+    ['full', 'sparse', 'low-rank', 'kernel']
+
+    device: where to run.  seconds: the longest one pass may be expected to take.
+    fraction: of the free memory that one pass may be expected to take.
+
+    Raises ValueError for limits that are not positive, and for a device that is not there or is not measured.
+    """
+    if not seconds > 0 or not 0 < fraction <= 1:
+        raise ValueError(f"seconds must be above 0 and fraction in (0, 1], got {seconds} and {fraction}")
+    place = _place(device)
+    probe = min(PROBE, growth.lengths[0])
+    past = {way: [_measured(way, probe, growth.sizes, place)] for way in WAYS}
+    for n in growth.lengths:
+        for way in WAYS:
+            reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
+            result = _skipped(way, n, reason) if reason else _tried(way, n, growth.sizes, place)
+            past[way].append(result)
+            yield result
+
+
+def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str = "en") -> str:
+    """Two tables, of times and of memory, in English ("en") or Korean ("ko"); then why something is missing.
+
+    >>> results = [Measured(way=way, n=8, seconds=0.25, bytes=2**20) for way in WAYS]
+    >>> print(measured_text((8,), results).splitlines()[3])
+    8  250.0 ms  250.0 ms  250.0 ms  250.0 ms
+
+    lengths, results: of one growth; a result for every way at every length.
+    Raises ValueError for another language.
+    """
+    words = words_in(lang)
+    times = {(m.way, m.n): words["skipped"] if m.seconds is None else _time(m.seconds) for m in results}
+    memory = {(m.way, m.n): _memory(m, words) for m in results}
+    lines = [words["seconds"], table_of(lengths, times, words), "", words["memory"], table_of(lengths, memory, words)]
+    reasons = [f"{words[m.way]}, n = {m.n:,}: {m.reason}" for m in results if m.reason and m.seconds is None]
+    return "\n".join([*lines, *([""] if reasons else []), *reasons])
+
+
+def as_dicts(results: list[Measured]) -> list[dict[str, object]]:
+    """The results as plain values, ready for JSON.
+
+    >>> as_dicts([Measured(way="full", n=8, seconds=0.25, bytes=4096)])
+    [{'way': 'full', 'n': 8, 'seconds': 0.25, 'bytes': 4096, 'reason': ''}]
+    """
+    return [{"way": m.way, "n": m.n, "seconds": m.seconds, "bytes": m.bytes, "reason": m.reason} for m in results]
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """The most memory that a call holds at one time, as torch's allocator counts it: to the byte, on every system.
+
+    >>> peak_bytes(lambda: torch.ones(1000).exp(), torch.device("cpu"))      # what exp reads and what it makes
+    8000
+
+    call: runs once.  device: where its tensors are.
+    What libraries take for themselves is not in it; what else this process does with tensors meanwhile is.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler says on stderr that it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        call()
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    changes = [(e.start_ns(), int(e.nbytes())) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate((size for _, size in sorted(changes)), initial=0))
+
+
+def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[], object]:
+    """One forward pass of a way, its inputs made."""
+    random, dtype = torch.Generator().manual_seed(0), getattr(torch, z.dtype)
+
+    def numbers(heads: int) -> Tensor:
+        return torch.randn(z.batch, heads, n, z.head_dim, generator=random).to(device, dtype)
+
+    q, k, v = numbers(z.heads), numbers(z.kv_heads), numbers(z.kv_heads)
+    if way == "full":
+        return lambda: attention(q, k, v)
+    if way == "sparse":
+        mask = masks.window(z.window, z.window)
+        mask = mask | masks.globals(list(range(min(z.global_tokens, n)))) if z.global_tokens else mask
+        return lambda: attention(q, k, v, mask=mask)
+    if way == "low-rank":
+        projection = SlotProjection(n, z.slots).to(device, dtype)
+        return lambda: attention(q, *projection(ContextKeys(k, v)))
+    directions = orthogonal_features(z.features, z.head_dim, seed=0).to(device, torch.float32)
+    return lambda: kernel_attention(q, k, v, directions)
+
+
+def _place(device: str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device it does not know or does not have
+        raise ValueError(f"cannot measure on {device!r}: {str(error).splitlines()[0]}") from None
+    if place.type not in ("cpu", "cuda"):  # others need a clock and an allocator of their own; meta computes nothing
+        raise ValueError(f"cannot measure on {device!r}: only a CPU or a CUDA device is measured")
+    return place
+
+
+def _skipped(way: str, n: int, reason: str) -> Measured:
+    return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
+
+
+def _tried(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
+    try:
+        return _measured(way, n, z, device)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        return _skipped(way, n, "there was not enough memory")
+
+
+@torch.no_grad()
+def _measured(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
+    call = _calls(way, n, z, device)
+    peak = peak_bytes(call, device)  # the first run: kernels are chosen and compiled in it
+    times = [_seconds(call, device)]
+    while len(times) < RUNS and sum(times) + times[-1] < 1.0:
+        times.append(_seconds(call, device))
+    return Measured(way=way, n=n, seconds=median(times), bytes=peak)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    start = perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - start
+
+
+def _free(device: torch.device) -> float:
+    """Bytes that are free."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else float("inf")
+
+
+def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memory: float) -> str:
+    """Why the next length is not measured, or nothing."""
+    if past and past[-1].seconds is None:
+        return past[-1].reason if past[-1].reason.startswith("as ") else f"as n = {past[-1].n:,}: {past[-1].reason}"
+    z, way, last = growth.sizes, past[-1].way, past[-1].n
+    inputs = z.batch * (2 * z.heads + 2 * z.kv_heads) * n * z.head_dim * BYTES[z.dtype]  # q, k, v and the output
+    memory -= inputs
+    steps = counted(way, n, z).flops / counted(way, last, z).flops
+    time = (past[-1].seconds or 0.0) * _ratio([m.seconds for m in past], steps)
+    held = (past[-1].bytes or 0) * _ratio([m.bytes for m in past], steps)
+    if time > seconds:
+        return f"one pass would take about {time:.0f} s, and {seconds:g} s are allowed"
+    if held > memory:
+        whole = (held + inputs) / 2**30
+        return f"one pass would take about {whole:.1f} GiB, and {(memory + inputs) / 2**30:.1f} GiB are allowed"
+    return ""
+
+
+def _ratio(values: list[float | None] | list[int | None] | list[float | int | None], counted: float) -> float:
+    """How much more the next length takes: as counted, or as the last step grew where that was more."""
+    known = [value for value in values if value]
+    return max(counted, known[-1] / known[-2]) if len(known) >= TRUSTED else counted
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _memory(m: Measured, words: dict[str, str]) -> str:
+    return words["skipped"] if m.bytes is None else f"{m.bytes / 2**20:,.1f} MiB"

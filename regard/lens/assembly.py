@@ -1,0 +1,494 @@
+"""Generation steps of one module, assembled into one view per run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.lens.measures.weights import Part, Remembered, Weights
+from regard.lens.view import PER_QUERY, Tokens, Told, View
+
+Sizes = tuple[int, int, int, int]
+
+Batches = tuple[int, int]
+"""Batch rows of the call before, and of this one: beam search reads a prompt once and goes on with several beams."""
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Link:
+    """How a call carries on an earlier call of its module.
+
+    after: which call of the module that is; None for a call that begins a run.
+    first: the place of its first key in the run: more than before where a cache has dropped the oldest.
+    known: how many of its first keys were there before its own.
+    rows: for each batch row, the batch row of the earlier call that it carries on; None where all are in place. It is
+        known for certain when the model's next pass begins.
+    returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before; None
+        where that is not known.
+    """
+
+    after: int | None = None
+    first: int = 0
+    known: int = 0
+    rows: tuple[int, ...] | None = None
+    returned: tuple[int, ...] | None = None
+
+
+def runs_of(links: Sequence[Link]) -> list[list[int]]:
+    """The calls of a module, by their links in call order, as runs.
+
+    >>> runs_of([Link(), Link(after=0), Link(), Link(after=1)])
+    [[0, 1, 3], [2]]
+    """
+    runs: list[list[int]] = []
+    of: dict[int, list[int]] = {}
+    for n, link in enumerate(links):
+        if link.after is None:
+            runs.append([])
+        of[n] = runs[-1] if link.after is None else of[link.after]
+        of[n].append(n)
+    return runs
+
+
+def follow(links: Sequence[Link], rows: Sequence[Sequence[int]]) -> None:
+    """Say in which batch row of each call of a run the returned sequences were; rows (sequences, calls).
+
+    >>> links = [Link(), Link(after=0), Link(after=1)]
+    >>> follow(links, [[0, 2], [1, -1]])
+    >>> [link.returned for link in links]
+    [(0, 1), (2, -1), (-1, -1)]
+    """
+    for n, link in enumerate(links):
+        link.returned = tuple(row[n] if n < len(row) else -1 for row in rows)
+
+
+def read_beams(beams: object) -> list[list[int]]:
+    """The batch rows of returned sequences, (sequences, passes), as transformers gives them.
+
+    >>> read_beams(torch.tensor([[0, 2], [0, -1]]))
+    [[0, 2], [0, -1]]
+
+    Raises TypeError for anything else.
+    """
+    rows: Any = getattr(beams, "beam_indices", beams)
+    rows = rows.tolist() if isinstance(rows, Tensor) else rows
+    sound = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Sequence) and row for row in rows)
+    if not sound or not all(type(at) is int and at >= -1 for row in rows for at in row):
+        got = f"{type(beams).__name__} without them" if rows is None else repr(rows)[:60]
+        raise TypeError(
+            "returned takes beam_indices, a batch row for each sequence and pass, or the output of "
+            f"generate(…, num_beams=…, return_dict_in_generate=True), which has them; got {got}"
+        )
+    return [list(row) for row in rows]
+
+
+def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[Link]:
+    """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them.
+
+    >>> [link.after for link in by_sizes([(1, 2, 5, 5), (1, 2, 1, 6), (1, 2, 1, 7), (1, 2, 5, 5)], "self")]
+    [None, 0, 1, None]
+    """
+    runs = Runs()
+    return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
+
+
+def key_marks(k: Tensor) -> Tensor:
+    """Keys (B, H, Nk, D) → (B, Nk), for each position one number: the sum of its bits over heads and D.
+
+    >>> key_marks(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])).tolist()
+    [[1065353216, 0]]
+
+    Sums of integers do not depend on their order, so equal keys have equal numbers however they lie in memory.
+    """
+    return k.detach().view(BITS[k.element_size()]).sum((1, 3), dtype=torch.int64)
+
+
+def matrix_marks(right: Tensor) -> Tensor | None:
+    """The same of keys that stand in columns, (matrices, D, Nk) → (matrices, Nk); None for what are no such numbers.
+
+    >>> matrix_marks(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
+    [[1065353216, 0]]
+    """
+    if not right.dtype.is_floating_point or right.element_size() not in BITS:
+        return None
+    return right.detach().view(BITS[right.element_size()]).sum(1, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The latest call of a module."""
+
+    n: int
+    sizes: Sizes
+    kind: str
+    marks: Tensor | None  # (B, Nk)
+    first: int  # where its keys begin in the run
+    total: int  # how many positions the run has by now
+
+
+class _Pass:
+    """One way of a batch through the layers of a model; what is said by batch sizes, for parts of it may differ."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self.steps: dict[int, bool] = {}  # did the latest self-attention carry something on?
+        self.links: dict[Batches, list[Link]] = {}  # of what carries something on
+        self.alike: dict[Batches, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
+        self.moved: set[Batches] = set()  # where some are not in the same place
+
+    def close(self) -> None:
+        """Say where the batch rows were, from all that was seen of them."""
+        for batches in self.moved:
+            same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batches]]).all(0)
+            for link in self.links[batches]:
+                link.rows = _chosen(same)
+                if not bool(same.any(1).all()):  # layers contradict each other: it is nothing's continuation
+                    link.after, link.rows = None, None
+        self.alike.clear()
+
+
+class Runs:
+    """Told of the calls of a model, one after the other, it says what each carries on; for every thread by itself."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, str], _Call] = {}
+        self._passes: dict[int, _Pass] = {}  # by thread
+        self._run: dict[tuple[int, str], list[Link]] = {}  # of the latest run of a module
+
+    def link(
+        self,
+        path: str,
+        n: int,
+        sizes: Sizes,
+        kind: str,
+        marks: Tensor | None = None,
+        offset: Callable[[], object] | None = None,
+    ) -> Link:
+        """What call n of a module carries on.
+
+        marks: `key_marks` of its keys, where they are known.
+        offset: says where query 0 of the call stands; asked only where a run begins with more keys than queries.
+        """
+        thread = threading.get_ident()
+        now = self._pass(thread, path)
+        before = self._last.get((thread, path))
+        batch, _, nq, nk = sizes
+        fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
+        link = _judge(now, before, sizes, marks) if before is not None and fits else Link()
+        if before is None or link.after is None:
+            link = Link(known=nk if kind == "cross" else _start(nq, nk, offset))
+            self._run[thread, path] = []
+        else:
+            now.links.setdefault((before.sizes[0], batch), []).append(link)
+        self._run[thread, path].append(link)
+        if kind == "self":
+            now.steps[batch] = link.after is not None
+        total = before.total if before is not None and link.after is not None else link.known
+        self._last[thread, path] = _Call(n, sizes, kind, marks, link.first, total + nq)
+        return link
+
+    def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
+        """A beam search has ended in this thread: say of its calls where the returned sequences were.
+
+        rows: of each sequence, its batch row in each pass, and −1 after its end.  passes: how many the search took.
+        """
+        for (thread, _), links in self._run.items():
+            if thread == threading.get_ident() and len(links) == passes > 1:
+                follow(links, rows)
+
+    def close(self) -> None:
+        """No more calls: what is not known for certain by now will not be."""
+        for one in self._passes.values():
+            one.close()
+        self._passes.clear()
+        self._last.clear()
+        self._run.clear()
+
+    def _pass(self, thread: int, path: str) -> _Pass:
+        """The pass that a call belongs to: a new one begins where a module comes again."""
+        now = self._passes.get(thread)
+        if now is None or path in now.paths:
+            if now is not None:
+                now.close()
+            now = self._passes[thread] = _Pass()
+        now.paths.add(path)
+        return now
+
+
+def _judge(now: _Pass, before: _Call, sizes: Sizes, marks: Tensor | None) -> Link:
+    """What a call of these sizes is to the one before."""
+    place = _in_cross(now, before, sizes) if before.kind == "cross" else _in_self(before, sizes)
+    if place is None:
+        return Link()
+    first, known = place
+    batches = before.sizes[0], sizes[0]
+    if before.marks is None or marks is None or batches[0] > batches[1]:
+        return Link(before.n, first, known) if batches[0] == batches[1] else Link()
+    begin = first - before.first
+    old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
+    if not torch.equal(old, new):
+        if not bool(_same_rows(old, new).any(1).all()):
+            return Link()
+        now.moved.add(batches)
+    now.alike.setdefault(batches, []).append((old, new))
+    return Link(before.n, first, known)
+
+
+def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+    """Where the keys of a step begin, and how many were there before; None for what is no step.
+
+    A step sees all that was there, in a cache with room or without, or the latest of it, and itself.
+    """
+    _, _, nq, nk = sizes
+    first = before.total + nq - nk  # if the newest key is the last
+    if first < before.first and nk == before.sizes[3]:
+        first = before.first  # a cache of fixed size, with room for more
+    known = before.total - first
+    return (first, known) if nq < nk and first >= before.first and known > 0 else None
+
+
+def _in_cross(now: _Pass, before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+    """The same over another sequence, where a step has one query; the self-attention before it knows if it is one."""
+    batch, _, nq, nk = sizes
+    step = nq == 1 and nk > 1 and nk == before.sizes[3]
+    return (0, nk) if step and now.steps.get(batch, True) else None
+
+
+def _same_rows(old: Tensor, new: Tensor) -> Tensor:
+    """(B, N) before and now → (B now, B before): can the batch row of now have been the batch row of before?"""
+    if old.shape[1] != new.shape[1]:
+        return torch.zeros(len(new), len(old), dtype=torch.bool)
+    return torch.stack([(old == row).all(-1) for row in new])
+
+
+def _chosen(same: Tensor) -> tuple[int, ...] | None:
+    """One of those that each batch row can have been, itself first; None where all are in place."""
+    count = same.shape[1]
+    rows = tuple(b if b < count and bool(same[b, b]) else int(row.long().argmax()) for b, row in enumerate(same))
+    return None if rows == tuple(range(count)) else rows
+
+
+def _start(nq: int, nk: int, offset: Callable[[], object] | None) -> int:
+    """The position of the first query of a run."""
+    found = offset() if offset is not None and nk > nq else None
+    return found if isinstance(found, int) else nk - nq
+
+
+AssembledSizes = tuple[int, int, int, int]
+Rows = tuple[int, ...] | None
+"""Which batch row of a call each batch row of the run is, −1 where it has none; None where all are in place."""
+
+MISSING = {"lse": -inf, "max_logit": -inf, "top_key": -1}
+"""What stands in rows that a call does not have, as in rows that see nothing; else 0."""
+
+
+class Assembled:
+    """The weights of several calls, one below the other; keys that a call did not have weigh 0 in it.
+
+    parts: of each call.  first: where its keys begin among those of the run, default 0.  rows: its batch rows.
+    """
+
+    def __init__(
+        self, parts: Sequence[Weights], first: Sequence[int] | None = None, rows: Sequence[Rows] | None = None
+    ) -> None:
+        self.parts = tuple(parts)
+        self.first = tuple(first or [0] * len(parts))
+        self.rows = tuple(rows or [None] * len(parts))
+        heads = parts[0].sizes[1]
+        batch = parts[-1].sizes[0] if self.rows[-1] is None else len(self.rows[-1])
+        self.counts = [p.sizes[2] for p in parts]
+        nk = max(start + p.sizes[3] for start, p in zip(self.first, parts, strict=True))
+        self.sizes: AssembledSizes = (batch, heads, sum(self.counts), nk)
+
+    def tile(self, rows: Part, cols: Part) -> Tensor:
+        """The weights of these queries and keys, (B, H, rows, cols)."""
+        wanted, keys = torch.arange(self.sizes[2])[rows], torch.arange(self.sizes[3])[cols]
+        found: list[Tensor] = []
+        places: list[Tensor] = []
+        begin = 0
+        for n, count in enumerate(self.counts):
+            mine = ((wanted >= begin) & (wanted < begin + count)).nonzero().view(-1)
+            if len(mine):
+                whole = self._part(n, wanted[mine] - begin, keys)
+                found.append(whole.to(found[0].device if found else whole.device))
+                places.append(mine)
+            begin += count
+        if not found:
+            one = self.parts[0].tile(slice(0, 1), slice(0, 1))
+            return one.new_zeros(*self.sizes[:2], len(wanted), len(keys))
+        return torch.cat(found, 2)[:, :, torch.cat(places).argsort()]
+
+    def _part(self, n: int, rows: Tensor, keys: Tensor) -> Tensor:
+        """The weights of some queries of call n over these keys of the run, (B, H, rows, keys)."""
+        local = keys - self.first[n]
+        there = (local >= 0) & (local < self.parts[n].sizes[3])
+        tile = _batch(self.parts[n].tile(rows, local[there]), self.rows[n])
+        whole = tile.new_zeros(*tile.shape[:3], len(keys))
+        whole[..., there] = tile
+        return whole
+
+    def pairs(self, keys: Tensor) -> Tensor:
+        """The weight of one key per query, (B, H, Nq)."""
+        found = []
+        for n, wanted in enumerate(torch.split(keys.expand(*self.sizes[:3]), self.counts, -1)):
+            local = wanted - self.first[n]
+            local = torch.where((wanted >= 0) & (local >= 0) & (local < self.parts[n].sizes[3]), local, -1)
+            found.append(self._pairs(n, local))
+        return torch.cat([f.to(found[0].device) for f in found], -1)
+
+    def _pairs(self, n: int, keys: Tensor) -> Tensor:
+        """The same of one call; where the batch rows have moved, each asks in the place where it was."""
+        rows = self.rows[n]
+        if rows is None:
+            return self.parts[n].pairs(keys)
+        found = torch.zeros(keys.shape, dtype=torch.float64)
+        for b, was in enumerate(rows):
+            if was < 0:
+                continue
+            asked = keys.new_full((self.parts[n].sizes[0], *keys.shape[1:]), -1)
+            asked[was] = keys[b]
+            mine = self.parts[n].pairs(asked)[was]
+            found = found.to(mine)
+            found[b] = mine
+        return found
+
+
+def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
+    """One view of all rows of a run, from its calls in order.
+
+    Measures of single rows follow one another and received mass is added up. The map and pattern scores of the whole
+    need exact weights: they are there if q and k were kept for every call. Where batch rows changed places, as beam
+    search lets them, each row of the result is one of the sequences that were returned, where that is known, and else
+    the history of a batch row of the last call. A sequence that ended early sees nothing afterwards.
+    """
+    if links[0].returned is not None:
+        used = [n for n, link in enumerate(links) if max(link.returned or (-1,)) >= 0]
+        views, links = [views[n] for n in used], [links[n] for n in used]
+    rows = rows_of(links)
+    if len(views) == 1 and rows[0] is None:
+        return views[0]
+    first = [link.first - links[0].first for link in links]
+    last, heads = views[-1], views[0].sizes[1]
+    batch = last.sizes[0] if rows[-1] is None else len(rows[-1])
+    nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
+    kept = [v.weights for v in views if v.weights is not None]
+    labelled = first[-1] == 0 and last.sizes[3] == nk and (rows[-1] is None or _one_for_all(last.tokens))
+    return View(
+        sizes=(batch, heads, nq, nk),
+        held=_held(views, first, rows, nk),
+        given_output=_outputs(views, rows),
+        weights=Assembled(kept, first, rows) if len(kept) == len(views) else None,
+        kind=views[0].kind,
+        place=_place(views, first, rows, nq, nk),
+        tokens=last.tokens if labelled else Tokens(),
+        size=views[0].size,
+        links=views[0].links,
+        engine=views[0].engine,
+        edited=any(v.edited for v in views),
+        overview=any(v.overview for v in views),
+    )
+
+
+def rows_of(links: Sequence[Link]) -> list[Rows]:
+    """For each call of a run, which of its batch rows the batch rows of the assembled view are.
+
+    >>> rows_of([Link(), Link(after=0, rows=(0, 0, 1, 1)), Link(after=1, rows=(1, 1, 2, 3))])
+    [(0, 0, 1, 1), (1, 1, 2, 3), None]
+    """
+    if links[0].returned is not None:
+        return [link.returned for link in links]
+    return _ancestors(links)
+
+
+def _one_for_all(tokens: Tokens) -> bool:
+    return tokens.ids is not None and len(tokens.ids) == 1
+
+
+def _ancestors(links: Sequence[Link]) -> list[Rows]:
+    """For each call, which of its batch rows became each batch row of the last call."""
+    found: list[Rows] = []
+    now: Rows = None
+    for link in reversed(links):
+        found.append(now)
+        if link.rows is not None:
+            now = link.rows if now is None else tuple(link.rows[b] for b in now)
+    return found[::-1]
+
+
+def _batch(x: Tensor, rows: Rows, missing: float = 0) -> Tensor:
+    """The batch rows of a call that are those of the run."""
+    if rows is None or (x.shape[0] == 1 and min(rows) >= 0):
+        return x
+    at = torch.tensor(rows, device=x.device)
+    found = x[at.clamp(min=0) if x.shape[0] > 1 else torch.zeros_like(at)]
+    found[at < 0] = missing
+    return found
+
+
+def _together(parts: Sequence[Tensor], rows: Sequence[Rows], missing: float = 0) -> Tensor:
+    """(B, …, Nq, …) of each call → of the run, queries on axis 2."""
+    return torch.cat([_batch(p, r, missing).to(parts[0].device) for p, r in zip(parts, rows, strict=True)], 2)
+
+
+def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> dict[str, Tensor]:
+    held = {}
+    if any(isinstance(v.weights, Remembered) and v.weights.call.sinks is not None for v in views):
+        for view in views:
+            _ = view.effective  # from the tiles of the whole it could not be told: a sink's share is not in them
+    for name in (*PER_QUERY, "top_key", "top_weight", "top_tied"):
+        if all(name in v.held for v in views):
+            parts = [v.held[name] for v in views]
+            if name == "top_key":
+                parts = [torch.where(p < 0, p, p + f) for p, f in zip(parts, first, strict=True)]
+            held[name] = _together(parts, rows, MISSING.get(name, 0))
+    if all("received" in v.held for v in views):
+        device = views[0].held["received"].device
+        held["received"] = torch.stack(
+            [
+                pad(_batch(v.held["received"], r).to(device), (f, nk - f - v.sizes[3]))
+                for v, f, r in zip(views, first, rows, strict=True)
+            ]
+        ).sum(0)
+    return held
+
+
+def _outputs(views: Sequence[View], rows: Sequence[Rows]) -> Tensor | None:
+    found = [v.given_output for v in views if v.given_output is not None]
+    return _together(found, rows) if len(found) == len(views) and found[0].ndim == 4 else None
+
+
+def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq: int, nk: int) -> Told:
+    """The queries stand one after the other from where the first call's stood; padding is what no call sees."""
+    visible = None
+    parts = [_batch(v.place.visible, r) for v, r in zip(views, rows, strict=True) if v.place.visible is not None]
+    if len(parts) == len(views):
+        shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))  # B or 1, H or 1
+        visible = _together([p.expand(*shape, p.shape[2]) for p in parts], [None] * len(parts))
+    if views[0].kind == "cross":
+        return Told(visible, _padding(views, first, rows, nk))
+    start = views[0].place.offset
+    if start is None:
+        start = views[0].sizes[3] - views[0].sizes[2]
+    usual = isinstance(start, int) and start == nk - nq
+    return Told(visible, _padding(views, first, rows, nk), None if usual else start)
+
+
+def _padding(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor | None:
+    """(B or 1, Nk) keys that no call sees of those that had them; None where there are none."""
+    unseen: Tensor | None = None
+    for view, begin, moved in zip(views, first, rows, strict=True):
+        padding = view.place.padding
+        if padding is None:
+            padding = torch.zeros(1, view.sizes[3], dtype=torch.bool)
+        here = pad(_batch(padding, moved, True).cpu(), (begin, nk - begin - view.sizes[3]), value=True)
+        unseen = here if unseen is None else unseen & here
+    return unseen if unseen is not None and bool(unseen.any()) else None

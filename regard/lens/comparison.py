@@ -1,0 +1,345 @@
+"""Two captures side by side: which modules, masks and kernels differ, and by how much each head's measures do.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> runs = []
+    >>> for x in (torch.zeros(1, 3, 8), torch.eye(3, 8)[None]):
+    ...     with torch.no_grad(), regard.watch(layer) as seen:
+    ...         _ = layer(x)
+    ...     runs.append(seen)
+    >>> compare(runs[0], runs[0]).same, compare(*runs).same
+    (True, False)
+
+Modules are matched by path and calls by their number. Numbers are compared head by head: position by position where
+both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received mass
+where both have the same queries and keys.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
+
+It does not know models: that a comparison makes sense is for whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import tables
+from regard.lens.capture import Capture, Record
+from regard.lens.doctor.findings import places, spoken
+from regard.lens.files.container import pool
+from regard.lens.head_values import per_head
+from regard.lens.view import PER_QUERY, View
+from regard.stages import Lang
+
+__all__ = ["Change", "Comparison", "Unlike", "compare"]
+
+BINS = 64  # of the received mass
+MOST_SHOWN = 20  # changes in a table
+
+WORDS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "same": "the same: modules compared: {modules}, measures: {compared}{tolerance}",
+        "title": "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}",
+        "tolerance": " (tolerance {:g})",
+        "only": "only in {}: {}",
+        "unlike": "what|where|A|B",
+        "changes": "where|measure|head|A|B|difference|mean of heads",
+        "more": "… and {} more",
+        "note": "difference: of the head that differs most; of map and received, the share of attention that moved",
+    },
+    "ko": {
+        "same": "같음: 비교한 모듈 {modules}개, 측정값 {compared}개{tolerance}",
+        "title": "양쪽에 있는 모듈 {modules}개, 측정값 {compared}개 중 {changed}개가 다름{tolerance}",
+        "tolerance": " (허용 오차 {:g})",
+        "only": "{}에만 있음: {}",
+        "unlike": "항목|위치|A|B",
+        "changes": "위치|측정값|헤드|A|B|차이|헤드 평균",
+        "more": "… 외 {}개",
+        "note": "차이: 가장 크게 다른 헤드의 값. map과 received는 옮겨 간 어텐션의 비율",
+    },
+}
+NAMED: dict[Lang, dict[str, str]] = {
+    "en": {"sizes": "heads, queries × keys"},
+    "ko": {"mask": "마스크", "kernel": "커널", "sizes": "헤드, 쿼리 × 키", "calls": "호출 수"},
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one measure of one call differs.
+
+    path, n: the module, and which of its calls.
+    measure: "entropy" and such, "map", "received", or a pattern's name.
+    heads: the difference of each head, at least 0; infinite where only one of the two is a number.
+    a, b: what each head has in either capture, on the mean; empty for map and received, which are no single number.
+    """
+
+    path: str
+    n: int
+    measure: str
+    heads: tuple[float, ...]
+    a: tuple[float, ...] = ()
+    b: tuple[float, ...] = ()
+
+    @property
+    def head(self) -> int:
+        """The head that differs most."""
+        return max(range(len(self.heads)), key=self.heads.__getitem__)
+
+    @property
+    def largest(self) -> float:
+        """How much that head differs."""
+        return self.heads[self.head]
+
+    @property
+    def mean(self) -> float:
+        """The mean difference of all heads."""
+        return sum(self.heads) / len(self.heads)
+
+    @property
+    def strength(self) -> float:
+        """To order changes by: shares as they are, nats and logits as a share of 1 plus their size."""
+        if self.measure not in PER_QUERY or not isfinite(self.largest):
+            return self.largest
+        return self.largest / (1 + max(abs(self.a[self.head]), abs(self.b[self.head])))
+
+    @property
+    def where(self) -> str:
+        """The module, and the number of the call where it is not the first."""
+        return (self.path or "(model)") + (f"[{self.n}]" if self.n else "")
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Something else that differs between two calls.
+
+    what: "mask", "kernel", "sizes" or "calls".
+    path, n: the module, and which of its calls.
+    a, b: what it is in either capture, in words.
+    """
+
+    what: str
+    path: str
+    n: int
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """What `compare` found. Prints as text, and as tables in a notebook; `text("ko")` is Korean.
+
+    modules: how many are in both.  only_a, only_b: the paths of those that are in one.
+    unlike: masks, sizes, numbers of calls and kernels that differ, in call order.
+    changes: measures that differ by more than the tolerance, the strongest first.
+    compared: how many measures were compared, over all calls.
+    """
+
+    modules: int
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    unlike: tuple[Unlike, ...]
+    changes: tuple[Change, ...]
+    compared: int
+    tolerance: float
+
+    @property
+    def same(self) -> bool:
+        """Whether attention was the same. Another kernel alone makes no difference: it says how, not what."""
+        return not (self.only_a or self.only_b or self.changes or any(u.what != "kernel" for u in self.unlike))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The changes as plain values, the strongest first."""
+        return [
+            {
+                "path": c.path,
+                "call": c.n,
+                "measure": c.measure,
+                "head": c.head,
+                "a": c.a[c.head] if c.a else None,
+                "b": c.b[c.head] if c.b else None,
+                "difference": c.largest,
+                "mean": c.mean,
+                "heads": list(c.heads),
+            }
+            for c in self.changes
+        ]
+
+    def text(self, lang: Lang = "en") -> str:
+        """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
+        parts = self._lines(spoken(lang))
+        if self.unlike:
+            parts.append(tables.text(*self._unlike_table(lang)))
+        if self.changes:
+            parts.append(tables.text(*self._changes_table(lang), right=[2, 3, 4, 5, 6]))
+        return "\n\n".join(parts + self._below(lang))
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{escape(line)}</p>" for line in self._lines("en")]
+        if self.unlike:
+            parts.append(tables.html(*self._unlike_table("en")))
+        if self.changes:
+            parts.append(tables.html(*self._changes_table("en"), right=[2, 3, 4, 5, 6]))
+        return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in self._below("en")])
+
+    def _lines(self, lang: Lang) -> list[str]:
+        words = WORDS[lang]
+        tolerance = words["tolerance"].format(self.tolerance) if self.tolerance else ""
+        counted = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
+        lines = [words["same" if self.same else "title"].format(**counted, tolerance=tolerance)]
+        for name, paths in (("A", self.only_a), ("B", self.only_b)):
+            lines += [words["only"].format(name, places(paths))] if paths else []
+        return lines
+
+    def _unlike_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
+        """Layers that differ in the same way share a line."""
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for u in self.unlike:
+            alike.setdefault((u.what, u.a, u.b), []).append(u.path)
+        rows = [[NAMED[lang].get(what, what), places(paths), a, b] for (what, a, b), paths in alike.items()]
+        return WORDS[lang]["unlike"].split("|"), rows
+
+    def _changes_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for c in self.changes[:MOST_SHOWN]:
+            a, b = (tables.number(values[c.head]) if values else "" for values in (c.a, c.b))
+            rows.append([c.where, c.measure, str(c.head), a, b, tables.number(c.largest), tables.number(c.mean)])
+        return WORDS[lang]["changes"].split("|"), rows
+
+    def _below(self, lang: Lang) -> list[str]:
+        more = len(self.changes) - MOST_SHOWN
+        lines = [WORDS[lang]["more"].format(more)] if more > 0 else []
+        return [*lines, WORDS[lang]["note"]] if self.changes else lines
+
+
+# ----------------------------------------------------------------------------------------------------------- comparing
+
+
+def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
+    """How two captures differ: of one model on two inputs or with two kernels, or of two models alike in their paths.
+
+    >>> import regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer) as seen:
+    ...     _ = layer(torch.zeros(1, 3, 8))
+    >>> print(compare(seen, seen))
+    the same: modules compared: 1, measures: 11
+
+    tolerance: how much a measure may differ and still be called the same; kernels that round otherwise need a little.
+
+    Raises TypeError for what is no capture, ValueError for a negative tolerance, LookupError for a capture in which
+    nothing was seen.
+    """
+    for name, capture in (("a", a), ("b", b)):
+        if not isinstance(capture, Capture):
+            raise TypeError(f"{name} must be a capture, as watch and open give it; got {type(capture).__name__}")
+        if not capture.names:
+            raise LookupError(f"no attention was seen in {name}, {capture!r}: there is nothing to compare")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+    a_names, b_names = a.names, b.names
+    both = [path for path in a_names if path in b]
+    unlike: list[Unlike] = []
+    changes: list[Change] = []
+    for path in both:
+        calls = a.calls(path), b.calls(path)
+        if len(calls[0]) != len(calls[1]):
+            unlike.append(Unlike("calls", path, 0, str(len(calls[0])), str(len(calls[1]))))
+        for one, other in zip(*calls, strict=False):
+            unlike += _unlike(one, other)
+            changes += _changes(one, other)
+    found = sorted((c for c in changes if not c.largest <= tolerance), key=lambda c: -c.strength)
+    return Comparison(
+        modules=len(both),
+        only_a=tuple(path for path in a_names if path not in b),
+        only_b=tuple(path for path in b_names if path not in a),
+        unlike=tuple(unlike),
+        changes=tuple(found),
+        compared=len(changes),
+        tolerance=tolerance,
+    )
+
+
+def _unlike(a: Record, b: Record) -> list[Unlike]:
+    """Mask, sizes and kernel, where they differ."""
+    said = [(r.facts.mask if r.facts is not None else "", _sizes(_view(r)), r.kernel) for r in (a, b)]
+    pairs = zip(("mask", "sizes", "kernel"), *said, strict=True)
+    return [Unlike(what, a.path, a.n, x, y) for what, x, y in pairs if x != y]
+
+
+def _sizes(view: View) -> str:
+    batch, heads, nq, nk = view.sizes
+    return (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
+
+
+def _view(record: Record) -> View:
+    assert record.view is not None  # capture.calls gives no others
+    return record.view
+
+
+def _changes(a: Record, b: Record) -> list[Change]:
+    """Every measure that both calls have; none where they have not the same heads."""
+    one, other = _view(a), _view(b)
+    if one.sizes[1] != other.sizes[1] or 0 in (*one.sizes, *other.sizes):
+        return []
+    found = [_change(a, name, one, other) for name in PER_QUERY if _has(one, name) and _has(other, name)]
+    for name in one.held:
+        if name.startswith("pattern ") and name in other.held:
+            found.append(_change(a, name.removeprefix("pattern "), one, other))
+    if all("map" in v.held for v in (one, other)) and one.held["map"].shape[2:] == other.held["map"].shape[2:]:
+        x, y = _alike(one.held["map"], other.held["map"])
+        found.append(Change(a.path, a.n, "map", _per_head(_gap(x, y).sum(-1).mean(-1) / 2)))
+    if all("received" in v.held for v in (one, other)) and one.sizes[2:] == other.sizes[2:]:
+        x, y = _alike(_shares(one.held["received"]), _shares(other.held["received"]))
+        found.append(Change(a.path, a.n, "received", _per_head(_gap(x, y).sum(-1) / 2)))
+    return found
+
+
+def _has(view: View, name: str) -> bool:
+    return name in view.held or f"mean {name}" in view.held
+
+
+def _change(record: Record, measure: str, a: View, b: View) -> Change:
+    """The difference of a measure by query, position by position where it can be, or of a pattern's score."""
+    x, y = (per_head(v, measure).detach().double().cpu() for v in (a, b))  # (B, H)
+    same_places = measure in PER_QUERY and (measure in a.pooled) == (measure in b.pooled)
+    p, q = (v.held.get(measure) for v in (a, b))
+    if same_places and p is not None and q is not None and p.shape == q.shape:
+        gap = _gap(p.double().cpu(), q.double().cpu()).mean(-1)
+    else:
+        gap = _gap(*_alike(x, y))
+    means = (tuple(values.mean(0).tolist()) for values in (x, y))
+    return Change(record.path, record.n, measure, _per_head(gap), *means)
+
+
+def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in fp64 on the CPU, and as means over batch rows where they have not as many of them."""
+    a, b = a.double().cpu(), b.double().cpu()
+    return (a, b) if a.shape[0] == b.shape[0] else (a.mean(0, keepdim=True), b.mean(0, keepdim=True))
+
+
+def _shares(received: Tensor) -> Tensor:
+    """(B, H, Nk) → the share of all attention that each of at most 64 parts of the keys gets."""
+    pooled = pool(received, BINS).double()
+    return pooled / pooled.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _gap(a: Tensor, b: Tensor) -> Tensor:
+    """|a − b|, 0 where both are NaN or the same infinity, and infinite where one of them is."""
+    gap = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    return torch.where(gap.isnan(), inf, gap)
+
+
+def _per_head(gap: Tensor) -> tuple[float, ...]:
+    """(B, H) → the mean over batch rows."""
+    return tuple(gap.mean(0).tolist())

@@ -1,1 +1,0 @@
-"""What masks and heads do: counted, named, and judged."""

@@ -1,0 +1,1 @@
+"""The mask doctor: what was wrong with the masks and numbers of a run."""

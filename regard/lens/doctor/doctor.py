@@ -1,0 +1,372 @@
+"""The mask doctor: what was wrong with the masks and the numbers of a run, judged from the facts of its calls.
+
+A check is a function from a `Case` to findings; `CHECKS` lists them, and `examine` runs them. They read what was kept
+of each call (`facts.py`) and a few numbers per head; nothing is computed again.
+
+It does not know models: what a layer is for is told from its path, its mask and how it was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any, Protocol
+
+import torch
+
+from regard import tables
+from regard.lens.doctor.facts import Facts, Rows
+from regard.lens.doctor.findings import SEVERITIES, Finding, Severity, Value, places, stack_of
+from regard.lens.doctor.report import Diagnosis, MaskUse
+
+__all__ = ["CHECKS", "Case", "Check", "Record", "examine"]
+
+SINK = 0.9  # of a head's attention on one key
+EVEN = 0.98  # of the largest entropy
+STILL = 1e-3  # of its size: how much a head's output differs from query to query
+LARGE_LOGIT = 1e4  # beyond which a softmax is one-hot but for keys that are all but equal
+NAMED = 8  # heads that a finding names
+FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
+INPUTS = ("q", "k", "v", "bias", "scores")
+
+
+class Record(Protocol):
+    """What the doctor reads of one attention call."""
+
+    @property
+    def path(self) -> str:
+        """The module that made the call."""
+
+    @property
+    def n(self) -> int:
+        """Which call of this module it is, from 0."""
+
+    @property
+    def kind(self) -> str:
+        """Of what kind it is: "self" or "cross"."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """Its mask, its bias and its numbers; None where the call could not be read."""
+
+    @property
+    def heads(self) -> Mapping[str, Any]:
+        """Numbers per head, (B, H), as far as they are known.
+
+        "uniform" and "first" are the pattern scores; "one key" is the largest mean weight on any one key; "spread" how
+        much the output differs from query to query, as a share of its size; "largest logit" is of all queries.
+        """
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    records: its calls, in the order in which they were made.
+    generates: were tokens generated one after the other?
+    """
+
+    records: tuple[Record, ...]
+    generates: bool
+
+    @cached_property
+    def read(self) -> list[tuple[Record, Facts]]:
+        """Each record with its facts."""
+        return [(record, record.facts) for record in self.records if record.facts is not None]
+
+    @cached_property
+    def of_self(self) -> list[tuple[Record, Facts]]:
+        """Those of self-attention with several queries: whose mask has a shape."""
+        return [(r, f) for r, f in self.read if r.kind == "self" and f.sizes[2] > 1]
+
+    @cached_property
+    def stacks(self) -> list[list[tuple[Record, Facts]]]:
+        """Calls of self-attention by the layers of one stack, each layer's calls by their number."""
+        found: dict[object, list[tuple[Record, Facts]]] = {}
+        for record, facts in self.of_self:
+            found.setdefault((stack_of(record.path), record.n), []).append((record, facts))
+        return list(found.values())
+
+
+Check = Callable[[Case], Iterable[Finding]]
+
+
+def examine(
+    records: Sequence[Record], *, generates: bool | None = None, checks: Sequence[Check] | None = None
+) -> Diagnosis:
+    """Judge the calls of one run, in the order in which they were made.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from regard.backends.call import prepare
+    >>> from regard.lens.doctor.facts import read
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> call = prepare(x, x, x, bias=torch.ones(3, 3).tril())
+    >>> print(examine([SimpleNamespace(path="attn", n=0, kind="self", facts=read(call), heads={})]))
+    1 attention call in 1 module: 1 error
+    <BLANKLINE>
+    error    attn
+             the mask is floats 0 and 1, and these are added to the scores: it hides nothing
+             → pass it as booleans (mask.bool()), or as 0 for visible and −inf for hidden
+    <BLANKLINE>
+    where  kind  mask  future hidden  bias      queries × keys  calls
+    ─────  ────  ────  ─────────────  ────────  ──────────────  ─────
+    attn   self  none  no             zero-one  3 × 3               1
+
+    records: one per call; those without facts are counted and not judged.
+    generates: were tokens generated one after the other; by default told from later calls with fewer queries than keys.
+    checks: which checks to run, instead of `CHECKS`.
+    """
+    if generates is None:
+        steps = [r.facts for r in records if r.facts is not None and r.kind == "self" and r.n > 0]
+        generates = any(facts.sizes[2] < facts.sizes[3] for facts in steps)
+    case = Case(tuple(records), generates)
+    found = _merged([finding for check in (CHECKS if checks is None else checks) for finding in check(case)])
+    order: list[Severity] = list(SEVERITIES["en"])
+    found.sort(key=lambda finding: order.index(finding.severity))
+    modules = len({record.path for record in records})
+    return Diagnosis(tuple(found), _mask_uses(case), len(records), modules, len(records) - len(case.read))
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Findings that say the same of several layers, as one."""
+    same: dict[tuple[Severity, str, tuple[tuple[str, Value], ...]], list[str]] = {}
+    for finding in findings:
+        same.setdefault((finding.severity, finding.code, finding.values), []).extend(finding.paths)
+    return [Finding(sev, code, tuple(dict.fromkeys(paths)), values) for (sev, code, values), paths in same.items()]
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def empty_rows(case: Case) -> Iterable[Finding]:
+    """Queries that see nothing, are no padding, and were not told to see nothing by `masks.queries`."""
+    return [
+        _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
+        for record, facts in case.read
+        if facts.empty_rows.tokens
+    ]
+
+
+def unhidden_rows(case: Case) -> Iterable[Finding]:
+    """Queries whose every key is hidden by finite numbers, with the same exceptions."""
+    return [
+        _of("warning", "unhidden rows", r, **_row_values(facts.unhidden_rows, facts), start=_start(facts))
+        for r, facts in case.read
+        if facts.unhidden_rows.tokens
+    ]
+
+
+def _row_values(rows: Rows, facts: Facts) -> dict[str, Value]:
+    batch, heads, nq, _ = facts.sizes
+    assert rows.example is not None, "rows that were counted have a first"
+    return {"tokens": rows.tokens, "total": batch * heads * nq, "example": rows.example}
+
+
+def _start(facts: Facts) -> str:
+    return tables.number(facts.bias_from or 0.0)
+
+
+def zero_one_masks(case: Case) -> Iterable[Finding]:
+    """Boolean masks that were cast to floats and are added to the scores."""
+    return [_of("error", "zero-one mask", r) for r, facts in case.read if facts.bias_kind == "zero-one"]
+
+
+# -------------------------------------------------------------------------------------------------------------- padding
+
+
+def padding_sides(case: Case) -> Iterable[Finding]:
+    """Left padding where nothing else is hidden, as in an encoder; right padding where the future is."""
+    for record, facts in case.of_self:
+        left, right, batch = facts.sides.count("left"), facts.sides.count("right"), facts.sizes[0]
+        if left and facts.unrestricted:
+            yield _of("warning", "left padding", record, rows=left, batch=batch)
+        elif right and facts.causal != "no" and case.generates:
+            yield _of("warning", "right padding", record, rows=right, batch=batch)
+        elif right and facts.causal != "no":
+            yield _of("note", "right padding once", record, rows=right, batch=batch)
+
+
+# ------------------------------------------------------------------------------------------------------------ causality
+
+
+def upper_left(case: Case) -> Iterable[Finding]:
+    """A causal flag that counts from the first key, though the queries are the last."""
+    for record, facts in case.read:
+        _, _, nq, nk = facts.sizes
+        if record.kind != "self" or facts.causal not in ("flag", "both") or facts.offset is None or nq >= nk:
+            continue
+        unseen = nk - nq - facts.offset
+        if unseen > 0:
+            # A first call may be filling a cache that has room for more; a later one, or one query, is not.
+            severity: Severity = "warning" if record.n or nq == 1 else "note"
+            values: dict[str, Value] = {"nq": nq, "nk": nk, "offset": facts.offset, "usual": nk - nq, "unseen": unseen}
+            yield _of(severity, "upper left", record, **values)
+
+
+def mixed_causality(case: Case) -> Iterable[Finding]:
+    """Layers of one stack of which some hide the future and some do not."""
+    for stack in case.stacks:
+        open_ = [record.path for record, facts in stack if facts.causal == "no"]
+        causal = [record.path for record, facts in stack if facts.causal != "no"]
+        if open_ and causal:
+            values = (("causal", places(causal)), ("open", places(open_)))
+            yield Finding("warning", "mixed causality", tuple(open_), values)
+
+
+def decoder_sees_ahead(case: Case) -> Iterable[Finding]:
+    """A layer called a decoder that hides nothing but padding."""
+    return [
+        _of("note", "decoder sees ahead", record, mask=facts.mask)
+        for record, facts in case.of_self
+        if facts.unrestricted and "decoder" in record.path.lower()
+    ]
+
+
+def causal_twice(case: Case) -> Iterable[Finding]:
+    """The causal flag together with a mask that hides the future as well."""
+    return [_of("note", "causal twice", record) for record, facts in case.read if facts.causal == "both"]
+
+
+def masks_differ(case: Case) -> Iterable[Finding]:
+    """Layers of one stack with different masks; where they differ in causality, that is said already."""
+    for stack in case.stacks:
+        names: dict[object, list[Record]] = {}
+        texts: dict[object, str] = {}
+        for record, facts in stack:
+            key = _mask_key(facts)
+            names.setdefault(key, []).append(record)
+            texts[key] = facts.mask if facts.bias_kind is None else f"{facts.mask} with a bias ({facts.bias_kind})"
+        if len(names) > 1 and len({facts.causal == "no" for _, facts in stack}) == 1:
+            listed = "; ".join(f"{texts[key]}: {places(r.path for r in group)}" for key, group in names.items())
+            paths = tuple(record.path for record, _ in stack)
+            yield Finding("note", "masks differ", paths, (("count", len(names)), ("list", listed)))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad numbers
+
+
+def bad_numbers(case: Case) -> Iterable[Finding]:
+    """The first call with NaN and the first with infinity, and whether it came in or was born there."""
+    for which, name in enumerate(("nan", "infinity")):
+        with_some = [(r, facts) for r, facts in case.read if any(counts[which] for counts in facts.bad.values())]
+        if not with_some:
+            continue
+        record, facts = with_some[0]
+        have = {tensor: counts[which] for tensor, counts in facts.bad.items() if counts[which]}
+        came = {tensor: n for tensor, n in have.items() if tensor in INPUTS}
+        listed = ", ".join(f"{tensor} ({n})" for tensor, n in (came or have).items())
+        values: dict[str, Value] = {"list": listed, "later": len(with_some) - 1}
+        if not came:
+            values["why"] = "empty" if facts.empty_rows.count and name == "nan" else "overflow"
+        yield _of("error", f"{name} {'arrived' if came else 'born'}", record, **values)
+
+
+# ---------------------------------------------------------------------------------------------------------------- heads
+
+
+def large_logits(case: Case) -> Iterable[Finding]:
+    """Heads with logits above 10,000 in any call of their layer, the largest first."""
+    largest: dict[str, torch.Tensor] = {}  # (H,) of each layer
+    for record, _ in case.read:
+        if (given := record.heads.get("largest logit")) is not None and len(given):
+            logits = torch.as_tensor(given).cpu().double().amax(0)
+            largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
+    for path, logits in largest.items():
+        order = logits.argsort(descending=True, stable=True).tolist()
+        heads = [h for h in order if LARGE_LOGIT < float(logits[h]) < inf]  # what is no number is said elsewhere
+        if heads:
+            listed = ", ".join(f"{h} ({tables.number(float(logits[h]))})" for h in heads[:NAMED])
+            more = ", …" if len(heads) > NAMED else ""
+            values = (("count", len(heads)), ("total", len(logits)), ("list", listed + more))
+            yield Finding("warning", "large logits", (path,), values)
+
+
+def sinks(case: Case) -> Iterable[Finding]:
+    """Heads that give nearly all their attention to one key."""
+    return _heads(case, "sinks", {"first": lambda x: x >= SINK, "one key": lambda x: x >= SINK})
+
+
+def dead_heads(case: Case) -> Iterable[Finding]:
+    """Heads that look at all keys alike, or whose output is the same for every query."""
+    return _heads(case, "dead heads", {"uniform": lambda x: x >= EVEN, "spread": lambda x: x <= STILL})
+
+
+def edited_weights(case: Case) -> Iterable[Finding]:
+    """Modules that changed their weights after the softmax, and in which of their calls."""
+    calls: dict[str, list[int]] = {}
+    for record, facts in case.read:
+        if facts.edited:
+            calls.setdefault(record.path, []).append(record.n)
+    return [Finding("note", "edited weights", (path,), (("calls", tuple(n)),)) for path, n in calls.items()]
+
+
+def _heads(case: Case, code: str, tests: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> list[Finding]:
+    """Count the heads, on the mean over the batch, for which one of the tests holds: in each module's first call."""
+    counts: dict[str, tuple[int, int]] = {}
+    for record, facts in case.read:
+        known = [(test, record.heads[name]) for name, test in tests.items() if name in record.heads]
+        if known and record.path not in counts and facts.sizes[3] >= FEWEST_KEYS:
+            marks = [test(torch.as_tensor(values).cpu().double().mean(0)) for test, values in known]  # (H,) each
+            some = torch.stack(marks).any(0)
+            counts[record.path] = int(some.sum()), some.numel()
+    found = {path: n for path, (n, _) in counts.items() if n}
+    if not found:
+        return []
+    total = sum(size for _, size in counts.values())
+    by_number: dict[int, list[str]] = {}
+    for path, n in found.items():
+        by_number.setdefault(n, []).append(path)
+    listed = "; ".join(f"{places(paths)}: {n}" for n, paths in by_number.items())
+    values: tuple[tuple[str, Value], ...] = (("count", sum(found.values())), ("total", total), ("list", listed))
+    return [Finding("note", code, tuple(found), values)]
+
+
+CHECKS: tuple[Check, ...] = (
+    empty_rows,
+    unhidden_rows,
+    zero_one_masks,
+    bad_numbers,
+    large_logits,
+    padding_sides,
+    upper_left,
+    mixed_causality,
+    decoder_sees_ahead,
+    causal_twice,
+    masks_differ,
+    sinks,
+    dead_heads,
+    edited_weights,
+)
+"""What `examine` runs. What only the caller knows, such as a softcap that a kernel was not given, is a check of his."""
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _of(severity: Severity, code: str, record: Record, **values: Value) -> Finding:
+    return Finding(severity, code, (record.path,), tuple(values.items()))
+
+
+def _mask_key(facts: Facts) -> tuple[object, ...]:
+    """Equal for calls with one and the same mask; steps of generation differ in their number of keys alone."""
+    same = (facts.mask, facts.causal, facts.bias_kind, facts.sizes[2])
+    if facts.sizes[2] == 1:
+        return same
+    padding = None if facts.padding is None else facts.padding.numpy().tobytes()
+    return (*same, facts.sizes[3], facts.bands.numpy().tobytes(), padding)
+
+
+def _mask_uses(case: Case) -> tuple[MaskUse, ...]:
+    groups: dict[object, list[tuple[Record, Facts]]] = {}
+    for record, facts in case.read:
+        groups.setdefault((record.kind, _mask_key(facts)), []).append((record, facts))
+    return tuple(_mask_use(group) for group in groups.values())
+
+
+def _mask_use(group: list[tuple[Record, Facts]]) -> MaskUse:
+    (first, facts), keys = group[0], [f.sizes[3] for _, f in group]
+    paths = tuple(dict.fromkeys(record.path for record, _ in group))
+    return MaskUse(facts, first.kind, paths, len(group), (min(keys), max(keys)))

@@ -1,0 +1,1 @@
+"""Exact weights and measures of them, in one pass, in torch and Triton."""

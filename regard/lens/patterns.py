@@ -1,0 +1,389 @@
+"""What a head looks at, as one number per pattern: the mean weight on the key that the pattern names. No N×N.
+
+A pattern names one key for each query, or a few: its own place, the place before, the first key. Its score is the mean
+weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view already has. Scores are
+of one head each, so a head may match several patterns.
+
+A head is named by shares, not by scores: the part of all its attention that goes to the keys of a pattern. A score is a
+mean over the queries that the pattern names a key for, and those may be few: one token that stands twice in a text.
+Many heads rest on the first token, so there is also what goes to a pattern's keys beside it.
+
+Key j stands at position j, query i at i + offset, with offset Nk − Nq unless given, as in `regard.masks`. A query
+counts where the key its pattern names is there and neither of the two is padding; with no such query the score is 0. A
+key that is hidden from its query counts, with weight 0. Where sinks take a part of each row, scores are lower by it.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
+
+This file does not know models, tokenizers or how weights are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.lens.measures.weights import Weights
+from regard.masks.mask import Grid
+from regard.masks.rules import read_offset
+from regard.masks.token_masks import at_positions
+from regard.stages import Lang
+
+__all__ = ["CALLED", "KEYS", "MEANING", "NAMES", "THRESHOLDS", "Patterns", "label", "label_rest", "measure"]
+
+NAMES = ("own", "previous", "next", "first", "neighbours", "uniform", "delimiter", "same token", "induction")
+
+THRESHOLDS: Mapping[str, float] = MappingProxyType(dict.fromkeys(NAMES, 0.5) | {"uniform": 0.9})
+"""From which share on a head gets a name. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
+
+REST = 0.05  # of a head's attention: where less goes elsewhere than to the first token, nothing is said of it
+
+KEYS: dict[Lang, dict[str, str]] = {
+    "en": {
+        "own": "its own position",
+        "previous": "the position before",
+        "next": "the position after",
+        "first": "the first token",
+        "neighbours": "the two positions on either side",
+        "delimiter": "delimiters such as [SEP] or full stops",
+        "same token": "the nearest other places where the same token stands",
+        "induction": "what followed the same token the last time it came",
+    },
+    "ko": {
+        "own": "자기 위치",
+        "previous": "바로 앞 위치",
+        "next": "바로 뒤 위치",
+        "first": "첫 토큰",
+        "neighbours": "앞뒤 각 두 위치",
+        "delimiter": "[SEP]이나 마침표 같은 구분 토큰",
+        "same token": "같은 토큰이 있는 가장 가까운 다른 위치",
+        "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰",
+    },
+}
+"""The keys that a pattern names, in words; "uniform" names none."""
+
+MEANING: dict[Lang, dict[str, str]] = {
+    "en": {
+        "own": "looks at its own position",
+        "previous": "looks at the position before",
+        "next": "looks at the position after",
+        "first": "rests on the first token, such as [CLS]",
+        "neighbours": "looks at the two positions before and the two after, its own left out",
+        "uniform": "looks at everything it sees about equally: its entropy as a share of the largest possible",
+        "delimiter": "looks at delimiters, such as [SEP] or full stops; the first token is none",
+        "same token": "looks at the nearest other places where the same token stands",
+        "induction": "looks at what followed the same token the last time it came",
+    },
+    "ko": {
+        "own": "자기 위치를 봄",
+        "previous": "바로 앞 위치를 봄",
+        "next": "바로 뒤 위치를 봄",
+        "first": "[CLS] 같은 첫 토큰에 머묾",
+        "neighbours": "자기를 뺀 앞뒤 두 위치씩을 봄",
+        "uniform": "보이는 것을 거의 고르게 봄: 가능한 최대 엔트로피에 대한 비율",
+        "delimiter": "[SEP]이나 마침표 같은 구분 토큰을 봄(첫 토큰 제외)",
+        "same token": "같은 토큰이 있는 가장 가까운 다른 위치를 봄",
+        "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄",
+    },
+}
+
+CALLED: dict[Lang, dict[str, str]] = {
+    "en": {name: name for name in NAMES},
+    "ko": {
+        "own": "자기 자신",
+        "previous": "이전 토큰",
+        "next": "다음 토큰",
+        "first": "첫 토큰",
+        "neighbours": "주변 토큰",
+        "uniform": "고른 분포",
+        "delimiter": "구분자",
+        "same token": "같은 토큰",
+        "induction": "인덕션",
+    },
+}
+"""What a pattern is called in a table."""
+
+
+class Patterns(NamedTuple):
+    """How far each head follows the patterns, name → (B, H) in [0, 1].
+
+    scores: the mean weight on the keys that a pattern names, over the queries that it names one for.
+    shares: the part of all attention of real queries that goes to those keys; "uniform" as in scores.
+    beside: the same without what goes to the first token; "first" and "uniform" are not in it.
+    """
+
+    scores: dict[str, Tensor]
+    shares: dict[str, Tensor]
+    beside: dict[str, Tensor]
+
+
+def measure(
+    weights: Weights,
+    *,
+    kind: str = "self",
+    entropy: Tensor | None = None,
+    visible: Tensor | None = None,
+    received: Tensor | None = None,
+    rows: Tensor | int | None = None,
+    offset: Tensor | int | None = None,
+    padding: Tensor | None = None,
+    ids: Tensor | None = None,
+    delimiters: Tensor | None = None,
+) -> Patterns:
+    """Every pattern for which the arguments are there.
+
+    >>> from regard.lens.measures.weights import Given
+    >>> causal = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
+    >>> found = measure(Given(causal.view(1, 1, 3, 3)))
+    >>> {name: round(s.item(), 2) for name, s in found.scores.items()}
+    {'own': 0.47, 'previous': 0.8, 'next': 0.0, 'first': 0.63, 'neighbours': 0.53}
+    >>> round(found.shares["previous"].item(), 2), round(found.beside["previous"].item(), 2)
+    (0.53, 0.23)
+
+    weights: exact weights on demand; only pairs are asked for.
+    kind: "self", or "cross", where only first, uniform and delimiter have a meaning.
+    entropy, visible: (B, H, Nq) nats, and (B or 1, H or 1, Nq) how many keys each query sees, one more where a sink
+        takes part in the entropy. Both are needed for "uniform", which queries that see one key or none leave out.
+    received: (B, H, Nk) column sums of the weights, and delimiters (B or 1, Nk) booleans, for "delimiter". The first
+        token is no delimiter, whatever it is called: a head that rests on [CLS] looks at no punctuation.
+    rows: how many queries `received` sums over, one number or one per batch row; default all Nq, padding's too.
+    offset: position of query 0, one integer, one per batch row, or (B or 1, H or 1).
+    padding: (B or 1, Nk) booleans, True = padding. A query is padding where its own position is.
+    ids: (B or 1, Nk) token numbers, for "same token" and "induction".
+
+    Raises ValueError for an unknown kind, a tensor of another shape, and offset or ids with cross-attention; TypeError
+    for padding or delimiters that are not booleans and ids that are not integers.
+    """
+    if kind not in ("self", "cross"):
+        raise ValueError(f"kind must be 'self' or 'cross', got {kind!r}")
+    if kind == "cross" and (offset is not None or ids is not None):
+        raise ValueError("offset and ids place queries among the keys, which cross-attention does not; leave them out")
+    layout = _Layout(weights, offset, padding, kind)
+    looks: dict[str, tuple[Look, ...]] = {"first": (layout.look(layout.first()),)}
+    if kind == "self":
+        looks |= _by_place(layout)
+    if ids is not None:
+        looks |= _by_token(layout, ids)
+    scores = {name: _mean(*found) for name, found in looks.items()}
+    shares = {name: layout.share(*found) for name, found in looks.items()}
+    beside = {name: layout.share(*found, first=False) for name, found in looks.items() if name != "first"}
+    if entropy is not None and visible is not None:
+        scores["uniform"] = shares["uniform"] = _uniform(layout, entropy, visible)
+    if received is not None and delimiters is not None:
+        part = _delimiter(layout, received, delimiters, rows)
+        scores["delimiter"] = shares["delimiter"] = beside["delimiter"] = part
+    return Patterns(*({name: t[name].clamp(0, 1) for name in NAMES if name in t} for t in (scores, shares, beside)))
+
+
+def label(shares: Mapping[str, Tensor], threshold: float | Mapping[str, float] = THRESHOLDS) -> list[list[list[str]]]:
+    """The names of each head, [batch row][head], strongest first: the patterns that reach their threshold.
+
+    >>> label({"own": torch.tensor([[0.2, 0.6]]), "first": torch.tensor([[0.3, 0.9]])})
+    [[[], ['first', 'own']]]
+
+    shares: as `measure` gives them.
+    threshold: one for all patterns, or one per name.
+
+    "neighbours" is not said of a head that is named "previous" or "next" already, which it contains.
+    Raises ValueError for no shares at all, a threshold outside [0, 1], or one that is missing.
+    """
+    if not shares:
+        raise ValueError("there are no shares to take names from")
+    least = dict.fromkeys(shares, threshold) if isinstance(threshold, (int, float)) else dict(threshold)
+    for name in shares:
+        if name not in least:
+            raise ValueError(f"no threshold for {name!r}; there are thresholds for {', '.join(least) or 'none'}")
+        if not 0 <= least[name] <= 1:
+            raise ValueError(f"a threshold must be in [0, 1], got {least[name]} for {name!r}")
+    table = {name: values.tolist() for name, values in shares.items()}
+    batch, heads = next(iter(shares.values())).shape
+    return [[_names({n: t[b][h] for n, t in table.items()}, least) for h in range(heads)] for b in range(batch)]
+
+
+def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> list[list[str | None]]:
+    """What heads do that rest on the first token, [batch row][head]: the pattern that gets half of the rest, or None.
+
+    >>> shares = {"first": torch.tensor([[0.8, 0.8, 0.3]])}
+    >>> label_rest(shares, {"previous": torch.tensor([[0.15, 0.05, 0.7]])})
+    [['previous', None, None]]
+
+    shares, beside: as `measure` gives them. A head that does not rest there, or does little else, has None.
+    """
+    resting = [[names[:1] == ["first"] for names in row] for row in label(shares)]
+    if not any(map(any, resting)):
+        return [[None] * len(row) for row in resting]
+    rest = 1 - shares["first"]  # (B, H)
+    parts = {name: torch.where(rest >= REST, part / rest.clamp(min=REST), 0.0) for name, part in beside.items()}
+    found = label(parts) if parts else [[[]] * len(row) for row in resting]
+    return [
+        [names[0] if names and rests else None for names, rests in zip(*rows, strict=True)]
+        for rows in zip(found, resting, strict=True)
+    ]
+
+
+def _names(shares: dict[str, float], least: Mapping[str, float]) -> list[str]:
+    names = [name for name in shares if shares[name] >= least[name]]  # NaN reaches nothing
+    if {"previous", "next"} & set(names):
+        names = [name for name in names if name != "neighbours"]
+    return sorted(names, key=lambda name: -shares[name])
+
+
+# ------------------------------------------------------------------------------------------------------ who looks where
+
+
+class Look(NamedTuple):
+    """A weight per query, (B, H, Nq); which queries count, and of which the key is the first token, (B, H, Nq) or 1."""
+
+    weight: Tensor
+    counts: Tensor
+    at_first: Tensor
+
+
+class _Layout:
+    """Where the queries of one call stand among its keys, and which of either are padding."""
+
+    def __init__(self, weights: Weights, offset: Tensor | int | None, padding: Tensor | None, kind: str) -> None:
+        self.weights = weights
+        self.batch, self.heads, self.nq, self.nk = weights.sizes
+        device = torch.device("cpu") if padding is None else padding.device
+        grid = Grid(self.nq, self.nk, (1, 1), device)
+        place = _fitting("offset", read_offset(offset), (self.batch, self.heads))
+        positions = grid.positions(place)
+        self.position = positions if positions.ndim == 3 else positions.view(1, 1, -1)  # (B or 1, H or 1, Nq)
+        self.padding = torch.zeros(1, self.nk, dtype=torch.bool, device=device)  # (B or 1, Nk)
+        if padding is not None:
+            self.padding = _marks("padding", padding, self.batch, self.nk)
+        self.real = torch.ones_like(self.position, dtype=torch.bool)  # (B or 1, H or 1, Nq): the query is no padding
+        if kind == "self" and self.nk:
+            self.real = ~at_positions(self.padding, self.position, outside=False)
+
+    def first(self) -> Tensor:
+        """The first key that is not padding, for every query: (B or 1, 1, Nq); −1 where there is none."""
+        if self.nk == 0:
+            return self.position.new_full((1, 1, self.nq), -1)
+        where = torch.where(self.padding.all(1), -1, (~self.padding).long().argmax(1))
+        return where.view(-1, 1, 1).expand(-1, -1, self.nq)
+
+    def look(self, keys: Tensor) -> Look:
+        """The weight of one key per query, −1 for none; a query counts if it and its key are there and no padding."""
+        if self.nk == 0:
+            there = torch.zeros_like(keys, dtype=torch.bool)
+        else:
+            there = self.real & ~at_positions(self.padding, keys, outside=True)
+        return Look(self.weights.pairs(torch.where(there, keys, -1)), there, there & (keys == self.first()))
+
+    def share(self, *looks: Look, first: bool = True) -> Tensor:
+        """What several looks find together of all attention of real queries, (B, H); first: the first token counts."""
+        device = looks[0].weight.device
+        parts = [x.weight if first else x.weight.masked_fill(x.at_first.to(device), 0) for x in looks]
+        found = sum(parts[1:], parts[0])  # (B, H, Nq)
+        real = self.real.to(device).expand_as(found)
+        return torch.where(real, found, 0).sum(-1) / real.sum(-1).clamp(min=1)
+
+
+def _by_place(layout: _Layout) -> dict[str, tuple[Look, ...]]:
+    back2, back, here, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
+    near = (back2, back, ahead, ahead2)
+    return {"own": (here,), "previous": (back,), "next": (ahead,), "neighbours": near}
+
+
+def _uniform(layout: _Layout, entropy: Tensor, visible: Tensor) -> Tensor:
+    """The mean of H_i / ln(number of keys), over queries that see two keys or more."""
+    _shaped("entropy", entropy, (layout.batch, layout.heads, layout.nq), shared=False)
+    _shaped("visible", visible, (layout.batch, layout.heads, layout.nq))
+    visible = visible.to(entropy.device)
+    share = entropy / visible.clamp(min=2).to(entropy.dtype).log()
+    return _mean_over(share.clamp(max=1), layout.real.to(entropy.device) & (visible >= 2))
+
+
+def _delimiter(layout: _Layout, received: Tensor, delimiters: Tensor, rows: Tensor | int | None) -> Tensor:
+    """The part of all attention that delimiters receive, the first token left out."""
+    _shaped("received", received, (layout.batch, layout.heads, layout.nk), shared=False)
+    chosen = _marks("delimiters", delimiters, layout.batch, layout.nk).to(received.device)
+    chosen = chosen & ~layout.padding.to(received.device)  # (B or 1, Nk)
+    if layout.nq and layout.nk:
+        first = layout.first()[:, 0, :1].to(received.device)  # (B or 1, 1)
+        chosen = chosen & (torch.arange(layout.nk, device=received.device) != first)
+    total = torch.where(chosen.unsqueeze(1), received, 0).sum(-1)  # (B, H)
+    count = torch.as_tensor(layout.nq if rows is None else rows, device=received.device).reshape(-1, 1)
+    if count.shape[0] not in (1, layout.batch):
+        raise ValueError(f"rows must be one number or one per batch row ({layout.batch}), got {count.shape[0]}")
+    return total / count.clamp(min=1)
+
+
+def _by_token(layout: _Layout, ids: Tensor) -> dict[str, tuple[Look, ...]]:
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise TypeError(f"ids must be integers, got {ids.dtype}")
+    _shaped("ids", ids, (layout.batch, layout.nk))
+    if layout.nk == 0:
+        nothing = (layout.look(layout.first()),)
+        return {"same token": nothing, "induction": nothing}
+    group = _groups(ids, layout.padding)
+    before, after = _earlier(group), _later(group)
+    followed = torch.where(before < 0, -1, before + 1)
+    tables = (before, after, followed)
+    back, ahead, next_to = (layout.look(at_positions(t, layout.position, outside=-1)) for t in tables)
+    return {"same token": (back, ahead), "induction": (next_to,)}
+
+
+def _groups(ids: Tensor, padding: Tensor) -> Tensor:
+    """(B or 1, Nk) numbers that are equal where the tokens are; padding is like nothing else, whatever its id."""
+    _, number = torch.unique(ids.to(padding.device), return_inverse=True)
+    alone = number.numel() + torch.arange(padding.shape[1], device=padding.device)
+    return torch.where(padding, alone, number)
+
+
+def _earlier(group: Tensor) -> Tensor:
+    """For each position the latest one before it that holds the same number, or −1: (B, N) → (B, N), by one sort.
+
+    >>> _earlier(torch.tensor([[7, 5, 7, 7, 5]])).tolist()
+    [[-1, -1, 0, 2, 1]]
+    """
+    value, at = group.sort(dim=1, stable=True)
+    linked = torch.where(value[:, 1:] == value[:, :-1], at[:, :-1], -1)
+    return torch.full_like(at, -1).scatter(1, at[:, 1:], linked)
+
+
+def _later(group: Tensor) -> Tensor:
+    """For each position the next one after it that holds the same number, or −1."""
+    mirrored = _earlier(group.flip(1)).flip(1)
+    return torch.where(mirrored < 0, -1, group.shape[1] - 1 - mirrored)
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _mean(*looks: Look) -> Tensor:
+    """The mean of what several looks find together, over the queries that count for one of them; 0 where none does."""
+    found = sum((look.weight for look in looks[1:]), looks[0].weight)  # (B, H, Nq)
+    return _mean_over(found, reduce(torch.logical_or, (look.counts for look in looks)).to(found.device))
+
+
+def _mean_over(values: Tensor, counted: Tensor) -> Tensor:
+    counted = counted.expand_as(values)
+    return torch.where(counted, values, 0).sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def _marks(name: str, marks: Tensor, batch: int, nk: int) -> Tensor:
+    if marks.dtype != torch.bool:
+        raise TypeError(f"{name} must be booleans, got {marks.dtype}")
+    return _shaped(name, marks, (batch, nk))
+
+
+def _shaped(name: str, values: Tensor, shape: tuple[int, ...], shared: bool = True) -> Tensor:
+    """Check a shape, whose axes but the last may be 1 where they are shared."""
+    fits = values.ndim == len(shape) and values.shape[-1] == shape[-1]
+    if not fits or any(n != m and not (shared and n == 1) for n, m in zip(values.shape[:-1], shape[:-1], strict=True)):
+        wanted = ", ".join([*(f"{n} or 1" if shared and n != 1 else str(n) for n in shape[:-1]), str(shape[-1])])
+        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(values.shape)}")
+    return values
+
+
+def _fitting(name: str, value: Tensor | int | None, lead: tuple[int, int]) -> Tensor | int | None:
+    if isinstance(value, Tensor) and any(n not in (1, m) for n, m in zip(value.shape, lead, strict=True)):
+        raise ValueError(f"{name} of shape {tuple(value.shape)} does not fit {lead[0]} batch rows and {lead[1]} heads")
+    return value

@@ -1,1 +1,0 @@
-"""Figures, and what they are drawn with."""

@@ -1,0 +1,459 @@
+"""Taps on FlexAttention, Hugging Face's attention functions and flash_attn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import Parameter, signature
+from math import prod
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
+
+from regard.backends.call import Call
+from regard.lens.taps.callers import active, deliver, find
+from regard.lens.taps.calls import HERE, Lent, Sighting, Source, read_call, trusted_lse
+from regard.masks import causal, window
+from regard.masks.dense import per_tile
+from regard.masks.mask import Bounds, Grid, Mask
+from regard.masks.rules import IndexRule, cell_of, indices
+
+ASKED = 1 << 20
+"""Up to how many cells a mask is asked whole, to know its tiles exactly."""
+
+LISTED = 1 << 12
+"""How many cells of a list are asked at once."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlexMask(Mask):
+    """What `flex_mask()` makes."""
+
+    mod: Callable[..., Any]
+    rows: tuple[int, int]  # (B, H) over which the function varies
+    partial: Tensor | None  # (B or 1, H or 1, blocks of queries, blocks of keys): the function decides
+    full: Tensor | None  # likewise: visible without asking
+    block: tuple[int, int]
+
+    def varies(self) -> tuple[int, int]:
+        """What was found out when it was made."""
+        return self.rows
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j), by blocks where there are any."""
+        if self.partial is None or self.full is None:
+            return self._ask
+        (bq, bk), partial, full = self.block, cell_of(self.partial.to(device)), cell_of(self.full.to(device))
+
+        def see(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return full(b, h, i // bq, j // bk) | (partial(b, h, i // bq, j // bk) & self._ask(b, h, i, j))
+
+        return see
+
+    def _ask(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        """`mask_mod` is written for one cell, so `vmap` gives it one at a time.
+
+        Over a grid axis by axis, as FlexAttention itself does: a table that is looked up one index after the other is
+        then cut down with each of them. Other cells come as a list, a part at a time.
+        """
+        shape = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)  # type: ignore[no-untyped-call]
+        if 0 in shape:
+            return torch.zeros(shape, dtype=torch.bool, device=i.device)
+        mod = self.mod
+        if len(shape) == 4 and all(_runs_along(axis, x) for axis, x in enumerate((b, h, i, j))):
+            for axis in (3, 2, 1, 0):
+                mod = torch.vmap(mod, in_dims=tuple(0 if n == axis else None for n in range(4)))
+            grid: Tensor = mod(*(x.reshape(-1) for x in (b, h, i, j)))
+            return grid
+        cells: Tensor = torch.vmap(mod, chunk_size=LISTED)(*(x.expand(shape).reshape(-1) for x in (b, h, i, j)))
+        return cells.view(shape)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        """Exact up to `ASKED` cells; beyond as far as blocks say it, and else: maybe, not for certain."""
+        if prod(self.rows) * grid.nq * grid.nk <= ASKED:
+            see = self.bind(grid.nq, grid.nk, grid.device, torch.float32)
+            cells = see(*indices(*self.rows, grid.i, grid.j, grid.device))  # (B, H, Nq, Nk)
+            return per_tile(cells, grid.size, "any"), per_tile(cells, grid.size, "all")
+        (i0, i1), (j0, j1) = grid.rows(grid.i), grid.cols(grid.j)
+        if self.partial is None or self.full is None:
+            some = (i0 >= 0) & (j0 >= 0)
+            return some, ~some
+        bq, bk = self.block
+        r0, r1, c0, c1 = i0 // bq, i1 // bq, j0 // bk, j1 // bk
+
+        def count(table: Tensor) -> Any:
+            """How many blocks that a tile touches are in a table."""
+            sums = pad(table.to(grid.device).long(), (1, 0, 1, 0)).cumsum(-1).cumsum(-2)
+            b, h, _, _ = indices(table.shape[0], table.shape[1], grid.i, grid.j, grid.device)
+            at = cell_of(sums)
+            return at(b, h, r1 + 1, c1 + 1) - at(b, h, r0, c1 + 1) - at(b, h, r1 + 1, c0) + at(b, h, r0, c0)
+
+        return count(self.partial | self.full) > 0, count(self.full) == (r1 - r0 + 1) * (c1 - c0 + 1)
+
+    def __repr__(self) -> str:
+        return f"flex_mask({getattr(self.mod, '__name__', type(self.mod).__name__)})"
+
+
+def flex_mask(blocks: BlockMask | None, batch: int, heads: int, *, compiled: bool) -> Mask | None:
+    """The mask that FlexAttention applies, or None where it applies none.
+
+    >>> from torch.nn.attention.flex_attention import create_block_mask
+    >>> theirs = create_block_mask(lambda b, h, i, j: j <= i, None, None, 3, 3, device="cpu")
+    >>> ours = flex_mask(theirs, batch=2, heads=5, compiled=True)
+    >>> print(ours.draw(3))
+    ■ · ·
+    ■ ■ ·
+    ■ ■ ■
+    >>> ours.leading
+    (1, 1)
+
+    blocks: what the call was given as block_mask.  batch, heads: of the call.
+    compiled: the compiled kernel skips blocks and trusts full ones; the other asks `mask_mod` for every cell.
+    """
+    if blocks is None:
+        return None
+    device = blocks.kv_indices.device
+    own = [n if _depends_on(blocks.mask_mod, axis, device) else 1 for axis, n in ((0, batch), (1, heads))]
+    if not compiled:
+        return FlexMask(blocks.mask_mod, (own[0], own[1]), None, None, blocks.BLOCK_SIZE)
+    partial = _table(blocks.kv_num_blocks, blocks.kv_indices)
+    if blocks.full_kv_num_blocks is None or blocks.full_kv_indices is None:
+        full = torch.zeros_like(partial)
+    else:
+        full = _table(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    rows = (max(own[0], partial.shape[0]), max(own[1], partial.shape[1]))
+    return FlexMask(blocks.mask_mod, rows, partial, full, blocks.BLOCK_SIZE)
+
+
+def _runs_along(axis: int, x: Tensor) -> bool:
+    """Does an index of a grid (B, H, Nq, Nk) vary along its own axis at most?"""
+    return all(n == 1 or at == axis for at, n in enumerate(x.shape, 4 - x.ndim))
+
+
+def _table(counts: Tensor, columns: Tensor) -> Tensor:
+    """How many of each row's columns are meant (B, H, R), and which (B, H, R, C) → booleans (B, H, R, C)."""
+    order = torch.arange(columns.shape[-1], device=columns.device)
+    listed = order < counts.unsqueeze(-1)
+    return torch.zeros_like(listed).scatter(-1, columns.long(), listed)
+
+
+class _Untouchable:
+    """Raises in whatever is done with it: also in a comparison, where Python would fall back on identity."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise TypeError("touched")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _refuse
+
+
+def _depends_on(mod: Callable[..., Any], axis: int, device: torch.device) -> bool:
+    """Does a mask_mod touch this argument (0: batch row, 1: head)? If it fails for another reason: perhaps it does."""
+    given: list[Any] = [torch.tensor(0, device=device)] * 4
+    given[axis] = _Untouchable()
+    try:
+        mod(*given)
+    except Exception:
+        return True
+    return False
+
+
+FOREVER = 1 << 29
+"""A window as wide as any sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """One call of a function: arguments it declares, those beyond, what came back, and what a kernel inside lent."""
+
+    given: dict[str, Any]
+    extra: dict[str, Any]
+    out: Any
+    lent: Lent | None
+
+
+Reader = Callable[[Made], Sighting]
+
+
+def read_flex(made: Made, *, compiled: bool) -> Sighting:
+    """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`.
+
+    compiled: it ran as a fused kernel, which goes by blocks.
+
+    >>> q = torch.zeros(1, 2, 3, 16)
+    >>> given = {"query": q, "key": q, "value": q, "score_mod": lambda score, b, h, i, j: score * 2}
+    >>> read_flex(Made(given, {}, q, None), compiled=False).trouble[:42]
+    'score_mod is a function of the score, and '
+    """
+    given = made.given | made.extra
+    output = _first(made.out)
+    if given.get("score_mod") is not None:
+        trouble = (
+            "score_mod is a function of the score, and cannot be taken apart into scale, softcap and bias; "
+            "what block_mask can say, and a scale, are read"
+        )
+        return Sighting(source="flex", kernel="flex_attention", output=output, lse=flex_lse(made.out), trouble=trouble)
+    batch, heads = given["query"].shape[:2]
+    mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
+    make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
+    return _sighting("flex", "flex_attention", make, output, flex_lse(made.out))
+
+
+def read_hugging_face(made: Made) -> Sighting:
+    """`flex_attention_forward(module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)`.
+
+    What it adds to the scores is known here by name, where FlexAttention itself is given a function of them.
+    """
+    given = made.given
+    q, k, v, sinks = given["query"], given["key"], given["value"], given.get("s_aux")
+
+    def make() -> Call:
+        mask, cells = None, given.get("attention_mask")
+        if isinstance(cells, Tensor):
+            cells = cells[:, :1, :, : k.shape[-2]].to(q.dtype)  # the first head's, added: booleans too
+        elif cells is not None:
+            mask, cells = flex_mask(cells, *q.shape[:2], compiled=True), None
+        return read_call(
+            q,
+            k,
+            v,
+            cells=cells,
+            bias=given.get("position_bias"),
+            mask=mask,
+            scale=given.get("scaling"),
+            softcap=given.get("softcap"),
+            sinks=None if sinks is None else sinks.reshape(-1),
+        )
+
+    # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
+    lse = made.lent.lse if made.lent is not None and sinks is None else None
+    return _sighting("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
+
+
+def read_flash(made: Made) -> Sighting:
+    """`flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, …)`.
+
+    Its layout is (B, N, H, D); causal and window are lower-right.
+    """
+    given = made.given | made.extra
+    q, k, v = (given[name].transpose(1, 2) for name in ("q", "k", "v"))
+    output = _first(made.out).transpose(1, 2)
+    if given.get("alibi_slopes") is not None:
+        trouble = "alibi_slopes of flash_attn are not read yet"
+        return Sighting(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
+    before, after = given.get("window_size", (-1, -1))
+    make = partial(
+        read_call,
+        q,
+        k,
+        v,
+        mask=_flash_mask(bool(given.get("causal")), before, after),
+        scale=given.get("softmax_scale"),
+        softcap=given.get("softcap") or None,
+        dropout=given.get("dropout_p", 0.0),
+    )
+    lse = made.out[1] if isinstance(made.out, tuple) else None
+    return _sighting("flash_attn", "flash_attn_func", make, output, lse)
+
+
+def reader_of_flash(name: str) -> Reader:
+    """The reader for a function of flash_attn.
+
+    >>> reader_of_flash("flash_attn_varlen_func")(Made({}, {}, None, None)).trouble
+    'flash_attn_varlen_func: packed sequences are not taken apart yet'
+    """
+    if name == "flash_attn_func":
+        return read_flash
+    why = "packed sequences are not taken apart yet" if "varlen" in name else "only flash_attn_func is read yet"
+    return lambda made: Sighting(source="flash_attn", kernel=name, trouble=f"{name}: {why}")
+
+
+def flex_lse(out: Any) -> Tensor | None:
+    """The lse that FlexAttention returns when asked for it, or None."""
+    lse = getattr(out[1], "lse", out[1]) if isinstance(out, tuple) else None
+    return lse.detach() if isinstance(lse, Tensor) else None
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _sighting(
+    source: Source, kernel: str, make: Callable[[], Call], output: Tensor | None, lse: Tensor | None
+) -> Sighting:
+    try:
+        call = make()
+    except Exception as problem:
+        return Sighting(source=source, kernel=kernel, output=output, trouble=str(problem))
+    wide = lse is not None and lse.shape == call.sizes[:3] and lse.dtype in (torch.float32, torch.float64)
+    if source == "flash_attn":
+        lse = trusted_lse(lse if wide else None, call)
+    return Sighting(source=source, kernel=kernel, call=call, lse=lse if wide else None, output=output)
+
+
+def _first(out: Any) -> Tensor:
+    """The output of a function that may return more."""
+    first: Tensor = out[0] if isinstance(out, tuple) else out
+    return first.detach()
+
+
+def _flash_mask(is_causal: bool, before: int, after: int) -> Mask | None:
+    """−1 is no limit; causal lets nothing after through, whatever the window says."""
+    if before < 0 and (is_causal or after < 0):
+        return causal() if is_causal else None
+    return window(before if before >= 0 else FOREVER, 0 if is_causal else after if after >= 0 else FOREVER)
+
+
+FLEX = "torch.nn.attention.flex_attention"
+HUGGING_FACE = "transformers.integrations.flex_attention"
+
+Holder = dict[str, Any] | type
+Function = Callable[..., Any]
+
+_bound: list[tuple[Holder, str, Any, Any]] = []  # where, the name, what it was bound to, what it is bound to now
+_recorders: dict[Function, Function] = {}  # recorder → what it records
+
+
+def bind(model: nn.Module) -> None:
+    """Record FlexAttention and flash_attn under every name for them that is not recorded yet."""
+    targets = _targets()
+    recorders = {id(original): recorder for recorder, original in _recorders.items()}
+    for holder, where in _holders(model):
+        for name, value in tuple(_entries(holder).items()):
+            # By type, which cannot run anybody's code: some modules hold objects that warn when they are looked at.
+            static = type(value) is staticmethod
+            function = value.__func__ if static else value
+            if type(function) is not FunctionType or function in _recorders:
+                continue
+            inner = function.__dict__.get("_torchdynamo_orig_callable", function)  # of torch.compile(flex_attention)
+            reader = targets.get(id(inner))
+            if reader is None or (where == HUGGING_FACE and inner.__name__ == "flex_attention"):
+                continue  # Hugging Face compiles flex_attention and keeps that: it must be the real one
+            recorder = recorders.get(id(function)) or _recorder(function, inner, reader(function is not inner))
+            recorders[id(function)] = recorder
+            ours = staticmethod(recorder) if static else recorder
+            _bound.append((holder, name, value, ours))  # before, so that an interruption leaves nothing unknown
+            _put(holder, name, ours)
+
+
+def unbind() -> None:
+    """Bind every name as it was, also names that were given to a recorder in the meantime, by an import perhaps."""
+    while _bound:
+        holder, name, before, ours = _bound[-1]
+        if _entries(holder).get(name) is ours:
+            _put(holder, name, before)
+        _bound.pop()
+    if _recorders:
+        for holder, _ in _namespaces():
+            for name, value in tuple(_entries(holder).items()):
+                if type(value) is FunctionType and value in _recorders:
+                    _put(holder, name, _recorders[value])
+        _recorders.clear()
+
+
+# ------------------------------------------------------------------------------------------- what is looked for, where
+
+
+def _targets() -> dict[int, Callable[[bool], Reader]]:
+    """The functions to record, by identity, each with what makes its reader: is it the compiled form?"""
+    flex, theirs, flash = (vars(sys.modules[n]) if n in sys.modules else {} for n in (FLEX, HUGGING_FACE, "flash_attn"))
+    found: list[tuple[Any, Callable[[bool], Reader]]] = [
+        (flex.get("flex_attention"), lambda compiled: partial(read_flex, compiled=compiled)),
+        (theirs.get("compile_friendly_flex_attention"), lambda _: partial(read_flex, compiled=True)),
+        (theirs.get("flex_attention_forward"), lambda _: read_hugging_face),
+    ]
+    named = {name: value for name, value in flash.items() if name.startswith("flash_attn_") and callable(value)}
+    found += [(value, partial(_flash_reader, name)) for name, value in named.items()]
+    # Where they are already recorded, the recorder stands under the name.
+    return {id(_recorders.get(function, function)): reader for function, reader in found if function is not None}
+
+
+def _flash_reader(name: str, compiled: bool) -> Reader:
+    return reader_of_flash(name)
+
+
+def _holders(model: nn.Module) -> Iterator[tuple[Holder, str]]:
+    """Where a name may be bound: modules of Python, Hugging Face's table, the model's classes and modules."""
+    tables: dict[int, dict[str, Any]] = {}
+    for names, where in _namespaces():
+        yield names, where
+        table = names.get("ALL_ATTENTION_FUNCTIONS")
+        for attribute in ("_global_mapping", "_local_mapping"):
+            mapping = getattr(table, attribute, None)
+            if isinstance(mapping, dict):
+                tables[id(mapping)] = mapping
+    modules = list(model.modules())
+    for mapping in tables.values():
+        yield mapping, ""
+    for cls in {cls for module in modules for cls in type(module).__mro__ if cls is not object}:
+        yield cls, ""
+    for module in modules:
+        yield vars(module), ""
+
+
+def _namespaces() -> Iterator[tuple[dict[str, Any], str]]:
+    """The names of every loaded module but our own, which call FlexAttention inside an operation that is reported."""
+    for name, module in tuple(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and name.partition(".")[0] != "regard":
+            yield vars(module), name
+
+
+def _entries(holder: Holder) -> Any:
+    return vars(holder) if isinstance(holder, type) else holder
+
+
+def _put(holder: Holder, name: str, value: Any) -> None:
+    if isinstance(holder, type):
+        setattr(holder, name, value)
+    else:
+        holder[name] = value
+
+
+# ------------------------------------------------------------------------------------------------------------ recording
+
+
+def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
+    """A function that passes calls on to `original`; `inner` is what torch.compile made that from, or itself."""
+
+    @wraps(original)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not active():
+            return original(*args, **kwargs)
+        return _recorded(original, inner, reader, args, kwargs)
+
+    # What torch.compile reads on its own wrappers: who compiles or traces a recorder gets the function itself, and
+    # nothing of ours stays behind in what was compiled.
+    vars(record).update(_torchdynamo_orig_callable=inner, _torchdynamo_wrapper_id=id(record), _torchdynamo_inline=inner)
+    _recorders[record] = original
+    return record
+
+
+def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kwargs: dict[str, Any]) -> Any:
+    callers = find(sys._getframe(2), next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None))
+    if not callers or callers[0].inside_op:
+        return original(*args, **kwargs)
+    HERE.inside += 1
+    HERE.lent = None
+    try:
+        out = original(*args, **kwargs)
+    finally:
+        HERE.inside -= 1
+    lent, HERE.lent = HERE.lent, None
+    if HERE.inside:
+        HERE.lent = Lent(inner.__name__, flex_lse(out))
+    else:
+        deliver(callers, lambda: reader(_made(inner, args, kwargs, out, lent)))
+    return out
+
+
+def _made(inner: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, lent: Lent | None) -> Made:
+    """The arguments by name, defaults filled in."""
+    bound = signature(inner).bind(*args, **kwargs)
+    bound.apply_defaults()
+    loose = [name for name, p in signature(inner).parameters.items() if p.kind is Parameter.VAR_KEYWORD]
+    extra = {name: value for key in loose for name, value in bound.arguments[key].items()}
+    return Made({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, lent)

@@ -1,0 +1,504 @@
+"""Taps for attention written out by hand: a product, a softmax over its last axis, and a product with the values.
+
+A softmax alone proves nothing: routers and classifiers have one too. So a softmax inside a watched module is taken for
+attention when there, too, a product of matrices made the scores and another takes the weights, with the same matrices:
+rows are queries, the axis summed over is the keys, and all queries of a matrix share their values. What is seen and
+never so confirmed is listed, not guessed at: a softmax over another axis, a log_softmax, products without one. Only
+references are kept, never a copy of N×N.
+
+What is reported is what was multiplied with the values. The product's operand is compared with the softmax output, by
+address or by its numbers. After a cast, a reshape or dropout it is the same attention, and the softmax output is
+reported. Anything else (a gate, a mask, talking heads, the difference of two softmaxes) is reported as it was applied,
+marked as edited.
+
+A product of two plain matrices counts for scores of two axes, and only where neither operand is a parameter: else each
+linear layer and classifier would count. With a bias (addmm) it is taken for a linear layer, and not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product as pairs
+from math import prod
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.lens.assembly import matrix_marks
+from regard.lens.taps.applied_weights import (
+    Stamp,
+    einsum_operand,
+    in_axes_of,
+    is_dropout,
+    random_state,
+    same_memory,
+    same_numbers,
+    unlikeness,
+    version_of,
+)
+from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running, runs_in
+from regard.lens.taps.calls import HERE, Sighting, measuring
+
+__all__ = ["ProductTap", "SoftmaxTap", "forget_other_threads", "settle"]
+
+Matrices = tuple[int, int, int]
+"""(how many matrices, rows, columns) of a batched product's result or operand."""
+
+REMEMBERED = 8
+"""How many products back the one that made the scores may be: relative positions take up to three."""
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+"""Attributes by which attention modules name their number of heads."""
+
+ATTENTION = re.compile(r"att(entio)?n|mha|multi_?head", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A product that may have made scores."""
+
+    matrices: Matrices
+    inner: int  # the size that it summed over: D, if it made scores
+    marks: Tensor | None  # of its columns, (matrices, columns), by which keys are known again
+    flat: bool = False  # of two plain matrices, as a linear layer's are
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.products: deque[tuple[list[Caller], _Product]] = deque(maxlen=REMEMBERED)
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """A softmax that may be attention."""
+
+    callers: list[Caller]
+    scores: Tensor  # (…, Nq, Nk), with a sink's column perhaps
+    weights: Tensor
+    products: list[_Product]  # that may have made the scores
+    site: tuple[int, ...]  # where in its module it was called
+    heads: int
+    version: int  # of the scores
+    stamp: Stamp  # of the weights
+    random: Tensor
+    blended: bool = False  # weights of its shape were edited while it waited: it may be a part of them
+    deferred: tuple[_Use, _Product] | None = None  # a use that may be a product of another q and k: the next call tells
+
+    @property
+    def by_product(self) -> bool:
+        """Were the scores surely made by a product of their own? One of plain matrices may be a linear layer's."""
+        return any(not product.flat for product in self.products)
+
+    @property
+    def scores_intact(self) -> bool:
+        """Were the scores not written to since? A tensor that was detached counts anew, so ask of this one."""
+        return version_of(self.scores) == self.version
+
+    @property
+    def batch(self) -> int:
+        """How many batch rows there are."""
+        return self.scores.numel() // max(1, self.heads * prod(self.scores.shape[-2:]))
+
+    def takes(self, operand: Tensor, flat: bool) -> _Product | None:
+        """Can these be the weights on their way to the values? Then the product that made their scores."""
+        count, rows, columns = _matrices(operand)
+        made = [p for p in self.products if p.matrices[2] == columns]
+        if _fits(self.scores, (count, rows, columns), flat):
+            found = next((p for p in made if (count > 1) == (p.matrices[0] > 1)), None)
+            if found is not None:
+                return found
+        # Heads may have been mixed to another number of heads.
+        mixed = not flat and self.scores.ndim > 2 and rows == self.scores.shape[-2] and count % max(1, self.batch) == 0
+        return next((p for p in made if not p.flat), None) if mixed and not is_parameter(operand) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Use:
+    """A product with the values, and which weights it applied.
+
+    weights: to be reported, (…, Nq, Nk), without a sink's column; None where they are gone, and the scores tell.
+    edited: the weights are not those of the softmax.  certain: they lie in its memory, so that they come from it.
+    output: (count, Nq, Dv) where its rows are in the order of the weights.
+    unlike: how little edited weights are like those of the softmax, from 0 to 1.
+    """
+
+    candidate: _Candidate
+    product: _Product
+    weights: Tensor | None
+    sink: bool
+    edited: bool
+    certain: bool
+    output: Tensor | None
+    unlike: float = 0.0
+
+
+_HERE = _Thread()
+_LOCK = threading.RLock()  # the end of a watch may come while it is held, where an object is let go
+_pending: dict[int, list[_Candidate]] = {}  # by thread, so that the end of a watch can drop what is left in any
+
+
+class SoftmaxTap:
+    """Covers `aten::_softmax`, and `aten::_log_softmax`, of which it is only noted that a product made its scores."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.name = name
+        self.kernel = torch.library.get_kernel(f"aten::{name}", key)
+
+    def __call__(self, keyset: Any, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        """Run the softmax; remember it if it may be attention."""
+        out: Tensor = self.kernel.call_boxed(keyset, x, dim, half_to_float)
+        if active() and not HERE.inside and x.ndim >= 2 and x.numel():
+            frame = sys._getframe(1)
+            callers = find(frame, x, through=nn.Softmax)  # the attention is whose part it is
+            if callers and not callers[0].inside_op:
+                known = self.name == "_softmax" and dim in (-1, x.ndim - 1)
+                attempt(callers, lambda: _remember(callers, x, out, frame) if known else _note(callers, x))
+        return out
+
+
+class ProductTap:
+    """Covers `aten::bmm` or `aten::baddbmm`, where every product of batches of matrices ends, einsum's too; or `mm`."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.name = name
+        self.first = 1 if name == "baddbmm" else 0  # where the two operands begin
+        self.kernel = torch.library.get_kernel(f"aten::{name}", key)
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the product; see whether it is what made some scores, or what uses some weights."""
+        out: Tensor = self.kernel.call_boxed(keyset, *args, **kwargs)
+        if active() and not HERE.inside:
+            left, right = args[self.first : self.first + 2]
+            if self.name == "mm" and (is_parameter(right) or is_parameter(left)):
+                return out  # before callers are searched for, which costs most
+            frame = sys._getframe(1)
+            callers = find(frame, out)
+            if callers and not callers[0].inside_op:
+                attempt(callers, lambda: _meet(callers, left, right, out, frame))
+        return out
+
+
+def settle(watch: Watch) -> None:
+    """Drop what a watch that ends still waits for, in any thread; it counts as unconfirmed."""
+    dropped = []
+    with _LOCK:
+        for thread, pending in tuple(_pending.items()):
+            for candidate in tuple(pending):
+                mine = [c for c in candidate.callers if c.watch is watch]
+                if mine:
+                    dropped.append(replace(candidate, callers=mine))
+                    candidate.callers = [c for c in candidate.callers if c.watch is not watch]
+                if not candidate.callers:
+                    pending.remove(candidate)
+            if not pending:
+                del _pending[thread]
+    for candidate in dropped:
+        _drop(candidate)
+
+
+def forget_other_threads() -> None:
+    """In a forked process, which has but this one thread."""
+    global _LOCK
+    _LOCK = threading.RLock()
+    for thread in _pending.keys() - {threading.get_ident()}:
+        del _pending[thread]
+
+
+# ------------------------------------------------------------------------------------------------ remember and confirm
+
+
+def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
+    """Wait for the product that uses these weights, if a product made the scores."""
+    products, site = _made(callers, scores), _site(callers[0], frame)
+    if products:
+        _HERE.products.clear()
+    elif scores.ndim == 2:  # a classifier's, or a sampler's
+        for caller in callers:
+            _give_up(caller, scores, by_product=False)
+        return
+    dropped = []
+    with _LOCK:
+        pending = _pending.setdefault(threading.get_ident(), [])
+        for earlier in tuple(pending):
+            if earlier.deferred is not None and earlier.deferred[1] in products:
+                earlier.deferred, earlier.blended = None, False  # it made these scores: what it used was another q
+            called_again = earlier.callers[0].module is callers[0].module and earlier.site >= site
+            if earlier.deferred is not None or called_again or not running(earlier.callers[0], frame):
+                pending.remove(earlier)
+                dropped.append(earlier)
+    for earlier in dropped:
+        _drop(earlier)
+    if not products:
+        for caller in callers:
+            _give_up(caller, scores, by_product=False)
+        return
+    with measuring():
+        stamp, random = Stamp.of(weights), random_state(weights.device)
+    heads = _heads(callers[0], list(scores.shape[:-2]), scores.shape[-2])
+    candidate = _Candidate(callers, scores, weights, products, site, heads, version_of(scores), stamp, random)
+    with _LOCK:
+        _pending.setdefault(threading.get_ident(), []).append(candidate)
+
+
+def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
+    """Where in a module a frame is: the instructions that it and the frames around it have come to, outermost first.
+
+    In one call of a module without loops, what comes later is greater.
+    """
+    steps, inside = list[int](), 0
+    while frame is not None:
+        steps.append(frame.f_lasti)
+        if runs_in(caller, frame):
+            inside = len(steps)
+        frame = frame.f_back
+    return tuple(reversed(steps[:inside]))
+
+
+def _drop(candidate: _Candidate) -> None:
+    """Wait no longer: report the use that was deferred, if there is one, else list the softmax as unconfirmed."""
+    if candidate.deferred is not None:
+        deliver(candidate.callers, partial(_sighting, candidate.deferred[0]))
+    elif not candidate.blended:
+        for caller in candidate.callers:
+            _give_up(caller, candidate.scores, by_product=candidate.by_product)
+
+
+def _note(callers: list[Caller], scores: Tensor) -> None:
+    """A softmax of another form is listed where a product made its scores."""
+    products = _made(callers, scores)
+    if products:
+        for caller in callers:
+            _give_up(caller, scores, by_product=any(not product.flat for product in products))
+
+
+def _made(callers: list[Caller], scores: Tensor) -> list[_Product]:
+    """The latest products that may have made some scores, as they are or turned."""
+    near = [made for whose, made in _HERE.products if _related(whose, callers)]
+    either = [p for made in near for p in (made, _Product(_turned(made.matrices), made.inner, None, made.flat))]
+    return [p for p in either if _fits(scores, p.matrices, p.flat)]
+
+
+def _fits(scores: Tensor, matrices: Matrices, flat: bool) -> bool:
+    """Can these matrices hold the scores' rows, with or without a sink's column, several heads stacked perhaps?"""
+    nq, nk = scores.shape[-2:]
+    count, rows, columns = matrices
+    if flat and scores.ndim > 2:
+        return False
+    return columns in (nk, nk - 1) and count * rows == scores.numel() // nk and rows % nq == 0
+
+
+def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame: FrameType) -> None:
+    """A product: of some weights with their values, and then it is told; or of what may become scores."""
+    flat = out.ndim == 2
+    left, right, out = (x.detach().unsqueeze(0) if flat else x.detach() for x in (left, right, out))
+    waiting = [c for c in _pending.get(threading.get_ident(), ()) if _related(c.callers, callers)]
+    with measuring():
+        uses = _uses(waiting, left, right, out, flat, frame)
+    use = uses[0] if uses else None
+    for other in uses[1:]:  # edited too: in the softmax's own memory, or much more like its weights
+        if use is not None and (not use.certain and (other.certain or other.unlike < use.unlike / 4)):
+            use = other
+    for candidate in waiting:
+        if candidate.deferred is not None and (use is None or use.edited or use.candidate is not candidate):
+            use = None if use is not None and use.candidate is candidate else use
+            if _take(candidate):
+                _drop(candidate)
+    if use is not None and use.edited:
+        for other in uses:
+            other.candidate.blended = True
+    if use is not None and (use.certain or use.product.inner != left.shape[2]):
+        if _take(use.candidate):
+            deliver(list(use.candidate.callers), partial(_sighting, use))
+        return
+    made = _Product(_matrices(out), left.shape[2], matrix_marks(right), flat)
+    if use is not None:  # what looks like edited weights may be another q, as wide as there are keys
+        use.candidate.deferred = use, made
+    for whose, earlier in _HERE.products:
+        if earlier.matrices == _matrices(left) and _related(whose, callers):
+            for caller in callers:
+                caller.watch.chained[caller.path, earlier.matrices] = None
+    _HERE.products.append((callers, made))
+
+
+def _take(candidate: _Candidate) -> bool:
+    """Wait no longer for a candidate of this thread; False where its watch has just ended."""
+    with _LOCK:
+        pending = _pending.get(threading.get_ident(), [])
+        if candidate not in pending:
+            return False
+        pending.remove(candidate)
+        return True
+
+
+def _uses(
+    waiting: list[_Candidate], left: Tensor, right: Tensor, out: Tensor, flat: bool, frame: FrameType
+) -> list[_Use]:
+    """How the operands of a product use the weights that they fit, up to the first that are unchanged.
+
+    The second operand may be weights too, turned, as einsum does it.
+    """
+    uses = list[_Use]()
+    for candidate, (which, operand) in pairs(waiting, enumerate((left, right.mT))):
+        product = candidate.takes(operand, flat)
+        if product is None:
+            continue
+        use = _compare(candidate, product, operand, out, which, frame)
+        if not use.edited:
+            return [use]
+        if use.certain or not (is_parameter(left) or is_parameter(right)):  # with those, heads are mixed
+            uses.append(use)
+    return uses
+
+
+def _compare(
+    candidate: _Candidate, product: _Product, operand: Tensor, out: Tensor, which: int, frame: FrameType
+) -> _Use:
+    """Are the first or second operand's numbers the weights of a candidate, dropped out perhaps, or others?"""
+    columns = operand.shape[2]
+    weights = candidate.weights.detach()[..., :columns]
+    sink, intact = columns < candidate.weights.shape[-1], candidate.stamp.fits(candidate.weights)
+    use = partial(_Use, candidate, product, sink=sink)
+
+    # 1. In the memory of the softmax output: unchanged, or edited in place.
+    views = list(in_axes_of(weights, operand))
+    usual = views[0] if views else operand.view(candidate.batch, -1, *operand.shape[1:])
+    same = next((x for x in views if same_memory(x, weights)), None)
+    if same is not None and intact:
+        in_order = which == 0 and not sink and same is usual
+        return use(weights, edited=False, certain=True, output=out if in_order else None)
+
+    # 2. In memory of its own: a copy, or dropped out.
+    given = einsum_operand(frame, which)
+    if given is not None and given.shape == weights.shape:
+        views = [given]
+    original = weights if intact else None
+    if not intact and candidate.scores_intact:
+        original = candidate.scores.detach().softmax(-1, dtype=weights.dtype)[..., :columns]
+    if original is not None:
+        copy = next((x for x in views if same_numbers(x, original)), None)
+        if copy is not None:
+            empty_rows_set_to_0 = bool(original.sum().isnan()) and not bool(copy.sum().isnan())
+            shown = weights if intact and not empty_rows_set_to_0 else copy
+            return use(shown, edited=False, certain=True, output=None)
+        drawn = not torch.equal(random_state(weights.device), candidate.random)
+        if drawn and any(is_dropout(x, original) for x in views):
+            return use(weights if intact else None, edited=False, certain=True, output=None)
+
+    # 3. Edited. Axes are in the usual order, unless in another the weights are much more like those of the softmax.
+    applied, unlike = views[0] if views else usual, 1.0
+    if same is not None:
+        applied = same
+    elif original is not None and views:
+        orders = [unlikeness(x, original) for x in views]
+        best = orders.index(min(orders))
+        best = best if orders[best] < orders[0] / 4 else 0
+        applied, unlike = views[best], orders[best]
+    in_order = which == 0 and same_memory(applied, usual)
+    return use(applied, edited=True, certain=same is not None, output=out if in_order else None, unlike=unlike)
+
+
+def _related(some: list[Caller], others: list[Caller]) -> bool:
+    """Is one of two modules inside the other, or the same?"""
+    for one, two in pairs(some, others):
+        outer, inner = sorted((one.path, two.path), key=len)
+        if one.watch is two.watch and (not outer or f"{inner}.".startswith(f"{outer}.")):
+            return True
+    return False
+
+
+def _matrices(x: Tensor) -> Matrices:
+    return x.shape[0], x.shape[1], x.shape[2]
+
+
+def _give_up(caller: Caller, scores: Tensor, *, by_product: bool) -> None:
+    seen, at = caller.watch.unconfirmed, (caller.path, tuple(scores.shape))
+    seen[at] = by_product or seen.get(at, False)
+
+
+def _turned(matrices: Matrices) -> Matrices:
+    return matrices[0], matrices[2], matrices[1]
+
+
+# -------------------------------------------------------------------------------------------------------- what was seen
+
+
+def _sighting(use: _Use) -> Sighting:
+    candidate, made = use.candidate, use.weights
+    heads, batch = candidate.heads, candidate.batch
+    if made is not None and use.edited:
+        heads = prod(made.shape[:-2]) // max(1, batch)
+    scores = candidate.scores.detach()
+    known = candidate.scores_intact and heads == candidate.heads
+    scores_seen = _with_heads(scores, heads) if known else None
+    weights = None if made is None else made.reshape(-1, heads, *made.shape[-2:])
+    trouble = None
+    if scores_seen is None and weights is None:
+        trouble = "neither scores nor weights were left to read when they met the values"
+    if use.sink and weights is None and scores_seen is not None:  # without its column; as the weights are gone
+        weights = scores_seen.float().softmax(-1)[..., :-1]
+    output = None if use.output is None else use.output.view(-1, heads, scores.shape[-2], use.output.shape[-1])
+    marks = use.product.marks
+    if marks is not None:  # (matrices, Nk) → (B, Nk)
+        marks = marks.view(batch, -1, marks.shape[1]).sum(1) if batch and marks.shape[0] % batch == 0 else None
+    return Sighting(
+        source="softmax",
+        kernel="softmax",
+        scores=scores_seen,
+        weights=weights,
+        output=output,
+        marks=marks,
+        edited=use.edited,
+        trouble=trouble,
+    )
+
+
+def _heads(caller: Caller, lead: list[int], nq: int) -> int:
+    """How many of the leading axes' entries are heads: (B, H), or (B·H,), or more axes; one where there are none."""
+    if len(lead) == 2:
+        return lead[1]
+    told = next((n for n in _numbers_of_heads(caller.module)), 0)
+    if len(lead) <= 1:
+        return _heads_of(lead[0], told, caller, nq) if lead else 1
+    return told if told in [prod(lead[i:]) for i in range(1, len(lead))] else lead[-1]
+
+
+def _heads_of(count: int, told: int, caller: Caller, nq: int) -> int:
+    """How many of B·H are heads: by the module's own number, else by the batch that it was given, else all of them."""
+    if told and count % told == 0:
+        return told
+    first, second, *_ = *caller.given, 0, 0
+    turned = first == nq != second and second and count % second == 0  # (N, B, …), as nn.MultiheadAttention's are
+    batch = second if turned else first
+    if batch == count:  # a part of the attention, which gets (B·H, N, D) from it
+        return next((n for n in _numbers_of_heads(_attention_around(caller)) if count % n == 0), 1)
+    return count // batch if batch and count % batch == 0 else count
+
+
+def _attention_around(caller: Caller) -> nn.Module | None:
+    """The module that the caller is a part of, if it is called attention."""
+    above = caller.path.rpartition(".")[0]
+    found = (m for m, path in caller.watch.modules.values() if path == above and m is not caller.module)
+    return next((m for m in found if ATTENTION.search(type(m).__name__)), None)
+
+
+def _numbers_of_heads(module: nn.Module | None) -> Iterator[int]:
+    for name in HEADS:
+        value = getattr(module, name, None)
+        if isinstance(value, int) and value > 0:
+            yield int(value)
+
+
+def _with_heads(x: Tensor, heads: int) -> Tensor | None:
+    """(…, Nq, Nk) → (B, H, Nq, Nk), as a view; None where only a copy would do."""
+    try:
+        return x.view(-1, heads, *x.shape[-2:])
+    except RuntimeError:
+        return None

@@ -1,0 +1,284 @@
+"""Checks of attention weights and of indices into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.checks import check_dense
+
+
+def index_among(name: str, value: object, n: int, of: str) -> int:
+    """One of n things, counted from the end where negative.
+
+    >>> index_among("row", -1, 5, "queries")
+    4
+
+    name, of: what is asked for and of what, as the messages say it.
+    Raises TypeError for what is not an integer, IndexError for one that is not there.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} takes an integer, got {type(value).__name__}: {value!r}")
+    if not -n <= value < n:
+        raise IndexError(f"{name} {value} is out of range: there are {n} {of}")
+    return int(value) % n
+
+
+def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
+    """Some of n things: a slice as it is where it has no step, anything else as indices.
+
+    >>> part_of_axis("rows", slice(1, None), 5, "queries"), part_of_axis("rows", [0, -1], 5, "queries")
+    (slice(1, 5, None), tensor([0, 4]))
+
+    Raises TypeError for what is neither slice, range nor integers, IndexError as `index_among` does.
+    """
+    if isinstance(value, slice):
+        start, stop, step = value.indices(n)
+        return slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+    if isinstance(value, (np.ndarray, Tensor)):
+        value = value.tolist()
+    if isinstance(value, (range, list, tuple)):
+        return torch.tensor([index_among(name, v, n, of) for v in value], dtype=torch.long)
+    raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}: {value!r}")
+
+
+Array = np.ndarray[Any, Any]
+
+
+LISTED = 10
+"""How many bad rows a report describes one by one; the rest it counts."""
+
+Kind = Literal["nan", "infinite", "negative", "above one", "sum"]
+"""What can be wrong with a row, the gravest first."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row that is not attention weights, and why.
+
+    >>> print(Problem("sum", batch=0, head=3, row=5, value=1.5, message="sums to 1.5, not to 1"))
+    batch 0, head 3, row 5: sums to 1.5, not to 1
+
+    kind: the gravest thing that is wrong with the row.
+    batch: index on the batch axis; None where there is none; a tuple of the leading indices beyond 4 axes.
+    head, row: indices on the head axis (None where there is none) and among the queries.
+    value: the number that is wrong: the weight, or the row's sum.
+    message: the same in words.
+    """
+
+    kind: Kind
+    batch: int | tuple[int, ...] | None
+    head: int | None
+    row: int
+    value: float
+    message: str
+
+    def __str__(self) -> str:
+        places = {"batch": self.batch, "head": self.head, "row": self.row}
+        return ", ".join(f"{name} {at}" for name, at in places.items() if at is not None) + f": {self.message}"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What `check` found. True when all is well; prints as a few lines.
+
+    rows: how many rows were looked at.
+    empty_rows: how many of them are all zero, as a row that sees nothing is.
+    bad_rows: how many are not attention weights.
+    problems: the first of those, at most `LISTED`.
+    tolerance: how far from 1 a sum was allowed to be.
+    edited: the weights were edited after their softmax, so that only NaN and infinite ones were looked for.
+    """
+
+    rows: int
+    empty_rows: int
+    bad_rows: int
+    problems: tuple[Problem, ...]
+    tolerance: float
+    edited: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row is attention weights."""
+        return self.bad_rows == 0
+
+    def raise_if_bad(self) -> None:
+        """Raise ValueError with the whole report unless all is well.
+
+        >>> check(np.eye(3)).raise_if_bad()
+        """
+        if not self.ok:
+            raise ValueError(str(self))
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        allowed = f"(tolerance {self.tolerance:.3g})"
+        if self.edited:
+            allowed = "(edited after softmax: sums and signs are not judged)"
+        if self.ok:
+            empty = f", {self.empty_rows} of them empty" if self.empty_rows else ""
+            return f"{_rows(self.rows)} of attention weights{empty} {allowed}"
+        verb = "is" if self.bad_rows == 1 else "are"
+        lines = [f"{self.bad_rows} of {_rows(self.rows)} {verb} not attention weights {allowed}:"]
+        lines += [f"  {problem}" for problem in self.problems]
+        more = self.bad_rows - len(self.problems)
+        return "\n".join(lines + ([f"  and {_rows(more)} more"] if more else []))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def check(weights: object, *, tolerance: float | None = None, sinks: bool = False) -> Report:
+    """Look at every row of attention weights and say which are not: which batch row, head and query, and why.
+
+    >>> import torch
+    >>> report = check(torch.tensor([[0.5, 0.5], [float("nan"), 0.0], [0.0, 0.0]]))
+    >>> report.ok, report.rows, report.empty_rows, report.problems[0].kind, report.problems[0].row
+    (False, 3, 1, 'nan', 1)
+
+    A row is right when it holds no NaN, every weight is in [0, 1], and it sums to 1 or is all zero: a row that sees
+    nothing. One problem is reported per row, the gravest: NaN, infinite, below 0, above 1, wrong sum.
+
+    Softmax never rounds to below 0, so that is judged exactly. A sum, or one weight, may exceed 1, and a sum fall short
+    of it, by
+
+        eps(T) + Nk · (eps(W) + tiny(T)),    T the weights' dtype, W the wider of T and float32.
+
+    Weights that sum to 1, each rounded to T, sum to 1 ± eps(T)/2, and a divisor rounded to T costs as much again. A sum
+    of Nk terms in W is off by at most Nk · eps(W)/2, once where the row was normalised and once here. A weight below
+    T's normal numbers is off by at most tiny(T), T's smallest number. So weights that were divided by their sum pass at
+    any length; exp(score − lse) carries the rounding of score and lse besides, and may need a tolerance of its own.
+
+    weights: a NumPy array or torch tensor of floats, (Nq, Nk), (B, Nq, Nk), (B, H, Nq, Nk) or (…, H, Nq, Nk). They
+        are only read; besides a float32 copy of narrower torch weights, memory is taken per row, not per weight.
+    tolerance: how far from 1 a sum may be, instead of the above.
+    sinks: True when a sink logit joined the softmax: it takes its part, so that any sum from 0 to 1 is right.
+
+    Raises TypeError for weights that are not floats or an argument of another type, ValueError for fewer than 2 axes,
+    a tolerance that is negative or not finite, and rows so long and coarse that rounding alone can change a sum by 1.
+    """
+    cells = _floats(weights)
+    if not isinstance(sinks, bool):
+        raise TypeError(f"sinks must be True or False (did sinks join the softmax?), got {type(sinks).__name__}")
+    allowed = _rounding(cells) if tolerance is None else _tolerance(tolerance)
+    return judge(*_reduced(cells), tolerance=allowed, sinks=sinks)
+
+
+def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool, edited: bool = False) -> Report:
+    """The report on rows of which the smallest weight, the largest and the sum are known: (…, Nq) each, a NaN in all.
+
+    >>> judge(np.zeros(2), np.array([0.5, 0.9]), np.ones(2), tolerance=1e-6, sinks=False)
+    2 rows of attention weights (tolerance 1e-06)
+    """
+    empty = (low == 0) & (high == 0)
+    above, below = total - 1 > tolerance, ~empty & (1 - total > tolerance)
+    findings: dict[Kind, tuple[Array, Array]] = {  # which rows, and the number that is wrong in them
+        "nan": (np.isnan(low), low),
+        "infinite": (np.isinf(low) | np.isinf(high), np.where(np.isinf(low), low, high)),
+        "negative": (low < 0, low),
+        "above one": (high - 1 > tolerance, high),
+        "sum": (above if sinks else above | below, total),
+    }
+    if edited:  # rows need not sum to 1, and a difference of weights may be negative
+        findings = {kind: findings[kind] for kind in ("nan", "infinite")}
+    bad = np.logical_or.reduce([rows for rows, _ in findings.values()])  # (…, Nq)
+    problems = []
+    for at in zip(*np.unravel_index(np.flatnonzero(bad)[:LISTED], bad.shape), strict=True):
+        kind = next(kind for kind, (rows, _) in findings.items() if rows[at])
+        problems.append(_problem(kind, at, float(findings[kind][1][at]), sinks))
+    return Report(bad.size, int(empty.sum()), int(bad.sum()), tuple(problems), tolerance, edited)
+
+
+def _floats(weights: object) -> Array | Tensor:
+    if isinstance(weights, Tensor):
+        check_dense("weights", weights)
+        cells: Array | Tensor = weights.detach()
+        floating = weights.dtype.is_floating_point
+    elif isinstance(weights, np.ndarray):
+        cells = np.asarray(weights)  # a subclass may reduce in its own way
+        floating = np.issubdtype(weights.dtype, np.floating)
+    else:
+        raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
+    if not floating:
+        raise TypeError(f"weights must be floats, got {cells.dtype}; attention weights are the softmax of scores")
+    if cells.ndim < 2:
+        raise ValueError(f"weights must have 2 axes or more (…, Nq, Nk), got shape {tuple(cells.shape)}")
+    return cells
+
+
+def _tolerance(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"tolerance must be a number or None, got {type(value).__name__}: {value!r}")
+    if not (isfinite(value) and value >= 0):
+        raise ValueError(f"tolerance must be finite and at least 0, got {value}")
+    return float(value)
+
+
+def _rounding(cells: Array | Tensor) -> float:
+    """How far rounding alone can carry a row's sum from 1."""
+    if isinstance(cells, Tensor):
+        own: Any = torch.finfo(cells.dtype)
+        wide: Any = torch.finfo(_wide(cells.dtype))
+    else:
+        own, wide = np.finfo(cells.dtype), np.finfo(np.result_type(cells.dtype, np.float32))
+    tiny = float(own.smallest_normal) * float(own.eps)
+    bound = float(own.eps) + cells.shape[-1] * (float(wide.eps) + tiny)
+    if bound >= 1:
+        raise ValueError(
+            f"rows of {cells.shape[-1]} weights in {cells.dtype} cannot be checked: rounding alone may change a sum by "
+            f"{bound:.3g}; check them before they are rounded to {cells.dtype}, or give tolerance=…"
+        )
+    return bound
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _reduced(cells: Array | Tensor) -> tuple[Array, ...]:
+    """Smallest weight, largest weight and sum of each row: (…, Nq, Nk) → three of (…, Nq), float64 or wider.
+
+    A NaN in the row is in all three.
+    """
+    if cells.shape[-1] == 0:
+        none = np.zeros(tuple(cells.shape[:-1]))
+        return none, none, none
+    if isinstance(cells, Tensor):
+        cells = cells.to(_wide(cells.dtype))
+        low, high = cells.aminmax(dim=-1)
+        return tuple(x.cpu().double().numpy() for x in (low, high, cells.sum(-1)))
+    wide = np.result_type(cells.dtype, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # inf − inf and overflow are findings here, not accidents
+        reduced = cells.min(-1), cells.max(-1), cells.sum(-1, dtype=wide)
+    return tuple(x.astype(np.result_type(wide, np.float64)) for x in reduced)
+
+
+def _problem(kind: Kind, at: tuple[np.intp, ...], value: float, sinks: bool) -> Problem:
+    *lead, row = (int(i) for i in at)
+    head = lead.pop() if len(lead) > 1 else None
+    batch = tuple(lead) if len(lead) > 1 else lead[0] if lead else None
+    messages: dict[Kind, str] = {
+        "nan": "holds NaN; often a row whose keys are all hidden",
+        "infinite": f"holds {value}",
+        "negative": f"has the weight {_digits(value)}, below 0",
+        "above one": f"has the weight {_digits(value)}, above 1",
+        "sum": f"sums to {_digits(value)}, {'above 1' if sinks else 'not to 1'}",
+    }
+    return Problem(kind, batch, head, row, value, messages[kind])
+
+
+def _digits(value: float) -> str:
+    """Few digits, unless they would hide the difference from 1."""
+    short = f"{value:.7g}"
+    return short if short != "1" else repr(value)
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" if count == 1 else f"{count:,} rows"

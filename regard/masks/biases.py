@@ -1,0 +1,146 @@
+"""What every bias is: a term added to each score, evaluated on tiles; and the one bias that comes as numbers.
+
+It does not know ALiBi, T5 or any other kind of position. `regard.positions` re-exports `Bias`, `as_bias` and `dense`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.masks.rules import IndexRule, Number, Rule, cell_of, fit_cells, indices, leading_of, numbers, size_or_one
+
+__all__ = ["Bias", "DenseBias", "Placed", "as_bias", "dense"]
+
+CPU = torch.device("cpu")
+
+
+class Bias(Rule):
+    """A term added to each score, evaluated on tiles: a frozen value. The functions of `regard.positions` make them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The floating-point tensors the term is computed from: what gradients flow to."""
+        return tuple(t for t in (getattr(self, name) for name in self._float_fields()))
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Bias:
+        """The same bias computed from other tensors of the same shapes."""
+        return replace(self, **dict(zip(self._float_fields(), tensors, strict=True)))  # type: ignore[type-var]
+
+    def _float_fields(self) -> list[str]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return [n for n, v in values.items() if isinstance(v, Tensor) and v.dtype.is_floating_point]
+
+    @property
+    def by_distance(self) -> bool:
+        """Does the term depend on j − i alone, so that one number per distance says it all?"""
+        return False
+
+    def one_per_tile(self, size: tuple[int, int]) -> bool:
+        """Is the term one number for each tile of so many queries and keys, wherever the mask shows any of it?"""
+        return False
+
+    def bias(self, q: Tensor, scale: float) -> Bias:
+        """Itself: so that a layer can hold a bias where it could hold T5, Shaw or Swin. Only Shaw reads q and scale."""
+        return self
+
+    def dense(
+        self, nq: int, nk: int | None = None, device: torch.device = CPU, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The whole matrix: (Nq, Nk), or (B or 1, H or 1, Nq, Nk) where it differs by batch row or head.
+
+        >>> from regard.positions import alibi
+        >>> alibi(1, slopes=[1.0]).dense(2, 3).tolist()      # the 2 queries are the last 2 of 3 positions
+        [[-1.0, -0.0, -1.0], [-2.0, -1.0, -0.0]]
+
+        nq, nk: how many queries and keys; nk is nq unless given.  device, dtype: of the matrix.
+        Raises ValueError if the bias does not fit these lengths.
+        """
+        nk = nq if nk is None else nk
+        batch, heads = self.leading
+        self.fit(batch, heads, nq, nk)
+        term = self.bind(nq, nk, device, dtype)
+        cells = term(*indices(batch, heads, torch.arange(nq, device=device), torch.arange(nk, device=device), device))
+        full = torch.as_tensor(cells).expand(batch, heads, nq, nk)
+        return full if batch * heads > 1 else full[0, 0]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Placed(Bias):
+    """A bias that compares positions: key j at j, query i at i + offset."""
+
+    offset: Number | None = field(default=None, kw_only=True)
+
+    def shared_with_offset(self, batch: int, heads: int) -> tuple[int, int]:
+        """(B, H) over which the bias varies, from the sizes of its other tensors and the offset's."""
+        b, h = leading_of(self.offset)
+        return size_or_one("batch", [batch, b]), size_or_one("heads", [heads, h])
+
+    def offset_text(self) -> str:
+        """The offset as the end of a repr: nothing where it was not given."""
+        offset = self.offset.tolist() if isinstance(self.offset, Tensor) else self.offset
+        return "" if offset is None else f", offset={offset}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DenseBias(Bias):
+    """A bias that the user brought as a tensor: (B or 1, H or 1, Nq or 1, Nk or 1)."""
+
+    cells: Tensor
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """(B, H) over which the bias varies; 1 where it is the same for all."""
+        return self.cells.shape[0], self.cells.shape[1]
+
+    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+        """Raise ValueError if the cells do not broadcast to (B, H, Nq, Nk)."""
+        super().fit(batch, heads, nq, nk)
+        if self.cells.shape[2] not in (1, nq) or self.cells.shape[3] not in (1, nk):
+            raise ValueError(f"{self!r} does not fit {nq} queries × {nk} keys")
+
+    def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
+        """The function f(b, h, i, j) that reads one cell."""
+        cell = cell_of(self.cells.to(device))
+        return lambda b, h, i, j: cell(b, h, i, j).to(dtype)
+
+    def __repr__(self) -> str:
+        return f"dense(<{'×'.join(str(n) for n in self.cells.shape if n != 1) or '1'} {self.cells.dtype}>)"
+
+
+def dense(cells: object) -> Bias:
+    """A bias you bring as numbers: (Nq, Nk), (H, Nq, Nk) or (B or 1, H or 1, Nq, Nk). Indices, not positions.
+
+    >>> dense(torch.zeros(3, 5))
+    dense(<3×5 torch.float32>)
+
+    cells: floating point; an axis of 1 stands for all. Raises TypeError for other numbers, ValueError for another
+        number of axes.
+    """
+    values = cells if isinstance(cells, Tensor) else numbers("bias", cells)
+    if not values.dtype.is_floating_point:
+        raise TypeError(f"a bias must be floating point, got {values.dtype}; booleans are a mask: pass mask=…")
+    if not 2 <= values.ndim <= 4:
+        raise ValueError(f"a bias must have 2 to 4 axes, got shape {tuple(values.shape)}")
+    return DenseBias(values[(None,) * (4 - values.ndim)])
+
+
+def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
+    """Read the `bias=` argument of a call whose weights have `shape` (…, Nq, Nk): None, a Bias, or numbers.
+
+    >>> as_bias(torch.zeros(3, 5), (2, 4, 3, 5))
+    dense(<3×5 torch.float32>)
+
+    Raises TypeError for anything else, ValueError for numbers that do not broadcast to the shape.
+    """
+    if bias is None or isinstance(bias, Bias):
+        return bias
+    if not isinstance(bias, (np.ndarray, Tensor)):
+        raise TypeError(f"bias must be a regard bias, floating-point numbers or None; got {type(bias).__name__}")
+    cells = bias if isinstance(bias, Tensor) else numbers("bias", bias)
+    if not cells.dtype.is_floating_point:
+        raise TypeError(f"bias must be floating point, got {cells.dtype}; booleans are a mask: pass mask=…")
+    return DenseBias(fit_cells("bias", cells, shape))

@@ -1,1 +1,0 @@
-"""A checkpoint's files: found, checked, read and written."""

@@ -1,1 +1,0 @@
-"""Generation: from logits to tokens and text, for any model that can begin, step and keep rows."""

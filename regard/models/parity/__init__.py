@@ -1,1 +1,0 @@
-"""The certificate that a model computes what transformers computes."""

@@ -1,0 +1,220 @@
+"""A model as a checkpoint directory again: config.json, weights, tokenizer, preprocessor.
+
+    >>> model.save("elsewhere")                        # doctest: +SKIP
+
+Before a file is touched, every weight must have the place and the shape that a model of this family, settings and task
+has: what `load` would refuse is not written. It knows no family.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from regard.atomic_files import atomic_directory
+from regard.data.image_processing import FILE, NESTED, Preprocessor, without_ignored
+from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
+from regard.models.config import Settings
+from regard.models.hub import PICTURES, POOLING, TOKENIZER
+from regard.models.loading import empty, listed, places
+from regard.models.model import Model
+from regard.nn.heads import label_names
+from regard.nn.linear import is_distributed
+from regard.nn.linformer import LinformerAttention
+from regard.nn.performer import PerformerAttention
+
+__all__ = ["save"]
+
+WEIGHTS = (
+    *("model.safetensors", "model.*.safetensors", "*-of-*.safetensors", "*.safetensors.index*.json"),
+    *("pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*"),
+)
+"""Weights as transformers names them, also those of formats that regard does not read."""
+DESCRIPTIONS = (
+    *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.*", "quantize_config.json"),
+    *(*TOKENIZER, "vocab.bpe", "bpe.codes", "spm.model", "chat_template.json", "additional_chat_templates"),
+    *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
+    *("[0-9]_Pooling", "[0-9]_Normalize", "[0-9]_Dense", "[0-9]_LayerNorm"),
+    *(*PICTURES, "image_processor_config.json", "video_preprocessor_config.json"),
+)
+"""What else in a checkpoint directory would describe the wrong model if it outlived its own."""
+LABELLED = ("classify", "classify-cls", "tag")  # tasks whose number of labels config.json says
+WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
+
+
+def save(model: Model, directory: str | Path) -> None:
+    """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
+
+    A head with another number of labels than config.json has is written with as many, LABEL_0 and so on, unless
+    `model.settings.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
+
+    directory: made if it is not there. A model that is there is replaced as a whole, in one step: at any moment,
+    killed or not, the directory is the old model or the new one. Weights, settings, tokenizer, pooling and
+    preprocessor files of the old model go, whether or not the new one has such a file; all else in the directory (a
+    README, notes, .git, logs) stays. So does what regard does not write, if the model was loaded from this directory.
+    A directory without a model (neither weights nor config.json) keeps all its files, but those that are written.
+
+    Raises NotADirectoryError if there is a file of that name; ValueError, before anything is written, for a model whose
+    attention was replaced or whose weights are split over processes, and for weights that `load` would find no place
+    for, or of another shape; OSError as `regard.atomic_files.atomic_directory`: what was there is then untouched. Warns
+    if the old model's tokenizer goes and the new model has none.
+    """
+    _refuse_replaced(model)
+    _refuse_split(model)
+    settings = _settled(model)
+    _check_fit(model, settings)
+    directory = Path(directory)
+    there = os.listdir(directory) if directory.is_dir() else []
+    own = model.directory is not None and os.path.realpath(directory) == os.path.realpath(model.directory)
+    replaces = partial(_replaced, own=own)
+    with atomic_directory(directory, "the model", replaces=replaces, last="config.json") as part:
+        write_checkpoint(part, _tensors(model))
+        _save_settings(model, settings, part)
+        if model.directory is not None:
+            # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
+            copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
+        held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
+        if held is not None and not _tokenizer_files(part):
+            held.save(part)
+        _save_preprocessor(model, part)
+        lost = set() if _tokenizer_files(part) else replaces(there) & set(TOKENIZER)
+    if lost:
+        warnings.warn(
+            f"the tokenizer of the model that was in {str(directory)!r} ({', '.join(sorted(lost))}) went with it, and "
+            "the model that was saved has none: set model.tokenizer to save one",
+            stacklevel=3,
+        )
+
+
+def _tokenizer_files(directory: Path) -> list[str]:
+    return [name for name in TOKENIZER if (directory / name).is_file()]
+
+
+def _replaced(names: Collection[str], *, own: bool) -> set[str]:
+    """Of the entries of a directory, those that go when a model is saved there.
+
+    own: the model was loaded from there, so that other files describe it, too.
+    """
+    weights = {name for name in names if any(fnmatchcase(name, pattern) for pattern in WEIGHTS)}
+    if own or not (weights or "config.json" in names):
+        return weights
+    return weights | {name for name in names if any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)}
+
+
+def _save_settings(model: Model, settings: Settings, directory: Path) -> None:
+    kept = settings.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
+    values = kept | {
+        "architectures": [model.family.tasks[model.task].architecture],
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    values.pop("torch_dtype", None)
+    write_side(directory, "config.json", values)
+
+
+def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """The weights under the checkpoint's names, one by one."""
+    parameters = dict(model.named_parameters())
+    for place in places(model, model.family.before(model.task)):
+        parts = place.source.split(parameters[place.name].detach(), place.rows)
+        yield from zip(place.theirs, parts, strict=True)
+
+
+# ------------------------------------------------------------------------------------------------- what can be written
+
+
+def _refuse_replaced(model: Model) -> None:
+    """Raise ValueError where the family's format would lose how attention is computed."""
+    for name, module in model.named_modules():
+        if isinstance(module, (PerformerAttention, LinformerAttention)):
+            raise ValueError(
+                f"{name} is a {type(module).__name__}, for which {model.family.title}'s format has no word: who opens "
+                f"it would get softmax attention. {WHOLE}"
+            )
+
+
+def _refuse_split(model: Model) -> None:
+    """Raise ValueError where this process has a part of the weights, or projections were taken apart to split them."""
+    parts = [name for name, p in model.named_parameters() if is_distributed(p)]
+    parts = parts or [name for name, module in model.named_modules() if getattr(module, "separated", False)]
+    if parts:
+        raise ValueError(
+            f"{listed(parts)} are split over processes, or taken apart for it. On every process: weights = "
+            "regard.models.tensor_parallel.gather(model); then on one: whole = regard.load(…), "
+            "whole.load_state_dict(weights), whole.save(…)"
+        )
+
+
+def _settled(model: Model) -> Settings:
+    """The model's settings, with as many labels as its head scores: who fine-tunes begins with a new head."""
+    score = dict(model.named_parameters()).get("head.score.weight")
+    if model.task not in LABELLED or score is None or score.ndim != 2:
+        return model.settings
+    settings, count = model.settings, len(score)
+    fits = _shapes(model, settings).get("head.score.weight", (count,))[0] == count
+    named, numbers = settings.values.get("id2label"), settings.values.get("label2id")
+    old = isinstance(named, dict) and isinstance(numbers, dict) and numbers.keys() != set(map(str, named.values()))
+    if fits and not old:  # else label2id is of the names before id2label was given new ones
+        return settings
+    names = label_names(settings.labels(count) if settings.label_count(count) == count else (), count)
+    values = settings.values | {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    values.pop("_num_labels", None)  # of old files
+    return Settings(values | ({"num_labels": count} if "num_labels" in values else {}), settings.where)
+
+
+def _shapes(model: Model, settings: Settings) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight, by our name, of a model with these settings; without the pooler where it has none."""
+    wanted = empty(model.family, settings, model.task).named_parameters()
+    bare = model.task == "none" and getattr(model, "pooler", None) is None  # as `load` makes it of such a checkpoint
+    return {name: tuple(p.shape) for name, p in wanted if not (bare and name.startswith("pooler."))}
+
+
+def _check_fit(model: Model, settings: Settings) -> None:
+    """Raise ValueError, with all of them, for weights that `load` would not find a place for, not find, or not fit."""
+    wanted = _shapes(model, settings)
+    there = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    misshapen = [f"{x} {there[x]} instead of {wanted[x]}" for x in wanted if x in there and there[x] != wanted[x]]
+    kinds = (
+        ("have another shape", misshapen),
+        ("have no place", [name for name in there if name not in wanted]),
+        ("are missing", [name for name in wanted if name not in there]),
+    )
+    problems = [f"{len(names)} weights {what}: {listed(names)}" for what, names in kinds if names]
+    if problems:
+        raise ValueError(
+            f"nothing is written, for load would refuse it: this model is no longer the {model.family.title} with task "
+            f"{model.task!r} that its settings describe. {'; '.join(problems)}. Merge what was added into the weights "
+            "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations, an adapter's own "
+            f"merge), and write sizes that changed to model.settings.values; or {WHOLE}"
+        )
+
+
+def _save_preprocessor(model: Model, directory: Path) -> None:
+    """One that was set by hand; where the checkpoint's own says the same, that stays as it came.
+
+    Keys that were ignored when it was read are not written again: who opens it would have to ignore them, too.
+    """
+    held = vars(model).get("preprocessor")
+    try:
+        own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
+    except (FileNotFoundError, ValueError):
+        own = None  # there is none, or none that is understood
+    written = own if held is None or held == own else held
+    if written is None:
+        return
+    values = without_ignored(written.kind, written.values)
+    if own is not None and written is own and values == own.values:
+        return
+    nested = read_side(directory, NESTED, dict) or {}
+    if "image_processor" in nested:  # it would go first
+        write_side(directory, NESTED, nested | {"image_processor": values})
+    else:
+        write_side(directory, FILE, values)

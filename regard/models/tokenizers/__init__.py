@@ -1,1 +1,0 @@
-"""Text to ids and back, from new and old file sets."""

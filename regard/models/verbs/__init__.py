@@ -1,1 +1,0 @@
-"""What a model does with text: embed, fill, classify, tag, answer, generate."""

@@ -1,0 +1,444 @@
+"""Multi-head attention layer with its projections."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from regard.backends import load
+from regard.nn.cache import Cache, FixedCache, GrowingCache, KeyValueCache
+from regard.nn.linear import Joined, Linear, apart, is_distributed, part, separate, whole_output
+from regard.op import attention
+from regard.positions import Bias, Rotary
+from regard.rotary import Angles
+
+
+@runtime_checkable
+class ScorePosition(Protocol):
+    """A position that acts on the scores: a bias value, or a layer that makes one from the queries."""
+
+    def bias(self, q: Tensor, scale: float) -> Bias:
+        """The term to add to the scores of q (B, H, Nq, D)."""
+
+
+def split(y: Tensor, head_dim: int, norm: nn.Module | None = None) -> Tensor:
+    """(B, N, h·D) → (B, h, N, D), each head normed where there is a norm.
+
+    >>> split(torch.zeros(1, 5, 6), 3).shape
+    torch.Size([1, 2, 5, 3])
+
+    h follows from the width: under tensor parallelism a process has some of the heads, all of them D wide.
+    Raises ValueError for a width that is no multiple of D, TypeError for a DTensor.
+    """
+    if is_distributed(y):
+        raise TypeError("a projection gave a DTensor; attention needs local tensors: leave use_local_output=True")
+    if y.shape[-1] % head_dim:
+        raise ValueError(
+            f"a projection gave {y.shape[-1]} features, which are no whole heads of {head_dim}: the number of heads "
+            "must divide by the number of processes"
+        )
+    y = y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
+    if norm is not None:  # in its own dtype: under autocast y is narrower, and keys must stay of the values' dtype
+        y = norm(y.to(cast(Tensor, norm.weight).dtype)).to(y.dtype)
+    return y.transpose(1, 2)
+
+
+class ContextKeys(NamedTuple):
+    """Keys and values of a context, made once by `MultiHeadAttention.keys` and looked at by many calls."""
+
+    k: Tensor  # (B, Hkv, M, D)
+    v: Tensor  # (B, Hkv, M, D)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention: self or cross, grouped heads, separate or fused projections, cached or not.
+
+    >>> layer = MultiHeadAttention(512, 8)
+    >>> sum(p.numel() for p in layer.parameters())
+    1050624
+    >>> layer(torch.zeros(2, 5, 512)).shape
+    torch.Size([2, 5, 512])
+
+    d_model: width of x and of the result.  heads: query heads; must divide d_model unless head_dim is given.
+    kv_heads: key/value heads (grouped-query attention), default heads.  d_context: width of `context`, default d_model.
+    bias: do the projections have one.  out_bias: does W_O, default as bias.
+    fused: one matrix for [Q|K|V] instead of three; the same numbers, one product. 12 heads in 768 have a
+      Linear(768, 2304): (B, N, 2304) → (B, N, 3, 12, 64) → q, k, v, each (B, 12, N, 64).
+    position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None. Rotary
+      with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass, as they do in
+      the models that use it.
+    head_norms: of each head's queries and of its keys, (…, D) → (…, D), before any position; None for none.
+    dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
+
+    local_heads: the query heads that this process computes, all but under tensor parallelism
+    (`regard.models.tensor_parallel`); `heads` and `kv_heads` count those of all processes.
+    """
+
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        d_context: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        fused: bool = False,
+        position: Rotary | ScorePosition | None = None,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        kv_heads, d_context = heads if kv_heads is None else kv_heads, d_model if d_context is None else d_context
+        _check_sizes(d_model, heads, kv_heads, head_dim, d_context, fused)
+        if not (position is None or isinstance(position, Rotary) or _makes_bias(position)):
+            raise TypeError(
+                "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
+                f"got {type(position).__name__}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if backend != "auto":
+            load(backend)  # an unknown name is an error here, not in the first call
+        self.d_model, self.heads, self.kv_heads, self.d_context = d_model, heads, kv_heads, d_context
+        self.head_dim = d_model // heads if head_dim is None else head_dim
+        self.local_heads = range(heads)
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
+        wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
+        if fused:
+            self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
+        else:
+            self.w_q = Linear(d_model, wide, bias)
+            self.w_k, self.w_v = Linear(d_context, narrow, bias), Linear(d_context, narrow, bias)
+        self.w_o = Linear(wide, d_model, bias if out_bias is None else out_bias)
+        self.q_norm, self.k_norm = (None, None) if head_norms is None else head_norms
+        self.fused, self.separated = fused, False
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None = None,
+        *,
+        mask: object = None,
+        cache: KeyValueCache | None = None,
+        positions: Tensor | Angles | None = None,
+        context_positions: Tensor | None = None,
+    ) -> Tensor:
+        """x (B, N, d_model) looks at itself, or at context (B, M, d_context); the result is (B, N, d_model).
+
+        context: where many calls look at one context (a decoder's steps), `keys(context)`, made once.
+        mask: as in `regard.attention`.  cache: keys and values of earlier positions, which x continues.
+        positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
+          Layers of one model can share `rotary.angles(positions)`.
+        """
+        if x.ndim == 2:
+            context = context[None] if isinstance(context, Tensor) else context
+            return self._attend(x[None], context, mask, cache, positions, context_positions)[0]
+        return self._attend(x, context, mask, cache, positions, context_positions)
+
+    def keys(self, context: Tensor, positions: Tensor | None = None) -> ContextKeys:
+        """Keys and values of context (B, M, d_context), for calls to look at instead of the context.
+
+        >>> layer, context = MultiHeadAttention(6, 2), torch.randn(1, 5, 6)
+        >>> torch.equal(layer(context[:, :1], layer.keys(context)), layer(context[:, :1], context))
+        True
+
+        positions: of the context, integers (M,) or (B, M) for Rotary; default 0, 1, ….
+        """
+        if context.ndim != 3 or context.shape[-1] != self.d_context:
+            raise ValueError(f"context must be (B, M, {self.d_context}), got {tuple(context.shape)}")
+        if self.fused:
+            wide, narrow, _ = self._rows
+            k, v = part(self.w_qkv, self._rows, context, wide, wide + 2 * narrow).chunk(2, -1)
+        else:
+            k, v = self.w_k(context), self.w_v(context)
+        k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
+        if isinstance(self.position, Rotary):
+            k = self.position.turn(k, _count(context, 0) if positions is None else positions)
+        return ContextKeys(k, v)
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> FixedCache:
+        """What a decoder of this layer keeps: room for the keys and values of `length` positions of `batch` texts.
+
+        >>> MultiHeadAttention(6, 2, kv_heads=1).new_cache(5, 7, dtype=torch.float32, device="cpu")
+        FixedCache(0 of 7 positions, 840 bytes)
+
+        dtype, device: of the keys. Raises ValueError for sizes below 1, and as torch does without that much memory.
+        """
+        kv_heads = len(self.local_heads) * self.kv_heads // self.heads
+        return FixedCache(batch, kv_heads, length, self.head_dim, dtype=dtype, device=device)
+
+    def _attend(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None,
+        mask: object,
+        cache: KeyValueCache | None,
+        positions: Tensor | Angles | None,
+        context_positions: Tensor | None,
+    ) -> Tensor:
+        self._check(x, context, cache, positions, context_positions)
+        before = 0 if cache is None else len(cache)
+        turns = isinstance(self.position, Rotary)
+        here = _count(x, before) if turns and positions is None else positions
+        if context is None:
+            q, k, v = self.project(x) if here is None else self._project_and_turn(x, here)
+        else:
+            q = self._query(x)
+            q = q if here is None else self._turn(q, here)
+            k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
+        if q.shape[1] != self.heads or k.shape[1] != self.kv_heads:
+            self._check_share(q.shape[1], k.shape[1])
+        term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
+        if cache is not None:
+            k, v = cache.append(k, v)
+        try:
+            out = attention(
+                q,
+                k,
+                v,
+                mask=mask,
+                bias=term,
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            )  # (B, H, N, D)
+        except BaseException:
+            if cache is not None:  # a call that is refused, or interrupted, leaves the cache as it was
+                cache.crop(before)
+            raise
+        return cast(Tensor, self.w_o(out.transpose(1, 2).flatten(2)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D), k and v (B, Hkv, N, D) of x, before any position."""
+        if self.fused:
+            q, k, v = apart(self.w_qkv, self._rows, x)
+        else:
+            q, k, v = self.w_q(x), self.w_k(x), self.w_v(x)
+        k, v = split(k, self.head_dim, self.k_norm), split(v, self.head_dim)
+        return split(q, self.head_dim, self.q_norm), k, v
+
+    def _project_and_turn(self, x: Tensor, positions: Tensor | Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """As `project`, queries and keys turned to their positions; together, where they come from one product."""
+        if not self.fused or self.q_norm is not None or self.k_norm is not None:
+            q, k, v = self.project(x)
+            return self._turn(q, positions), self._turn(k, positions), v
+        wide, narrow, _ = self._rows
+        both, v = torch.split(whole_output(self.w_qkv, x, wide + 2 * narrow), [wide + narrow, narrow], -1)
+        both = self._turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
+        q, k = torch.split(both, [self.heads, self.kv_heads], 1)
+        return q, k, split(v, self.head_dim)
+
+    def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
+        assert isinstance(self.position, Rotary)
+        return self.position.turn(y, positions)
+
+    def _query(self, x: Tensor) -> Tensor:
+        """q (B, H, N, D) of x alone."""
+        q = part(self.w_qkv, self._rows, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        return split(q, self.head_dim, self.q_norm)
+
+    @property
+    def _rows(self) -> tuple[int, int, int]:
+        """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
+        narrow = self.kv_heads * self.head_dim
+        return self.heads * self.head_dim, narrow, narrow
+
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None,
+        cache: object,
+        positions: Tensor | Angles | None,
+        context_positions: Tensor | None,
+    ) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
+        if cache is not None and not isinstance(cache, (GrowingCache, FixedCache)):
+            raise TypeError(f"cache must be a GrowingCache or a FixedCache, got {type(cache).__name__}")
+        if not isinstance(self.position, Rotary) and (positions is not None or context_positions is not None):
+            raise ValueError("positions are read by Rotary only, and this layer has none")
+        if context is None and context_positions is not None:
+            raise ValueError("context_positions= goes with context=; x's own are positions=")
+        if context is None:
+            if self.d_context != self.d_model:
+                raise ValueError(f"this layer looks at a context of width {self.d_context}: pass context=")
+            return
+        if isinstance(context, ContextKeys):
+            if context_positions is not None:
+                raise ValueError("context_positions= went into the keys already: give them to keys(…)")
+        elif context.ndim != 3 or context.shape[-1] != self.d_context or context.shape[0] != x.shape[0]:
+            raise ValueError(f"context must be ({x.shape[0]}, M, {self.d_context}), got {tuple(context.shape)}")
+        if cache is not None:
+            raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
+
+    def _check_share(self, heads: int, kv_heads: int) -> None:
+        """Raise ValueError unless so many heads are a share that one process can attend with alone."""
+        if heads == 0 or self.heads % heads or heads * self.kv_heads != kv_heads * self.heads:
+            raise ValueError(
+                f"the projections gave {heads} of {self.heads} query heads and {kv_heads} of {self.kv_heads} key/value "
+                "heads. Under tensor parallelism every process has the same share of both: split w_q, w_k and w_v "
+                "alike, over a number of processes that divides them"
+            )
+        weight = getattr(self.w_o, "weight", None)
+        if isinstance(weight, Tensor) and not is_distributed(weight) and weight.shape[-1] != heads * self.head_dim:
+            raise ValueError(
+                f"this process has {heads} of {self.heads} heads of {self.head_dim}, and w_o takes {weight.shape[-1]} "
+                "features: split w_o as well (RowwiseParallel)"
+            )
+        within = [x for x in (self.q_norm, self.k_norm, self.position) if isinstance(x, nn.Module)]
+        if any(p.requires_grad and not is_distributed(p) for module in within for p in module.parameters()):
+            raise ValueError(
+                f"this process has {heads} of {self.heads} heads, and the weights of its positions or head norms would "
+                "get the gradient of those alone: regard.models.tensor_parallel.parallelize(model, mesh) sees to it"
+            )
+
+    def _check_all_heads(self, q: Tensor) -> None:
+        """Raise ValueError where a process has some of the heads, in a layer that has no way to attend with them."""
+        if q.shape[1] != self.heads:
+            raise ValueError(
+                f"a {type(self).__name__} attends with all of its {self.heads} heads, and the projections gave "
+                f"{q.shape[1]}: its heads cannot be split over processes"
+            )
+
+    def separate(self) -> None:
+        """Turn fused projections into w_q, w_k and w_v with the same weights, so that each can be split by heads.
+
+        >>> layer = MultiHeadAttention(6, 2, fused=True)
+        >>> layer.separate()
+        >>> layer.w_k
+        Linear(in_features=6, out_features=6, bias=True)
+
+        Parameters are new: make the optimizer afterwards. Nothing happens where they are separate already.
+        Raises ValueError where an adapter or a hook is on them.
+        """
+        if self.fused:
+            self.w_q, self.w_k, self.w_v = separate(self.w_qkv, self._rows)
+            del self.w_qkv
+            self.fused, self.separated = False, True
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, backend: str = "auto") -> MultiHeadAttention:
+        """The same layer with the weights of a `torch.nn.MultiheadAttention`, copied; always batch first.
+
+        >>> theirs = nn.MultiheadAttention(6, 2, batch_first=True)
+        >>> x = torch.randn(1, 3, 6)
+        >>> torch.allclose(theirs(x, x, x)[0], MultiHeadAttention.from_torch(theirs)(x), atol=1e-6)
+        True
+
+        Raises ValueError for add_bias_kv, add_zero_attn, or kdim ≠ vdim, which this layer does not have.
+        """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}")
+        if module.bias_k is not None or module.add_zero_attn:
+            raise ValueError("a MultiheadAttention with add_bias_kv or add_zero_attn has no counterpart here")
+        if module.kdim != module.vdim:
+            raise ValueError(
+                f"keys and values come from one context here, but kdim is {module.kdim}, vdim {module.vdim}"
+            )
+        fused = module.in_proj_weight is not None
+        like = module.out_proj.weight
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            d_context=module.kdim,
+            bias=module.in_proj_bias is not None,
+            fused=fused,
+            dropout=module.dropout,
+            backend=backend,
+        ).to(like)
+        names = {"w_o.weight": like, "w_o.bias": module.out_proj.bias}
+        if fused:
+            names |= {"w_qkv.weight": module.in_proj_weight, "w_qkv.bias": module.in_proj_bias}
+        else:
+            rows = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            for name, weight, row in zip("qkv", weights, rows, strict=True):
+                names |= {f"w_{name}.weight": weight, f"w_{name}.bias": row}
+        layer.load_state_dict({name: t.detach() for name, t in names.items() if t is not None})
+        return layer.train(module.training)
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` says of it."""
+        usual = {
+            "kv_heads": self.heads,
+            "dropout": 0.0,
+            "scale": self.head_dim**-0.5,
+            "softcap": None,
+            "backend": "auto",
+        }
+        said = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        if len(self.local_heads) != self.heads:
+            said.append(f"local_heads={self.local_heads}")
+        if self.position is not None and not isinstance(self.position, nn.Module):
+            said.append(f"position={self.position!r}")
+        return ", ".join([str(self.d_model), f"heads={self.heads}", f"head_dim={self.head_dim}", *said])
+
+
+def _makes_bias(position: object) -> bool:
+    return not isinstance(position, type) and callable(getattr(position, "bias", None))
+
+
+def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None, d_context: int, fused: bool) -> None:
+    for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("d_context", d_context)):
+        if n < 1:
+            raise ValueError(f"{name} must be at least 1, got {n}")
+    if head_dim is not None and head_dim < 1:
+        raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+    if head_dim is None and d_model % heads:
+        raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
+    if heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads: {heads} heads, {kv_heads} kv_heads")
+    if fused and d_context != d_model:
+        raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
+
+
+def _count(x: Tensor, start: int) -> Tensor:
+    """The positions start, start + 1, … of x (B, N, ·)."""
+    return torch.arange(start, start + x.shape[1], device=x.device)
+
+
+class AttentionLayer(Protocol):
+    """A module that attends within x, or to a context.
+
+    d_model: width of x and of the result.  heads: query heads.
+    dropout: on the weights, in training only; 0 for a layer that makes none.
+    """
+
+    d_model: int
+    heads: int
+    dropout: float
+
+    def __call__(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None = None,
+        *,
+        mask: object = None,
+        cache: Cache | None = None,
+        positions: Tensor | Angles | None = None,
+    ) -> Tensor:
+        """x (B, N, d_model) looks at itself, or at a context; the result is (B, N, d_model).
+
+        cache: one of the layer's own `new_cache`, which x continues.
+        """
+
+    def keys(self, context: Tensor) -> ContextKeys:
+        """Keys and values of context (B, M, ·), made once for many calls to look at."""
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> Cache:
+        """What a decoder keeps of this layer for `length` positions of `batch` texts, still empty.
+
+        dtype, device: of the keys. Raises ValueError for a layer that cannot go on step by step.
+        """

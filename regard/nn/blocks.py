@@ -1,0 +1,433 @@
+"""Transformer blocks: embeddings, feed-forward, block, stack of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, relu, silu
+
+from regard import masks
+from regard.masks import Mask
+from regard.nn.attention import AttentionLayer, ContextKeys, MultiHeadAttention
+from regard.nn.cache import Cache
+from regard.nn.linear import Joined, Linear, separate, untouched, whole_output
+from regard.rotary import Angles, Rotary
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · σ(1.702 x): GELU nearly (Hendrycks and Gimpel 2016, section 2), and what CLIP was trained with.
+
+    >>> quick_gelu(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.8458])
+    """
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_fast": partial(gelu, approximate="tanh"),
+    "gelu_new": partial(gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+    "tanh": torch.tanh,
+}
+"""By the names that checkpoints use."""
+
+gelu_ = torch.ops.aten.gelu_.default
+OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu_,
+    "gelu_fast": partial(gelu_, approximate="tanh"),
+    "gelu_new": partial(gelu_, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(gelu_, approximate="tanh"),
+    "relu": torch.relu_,
+    "silu": partial(silu, inplace=True),
+    "swish": partial(silu, inplace=True),
+    "tanh": torch.tanh_,
+}
+"""The same numbers, bit by bit, written over what came in; those that torch has."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name. Raises ValueError with the names there are."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r:.80}; there are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """Two layers applied to each position alone: w_out(f(w_in(x))), or gated, w_out(f(gate) · up).
+
+    >>> FeedForward(6, 10, "gelu")(torch.zeros(2, 5, 6)).shape
+    torch.Size([2, 5, 6])
+
+    d_model, d_ff: widths outside and inside.  function: a name of `ACTIVATIONS`.  gated: w_in makes gate and up at once
+    (LLaMA, T5 v1.1).  bias: of both layers.  dropout: on what is inside, in training only.
+    """
+
+    def __init__(
+        self, d_model: int, d_ff: int, function: str, *, gated: bool = False, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.w_in = Joined(d_model, (d_ff, d_ff), bias=bias) if gated else Linear(d_model, d_ff, bias)
+        self.w_out = Linear(d_ff, d_model, bias)
+        self.dropout = nn.Dropout(dropout)
+        self.function, self.activation, self.gated = activation(function), function, gated
+        self.d_ff, self.separated = d_ff, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (…, d_model) → (…, d_model)."""
+        if self.separated:
+            y = self.function(self.w_gate(x)) * self.w_up(x)  # (…, d_ff)
+        elif self.gated:
+            gate, up = whole_output(self.w_in, x, 2 * self.d_ff).chunk(2, -1)
+            y = self.function(gate) * up
+        else:
+            y = (self._overwriting or self.function)(self.w_in(x))
+        return cast(Tensor, self.w_out(self.dropout(y)))
+
+    def separate(self) -> None:
+        """Turn the w_in of a gated feed-forward into w_gate and w_up, so that each can be split over processes.
+
+        >>> feed_forward = FeedForward(6, 10, "silu", gated=True)
+        >>> feed_forward.separate()
+        >>> feed_forward.w_up
+        Linear(in_features=6, out_features=10, bias=True)
+
+        Parameters are new: make the optimizer afterwards. Nothing happens where there is no gate, or they are apart.
+        Raises ValueError where an adapter or a hook is on w_in.
+        """
+        if self.gated and not self.separated:
+            self.w_gate, self.w_up = separate(self.w_in, (self.d_ff, self.d_ff))
+            del self.w_in
+            self.separated = True
+
+    @property
+    def _overwriting(self) -> Callable[[Tensor], Tensor] | None:
+        """The function that needs no second buffer, where nobody else can hold what w_in made; else None.
+
+        A new buffer of this size costs the CPU as much in page faults as the function itself.
+        """
+        return None if torch.is_grad_enabled() or not untouched(self.w_in) else OVERWRITING.get(self.activation)
+
+
+class Waves(nn.Module):
+    """The sines and cosines of the 2017 paper at any positions: no table, no limit.
+
+    >>> from regard.positions import sinusoidal
+    >>> torch.equal(Waves(6)(torch.arange(4)), sinusoidal(4, 6))
+    True
+
+    d: width, even.  halves: all sines, then all cosines (Marian, tensor2tensor), instead of in turn (the paper).
+    """
+
+    def __init__(self, d: int, *, halves: bool = False) -> None:
+        super().__init__()
+        if d < 2 or d % 2:
+            raise ValueError(f"sines and cosines need an even width, got {d}")
+        self.d, self.halves = d, halves
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Integers (…) → (…, d) in fp32, computed in fp64."""
+        pairs = torch.arange(0, self.d, 2, dtype=torch.float64, device=positions.device)
+        angles = positions.double().unsqueeze(-1) * 10000.0 ** -(pairs / self.d)  # (…, d/2)
+        both = (angles.sin(), angles.cos())
+        return (torch.cat(both, -1) if self.halves else torch.stack(both, -1).flatten(-2)).float()
+
+
+class Inserted(NamedTuple):
+    """Vectors that stand for some of a text's tokens: a picture's patches among the words.
+
+    Whoever makes one sees to it that there are as many vectors as places: to count them here would wait for the device.
+    """
+
+    places: Tensor  # (B, N) booleans, True where the next vector stands
+    vectors: Tensor  # (as many as there are places, d), text after text
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors: token + position + segment, then whatever the family does to the sum.
+
+    >>> embed = Embedding(11, 6, positions=nn.Embedding(7, 6))
+    >>> embed(torch.tensor([[3, 1, 2]]), torch.arange(3)).shape
+    torch.Size([1, 3, 6])
+
+    vocabulary, d: rows and columns of the table.  positions: an nn.Embedding or `Waves`, or None.  offset: added to the
+    positions before they are looked up.  types: how many segments, 0 for none.  norm: of the sum.
+    widen: width of the model where it is not d (ALBERT).  scale: of the token vectors.  dropout: in training only.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        d: int,
+        *,
+        positions: nn.Embedding | Waves | None = None,
+        offset: int = 0,
+        types: int = 0,
+        norm: nn.Module | None = None,
+        widen: int | None = None,
+        scale: float = 1.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, d)
+        self.positions, self.offset, self.scale = positions, offset, scale
+        self.types = nn.Embedding(types, d) if types else None
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.widen = None if widen is None else Linear(d, widen)
+
+    @property
+    def most(self) -> int | None:
+        """The most positions there are, or None without a limit."""
+        return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, types: Tensor | None = None, inserted: Inserted | None = None
+    ) -> Tensor:
+        """ids (B, N), positions (N,) or (B, N), types (B, N) or None for segment 0 → (B, N, d).
+
+        inserted: what stands for tokens instead of their vectors.
+        """
+        x = self.tokens(ids)  # (B, N, d)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if inserted is not None:
+            x = x.masked_scatter(inserted.places.unsqueeze(-1), inserted.vectors.to(x.dtype))
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if self.positions is not None:
+            x = x + self.positions(positions + self.offset).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        return x if self.widen is None else cast(Tensor, self.widen(x))
+
+
+class DropPath(nn.Module):
+    """In training, what a part adds is left out whole for some batch entries, and weighs more for the others.
+
+    >>> DropPath(0.5).eval()(torch.ones(2, 1)).tolist()
+    [[1.0], [1.0]]
+
+    p: how likely it is to be left out.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"a part is left out with a probability in [0, 1), got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, …) → (B, …)."""
+        if not self.training or self.p == 0:
+            return x
+        stays = torch.rand(len(x), *(1,) * (x.ndim - 1), device=x.device) >= self.p
+        return torch.where(stays, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+class Block(nn.Module):
+    """Attention, attention to a memory where there is one, and feed-forward, each added to x and normalised.
+
+    >>> norms = [nn.LayerNorm(6) for _ in range(2)]
+    >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "relu"), norms, norm_first=False)
+    >>> block(torch.zeros(2, 5, 6)).shape
+    torch.Size([2, 5, 6])
+
+    attention, cross: `MultiHeadAttention`, or what takes its place (regard/nn/attention.py).
+    norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
+    cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only; a `DropPath`
+    leaves out the whole part.  scales: does what attention and feed-forward add have a learnt scale for each number
+    (DINOv2).
+    """
+
+    def __init__(
+        self,
+        attention: AttentionLayer,
+        feed_forward: FeedForward,
+        norms: Sequence[nn.Module],
+        *,
+        norm_first: bool,
+        cross: AttentionLayer | None = None,
+        dropout: float | DropPath = 0.0,
+        scales: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention, self.cross, self.feed_forward = attention, cross, feed_forward
+        d = attention.d_model
+        self.attention_scale = nn.Parameter(torch.ones(d)) if scales else None
+        self.feed_forward_scale = nn.Parameter(torch.ones(d)) if scales else None
+        assert len(norms) == (2 if cross is None else 3), len(norms)
+        self.attention_norm, self.feed_forward_norm = norms[0], norms[-1]
+        self.cross_norm = None if cross is None else norms[1]
+        self.norm_first = norm_first
+        self.dropout = dropout if isinstance(dropout, DropPath) else nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | Angles | None = None,
+        memory: Tensor | ContextKeys | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Tensor:
+        """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask.
+
+        Without a memory `cross` has nothing to do: BLIP reads a text alone with the blocks that look at a picture.
+        """
+        look = partial(self.attention, mask=mask, cache=cache, positions=positions)
+        x = self._add(x, self.attention_norm, look, self.attention_scale)
+        if self.cross is not None and memory is not None:
+            assert self.cross_norm is not None
+            x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
+        return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
+
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None) -> Tensor:
+        added = part(norm(x) if self.norm_first else x)
+        added = self.dropout(added if scale is None else added * scale)
+        return x + added if self.norm_first else cast(Tensor, norm(x + added))
+
+
+def encoder_block(
+    d: int, heads: int, d_ff: int, function: str, *, eps: float, dropout: float, attention_dropout: float
+) -> Block:
+    """A block of the 2017 encoder: BERT's, ALBERT's and DistilBERT's.
+
+    >>> encoder_block(6, 2, 10, "gelu", eps=1e-12, dropout=0.1, attention_dropout=0.0).feed_forward.w_in
+    Linear(in_features=6, out_features=10, bias=True)
+
+    d, d_ff: widths outside and inside feed-forward.  function: a name of `ACTIVATIONS`.  eps: of the norms.
+    dropout, attention_dropout: on what each part adds and on attention's weights, in training only.
+    Raises ValueError for sizes that do not fit each other and for an unknown function.
+    """
+    # Query, key and value stay as they are stored: joined they would be copied at loading, and be no faster.
+    attention = MultiHeadAttention(d, heads, dropout=attention_dropout)
+    norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
+    return Block(attention, FeedForward(d, d_ff, function), norms, norm_first=False, dropout=dropout)
+
+
+class Passed(NamedTuple):
+    """What a tower makes of ids."""
+
+    hidden: Tensor  # (B, N, d)
+    # The embedding, then what each block gave, the last one normed unless the tower says otherwise; empty unless asked.
+    layers: tuple[Tensor, ...]
+
+
+class Tower(nn.Module):
+    """An embedding and blocks: an encoder, or with `causal` a decoder.
+
+    order: which block stands at each depth, where blocks are used more than once (ALBERT).  norm: of the last block's
+    result.  rotary: the one that the attentions have, so that its angles are made once.  dropout: after the norm.
+    last_is_normed: is the last of every layer's vectors the normed one, as in most text models, or what the last block
+    gave (CLIP).
+    """
+
+    def __init__(
+        self,
+        embed: Embedding,
+        blocks: Sequence[Block],
+        *,
+        causal: bool,
+        order: Sequence[int] | None = None,
+        norm: nn.Module | None = None,
+        rotary: Rotary | None = None,
+        dropout: float = 0.0,
+        last_is_normed: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
+        self.last_is_normed = last_is_normed
+        self.order = tuple(range(len(blocks))) if order is None else tuple(order)
+        self.causal, self.rotary, self.dropout = causal, rotary, nn.Dropout(dropout)
+
+    @property
+    def depth(self) -> list[Block]:
+        """The block at each depth."""
+        return [cast(Block, self.blocks[i]) for i in self.order]
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        caches: Sequence[Cache] | None = None,
+        memory: Tensor | Sequence[ContextKeys] | None = None,
+        memory_mask: Tensor | None = None,
+        inserted: Inserted | None = None,
+        every_layer: bool = False,
+    ) -> Passed:
+        """ids (B, N) → vectors.
+
+        mask: (B, Nk), True = token, over what the caches hold and ids.  positions: (N,) or (B, N); by default tokens
+        are counted, so that padding shifts nobody.  caches: one for each depth.
+        memory: (B, M, d) of an encoder, or the keys of it for each depth; memory_mask: (B, M).
+        inserted: vectors that stand for some of the tokens.
+        """
+        before = len(caches[0]) if caches else 0
+        if positions is None:
+            positions = count(ids, mask, before)
+        x = self.embed(ids, positions, types, inserted)  # (B, N, d)
+        here = positions if self.rotary is None else self.rotary.angles(positions, torch.promote_types(x.dtype, F32))
+        seen = visible(mask, causal=self.causal)
+        behind = visible(memory_mask, causal=False)
+        layers = [x] if every_layer else []
+        for number, block in enumerate(self.depth):
+            x = block(
+                x,
+                mask=seen,
+                cache=caches[number] if caches else None,
+                positions=None if self.rotary is None else here,
+                memory=memory if memory is None or isinstance(memory, Tensor) else memory[number],
+                memory_mask=behind,
+            )
+            layers += [x] if every_layer else []
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if every_layer and self.last_is_normed:
+            layers[-1] = x
+        return Passed(x, tuple(layers))
+
+    def keys(self, memory: Tensor) -> list[ContextKeys]:
+        """The memory's keys and values for each depth, made once for all steps of a decoder."""
+        return [block.cross.keys(memory) for block in self.depth if block.cross is not None]
+
+
+F32 = torch.float32
+
+
+def count(ids: Tensor, mask: Tensor | None, before: int = 0) -> Tensor:
+    """The positions of ids (B, N) that follow `before` others: tokens counted, padding not.
+
+    >>> count(torch.zeros(1, 4), torch.tensor([[False, False, True, True]])).tolist()
+    [[0, 0, 0, 1]]
+    """
+    n = ids.shape[1]
+    if mask is None:
+        return torch.arange(before, before + n, device=ids.device)
+    return (mask.cumsum(1) - 1).clamp(min=0)[:, -n:]
+
+
+def visible(mask: Tensor | None, *, causal: bool) -> Mask | None:
+    """Who sees whom: tokens but no padding, and for a decoder nothing ahead.
+
+    >>> visible(None, causal=True)
+    causal()
+    """
+    padding = None if mask is None else masks.padding(mask)
+    if not causal:
+        return padding
+    return masks.causal() if padding is None else masks.causal() & padding

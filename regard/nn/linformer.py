@@ -1,0 +1,276 @@
+"""Linformer (Wang et al. 2020): the n keys and values are mixed into k slots, and queries look at the slots.
+
+    k (B, H, n, D) ─ Eᵀ → (B, H, slots, D)        v ─ Fᵀ → (B, H, slots, D)        softmax(q·(Eᵀk)ᵀ·scale)·(Fᵀv)
+
+E and F are learnt, (positions, slots). Time and memory are O(n·slots). A slot holds something of every position, so
+there is no causal Linformer. The attention over slots is `regard.attention`: `regard.watch` sees it, over slots.
+
+Axis letters: B batch, H heads (Hkv of keys and values), N positions (M of a context), D head size.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from regard.backends import load
+from regard.checks import check_whole
+from regard.nn.attention import ContextKeys, MultiHeadAttention
+from regard.nn.projections import HeadProjections, read_seen
+from regard.op import attention
+
+__all__ = ["LinformerAttention", "SlotProjection"]
+
+
+class SlotProjection(nn.Module):
+    """The matrices E and F that mix positions into slots; several layers may be given one of these.
+
+    >>> SlotProjection(4096, 256).keys.shape
+    torch.Size([4096, 256])
+
+    positions: the longest sequence; shorter ones use the first rows.  slots: how many keys remain.
+    heads: 1 for one pair of matrices for all heads (the paper's "headwise" sharing), or the layer's key/value heads for
+      a pair each.
+    key_value: one matrix for keys and values (the paper's "key-value" sharing; with one module for all layers its
+      "layerwise").
+
+    Raises TypeError for a size that is no whole number, ValueError for one below 1.
+    """
+
+    values: nn.Parameter | None
+
+    def __init__(self, positions: int, slots: int, *, heads: int = 1, key_value: bool = False) -> None:
+        super().__init__()
+        for name, n in (("positions", positions), ("slots", slots), ("heads", heads)):
+            check_whole(name, n)
+        self.positions, self.slots, self.heads, self.key_value = positions, slots, heads, key_value
+        shape = (positions, slots) if heads == 1 else (heads, positions, slots)
+        self.keys = nn.Parameter(torch.empty(shape))
+        self.values = None if key_value else nn.Parameter(torch.empty(shape))
+        for matrix in (self.keys, self.values):
+            if matrix is not None and not matrix.is_meta:
+                nn.init.uniform_(matrix, -(slots**-0.5), slots**-0.5)
+
+    def forward(self, kv: ContextKeys, real: Tensor | None = None) -> ContextKeys:
+        """Keys and values (B, Hkv, M, D) → (B, Hkv, slots, D).
+
+        real: (B or 1, M), True where a key counts; others enter every slot as 0.
+        Raises ValueError where there are more positions than the matrices have, or other heads.
+        """
+        length, heads = kv.k.shape[-2], kv.k.shape[1]
+        if length > self.positions:
+            raise ValueError(
+                f"{length} positions came, but this projection has {self.positions}: cut the sequence, or make a "
+                "SlotProjection for longer ones"
+            )
+        if self.heads not in (1, heads):
+            raise ValueError(f"this projection is for {self.heads} key/value heads, but the layer has {heads}")
+        k, v = kv
+        if real is not None:
+            hidden = ~real[:, None, :, None]  # (B or 1, 1, M, 1)
+            k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+        return ContextKeys(_mixed(self.keys, k), _mixed(self.keys if self.values is None else self.values, v))
+
+    def extra_repr(self) -> str:
+        """What `print(module)` says of it."""
+        return f"{self.positions} → {self.slots}, heads={self.heads}, key_value={self.key_value}"
+
+
+class LinformerAttention(HeadProjections):
+    """Multi-head attention over slots, in the place of `MultiHeadAttention` in an encoder.
+
+    >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
+    >>> layer(torch.zeros(1, 50, 6)).shape
+    torch.Size([1, 50, 6])
+
+    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
+      `regard.nn.attention.MultiHeadAttention`.
+    projection: how positions become slots. The same module given to several layers is shared by them.
+    values_are_keys: the values are the keys, and there is no W_V.
+
+    Raises TypeError for sizes that are no whole numbers and for another projection, ValueError for sizes that do not
+    fit each other, and for a scale that is not finite.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        *,
+        projection: SlotProjection,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        fused: bool = False,
+        head_norms: tuple[nn.Module, nn.Module] | None = None,
+        values_are_keys: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            d_model,
+            heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            out_bias=out_bias,
+            fused=fused,
+            head_norms=head_norms,
+            values_are_keys=values_are_keys,
+        )
+        if not isinstance(projection, SlotProjection):
+            raise TypeError(f"projection must be a SlotProjection, got {type(projection).__name__}")
+        if projection.heads not in (1, self.kv_heads):
+            raise ValueError(
+                f"the projection is for {projection.heads} key/value heads, but the layer has {self.kv_heads}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if scale is not None and not isfinite(scale):
+            raise ValueError(f"scale must be a finite number, got {scale}")
+        if backend != "auto":
+            load(backend)  # an unknown name is an error here, not in the first call
+        self.projection, self.dropout, self.backend = projection, dropout, backend
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | ContextKeys | None = None,
+        *,
+        mask: object = None,
+        cache: None = None,
+        positions: None = None,
+    ) -> Tensor:
+        """x (B, N, d_model) looks at the slots of itself, or of context (B, M, d_model); the result is (B, N, d_model).
+
+        mask: padding alone; padded keys enter the slots as 0.
+        cache, positions: a block passes them; here they must be None.
+
+        Raises ValueError for a causal mask, for more positions than the projection has, for a cache or positions.
+        """
+        if x.ndim == 2:
+            context = context[None] if isinstance(context, Tensor) else context
+            return self.forward(x[None], context, mask=mask, cache=cache, positions=positions)[0]
+        if cache is not None:
+            raise ValueError(f"Linformer keeps no cache: {MIXES}. PerformerAttention decodes step by step")
+        if positions is not None:
+            raise ValueError("positions are read by Rotary only, and Linformer has none")
+        q, slots = self.slots(x, context, mask=mask)
+        dropout = self.dropout if self.training else 0.0
+        out = attention(q, *slots, scale=self.scale, dropout=dropout, backend=self.backend)  # (B, H, N, D)
+        return self.joined(out)
+
+    def slots(
+        self, x: Tensor, context: Tensor | ContextKeys | None = None, *, mask: object = None
+    ) -> tuple[Tensor, ContextKeys]:
+        """The queries (B, H, N, D), and the slots' keys and values (B, Hkv, slots, D): what the softmax works on.
+
+        >>> layer = LinformerAttention(6, 2, projection=SlotProjection(positions=100, slots=4))
+        >>> q, (k, v) = layer.slots(torch.zeros(1, 50, 6))
+        >>> q.shape, k.shape
+        (torch.Size([1, 2, 50, 3]), torch.Size([1, 2, 4, 3]))
+
+        x, context, mask: as in a call of the layer. Raises as it does.
+        """
+        q, kv = self.projected(x, context)
+        seen = read_seen(mask, len(q), self.heads, q.shape[-2], kv.k.shape[-2], q.device)
+        if seen.causal:
+            raise ValueError(f"Linformer cannot be causal: {MIXES}. Use MultiHeadAttention or PerformerAttention")
+        return q, self.projection(kv, seen.real)
+
+    def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> NoReturn:
+        """Raises ValueError: a Linformer cannot go on step by step."""
+        raise ValueError(f"Linformer keeps no cache: {MIXES}. PerformerAttention decodes step by step")
+
+    @classmethod
+    def in_place_of(cls, layer: MultiHeadAttention, *, projection: SlotProjection) -> LinformerAttention:
+        """A Linformer with the very projections of a layer: its parameters are shared, not copied.
+
+        >>> softmax = MultiHeadAttention(6, 2)
+        >>> LinformerAttention.in_place_of(softmax, projection=SlotProjection(100, 4)).w_q is softmax.w_q
+        True
+
+        projection: how positions become slots; it stays where it is, on its device and in its dtype.
+        Raises ValueError with the reason for a layer whose attention cannot be over slots.
+        """
+        why = cls.refuse(layer)
+        if why is not None:
+            raise ValueError(f"no Linformer can take the place of this layer: {why}")
+        with torch.device("meta"):  # its own projections would be thrown away
+            made = cls(
+                layer.d_model,
+                layer.heads,
+                projection=projection,
+                kv_heads=layer.kv_heads,
+                head_dim=layer.head_dim,
+                fused=layer.fused,
+                dropout=layer.dropout,
+                scale=layer.scale,
+                backend=layer.backend,
+            )
+        made.take_over(layer)
+        return made.train(layer.training)
+
+    @staticmethod
+    def refuse(layer: MultiHeadAttention) -> str | None:
+        """Why a Linformer cannot take the place of a layer, or None."""
+        if layer.position is not None:
+            return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
+        if layer.softcap is not None:
+            return f"its scores have a softcap ({layer.softcap}), which Linformer does not offer"
+        if not isfinite(layer.scale):
+            return f"its scale is {layer.scale}, which is no finite number"
+        if layer.d_context != layer.d_model:
+            return f"it looks at a context of width {layer.d_context}, and a Linformer at one as wide as x"
+        return None
+
+    @classmethod
+    def from_package(cls, module: Any, *, projection: SlotProjection | None = None) -> LinformerAttention:
+        """The same layer with the weights of a `linformer.LinformerSelfAttention`, copied.
+
+        module: of the linformer package.  projection: use this one instead of a copy of the module's own.
+        Raises TypeError for another object.
+        """
+        if type(module).__name__ != "LinformerSelfAttention":
+            raise TypeError(f"from_package takes a linformer.LinformerSelfAttention, got {type(module).__name__}")
+        own = SlotProjection(module.seq_len, module.k, key_value=module.share_kv)
+        layer = cls(
+            module.to_q.in_features,
+            module.heads,
+            projection=own if projection is None else projection,
+            kv_heads=module.to_k.out_features // module.dim_head,
+            head_dim=module.dim_head,
+            bias=False,
+            out_bias=True,
+            values_are_keys=module.share_kv,
+            dropout=module.dropout.p,
+        ).to(module.to_q.weight)
+        names = {"w_q.weight": module.to_q.weight, "w_k.weight": module.to_k.weight}
+        names |= {"w_o.weight": module.to_out.weight, "w_o.bias": module.to_out.bias}
+        names |= {} if module.share_kv else {"w_v.weight": module.to_v.weight}
+        if projection is None:
+            names |= {"projection.keys": module.proj_k}
+            names |= {} if module.share_kv else {"projection.values": module.proj_v}
+        else:
+            names |= {f"projection.{name}": value for name, value in projection.state_dict().items()}
+        layer.load_state_dict({name: value.detach() for name, value in names.items()})
+        return layer.train(module.training)
+
+    def extra_repr(self) -> str:
+        """What `print(layer)` says of it."""
+        return f"{self.d_model}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"
+
+
+MIXES = "a slot mixes all positions, later ones too, so a query that sees any slot sees what is ahead of it"
+
+
+def _mixed(matrix: Tensor, x: Tensor) -> Tensor:
+    """matrix (positions, slots) or (Hkv, positions, slots), x (B, Hkv, M, D) → (B, Hkv, slots, D)."""
+    used = matrix[..., : x.shape[-2], :].to(x.dtype)
+    return used.transpose(-1, -2) @ x

@@ -1,0 +1,1 @@
+"""Parity certificates: a checkpoint in regard compared with the same checkpoint in transformers."""

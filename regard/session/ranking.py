@@ -1,0 +1,410 @@
+"""Ranked links: which weights of a text are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.layouts import Layout, Sides
+from regard.lens.capture import Capture, Ran
+from regard.lens.description import plain
+from regard.lens.measures.measures import cell_edges
+from regard.lens.overlays import received_from
+from regard.lens.patterns import Patterns, label, label_rest
+from regard.lens.view import View
+from regard.session.labels import is_word, word_numbers
+from regard.session.types import Opening
+
+if TYPE_CHECKING:
+    from regard.session.session import Session
+
+
+@dataclass(frozen=True, eq=False)
+class SeenLayer:
+    """One attention of a model.
+
+    path: of its module.  call: the number of its first call, where the module has several runs; else None.
+    view: what it did, on torch, with axes (B, H, …).  records: its calls by their number in the capture.
+    sides: what the tokens of the first batch entry are and where they lie in a picture; None where nobody said.
+    """
+
+    path: str
+    call: int | None
+    view: View
+    records: tuple[int, ...]
+    sides: Sides | None = None
+
+    @property
+    def windows(self) -> int:
+        """W, the batch rows that the first batch entry is cut into; 1 where it is not."""
+        return 1 if self.sides is None else self.sides.queries.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and keys there are in all windows."""
+        return self.windows * self.view.sizes[2], self.windows * self.view.sizes[3]
+
+
+def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
+    """The layers of a capture in the order of their first calls.
+
+    >>> import torch, regard
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> with regard.watch(layer) as seen:
+    ...     _ = layer(layer(torch.zeros(1, 3, 8)))
+    >>> [(layer.path, layer.call) for layer in seen_layers(seen)]
+    [('self_attn', 0), ('self_attn', 1)]
+    """
+    number = {id(record): n for n, record in enumerate(capture.records)}
+    return tuple(
+        SeenLayer(run.path, run.call, plain(run.view), tuple(number[id(r)] for r in run.records), _sides(capture, run))
+        for run in capture.runs()
+    )
+
+
+def _sides(capture: Capture, run: Ran) -> Sides | None:
+    """What the tokens of a run are, in the first batch entry."""
+    if run.path not in capture.layouts or not (run.call is None or len(run.records) == 1):
+        return None
+    placed = (capture[run.path] if run.call is None else capture[run.path, run.call]).placed
+    return placed.entry(0)[0] if placed.sides else None
+
+
+LITTLE = 1 << 21  # weights of a call that are computed without being asked for
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNumbers:
+    """Of each head of the first batch entry, (H,) fp32 on the CPU; None where it is not known.
+
+    entropy, effective (1/Σp²): means over the queries that are no padding, of all windows where there are several.
+    share: what the key that receives most gets of each query, of its window, on the mean.
+    keys: the first and last of those keys: one, or a bin of them.
+    patterns, shares, beside: name → what `regard.lens.patterns.measure` says, means over the windows.
+    names: the patterns that get half of each head's attention or more, the strongest first.
+    rest: for a head that rests on the first token, the pattern that gets half of what goes elsewhere, or None.
+    """
+
+    entropy: Tensor | None
+    effective: Tensor | None
+    share: Tensor | None
+    keys: tuple[tuple[int, int], ...]
+    patterns: dict[str, Tensor]
+    shares: dict[str, Tensor]
+    beside: dict[str, Tensor]
+    names: tuple[tuple[str, ...], ...]
+    rest: tuple[str | None, ...]
+
+    def nan(self, head: int) -> bool:
+        """Is one of a head's numbers NaN, as they are where one of its weights is?"""
+        known = (self.entropy, self.effective, self.share, *self.patterns.values())
+        return any(bool(values[head].isnan()) for values in known if values is not None)
+
+
+def head_numbers(view: View, windows: int = 1, queries: Layout | None = None) -> HeadNumbers:
+    """The numbers of every head of a view on torch with axes (B, H, …).
+
+    >>> import regard
+    >>> x = torch.zeros(1, 2, 4, 3)
+    >>> found = head_numbers(regard.look(x, x, x))
+    >>> found.entropy, found.share, found.names[1]
+    (tensor([1.3863, 1.3863]), tensor([0.2500, 0.2500]), ('uniform', 'neighbours'))
+
+    windows: the first batch rows that belong together, as Swin cuts a picture.
+    queries: what these are, where that is known: those that it calls padding are left out of means and of what keys
+        receive. Not of patterns, nor where an overview holds means alone or a large call what all queries give.
+    """
+    real = None if queries is None or not (queries.kind == "padding").any() else queries.kind != "padding"  # (W, Nq)
+    heads = view.sizes[1]
+    little = view.weights is not None and view.sizes[0] * heads * view.sizes[2] * view.sizes[3] <= LITTLE
+    found = _patterns(view, windows, little)
+    shares, beside = ({name: values[None] for name, values in of.items()} for of in found[1:])
+    names = label(shares)[0] if shares else [[]] * heads
+    rest = label_rest(shares, beside)[0] if shares else [None] * heads
+    share, keys = _received(view, windows, little, real)
+    entropy, effective = (_mean(view, name, windows, little, real) for name in ("entropy", "effective"))
+    return HeadNumbers(entropy, effective, share, keys, *found, tuple(tuple(said) for said in names), tuple(rest))
+
+
+def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bool_] | None) -> Tensor | None:
+    by_query = name not in view.pooled and (name in view.held or little)
+    if real is not None and by_query:
+        values = getattr(view, name)[:windows]  # (W, H, Nq)
+        counted = torch.from_numpy(real)[:, None].to(values.device).expand_as(values)
+        if "lse" in view.held and "lse" not in view.pooled:  # a row that sees nothing has no entropy
+            counted = counted & (view.lse[:windows] != -torch.inf)
+        return _plain(torch.where(counted, values, 0.0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1))
+    known = f"mean {name}" in view.held or (name in view.held and name not in view.pooled)
+    return _plain(view.mean(name)[:windows].mean(0)) if known or (little and name not in view.held) else None
+
+
+def _patterns(view: View, windows: int, little: bool) -> Patterns:
+    measured = any(name.startswith("pattern ") for name in view.held)
+    found = view.head_patterns() if measured or little else Patterns({}, {}, {})
+    return Patterns(*({name: _plain(values[:windows].mean(0)) for name, values in of.items()} for of in found))
+
+
+def _received(
+    view: View, windows: int, little: bool, real: NDArray[np.bool_] | None
+) -> tuple[Tensor | None, tuple[tuple[int, int], ...]]:
+    _, _, nq, nk = view.sizes
+    if 0 in (nq, nk) or not ("received" in view.held or little):
+        return None, ()
+    counts = torch.full((windows,), nq)
+    if real is not None and little:
+        received, counts = received_from(view, 0, real), torch.from_numpy(real.sum(1)).clamp(min=1)
+    else:
+        received = view.received[:windows]  # (W, H, keys), or (W, H, bins) of means where they are pooled
+    bins = received.shape[-1]
+    edges = cell_edges(nk, bins)
+    best, at = received.transpose(0, 1).flatten(1).max(-1)  # (H,)
+    found = [divmod(place, bins) for place in at.tolist()]
+    shares = _plain(best) / counts[[w for w, _ in found]]
+    return shares, tuple((w * nk + edges[c], w * nk + edges[c + 1] - 1) for w, c in found)
+
+
+def _plain(values: Tensor) -> Tensor:
+    return values.detach().to("cpu", torch.float32)
+
+
+AT_ONCE = 2**23  # weights held at a time
+MOST = 2**30  # weights looked at for one answer: some seconds
+FIRST_LOOK = 2**25  # weights looked at before a page opens: half a second
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a session.
+
+    index: its number among the layers.  path: of its module.  view: what it did, with axes (B, H, …).
+    start: the position of query 0 among the tokens; None where its queries or keys are other tokens.
+    """
+
+    index: int
+    path: str
+    view: View
+    start: int | None
+
+
+class Link(NamedTuple):
+    """How much of one token's attention goes to another, in one head. Positions count tokens."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+
+
+def layers_of(session: Session) -> list[Layer]:
+    """The layers of a session, numbered as everywhere in the explorer.
+
+    >>> from regard.session.session import Session
+    >>> from regard.lens.capture import Capture
+    >>> layers_of(Session("nothing", Capture(), ()))
+    []
+    """
+    seen = enumerate(session.layers)
+    return [Layer(n, layer.path, layer.view, _start(layer.view, len(session.tokens))) for n, layer in seen]
+
+
+def _start(view: View, length: int) -> int | None:
+    _, _, nq, nk = view.sizes
+    offset = view.place.offset
+    start = nk - nq if offset is None else offset
+    if view.kind != "self" or nk != length or not isinstance(start, int) or not 0 <= start <= length - nq:
+        return None
+    return start
+
+
+def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> Literal["weights", "length"] | None:
+    """Why the links of these layers cannot be ranked: no weights are known ("weights"), or too many ("length").
+
+    >>> obstacle([])
+    'weights'
+    """
+    there = [layer.view for layer in layers if _rankable(layer)]
+    if not there:
+        return "weights"
+    cells = sum(heads * (nq if queries is None else len(queries)) * nk for _, heads, nq, nk in (v.sizes for v in there))
+    return "length" if cells > MOST else None
+
+
+def _rankable(layer: Layer) -> bool:
+    return layer.start is not None and layer.view.weights is not None
+
+
+def strongest(
+    session: Session,
+    layers: Sequence[Layer],
+    *,
+    count: int = 8,
+    head: int | None = None,
+    queries: Sequence[int] | None = None,
+    every: bool = False,
+) -> list[Link]:
+    """The first links of the ranking, each pair of tokens once, by the head where it ranks highest.
+
+    >>> import torch, regard
+    >>> from regard.session.session import Session
+    >>> from regard.lens.capture import Capture
+    >>> x = torch.eye(4)[[0, 1, 2, 0]].view(1, 1, 4, 4) * 3
+    >>> layer = Layer(0, "attn", regard.look(x, x, x), 0)
+    >>> strongest(Session("a", Capture(), ("one", "two", "three", "one")), [layer], count=1)[0][:4]
+    (0, 0, 0, 3)
+
+    layers: those to look into, as `layers_of` gives them; where `obstacle` says none.
+    count: how many at most.  head: one head alone.  queries: positions of tokens that look; default all.
+    every: all tokens but the own position, by weight alone.
+    """
+    words = torch.tensor([every or is_word(label) for label in session.tokens])  # (N,)
+    numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
+    best: dict[tuple[int, int], tuple[float, Link]] = {}
+    for layer in filter(_rankable, layers):
+        for rows, weights in _tiles(layer, head, queries):
+            score = _score(layer, head, rows, weights, None if every else (words, numbers))
+            for value, link in _first(layer, head, rows, weights, score, count):
+                pair = link.query, link.key
+                if value > best.get(pair, (0.0, None))[0]:
+                    best[pair] = value, link
+    ranked = sorted(best.values(), key=lambda one: (-one[0], one[1]))
+    return [link for _, link in ranked[:count]]
+
+
+def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, Link]]:
+    """(layer, head) → the first link of words in that head, and what it is ranked by; heads without one are not there.
+
+    >>> from regard.session.session import Session
+    >>> from regard.lens.capture import Capture
+    >>> rank_heads(Session("nothing", Capture(), ()))
+    {}
+
+    Of more than 2²⁵ weights, tokens at even distances are looked at, as many as that allows; of pictures none.
+    """
+    layers = [layer for layer in layers_of(session) if _rankable(layer) and session.layers[layer.index].sides is None]
+    each = sum(heads * nk for _, heads, _, nk in (layer.view.sizes for layer in layers))  # weights of one token
+    affordable = FIRST_LOOK // max(1, each)
+    if not layers or affordable == 0:
+        return {}
+    step = -(-len(session.tokens) // affordable)
+    words = torch.tensor([is_word(label) for label in session.tokens])  # (N,)
+    numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
+    best: dict[tuple[int, int], tuple[float, Link]] = {}
+    for layer in layers:
+        for rows, weights in _tiles(layer, None, range(0, len(session.tokens), step)):
+            score = _score(layer, None, rows, weights, (words, numbers))  # (H, r, Nk)
+            for head, (value, place) in enumerate(zip(*(t.tolist() for t in score.flatten(1).max(1)), strict=True)):
+                i, key = divmod(place, score.shape[-1])
+                if value > best.get((layer.index, head), (0.0,))[0]:
+                    weight = float(weights[head, i, key])
+                    best[layer.index, head] = value, Link(layer.index, head, int(rows[i]), key, weight)
+    return best
+
+
+def opening_of(session: Session) -> Opening | None:
+    """Where a page of the session opens: what was chosen for it, or else the strongest link; None if nothing is known.
+
+    Of a picture it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
+    patch most beyond what the patch gets from all queries on the mean.
+    """
+    if session.opening is not None:
+        return session.opening
+    if session.frames:
+        layer = last_that_looks(session)
+        head, token = (None if layer is None else head_for(session.layers[layer])) or (0, None)
+        return None if layer is None else {"layer": layer, "head": head, "token": token, "key": None}
+    if not session.ranked:
+        return None
+    _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
+    return {"layer": link.layer, "head": link.head, "token": _query(session, link), "key": link.key}
+
+
+def _query(session: Session, link: Link) -> int:
+    """Which query of its layer a link begins at."""
+    start = layers_of(session)[link.layer].start
+    assert start is not None
+    return link.query - start
+
+
+def last_that_looks(session: Session) -> int | None:
+    """The last layer whose keys are patches, where heads have found what is in the picture; None without one."""
+    sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
+    return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
+
+
+def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
+    """The head and the query of a picture's layer in which a patch gets most beyond what it gets on the mean.
+
+    token: the query; default cls or the last word, or any where there is neither.  head: that one alone.
+    None where weights are not known.
+    """
+    view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
+    if view.weights is None or layer.sides is None or 0 in (nq, nk):
+        return None
+    queries, keys = layer.sides.queries, layer.sides.keys
+    if token is None:
+        asking = next((at for at in (queries.indices("cls"), queries.indices("text")[-1:]) if len(at) == 1), None)
+        token = None if asking is None else int(asking[0, 0]) * nq + int(asking[0, 1])
+    step = 1 + windows * view.sizes[1] * nq * nk // FIRST_LOOK
+    rows = list(range(0, nq, step)) if token is None else [token % nq]
+    weights = view.tile(rows, slice(None))[:windows].float().cpu()  # (W, H, rows, Nk)
+    score = weights - (view.received[:windows].float().cpu() / nq).unsqueeze(2)
+    hidden = torch.from_numpy(keys.kind != "patch")[:, None, None].expand_as(score).clone()
+    if view.kind == "self":
+        hidden |= torch.arange(nk) == torch.tensor(rows)[:, None]
+    if token is not None:
+        hidden |= (torch.arange(windows) != token // nq).view(-1, 1, 1, 1)
+    if head is not None:
+        hidden |= (torch.arange(score.shape[1]) != head).view(1, -1, 1, 1)
+    best = int(score.nan_to_num(-inf).masked_fill(hidden, -inf).argmax())
+    window, found, row, _ = (int(n) for n in torch.unravel_index(torch.tensor(best), score.shape))
+    return found, window * nq + rows[row]
+
+
+def _tiles(layer: Layer, head: int | None, queries: Sequence[int] | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows at a time: their positions (r,), and their exact weights (H, r, Nk)."""
+    _, heads, nq, nk = layer.view.sizes
+    assert layer.start is not None
+    wanted = range(nq) if queries is None else [i - layer.start for i in queries if 0 <= i - layer.start < nq]
+    step = max(1, AT_ONCE // max(1, heads * nk))
+    for at in range(0, len(wanted), step):
+        rows = list(wanted[at : at + step])
+        weights = layer.view.tile(rows, slice(None))[0].float().cpu()
+        yield torch.tensor(rows) + layer.start, weights if head is None else weights[head : head + 1]
+
+
+def _score(
+    layer: Layer, head: int | None, rows: Tensor, weights: Tensor, words: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """(H, r, Nk) what a link is ranked by; −∞ for one that is left out."""
+    keys = torch.arange(weights.shape[-1])
+    distance = (rows[:, None] - keys).abs()  # (r, Nk)
+    out = distance == 0
+    score = weights
+    if words is not None:
+        share = layer.view.received[0].float().cpu() / layer.view.sizes[2]  # (H, Nk)
+        share = share if head is None else share[head : head + 1]
+        score = (weights - share[:, None]) * (1 - 1 / distance.clamp(min=1))
+        known, number = words
+        out = out | ~known | ~known[rows, None] | (number == number[rows, None])
+    return score.nan_to_num(-inf).masked_fill(out, -inf)
+
+
+def _first(
+    layer: Layer, head: int | None, rows: Tensor, weights: Tensor, score: Tensor, count: int
+) -> list[tuple[float, Link]]:
+    high, at_head = score.max(0)  # (r, Nk)
+    value, place = high.flatten().topk(min(count, high.numel()))
+    found = []
+    for v, p in zip(value.tolist(), place.tolist(), strict=True):
+        i, key = divmod(p, high.shape[1])
+        h = int(at_head[i, key])
+        found.append((v, Link(layer.index, h if head is None else head, int(rows[i]), key, float(weights[h, i, key]))))
+    return [(v, link) for v, link in found if v > 0]

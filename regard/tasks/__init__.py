@@ -1,0 +1,1 @@
+"""What models do for users: fill-mask, classification, question answering, captions, embeddings."""

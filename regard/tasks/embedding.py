@@ -1,0 +1,170 @@
+"""One vector for each text: the model's vectors of its tokens, pooled as the checkpoint says.
+
+Sentence encoders say so in files of sentence-transformers: modules.json lists what follows the model, 1_Pooling/
+config.json how it is pooled, sentence_bert_config.json how many tokens it reads. It does not know any family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from regard.data.tokenizer import Batch
+from regard.models.checkpoint import read_side
+from regard.models.dual_encoder import DualModel
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.image_text import Answerer, Captioner, Matcher
+from regard.models.model import Model
+from regard.nn.heads import first_token, last_token
+from regard.tasks.inputs import Texts, batches, positions, result_of
+
+__all__ = ["Pooling", "embed", "pool", "said_by"]
+
+Pooling = Literal["mean", "cls", "max", "last"]
+KNOWN: dict[str, Pooling] = {
+    "mean_tokens": "mean",
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
+}
+"""What 1_Pooling/config.json calls it, after "pooling_mode_" or, of late, as the value of "pooling_mode"."""
+
+
+def embed(
+    model: Model,
+    texts: Texts,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    batch: int = 32,
+    truncate: bool = False,
+) -> Tensor:
+    """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
+    if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
+        raise ValueError(
+            f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
+            f"them with pictures: {_instead(model)}"
+        )
+    if pooling is None or normalize is None:
+        said = said_by(model.directory)
+        pooling, normalize = said[0] if pooling is None else pooling, said[1] if normalize is None else normalize
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    length, lower = _reads(model)
+    if lower and isinstance(texts, Sequence) and not isinstance(texts, str):  # what is no list is told below
+        texts = [_lowered(text) for text in texts]
+    rows: dict[int, Tensor] = {}
+    for numbers, part in batches(model, texts, batch, length=length, truncate=truncate):
+        vectors = pool(_hidden(model, part), part.mask, pooling)  # (b, d)
+        if normalize:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        rows |= dict(zip(numbers, vectors, strict=True))
+    return torch.stack([rows[n] for n in range(len(rows))])
+
+
+def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
+    """What a model of texts and pictures has instead of `embed`."""
+    if isinstance(model, (Answerer, Captioner)):
+        return "it makes no vector of a text alone"
+    texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
+    pictures = "model.encode_picture(model.preprocessor(pictures).pixels) gives vectors of pictures"
+    if isinstance(model, DualModel) and (model.text is None or model.vision is None):
+        return pictures if model.text is None else texts
+    return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Vectors (B, N, d) of tokens to one for each text, (B, d); padding is left out.
+
+    >>> hidden = torch.tensor([[[2.0], [4.0], [9.0]]])
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> [pool(hidden, mask, how).item() for how in ("mean", "cls", "max", "last")]
+    [3.0, 2.0, 4.0, 4.0]
+
+    mask: (B, N), True = token, at least one in each row.
+    """
+    if pooling == "cls":
+        return first_token(hidden, mask)
+    if pooling == "last":
+        return last_token(hidden, mask)
+    shown = mask.unsqueeze(-1)  # (B, N, 1)
+    if pooling == "max":
+        return hidden.masked_fill(~shown, -torch.inf).amax(1)
+    wide = torch.promote_types(hidden.dtype, torch.float32)  # a sum of hundreds in bf16 would lose most of its digits
+    return (hidden.masked_fill(~shown, 0).sum(1, dtype=wide) / shown.sum(1)).to(hidden.dtype)
+
+
+def said_by(directory: Path | None) -> tuple[Pooling, bool]:
+    """The pooling that a checkpoint asks for, and whether vectors are brought to length 1; else "mean" and False.
+
+    Raises ValueError for what sentence-transformers would do with it and `embed` does not.
+    """
+    modules = read_side(directory, "modules.json", list)
+    if modules is None:
+        return "mean", False
+    assert directory is not None
+    where = directory / "modules.json"
+    kinds = [_kind(module, where) for module in modules]
+    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if unknown or kinds.count("Pooling") > 1:
+        raise ValueError(
+            f"{where} lists {', '.join(kinds)}, and only Transformer, one Pooling and Normalize are known: give "
+            "pooling= and normalize= to embed without the others"
+        )
+    pooled = [str(module.get("path")) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
+    return _pooling(directory, pooled[0]) if pooled else "mean", "Normalize" in kinds
+
+
+def _kind(module: Any, where: Path) -> str:
+    kind = module.get("type") if isinstance(module, dict) else None
+    if not isinstance(kind, str):
+        raise ValueError(f"{where} must list modules with a type, got {module!r:.80}")
+    return kind.rpartition(".")[2]
+
+
+def _pooling(directory: Path, folder: str) -> Pooling:
+    if Path(folder).name != folder:
+        raise ValueError(
+            f"{directory / 'modules.json'}: the path of Pooling must be a folder beside it, got {folder!r}"
+        )
+    name = f"{folder}/config.json"
+    values = read_side(directory, name, dict)
+    if values is None:
+        raise FileNotFoundError(f"modules.json asks for a Pooling, and {directory / name} is missing: give pooling=")
+    asked = [key.removeprefix("pooling_mode_") for key, on in values.items() if key.startswith("pooling_mode_") and on]
+    asked = [str(values["pooling_mode"])] if "pooling_mode" in values else asked
+    if len(asked) != 1 or asked[0] not in KNOWN:
+        found = " and ".join(asked) or "nothing"
+        raise ValueError(
+            f"{directory / name} asks for {found}, and one of {', '.join(get_args(Pooling))} is known: give pooling="
+        )
+    return KNOWN[asked[0]]
+
+
+def _reads(model: Model) -> tuple[int | None, bool]:
+    """How many tokens of a text are read, and whether capitals are made small first."""
+    values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
+    asked, most = values.get("max_seq_length"), positions(model)
+    lengths = [n for n in (asked, most) if isinstance(n, int)]
+    return min(lengths, default=None), values.get("do_lower_case") is True
+
+
+def _lowered(text: Any) -> Any:
+    if isinstance(text, tuple):
+        return tuple(map(_lowered, text))
+    return text.lower() if isinstance(text, str) else text
+
+
+@torch.no_grad()
+def _hidden(model: Model, batch: Batch) -> Tensor:
+    """Vectors of the tokens: the encoder's, where there are two towers."""
+    if isinstance(model, EncoderDecoder):
+        return model.encode(batch.ids, batch.mask)
+    return result_of(model, batch).hidden

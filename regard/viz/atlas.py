@@ -1,0 +1,308 @@
+"""The head atlas: a square for each head of a model, rows of layers, coloured by one measure; as figure and as HTML.
+
+    >>> import numpy as np
+    >>> picture = atlas(np.array([[0.5, 1.5], [2.0, np.nan]]), layers=["encoder.layer.0.self", "encoder.layer.1.self"])
+    >>> [text.get_text() for text in picture.texts if " " in text.get_text()]
+    ['head →', 'layer ↓', 'no such head', '0 is encoder.layer.0.self']
+
+Axis letters here: L layers, H heads.
+
+This file does not know how a measure is computed, nor anything of models but the shape of their module paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.viz import colors
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, rgb
+from regard.viz.inputs import read_numbers, read_tokens
+from regard.viz.sheet import (
+    CAPTION,
+    MARGIN,
+    Pair,
+    Panel,
+    Sheet,
+    cell_signs,
+    clip,
+    drawable,
+    measure,
+    open_page,
+    panel_inches,
+    register_fonts,
+    sign_size,
+    ticks_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["UNITS", "atlas", "atlas_html", "short_names"]
+
+UNITS = {"entropy": "nats", "effective": "keys, 1/Σp²"}
+"""The unit of each measure of regard's that has one; the others are shares, or scores without."""
+
+MOST = 256
+ACROSS, DOWN = "head →", "layer ↓"
+
+
+def atlas(
+    values: Any,
+    *,
+    layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    measure: str = "entropy",
+    unit: str | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    limits: tuple[float, float] | None = None,
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """All heads of a model at once: a row of squares per layer, coloured by one measure.
+
+    >>> picture = atlas(np.array([[0.1, 0.9, 0.3]]), measure="induction", labels=[["", "induction", ""]])
+    >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
+    ['induction']
+
+    values: (L, H), at most 256 of each; NaN where a layer has no such head. Infinite ones are red.
+    heads: how many each layer has, 0 where its values are not known: then NaN among these is a number that came out so,
+        and red; NaN beyond them is no head. Without it every NaN is no head.
+    layers: the name of each row, such as module paths; what all of them share is cut off, and the legend says how.
+    measure, unit: what the colours mean. The unit is known for regard's own measures; "" leaves it out.
+    labels: L × H words, "" for none. Written into the squares where they fit, otherwise their beginnings, with a key.
+    limits: where the colours begin and end, to compare two atlases; by default from 0 to the largest value, and
+        evenly around 0 where some are negative.
+    title: above the picture; none unless given.  dark: for dark paper.
+
+    Raises TypeError or ValueError for values, names, labels or limits of a wrong kind or size.
+    """
+    register_fonts()
+    values, names, words = _read(values, layers, labels)
+    there = _there(values, heads)
+    theme = DARK if dark else LIGHT
+    scale = _scale(values, measure, limits, theme)
+    unit = UNITS.get(measure, "") if unit is None else unit
+    inches = panel_inches(values.shape, 1, 1, 9.6 if words is None else 12.0)
+    signs, keys = _labelled(words, inches) if words is not None else (_numbers(values, there, scale, inches), [])
+    cells = scale.paint(values, theme)
+    cells[~there] = rgb(theme.paper)
+    rows = None if names is None else tuple(clip(drawable(name), 28) for name in short_names(names))
+    panel = Panel(cells, values.shape, inches, rows, None, signs=signs)
+    return _compose(panel, title, [*_legend(values, there, scale, unit, theme), *_cut(names), *keys], theme)
+
+
+def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...] | None, Array | None]:
+    """Values (L, H), names (L,), labels (L, H)."""
+    values = read_numbers("values", values, "(layers, heads)")
+    if max(values.shape) > MOST:
+        raise ValueError(f"an atlas has at most {MOST} layers and {MOST} heads, got {values.shape}; draw some of them")
+    count, heads = values.shape
+    names = None if layers is None else read_tokens("layers", layers, count, "rows of values")
+    if labels is None:
+        return values, names, None
+    if isinstance(labels, str) or len(labels) != count:
+        raise ValueError(f"labels must be {count} rows of {heads} words, as values are; got {_amount(labels)}")
+    words = [read_tokens(f"labels[{n}]", row, heads, "heads") for n, row in enumerate(labels)]
+    return values, names, np.array(words, dtype=object)
+
+
+def _there(values: Array, heads: Any) -> Array:
+    """(L, H) booleans: which heads are there, by their numbers or, without these, by what is no NaN."""
+    if heads is None:
+        if np.isnan(values).all():
+            raise ValueError("values are all NaN, which means that no head is there; heads= says how many there are")
+        return ~np.isnan(values)
+    count, most = values.shape
+    if isinstance(heads, str) or len(heads) != count or not all(isinstance(n, int) and 0 <= n <= most for n in heads):
+        raise ValueError(f"heads must be {count} integers from 0 to {most}, one for each row of values; got {heads!r}")
+    return np.asarray(np.arange(most) < np.array(heads).reshape(-1, 1))
+
+
+def _amount(labels: Any) -> str:
+    return repr(labels) if isinstance(labels, str) else f"{len(labels)} rows"
+
+
+def _scale(values: Array, measure: str, limits: Any, theme: Theme) -> Scale:
+    """The colours of the finite values: from 0 up, or around 0."""
+    finite = values[np.isfinite(values)]
+    if limits is None:
+        far = float(np.abs(finite).max(initial=0.0))
+        low, high = (-far, far) if (finite < 0).any() else (0.0, far)
+    else:
+        low, high = _limits(limits, finite)
+    return Scale(clip(measure, 40), theme.signed if low < 0 else theme.weight, low, high, hidden=nan)
+
+
+def _limits(limits: Any, finite: Array) -> Pair:
+    try:
+        low, high = (float(limit) for limit in limits)
+    except (TypeError, ValueError):
+        raise TypeError(f"limits must be two numbers, the lowest and the highest; got {limits!r}") from None
+    if not low < high:
+        raise ValueError(f"limits must rise from the lowest to the highest value; got {limits!r}")
+    if finite.size and (finite.min() < low or finite.max() > high):
+        raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {finite.min():g} to {finite.max():g}")
+    return low, high
+
+
+def _legend(values: Array, there: Array, scale: Scale, unit: str, theme: Theme) -> list[Key]:
+    _, *ramp = scale.key()
+    keys: list[Key] = [(drawable(scale.name), *((drawable(f"({unit})"),) if unit else ()), *ramp)]
+    if not there.all():
+        keys.append((rgb(theme.paper), "no such head" if there.any(1).all() else "no such head, or not known"))
+    broken = {"NaN": np.isnan(values) & there, "infinite": np.isinf(values)}
+    if any(found.any() for found in broken.values()):
+        keys.append((rgb(theme.alarm), " or ".join(name for name, found in broken.items() if found.any())))
+    return keys
+
+
+# ------------------------------------------------------------------------------------------------------ names of layers
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Module paths without what all of them share.
+
+    >>> short_names(["encoder.layer.0.attention.self", "encoder.layer.11.attention.self"])
+    ['0', '11']
+    >>> short_names(["encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.1.EncDecAttention"])
+    ['encoder.0.0.SelfAttention', 'decoder.0.1.EncDecAttention']
+
+    The parts at the start and at the end are cut first, then words between that stand in every path; names stay
+    different from each other, and one alone stays whole.
+    """
+    if len(set(names)) < 2:
+        return list(names)
+    paths = [name.split(".") for name in names]
+    spare = min(map(len, paths)) - 1  # at least one part of every path stays
+    head = _shared(paths, spare)
+    tail = _shared([path[::-1] for path in paths], spare - head)
+    paths = [path[head : len(path) - tail] for path in paths]
+    common = {part for part in paths[0] if not part.isdigit() and all(path.count(part) == 1 for path in paths)}
+    thinned = [".".join(part for part in path if part not in common) for path in paths]
+    kept = all(thinned) and len(set(thinned)) == len(set(names))
+    return thinned if kept else [".".join(path) for path in paths]
+
+
+def _shared(paths: list[list[str]], most: int) -> int:
+    """How many parts at the start all paths share."""
+    return next((n for n in range(most) if len({path[n] for path in paths}) > 1), most)
+
+
+def _cut(names: Sequence[str] | None) -> list[Key]:
+    """What a shortened name stands for, by the first of them."""
+    if names is None or short_names(names)[0] == names[0]:
+        return []
+    return [(f"{drawable(short_names(names)[0])} is {clip(drawable(names[0]), 60)}",)]
+
+
+# ------------------------------------------------------------------------------------------------------- in the squares
+
+
+def _numbers(values: Array, there: Array, scale: Scale, inches: Pair) -> Array | None:
+    """(L, H) values as text where they are few; nothing where there is no head."""
+    signs = cell_signs(values, scale, inches, None)
+    return None if signs is None else np.where(there, np.where(np.isnan(values), "NaN", signs), "")
+
+
+def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
+    """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
+    drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
+    told = sorted(set(drawn.flat) - {""})
+    if not told:
+        return None, []
+    if sign_size(set(drawn.flat), drawn.shape, inches) >= 5:
+        return drawn, []
+    begins = {word: _beginning(word, told) for word in told} | {"": ""}
+    if sign_size(set(begins.values()), drawn.shape, inches) >= 4:
+        signs = np.array([[begins[word] for word in row] for row in drawn], dtype=object)
+        return signs, [(f"{begins[word]} = {word}",) for word in told if begins[word] != word]
+    return None, [("the labels do not fit into squares so small",)]
+
+
+def _beginning(word: str, words: list[str]) -> str:
+    """The shortest beginning that no other word has."""
+    others = [other for other in words if other != word]
+    return next(
+        (word[:n] for n in range(1, len(word)) if not any(other.startswith(word[:n]) for other in others)), word
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def _compose(panel: Panel, title: str | None, keys: list[Key], theme: Theme) -> Figure:
+    (count, heads), (high, wide) = panel.shape, panel.inches
+    side = ticks_of(panel.rows, count, high, side_by_side=False)
+    top = ticks_of(None, heads, wide, side_by_side=True)
+    left = max(side.depth, measure(DOWN, CAPTION), measure(ACROSS, CAPTION)) + 0.1
+    depth = max(0.32, top.depth)  # at least the two captions in the corner
+    page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
+    sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1
+    _captions(sheet, x, y)
+    sheet.labels(x, y, side, side_by_side=False)
+    sheet.labels(x, y, top, side_by_side=True)
+    signs = set() if panel.signs is None else set(panel.signs.flat) - {""}
+    sheet.panel(x, y, panel, sign_size(signs, panel.shape, panel.inches) if signs else 0.0)
+    return page.finish()
+
+
+def _captions(sheet: Sheet, x: float, y: float) -> None:
+    for line, up in ((ACROSS, 0.27), (DOWN, 0.11)):
+        sheet.write(x - 0.08, y - up, line, CAPTION, muted=True).set(ha="right")
+
+
+# ----------------------------------------------------------------------------------------------------------------- HTML
+
+
+def atlas_html(
+    values: Any,
+    *,
+    layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    measure: str = "entropy",
+    unit: str | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    limits: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> str:
+    """The atlas as HTML for a notebook: self-contained, light or dark as the page is; a square's value on hover.
+
+    >>> "layer 0, head 1: 1.5 nats" in atlas_html(np.array([[0.5, 1.5]]))
+    True
+
+    values, layers, heads, measure, unit, labels, limits, title: as in `atlas`, and so is what it raises; it needs no
+    matplotlib. Labels are shown on hover.
+    """
+    values, names, words = _read(values, layers, labels)
+    there = _there(values, heads)
+    scale = _scale(values, measure, limits, LIGHT)
+    unit = UNITS.get(measure, "") if unit is None else unit
+    kind = "signed" if scale.low < 0 else "weight"
+    rows = short_names(names) if names is not None else [str(n) for n in range(len(values))]
+    side = 22 if values.shape[1] <= 16 else 15 if values.shape[1] <= 40 else 10  # pixels
+    parts = []
+    for n, (name, row) in enumerate(zip(rows, values.tolist(), strict=True)):
+        parts.append(f'<span style="text-align:right;padding-right:6px">{escape(clip(name, 28))}</span>')
+        for h, value in enumerate(row):
+            label = "" if words is None else str(words[n, h])
+            number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
+            said = f"layer {name}, head {h}: {number}" + (f", {label}" if label else "")
+            parts.append(_square(value, scale, kind, said) if there[n, h] else "<span></span>")
+    grid = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
+    body = f'<div style="{grid};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
+    name = f"{measure} ({unit})" if unit else measure
+    foot = [colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"), "rows: layers, columns: heads"]
+    return colors.frame(body, foot, title, f"{name} of {values.shape[0]} × {values.shape[1]} heads")
+
+
+def _square(value: float, scale: Scale, kind: str, said: str) -> str:
+    style = f"background:{colors.ALARM}"
+    if np.isfinite(value):
+        place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
+        style = colors.shade(kind, colors.level(place)).partition(";")[0]
+    return f'<span title="{escape(said)}" style="{style}"></span>'

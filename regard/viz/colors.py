@@ -1,0 +1,185 @@
+"""Colour scales, themes and legends for figures and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Key = tuple[str | Array, ...]  # an entry of the legend: words, and colours (K, 3) as a swatch or a ramp
+
+HIDDEN_SIGNS = ("·", "−∞")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of one paper, as '#rrggbb': `LIGHT` and `DARK` are the two there are."""
+
+    paper: str
+    ink: str
+    muted: str
+    line: str
+    alarm: str
+    weight: tuple[str, ...]  # smallest to largest
+    signed: tuple[str, ...]  # most negative, zero in the middle, most positive
+
+
+# Equal steps of OKLab lightness. Orange against blue, never red against green, for colour-blind readers.
+LIGHT = Theme(
+    *("#ffffff", "#1b1f26", "#68707d", "#c3c9d2", "#d81b60"),
+    ("#c6f2f1", "#9adae1", "#6ec1d4", "#46a6cc", "#2388c3", "#246bae", "#274d98", "#213674", "#182052"),
+    ("#824121", "#ab6230", "#d5863e", "#deba91", "#e8e8e8", "#a1c1e2", "#5c98d5", "#376db3", "#194292"),
+)
+DARK = Theme(
+    *("#14171c", "#e8ebf0", "#949dab", "#454d59", "#ff5c93"),
+    ("#293363", "#324886", "#365eaa", "#357abf", "#3696d2", "#49b3d9", "#6ccedf", "#9ce5e4", "#cbfaf0"),
+    ("#e7b369", "#c78c49", "#a6662b", "#6f4f34", "#38383a", "#425979", "#437eb9", "#60a6da", "#81cffc"),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a colour means: numbers from low to high along a ramp, and the one number that means hidden.
+
+    >>> scale = Scale("weight", LIGHT.weight, 0.0, 1.0, hidden=0.0)
+    >>> [scale.sign(value) for value in (0.0, 1e-9, 0.5)]
+    ['·', '<.01', '0.50']
+    """
+
+    name: str
+    ramp: tuple[str, ...]
+    low: float
+    high: float
+    hidden: float
+
+    def colours(self, place: Array) -> Array:
+        """Places along the ramp, 0 to 1 → colours (…, 3)."""
+        stops = np.linspace(0.0, 1.0, len(self.ramp))
+        return np.stack([np.interp(place, stops, channel) for channel in rgb(*self.ramp).T], -1)
+
+    def paint(self, values: Array, theme: Theme) -> Array:
+        """(R, C) numbers → (R, C, 3) colours."""
+        finite = np.isfinite(values)
+        cells = self.colours((np.where(finite, values, 0.0) - self.low) / ((self.high - self.low) or 1.0))
+        cells[~finite] = rgb(theme.alarm)
+        cells[values == self.hidden] = rgb(theme.paper)
+        return cells
+
+    def sign(self, value: float) -> str:
+        """A number in the few signs that a cell has room for."""
+        if value == self.hidden:
+            return "·" if value == 0 else "−∞"
+        if self.hidden == 0 and value < 0.005:
+            return "<.01"
+        digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+        return (f"{value:z.{digits}f}" if abs(value) < 9999.5 else f"{value:.0e}").replace("-", "−")
+
+    def key(self) -> Key:
+        """The scale as an entry of the legend."""
+        low, high = (f"{value:.3g}".replace("-", "−") for value in (self.low, self.high))
+        return self.name, low, self.colours(np.linspace(0.0, 1.0, 60)), high
+
+
+def rgb(*colours: str) -> Array:
+    """'#rrggbb' → (K, 3) in 0..1.
+
+    >>> rgb("#ff0000", "#ffffff").tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+    return np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
+
+
+def readable_on(cell: Array) -> str:
+    """Black or white, whichever contrasts more (WCAG 2 relative luminance): at least 4.5 to 1 on any colour (3,).
+
+    >>> readable_on(rgb(LIGHT.weight[0])[0]), readable_on(rgb(LIGHT.weight[-1])[0])
+    ('#000000', '#ffffff')
+    """
+    linear = np.where(cell <= 0.04045, cell / 12.92, ((cell + 0.055) / 1.055) ** 2.4)
+    return "#000000" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "#ffffff"
+
+
+def legend(scales: list[Scale], maps: list[Array], theme: Theme) -> list[Key]:
+    """The legend: each scale, and hidden or broken cells where there are any in the maps (R, C).
+
+    >>> scale = Scale("weight", LIGHT.weight, 0.0, 1.0, hidden=0.0)
+    >>> [key[-1] for key in legend([scale], [np.eye(2)], LIGHT)]
+    ['1', 'exactly 0']
+    """
+    keys, hidden = [scale.key() for scale in scales], scales[0].hidden
+    if any((values == hidden).any() for values in maps):
+        keys.append((rgb(theme.paper), "exactly 0" if hidden == 0 else "hidden"))
+    if any((np.isnan(values) | (values == inf)).any() for values in maps):
+        keys.append((rgb(theme.alarm), "NaN or infinite"))
+    return keys
+
+
+ALARM = f"var(--regard-alarm,{LIGHT.alarm})"
+INK = f"var(--regard-ink,{LIGHT.ink})"
+MUTED = f"var(--regard-muted,{LIGHT.muted})"
+FONT = "font-family:system-ui,'Noto Sans KR','Malgun Gothic','Apple SD Gothic Neo',sans-serif;font-size:13px"
+_DARK_PAGES = ("[data-jp-theme-light=false]", ".vscode-dark", "html[theme=dark]", "html[data-theme=dark]")
+_LIGHT_PAGES = ("[data-jp-theme-light=true]", ".vscode-light", "html[theme=light]", "html[data-theme=light]")
+
+
+def level(place: float) -> int:
+    """The one of the nine colours of a ramp that is nearest to a place along it, 0 to 1.
+
+    >>> level(0.0), level(0.5), level(1.0)
+    (0, 4, 8)
+    """
+    return round(max(0.0, min(1.0, place)) * (len(LIGHT.weight) - 1))
+
+
+def shade(kind: str, number: int) -> str:
+    """The style of an element in colour `number` of a ramp, "weight" or "signed", with letters that can be read on it.
+
+    >>> shade("weight", 8)
+    'background:var(--regard-w8,#182052);color:var(--regard-w8i,#ffffff)'
+    """
+    colour = getattr(LIGHT, kind)[number]
+    name = f"--regard-{kind[0]}{number}"
+    return f"background:var({name},{colour});color:var({name}i,{readable_on(rgb(colour)[0])})"
+
+
+def ramp(kind: str, name: str, low: str, high: str) -> str:
+    """The legend of a ramp: its name, the lowest number, the colours, the highest."""
+    swatches = "".join(
+        f'<span style="display:inline-block;width:12px;height:10px;{shade(kind, n)}"></span>'
+        for n in range(len(LIGHT.weight))
+    )
+    return f"<span>{escape(name)} {escape(low)} {swatches} {escape(high)}</span>"
+
+
+def frame(body: str, foot: list[str], title: str | None, says: str) -> str:
+    """A picture in HTML, whole in itself: title, body, legend, and what it shows for those who cannot see it.
+
+    body, foot: HTML.  title, says: plain text.
+    """
+    heading = f'<div style="font-weight:600;margin-bottom:6px">{escape(title)}</div>' if title else ""
+    legend = f'<div style="margin-top:8px;font-size:11px;color:{MUTED}">{" &emsp; ".join(foot)}</div>'
+    inside = f'<div role="img" aria-label="{escape(says)}">{body}</div>'
+    return f'<div class="regard-picture" style="{FONT}"><style>{_sheet()}</style>{heading}{inside}{legend}</div>'
+
+
+def _sheet() -> str:
+    dark, light = _variables(DARK), _variables(LIGHT)
+    picture = ".regard-picture"
+    return (
+        f"@media(prefers-color-scheme:dark){{{picture}{{{dark}}}}}"
+        f"{','.join(f'{page} {picture}' for page in _LIGHT_PAGES)}{{{light}}}"
+        f"{','.join(f'{page} {picture}' for page in _DARK_PAGES)}{{{dark}}}"
+    )
+
+
+def _variables(theme: Theme) -> str:
+    pairs = [("alarm", theme.alarm), ("ink", theme.ink), ("muted", theme.muted)]
+    for letter, colours in (("w", theme.weight), ("s", theme.signed)):
+        for n, colour in enumerate(colours):
+            pairs += [(f"{letter}{n}", colour), (f"{letter}{n}i", readable_on(rgb(colour)[0]))]
+    return ";".join(f"--regard-{name}:{value}" for name, value in pairs)

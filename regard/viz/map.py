@@ -1,0 +1,425 @@
+"""The map of one head with its marginals: received mass and entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from regard.lens.measures.measures import cell_edges
+from regard.masks.rules import numbers
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
+from regard.viz.inputs import read_numbers, read_tokens
+from regard.viz.sheet import (
+    AT,
+    CAPTION,
+    FROM,
+    MARGIN,
+    Labels,
+    Pair,
+    Sheet,
+    Ticks,
+    canvas,
+    cell_signs,
+    clip,
+    drawable,
+    hatch,
+    measure,
+    open_page,
+    panel_inches,
+    register_fonts,
+    ruler,
+    sign_size,
+    ticks_of,
+)
+from regard.viz.text_heat import readable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BARS = 640  # of a strip at most: two dots each
+WORDS = 96  # positions that are named by their tokens at most
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of the map: where its cells begin and end, in positions, and the positions' names."""
+
+    edges: Array  # (R + 1,)
+    known: bool  # edges are positions, not cells
+    names: Labels
+
+    @cached_property
+    def first(self) -> int:
+        """The first position."""
+        return int(self.edges[0])
+
+    @cached_property
+    def count(self) -> int:
+        """How many positions."""
+        return int(self.edges[-1]) - self.first
+
+    @cached_property
+    def cells(self) -> int:
+        """How many cells."""
+        return len(self.edges) - 1
+
+    @property
+    def single(self) -> bool:
+        """Is each cell one position?"""
+        return self.known and self.count == self.cells
+
+    def ticks(self, inches: float, *, side_by_side: bool) -> Ticks:
+        """The names along the side: tokens, or round positions."""
+        if self.names is not None:
+            return ticks_of(self.names, self.count, inches, side_by_side=side_by_side)
+        return ruler(self.first, self.first + self.count, inches, side_by_side=side_by_side)
+
+
+def read_sides(
+    shape: tuple[int, ...], rows: Any, columns: Any, exact: bool, tokens: Any, key_tokens: Any
+) -> tuple[Side, Side]:
+    """The side of the queries and the side of the keys, of (R, C) cells.
+
+    Raises TypeError or ValueError for positions and tokens that do not fit the cells, or cells that cannot be exact.
+    """
+    edges = [_edges(*given) for given in (("rows", rows, shape[0]), ("columns", columns, shape[1]))]
+    known = [exact or given is not None for given in (rows, columns)]
+    if exact and any(end[-1] - end[0] >= len(end) for end in edges):
+        spans = " × ".join(f"{end[-1] - end[0]:g}" for end in edges)
+        raise ValueError(f"exact=True, but {shape[0]} × {shape[1]} cells cover {spans} positions: these are pooled")
+    same = np.array_equal(edges[0], edges[1])
+    named = (
+        ("tokens", tokens, "queries"),
+        ("key_tokens", tokens if same and key_tokens is None else key_tokens, "keys"),
+    )
+    down, across = (
+        Side(end, sure, _names(name, given, end, what))
+        for end, sure, (name, given, what) in zip(edges, known, named, strict=True)
+    )
+    return down, across
+
+
+def _edges(name: str, given: Any, cells: int) -> Array:
+    """Where `cells` cells begin and end: (cells + 1,) rising positions."""
+    if given is None or isinstance(given, int | np.integer):
+        given = range(cells if given is None else int(given))
+    if isinstance(given, range):
+        if given.step != 1 or given.start < 0 or len(given) < cells:
+            raise ValueError(
+                f"{name} must be at least as many positions as the {cells} cells, in steps of 1; got {given}"
+            )
+        return given.start + np.array(cell_edges(len(given), cells), dtype=float)
+    edges = numbers(name, given).cpu().double().numpy()
+    if edges.shape != (cells + 1,) or edges[0] < 0 or (np.diff(edges) < 1).any() or (edges % 1).any():
+        raise ValueError(
+            f"{name} must be a number of positions, a range, or the {cells + 1} rising whole edges of {cells} cells; "
+            f"got {edges.size} from {edges.min(initial=np.inf):g} to {edges.max(initial=-np.inf):g}"
+        )
+    return np.asarray(edges)
+
+
+def _names(name: str, tokens: Any, edges: Array, what: str) -> Labels:
+    if tokens is None:
+        return None
+    count = int(edges[-1] - edges[0])
+    pieces = readable(read_tokens(name, tokens, count, what))
+    return tuple(clip(drawable(piece.text), 24) for piece in pieces) if count == len(edges) - 1 <= WORDS else None
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """Bars beside the map: one for each position or cell, or for several where there are more than dots."""
+
+    name: str
+    values: Array  # (K,)
+    edges: Array  # (K + 1,)
+    each: int  # how many values a bar stands for
+
+
+def read_strip(name: str, values: Any, side: Side) -> Strip | None:
+    """Bars of one value per position or per cell: of several, the highest received mass or the mean entropy.
+
+    Raises TypeError or ValueError for values of a wrong kind or size, and for negative ones.
+    """
+    if values is None:
+        return None
+    values = read_numbers(name, values, "(positions,)")
+    if len(values) not in (side.cells, side.count):
+        raise ValueError(
+            f"{name} has {len(values)} entries, but there are {side.count} positions in {side.cells} cells"
+        )
+    if (values < -1e-3).any():
+        raise ValueError(f"{name} must not be negative, got {np.nanmin(values):.3g}")
+    values = np.maximum(values, 0.0)  # an entropy of 0 may have been rounded to just below
+    edges = side.edges if len(values) == side.cells else side.first + np.arange(side.count + 1.0)
+    each = -(-len(values) // BARS)
+    starts = np.arange(0, len(values), each)
+    if name == "received":  # a lone key that many look at must not vanish
+        bars = np.maximum.reduceat(values, starts)
+    else:
+        bars = np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
+    return Strip(name, bars, np.append(edges[starts], edges[-1]), each)
+
+
+Colouring = Literal["linear", "log", "rank"]
+"""How weights become colours: by their size, by its logarithm, or by their rank among the cells."""
+
+STRIP, GAP = 0.62, 0.07  # inches: how far a strip reaches, and how far it stands from the map
+MOST = 1024  # cells of a side: each has a dot of its own
+
+
+def map_with_marginals(
+    cells: Any,
+    *,
+    received: Any = None,
+    entropy: Any = None,
+    rows: int | Sequence[int] | None = None,
+    columns: int | Sequence[int] | None = None,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    exact: bool = False,
+    sink: bool = True,
+    scale: Colouring = "linear",
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """One head's weights as a map, with the mass each key receives above it and each query's entropy beside it.
+
+    >>> picture = map_with_marginals(np.eye(3), received=np.ones(3), tokens=["나는", "cat", "sat"], exact=True)
+    >>> [text.get_text() for text in picture.texts if text.get_text() in ("나는", "received")]
+    ['received', '나는', '나는']
+
+    cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 of a side. Exactly 0 is bare paper, NaN red.
+    received: (Nk,) or (C,), drawn above.  entropy: (Nq,) or (R,) in nats, drawn at the right.
+    rows, columns: the positions that the cells cover: how many, for cells of equal size from position 0; a `range`, for
+        a part; or the R + 1 (C + 1) edges of the cells. Without them the cells are numbered.
+    tokens, key_tokens: one per query and key covered; written where a cell is one token and there are at most 96. Those
+        of the queries serve the keys too, where these are the same positions.
+    exact: a cell is one weight, rather than pooled. Known without saying where the positions are as many as the cells.
+    sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A key
+        that takes most of the weight otherwise leaves all others pale.
+    scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
+    title: above the picture; none unless given.  dark: for dark paper.
+
+    Raises TypeError or ValueError for arguments of a wrong kind or size, negative weights, exact=True where a cell
+    covers several tokens, and sink=False where key 0 is not there or alone.
+    """
+    register_fonts()
+    cells = _read_cells(cells, scale)
+    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
+    theme = DARK if dark else LIGHT
+    hidden = 0 if sink else _sink_columns(across)
+    painted, keys = _painted(cells, scale, hidden, _name(down, across), theme)
+    keys += _notes(down, across, hidden, strips)
+    size = panel_inches((down.count, across.count), 1, 1, 6.4)
+    drawing = _Drawing(cells, painted, down, across, size, hidden, theme)
+    return drawing.compose(title, keys, *strips)
+
+
+# --------------------------------------------------------------------------------------------------- reading what comes
+
+
+def _read_cells(cells: Any, scale: str) -> Array:
+    if scale not in get_args(Colouring):
+        raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
+    weights = read_numbers("cells", cells, "(R, C)")
+    if max(weights.shape) > MOST:
+        raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {weights.shape}; pool them, as View.map does")
+    if (weights < 0).any():
+        raise ValueError(f"cells must not be negative, got {np.nanmin(weights):.3g}; they are attention weights")
+    return weights
+
+
+def _sink_columns(across: Side) -> int:
+    if across.first != 0 or across.cells == 1:
+        why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
+        raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
+    return 1
+
+
+# -------------------------------------------------------------------------------------------------------------- colours
+
+
+def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> tuple[Array, list[Key]]:
+    """(R, C) weights → (R, C, 3) colours and their legend; the first `hidden` columns do not count."""
+    counted = cells[:, hidden:]
+    positive = np.sort(counted[np.isfinite(counted) & (counted > 0)])
+    high = float(positive[-1]) if positive.size else 0.0
+    scale = Scale(name, theme.weight, 0.0, high, hidden=0.0)
+    first, *others = legend([scale], [counted], theme)
+    if kind == "linear" or not positive.size:
+        return scale.paint(cells, theme), [first, *others]
+    found, lowest = (_by_size if kind == "log" else _by_rank)(cells, positive)
+    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(found, theme)
+    painted[~np.isfinite(cells)] = rgb(theme.alarm)
+    painted[cells == 0] = rgb(theme.paper)
+    how = {"log": "log scale", "rank": "by rank"}[kind]
+    note: list[Key] = [(f"half of those above 0 are below {np.median(positive):.2g}",)] if kind == "rank" else []
+    return painted, [(f"{name},", how, lowest, *first[2:]), *note, *others]
+
+
+def _by_size(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by logarithm, and what the lowest stands for; positive: the sorted weights."""
+    high = float(positive[-1])
+    low = max(float(positive[0]), high * 1e-6)
+    found = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
+    return found, f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
+
+
+def _by_rank(cells: Array, positive: Array) -> tuple[Array, str]:
+    """(R, C) places along the colours by rank, equal weights in the middle of theirs; positive: the sorted weights."""
+    values, amount = np.unique(positive, return_counts=True)
+    middle = np.cumsum(amount) - amount / 2
+    places = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
+    return np.interp(cells, values, places), f"{values[0]:.2g}"
+
+
+def _name(down: Side, across: Side) -> str:
+    return "weight" if down.single and across.single else "weight per cell"
+
+
+def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ...]) -> list[Key]:
+    """What the picture says of itself: exact or pooled, what is hatched, what a bar stands for."""
+    if down.single and across.single:
+        keys: list[Key] = [("exact: a cell is one weight",)]
+    elif down.known and across.known:
+        keys = [(f"pooled, {_tokens_per_cell(down)} × {_tokens_per_cell(across)} tokens per cell",)]
+    else:
+        keys = [("pooled",)]
+    if hidden:
+        last = int(across.edges[1]) - 1
+        said = "the first column" if not across.known else f"keys 0 to {last}" if last else "key 0"
+        keys.append((f"hatched: {said}, left out of the colours",))
+    for strip in strips:
+        if strip is not None and strip.each > 1:
+            which = f"the highest of {strip.each} keys" if strip.name == "received" else f"mean of {strip.each} queries"
+            keys.append((f"a bar of {strip.name}: {which}",))
+    return keys
+
+
+def _tokens_per_cell(side: Side) -> str:
+    fewest, most = np.diff(side.edges).min(), np.diff(side.edges).max()
+    return f"{most:g}" if fewest == most else f"{fewest:g}–{most:g}"
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """The map, and where its strips and words stand around it."""
+
+    cells: Array  # (R, C)
+    painted: Array  # (R, C, 3)
+    down: Side
+    across: Side
+    inches: Pair  # (height, width) of the map
+    hidden: int  # columns that are hatched
+    theme: Theme
+
+    def compose(self, title: str | None, keys: list[Key], received: Strip | None, entropy: Strip | None) -> Figure:
+        (high, wide), above, beside = self.inches, STRIP + GAP if received else 0.0, STRIP + GAP if entropy else 0.0
+        side = self.down.ticks(high, side_by_side=False)
+        top = self.across.ticks(wide, side_by_side=True)
+        said = [_said(strip, self.hidden, self.across) for strip in (received, entropy)]
+        left = max(side.depth, *(measure(word, CAPTION) for word in (FROM, *said[0]))) + 0.12
+        right = max(top.over, beside, *(measure(word, CAPTION) - STRIP + beside for word in said[1]))
+        depth = max(0.38, top.depth)  # at least the two captions in the corner
+        below = 0.3 if entropy and not received else 0.0
+        page = open_page((depth + 0.1 + above + high + below, left + wide + right), title, keys, self.theme)
+        sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1 + above
+        self._map(sheet, x, y)
+        if received:
+            self._bars(sheet, received, x, y - above, (STRIP, wide))
+            _write(sheet, x - 0.08, y - above + 0.26, said[0], ha="right")
+        if entropy:
+            self._bars(sheet, entropy, x + wide + GAP, y, (high, STRIP))
+            # Below, where leaning labels of the keys may pass above.
+            _write(sheet, x + wide + GAP, y + high + 0.17 if below else y - 0.26, said[1], ha="left")
+        if self.hidden:
+            share = (self.across.edges[self.hidden] - self.across.first) / self.across.count
+            hatch(sheet, x, y - above, (high + above, wide * float(share)))
+        sheet.labels(x, y, side, side_by_side=False)
+        sheet.labels(x, y - above, top, side_by_side=True)
+        _write(sheet, x - 0.08, y - above - 0.31, (AT, FROM), ha="right")
+        return page.finish()
+
+    def _map(self, sheet: Sheet, x: float, y: float) -> None:
+        axes = canvas(sheet, x, y, self.inches)
+        rows, cols = self.cells.shape
+        gap = min(1.2, 2.9 * min(self.inches[0] / rows, self.inches[1] / cols))  # points: 4% of a cell
+        if rows * cols <= 4096:  # outlines, sharp at any size; with more of them an SVG grows to megabytes
+            axes.pcolormesh(
+                self.across.edges, self.down.edges, self.painted, edgecolors=self.theme.paper, linewidth=gap
+            )
+        else:
+            axes.pcolorfast(self.across.edges, self.down.edges, self.painted)
+        axes.set(xlim=self.across.edges[[0, -1]], ylim=self.down.edges[[-1, 0]])
+        _frame(axes, self.theme)
+        self._numbers(sheet, axes)
+
+    def _numbers(self, sheet: Sheet, axes: Axes) -> None:
+        """The weights in the cells, where they are exact and few."""
+        single = self.down.single and self.across.single
+        signs = cell_signs(self.cells, Scale("", (), 0.0, 1.0, hidden=0.0), self.inches, None) if single else None
+        if signs is None:
+            return
+        size = sign_size(set(signs.flat), signs.shape, self.inches)
+        for (r, c), sign in np.ndenumerate(signs):
+            if c >= self.hidden:
+                colour = self.theme.muted if sign == "·" else readable_on(self.painted[r, c])
+                place = (self.across.first + c + 0.5, self.down.first + r + 0.5)
+                axes.text(*place, sign, ha="center", va="center", **sheet.letters(size, colour))
+
+    def _bars(self, sheet: Sheet, strip: Strip, x: float, y: float, inches: Pair) -> None:
+        axes = canvas(sheet, x, y, inches)
+        beside = strip.name == "entropy"
+        most = _most(strip, self.hidden, self.across) or 1.0
+        bars = np.where(np.isfinite(strip.values), strip.values, 0.0)
+        way: Any = "horizontal" if beside else "vertical"
+        axes.stairs(bars, strip.edges, fill=True, orientation=way, color=self.theme.weight[4], linewidth=0)
+        if not np.isfinite(strip.values).all():
+            broken = np.where(np.isfinite(strip.values), 0.0, most)
+            axes.stairs(broken, strip.edges, fill=True, orientation=way, color=self.theme.alarm, linewidth=0)
+        if beside:
+            axes.set(xlim=(0, most), ylim=self.down.edges[[-1, 0]])
+        else:
+            axes.set(xlim=self.across.edges[[0, -1]], ylim=(0, most))
+        _frame(axes, self.theme)
+
+
+def _most(strip: Strip, hidden: int, across: Side) -> float:
+    """The largest value that counts for a strip's height."""
+    counted = strip.values
+    if strip.name == "received" and hidden:
+        counted = counted[strip.edges[:-1] >= across.edges[hidden]]
+    return float(np.max(counted, initial=0.0, where=np.isfinite(counted)))
+
+
+def _said(strip: Strip | None, hidden: int, across: Side) -> tuple[str, str]:
+    """The words beside a strip: its name and its range."""
+    if strip is None:
+        return "", ""
+    if not np.isfinite(strip.values).any():
+        return strip.name, "not finite"
+    unit = " nats" if strip.name == "entropy" else ""
+    return strip.name, f"0 to {_most(strip, hidden, across):.3g}{unit}"
+
+
+def _write(sheet: Sheet, x: float, y: float, lines: tuple[str, str], ha: Any) -> None:
+    for n, line in enumerate(lines):
+        sheet.write(x, y + 0.16 * n, line, CAPTION, muted=True).set(ha=ha)
+
+
+def _frame(axes: Axes, theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
+    frame = Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=theme.line, lw=0.8, clip_on=False)
+    axes.add_patch(frame)

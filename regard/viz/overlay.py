@@ -1,0 +1,249 @@
+"""Weights of patches drawn over the image."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, rgb
+from regard.viz.inputs import read_numbers
+from regard.viz.sheet import DPI, MARGIN, canvas, drawable, open_page, register_fonts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+SLIVER = 1e-6  # of a pixel: an edge that misses the pixel's own by less is rounding
+CELLS = 1 << 22  # pixels that are painted at once
+
+
+def box_heat(boxes: Floats, numbers: Floats, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """(height, width) the number of each pixel, NaN where no box lies.
+
+    boxes: (P, 4).  numbers: (P,), of which a NaN shows in its own box alone.  shape: height and width.
+
+    A product of three matrices: rows of pixels × rows of boxes, rows × columns of boxes, columns of boxes × of pixels.
+    Boxes of a grid share their rows and columns, so that this costs height · width · columns.
+    """
+    height, width = shape
+    rows, row = np.unique(boxes[:, [0, 2]], axis=0, return_inverse=True)  # (R, 2) top and bottom
+    columns, column = np.unique(boxes[:, [1, 3]], axis=0, return_inverse=True)  # (C, 2) left and right
+    broken = ~np.isfinite(numbers)
+    parts = (np.where(broken, 0.0, numbers), np.ones(len(numbers)), broken.astype(float))
+    total, count, wrong = (_summed(part, (row.ravel(), column.ravel()), (len(rows), len(columns))) for part in parts)
+    across = _overlap(columns, width).T  # (C, width)
+    heat = np.empty(shape, np.float32)
+    step = max(1, CELLS // max(1, width))
+    for y in range(0, height, step):
+        down = _overlap(rows - y, min(step, height - y))  # (h, R)
+        area = down @ count @ across
+        with np.errstate(invalid="ignore"):
+            part = (down @ total @ across) / area  # 0 / 0 is NaN
+        if broken.any():
+            part[down @ wrong @ across > 0] = np.nan
+        heat[y : y + step] = part
+    return heat
+
+
+def _summed(numbers: Floats, at: tuple[NDArray[np.intp], NDArray[np.intp]], shape: tuple[int, int]) -> Floats:
+    cells = np.zeros(shape)
+    np.add.at(cells, at, numbers)
+    return cells
+
+
+def _overlap(spans: Floats, n: int) -> Floats:
+    """(n, S) how much of pixel 0 … n − 1 each span (S, 2) covers."""
+    pixel = np.arange(n)[:, None]
+    covered = np.minimum(spans[:, 1], pixel + 1) - np.maximum(spans[:, 0], pixel)
+    return np.where(covered > SLIVER, covered, 0.0)
+
+
+LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as television weighed them
+
+
+def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """(height, width) grey values from 0 to 1.
+
+    image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of uint8,
+        or of floats from 0 to 1.
+    shape: the height and width that the picture has.
+    Raises TypeError for anything else, ValueError for another size and for floats beyond 0 to 1.
+    """
+    given = _from_pillow(image)
+    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"image must be a Pillow image or an array, got {type(image).__name__}: PIL.Image.open opens files"
+        )
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise ValueError(f"image must be (height, width) or (height, width, 3), got {array.shape}")
+    if array.shape[:2] != shape:
+        sizes = f"{array.shape[0]} × {array.shape[1]}, but the model was given one of {shape[0]} × {shape[1]}"
+        raise ValueError(
+            f"the image is {sizes} (height × width): give the photograph upright, as it was before any resizing"
+        )
+    return _grey(array)
+
+
+def _from_pillow(image: object) -> object:
+    if find_spec("PIL") is None:
+        return image
+    from PIL import Image, ImageOps
+
+    if not isinstance(image, Image.Image):
+        return image
+    if image.mode[0] in "IF":  # Pillow would cut off what is above 255
+        raise TypeError(f"a picture of mode {image.mode} has its own scale: give an array of floats from 0 to 1")
+    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def _grey(array: NDArray[np.generic]) -> NDArray[np.float32]:
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise TypeError(f"image must be of uint8, or of floats from 0 to 1; got {array.dtype}")
+    values = np.asarray(array, np.float32) / np.float32(255 if array.dtype == np.uint8 else 1)
+    if not (values.min(initial=0) >= 0 and values.max(initial=1) <= 1):  # written so that NaN is refused too
+        raise ValueError(f"floats of an image must lie between 0 and 1, got {values.min():.3g} to {values.max():.3g}")
+    if values.ndim == 2:
+        return values
+    return np.asarray(values[..., 0] if values.shape[2] == 1 else values[..., :3] @ LUMA, np.float32)
+
+
+def shrink(grey: NDArray[np.float32], by: int) -> NDArray[np.float32]:
+    """The means of by × by pixels; at the bottom and right, of as many as there are.
+
+    >>> shrink(np.array([[0.0, 1.0, 0.5]], np.float32), 2).tolist()
+    [[0.5, 0.5]]
+    """
+    if by == 1:
+        return grey
+    starts = [np.arange(0, n, by) for n in grey.shape]
+    high, wide = (np.diff(np.append(s, n)) for s, n in zip(starts, grey.shape, strict=True))
+    sums = np.add.reduceat(np.add.reduceat(grey, starts[0], 0), starts[1], 1)
+    return np.asarray(sums / np.multiply.outer(high, wide), np.float32)
+
+
+LONGER, SHORTER = 6.0, 0.3  # inches of the picture's sides: the longer one is so long, the shorter one not shorter
+SOFT, COVER = 0.6, 0.92  # how much is seen of the photograph where it is bare, and of the colour of the largest weight
+OUTLINE = 1.8  # points
+STRIPE = 16  # dots from line to line of the hatching
+
+
+def overlay(
+    boxes: Any,
+    weights: Any,
+    picture: tuple[int, int],
+    *,
+    image: object = None,
+    asked: Any = None,
+    note: str | None = None,
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Weights of patches, each where its patch lies in the picture.
+
+    >>> picture = overlay([[0, 0, 8, 8], [0, 8, 8, 16]], [0.75, 0.25], (8, 16), title="cls")
+    >>> picture.texts[0].get_text()
+    'cls'
+
+    boxes: (P, 4) top, left, bottom, right in the picture's pixels.  weights: (P,), from 0 up.
+    picture: height and width.  image: the photograph, as `view.overlay` takes it; bare paper without.
+    asked: (4,) a box to outline.  note: one more entry of the legend.
+    title: above the picture; none unless given.  dark: for dark paper.
+
+    Colours run from 0, where the photograph is bare, to the largest weight. NaN and infinity are red.
+    Raises TypeError or ValueError for numbers, boxes or an image of a wrong kind or size.
+    """
+    register_fonts()
+    boxes, weights = _read(boxes, weights)
+    grey = None if image is None else read_photograph(image, picture)
+    box = None if asked is None else read_numbers("asked", asked, "(4,)")
+    theme = DARK if dark else LIGHT
+    high, wide = picture
+    longer = max(picture)
+    inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))
+    scale = Scale("weight", theme.weight, 0.0, float(np.max(weights, initial=0.0, where=np.isfinite(weights))), 0.0)
+    dots = (round(inches[0] * DPI), round(inches[1] * DPI))
+    zoom = np.array([dots[0] / high, dots[1] / wide] * 2)
+    heat, seen = (box_heat(boxes * zoom, numbers, dots) for numbers in (weights, np.ones(len(weights))))
+    under = _under(grey, dots, theme)
+    accent = None if box is None else (DARK.signed[0] if dark else LIGHT.signed[2])
+    keys = _keys(scale, weights, under, bool(np.isnan(seen).any()), accent, note, theme)
+    page = open_page(inches, title, keys, theme)
+    axes = canvas(page.sheet, MARGIN, page.top, inches)
+    painted = _painted(heat, ~np.isnan(seen), under, scale, theme)
+    axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
+    axes.set(xlim=(0, wide), ylim=(high, 0))
+    _outline(axes, np.array([0, 0, high, wide]), theme.line, 0.8)
+    if box is not None and accent is not None:
+        around = (
+            box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER
+        )  # beside the patch, whose colour counts
+        _outline(axes, around, theme.paper, 2 * OUTLINE)
+        _outline(axes, around, accent, OUTLINE)
+    return page.finish()
+
+
+def _read(boxes: Any, weights: Any) -> tuple[Array, Array]:
+    boxes, weights = read_numbers("boxes", boxes, "(patches, 4)"), read_numbers("weights", weights, "(patches,)")
+    if boxes.shape != (len(weights), 4):
+        raise ValueError(f"boxes must be ({len(weights)}, 4), one for each weight; got {boxes.shape}")
+    if (weights < 0).any():
+        raise ValueError(f"weights must not be negative, got {np.nanmin(weights):.3g}")
+    return boxes, weights
+
+
+def _under(grey: NDArray[np.float32] | None, dots: tuple[int, int], theme: Theme) -> Array:
+    """(dots high, dots wide, 3) what lies below the colours: the photograph, softened towards the paper."""
+    paper = rgb(theme.paper)
+    if grey is None:
+        return np.broadcast_to(paper, (*dots, 3))
+    small = shrink(grey, max(1, min(grey.shape[0] // dots[0], grey.shape[1] // dots[1])))
+    rows, columns = (np.arange(n) * size // n for n, size in zip(dots, small.shape, strict=True))
+    return np.asarray(SOFT * small[rows][:, columns, None] + (1 - SOFT) * paper)
+
+
+def _painted(heat: Array, seen: Array, under: Array, scale: Scale, theme: Theme) -> Array:
+    """(dots high, dots wide, 3): colours over the photograph, hatching where nothing was seen."""
+    broken = seen & ~np.isfinite(heat)
+    cells = _covered(np.where(np.isfinite(heat), heat, 0.0) / (scale.high or 1.0), under, scale)
+    cells[broken] = rgb(theme.alarm)
+    faded = 0.4 * under + 0.6 * rgb(theme.paper)
+    down, across = np.indices(heat.shape, np.int32)
+    line = np.asarray((down + across) % STRIPE < 2)[..., None]
+    cells[~seen] = np.where(line, rgb(theme.line), faded)[~seen]
+    return np.asarray(cells.clip(0, 1))
+
+
+def _covered(place: Array, under: Array, scale: Scale) -> Array:
+    """Colours by place along the ramp, 0 to 1, over what is below; at 0 the photograph is bare."""
+    cover = COVER * np.sqrt(place)[..., None]
+    return np.asarray((1 - cover) * under + cover * scale.colours(place))
+
+
+def _keys(
+    scale: Scale, weights: Array, under: Array, hidden: bool, accent: str | None, note: str | None, theme: Theme
+) -> list[Key]:
+    name, low, ramp, high = scale.key()
+    on_average = _covered(np.linspace(0.0, 1.0, len(ramp)), under.mean((0, 1)), scale)
+    keys: list[Key] = [(name, low, on_average, high)]
+    if accent is not None:
+        keys.append((rgb(accent), "the patch itself"))
+    if not np.isfinite(weights).all():
+        keys.append((rgb(theme.alarm), "NaN or infinite"))
+    if hidden:
+        keys.append(("hatched: the model did not see it",))
+    return [*keys, *([(drawable(note),)] if note else [])]
+
+
+def _outline(axes: Axes, box: Array, colour: str, width: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    top, left, bottom, right = map(float, box)
+    frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, lw=width, clip_on=False)
+    axes.add_patch(frame)

@@ -1,0 +1,401 @@
+"""One row of weights as colours behind the words, as figure and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.viz import colors
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, readable_on
+from regard.viz.inputs import index_of, read_tokens, read_weights
+from regard.viz.sheet import CAPTION, MARGIN, Sheet, canvas, clip, drawable, hatch, measure, open_page, register_fonts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token to read: its text, whether a space stands before it, and whether a line ends with it."""
+
+    text: str
+    space: bool
+    ends: bool = False
+
+
+def readable(tokens: Sequence[str]) -> list[Piece]:
+    r"""Tokens as people read them, one piece for each.
+
+    >>> [piece.text for piece in readable(["Ġê³łìĸĳìĿ´", "Ċ", "Ġìĸ"])]
+    ['고양이', '↵', '\\xec\\x96']
+
+    tokens: the strings of a tokenizer. What is not a whole letter stays as its bytes, a line end is ↵, a tab ⇥, and
+    a token of nothing but spaces ␣.
+    """
+    marks = {name: sum(map(marked, tokens)) for name, (marked, _) in _STYLES.items()}
+    style = max(marks, key=lambda name: marks[name]) if any(marks.values()) else "words"
+    plain = _STYLES[style][1] if style != "words" else _word
+    texts = [plain(token) for token in tokens]
+    spaces = [text.startswith(" ") for text in texts]
+    if style == "ends":
+        spaces = [False, *(token.endswith("</w>") for token in tokens[:-1])]
+    return [
+        Piece(visible(text.removeprefix(" ")), space and n > 0, text.endswith("\n"))
+        for n, (text, space) in enumerate(zip(texts, spaces, strict=True))
+    ]
+
+
+def visible(text: str) -> str:
+    r"""A text with signs for what would not be seen: ↵ for a line's end, ⇥ for a tab, ␣ for nothing but spaces.
+
+    >>> visible("\n"), visible(""), visible("a\tb"), visible(" a")
+    ('↵', '␣', 'a⇥b', ' a')
+    """
+    if not text.strip(" "):
+        return "␣" * max(1, len(text))
+    return text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥") or "↵"
+
+
+# -------------------------------------------------------------- a token as plain text, " " before what a space precedes
+
+
+def _word(token: str) -> str:
+    return " " + token.removeprefix(" ")
+
+
+def _of_wordpiece(token: str) -> str:
+    return token[2:] if _in_wordpiece(token) else " " + token
+
+
+def _in_wordpiece(token: str) -> bool:
+    return token.startswith("##") and len(token) > 2
+
+
+def _of_bytes(token: str) -> str:
+    if not all(sign in _BYTE for sign in token):  # a special token with signs of its own
+        return token
+    return bytes(_BYTE[sign] for sign in token).decode("utf-8", errors="backslashreplace")
+
+
+def _byte_signs() -> dict[str, int]:
+    """The sign by which GPT-2's tokenizer, and all after it, write each byte: itself, or the next from Ā on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE = _byte_signs()
+_STYLES: dict[str, tuple[Callable[[str], bool], Callable[[str], str]]] = {  # is it marked so; as plain text
+    "bytes": (lambda token: token.startswith(("Ġ", "Ċ")), _of_bytes),
+    "sentencepiece": (lambda token: token.startswith("▁"), lambda token: token.replace("▁", " ")),
+    "wordpiece": (_in_wordpiece, _of_wordpiece),
+    "ends": (lambda token: token.endswith("</w>"), lambda token: token.removesuffix("</w>")),
+    "spaces": (lambda token: token.startswith(" "), lambda token: token),
+}
+
+
+WORD, NUMBER = 10.0, 6.5  # points
+LINE, BOX, PAD, SPACE = 0.32, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
+MOST_TOKENS, MOST_LINES, WIDEST = 2000, 54, 18.5  # of a page: tokens, lines, and a line's inches
+REACH = 12  # tokens of a window on each side of its strongest word
+
+
+def text_heat(
+    tokens: Sequence[str],
+    weights: Any,
+    *,
+    query: int | str | None = None,
+    columns: int | None = None,
+    strongest: int = 8,
+    sink: bool = True,
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """One row of attention as text: the more a word is looked at, the deeper the colour behind it.
+
+    >>> picture = text_heat(["나는", "고양이를", "보았다"], [0.2, 0.7, 0.1], query=2, title="보았다")
+    >>> [text.get_text() for text in picture.texts if "query" in text.get_text()]
+    ['outlined: the query “보았다” (2)']
+
+    tokens: N strings; the marks of tokenizers (##ing, Ġword, ▁word, word</w>) are read as spaces.
+    weights: (N,), NumPy or torch or a list; finite, at least 0. A weight of 0 is bare paper.
+    query: who looks: a token's index, which is outlined; or its word, where it is not among these tokens.
+    columns: letters per line, 32 to 200; by default what suits the length of the text.
+    strongest: how many words have their weight printed above them.
+    sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
+    title: above the picture; none unless given.  dark: for dark paper.
+
+    A line ends where the text's does (↵), unless there are too many. Up to about 2000 tokens fit; beyond, windows
+    around the strongest are shown, and what lies between says what it holds.
+    Raises TypeError or ValueError for tokens, weights or a query of a wrong kind or size, and for NaN weights.
+    """
+    register_fonts()
+    row = _read(tokens, weights, query, sink)
+    if columns is not None and not 32 <= columns <= 200:
+        raise ValueError(f"columns must be from 32 to 200 letters per line, got {columns}")
+    if strongest < 0:
+        raise ValueError(f"strongest must be at least 0, got {strongest}: so many words have their weight printed")
+    theme = DARK if dark else LIGHT
+    # From bare paper on, unlike a map: text in which every word is coloured is not read as text.
+    scale = Scale("weight", (theme.paper, *theme.weight), 0.0, row.high, hidden=0.0)
+    layout = _fitted(row, columns, strongest)
+    keys = [scale.key(), *_notes(row, layout)]
+    page = open_page((layout.height, layout.left + layout.width), title, keys, theme)
+    _draw(page.sheet, layout, row, scale, MARGIN + layout.left, page.top)
+    return page.finish()
+
+
+def text_heat_html(
+    tokens: Sequence[str], weights: Any, query: int | str | None = None, *, sink: bool = True, title: str | None = None
+) -> str:
+    """The same as HTML for a notebook: whole in itself, light or dark as the page is; a word says its weight on hover.
+
+    >>> text_heat_html(["a", "<b>"], [0.25, 0.75]).count("&lt;b&gt;")
+    1
+
+    tokens, weights, query, sink, title: as in `text_heat`, and so is what it raises; it needs no matplotlib.
+    """
+    row = _read(tokens, weights, query, sink)
+    runs, _ = next(_choices(row))
+    parts, before = [], 0
+    for run in [*runs, range(len(row.weights), len(row.weights))]:
+        gap = row.gap(range(before, run.start))
+        parts += [f'<div style="font-size:11px;color:{colors.MUTED}">{escape(gap)}</div>'] if gap else []
+        parts += [_span(row, n) for n in run]
+        before = run.stop
+    body = f'<div style="line-height:2.1;max-width:72em;overflow-wrap:anywhere">{"".join(parts)}</div>'
+    foot = [colors.ramp("weight", "weight", "0", f"{row.high:.3g}")]
+    foot += [escape(str(part)) for key in _notes(row, None) for part in key]
+    return colors.frame(body, foot, title, f"attention weights of {len(row.weights)} tokens")
+
+
+# --------------------------------------------------------------------------------------------------- reading what comes
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """The words and their weights."""
+
+    pieces: list[Piece]
+    weights: Array  # (N,)
+    query: int | None
+    word: str  # of the query
+    sink: bool
+
+    @property
+    def counted(self) -> Array:
+        """The weights that the colours range over."""
+        return self.weights if self.sink else self.weights[1:]
+
+    @property
+    def high(self) -> float:
+        return float(self.counted.max())
+
+    def ranked(self) -> list[int]:
+        """The tokens that are coloured, the strongest first."""
+        order = np.argsort(-self.weights, kind="stable").tolist()
+        return [n for n in order if self.weights[n] > 0 and (n > 0 or self.sink)]
+
+    def gap(self, hidden: range) -> str:
+        """What is said of tokens that are left out; nothing where there are none."""
+        if not hidden:
+            return ""
+        held = self.weights[hidden.start : hidden.stop].sum()
+        return f"… {len(hidden):,} token{'s' * (len(hidden) > 1)}, together {held:.2g} …"
+
+
+def _read(tokens: Any, weights: Any, query: Any, sink: bool) -> _Row:
+    weights = read_weights("weights", weights, "(keys,)")
+    pieces = readable(read_tokens("tokens", tokens, len(weights), "weights"))
+    if not sink and len(weights) == 1:
+        raise ValueError("sink=False leaves token 0 out of the colours, but there is no other; leave it at True")
+    if query is None or isinstance(query, str):
+        word = "" if query is None else readable([query])[0].text
+        return _Row(pieces, weights, None, word, sink)
+    query = index_of("query", query, len(weights), "tokens")
+    return _Row(pieces, weights, query, pieces[query].text, sink)
+
+
+def _choices(row: _Row) -> Iterator[tuple[list[range], bool]]:
+    """What may be shown, and whether lines end where the text's do, in the order of preference.
+
+    Everything, or ever fewer windows around the strongest words and the query.
+    """
+    count = len(row.weights)
+    if count <= MOST_TOKENS:
+        yield [range(count)], True
+        yield [range(count)], False
+    for windows in (48, 24, 12, 6, 3, 1):
+        centres = {*row.ranked()[:windows], *([] if row.query is None else [row.query])} or {0}
+        runs: list[range] = []
+        for centre in sorted(centres):
+            start, stop = max(0, centre - REACH), min(count, centre + REACH + 1)
+            if runs and start <= runs[-1].stop + 3:
+                runs[-1] = range(runs[-1].start, stop)
+            else:
+                runs.append(range(start, stop))
+        yield runs, False
+
+
+def _notes(row: _Row, layout: _Layout | None) -> list[Key]:
+    keys: list[Key] = []
+    word = clip(row.word if layout is None else drawable(row.word), 24)
+    if row.query is not None:
+        keys.append((f"outlined: the query “{word}” ({row.query})",))
+    elif word:
+        keys.append((f"the query: “{word}”",))
+    if not row.sink:
+        keys.append((f"left out of the colours, hatched: token 0, of weight {row.weights[0]:.2g}",))
+    if layout is not None and len(layout.words) < len(row.weights):
+        keys.append((f"{len(layout.words):,} of {len(row.weights):,} tokens, around the strongest",))
+    return keys
+
+
+# -------------------------------------------------------------------------------------------------------------- placing
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A token in its place: inches from the left, which line, how wide its box, and the number above it."""
+
+    index: int
+    text: str
+    number: str
+    x: float
+    line: int
+    width: float
+
+
+@dataclass
+class _Layout:
+    """Words wrapped into lines no wider than `room`."""
+
+    room: float
+    words: list[_Word] = field(default_factory=list)
+    gaps: list[tuple[int, str]] = field(default_factory=list)  # line, text
+    line: int = 0
+    x: float = 0.0
+
+    @property
+    def height(self) -> float:
+        return LINE * (self.line + 1)
+
+    @property
+    def width(self) -> float:
+        words = max(word.x + word.width for word in self.words)
+        return max([words, *(measure(text, CAPTION) for _, text in self.gaps)])
+
+    @property
+    def left(self) -> float:
+        """Room for the positions before the lines, where there are several lines."""
+        return measure(str(self.words[-1].index), NUMBER) + 0.14 if self.line else 0.0
+
+    def new_line(self) -> None:
+        if self.x > 0:
+            self.line, self.x = self.line + 1, 0.0
+
+    def leave_out(self, said: str) -> None:
+        """Write what is left out on a line of its own."""
+        self.new_line()
+        self.gaps.append((self.line, said))
+        self.line, self.x = self.line + 1, 0.0
+
+    def add(self, index: int, piece: Piece, number: str, ends: bool) -> None:
+        text = clip(drawable(piece.text), 24)
+        width = max(_width(text, WORD), _width(number, NUMBER)) + 2 * PAD
+        space = SPACE if piece.space and self.x else 0.0
+        if self.x + space + width > self.room:
+            self.new_line()
+            space = 0.0
+        self.words.append(_Word(index, text, number, self.x + space, self.line, width))
+        self.x += space + width
+        if ends:
+            self.new_line()
+
+
+@lru_cache(4096)
+def _width(text: str, size: float) -> float:
+    return measure(text, size) if text else 0.0
+
+
+def _fitted(row: _Row, columns: int | None, strongest: int) -> _Layout:
+    """As much as fits a page."""
+    numbers = {n: f"{row.weights[n]:.2g}" for n in row.ranked()[:strongest]}
+    for runs, breaks in _choices(row):
+        layout = _Layout(_room(row, runs) if columns is None else columns * _width("n", WORD))
+        before = 0
+        for run in [*runs, range(len(row.weights), len(row.weights))]:
+            if run.start > before:
+                layout.leave_out(row.gap(range(before, run.start)))
+            for n in run:
+                layout.add(n, row.pieces[n], numbers.get(n, ""), breaks and row.pieces[n].ends)
+            before = run.stop
+        if layout.x == 0:  # the last line is an empty one
+            layout.line -= 1
+        if layout.line < MOST_LINES:
+            return layout
+    raise AssertionError("one window of short words fits any page")
+
+
+def _room(row: _Row, runs: list[range]) -> float:
+    """A line's inches: of a short text seven, of a long one such that the page is wider than high."""
+    pieces = (row.pieces[n] for run in runs for n in run)
+    inches = sum(_width(clip(drawable(piece.text), 24), WORD) + 2 * PAD + SPACE * piece.space for piece in pieces)
+    return float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def _draw(sheet: Sheet, layout: _Layout, row: _Row, scale: Scale, x: float, y: float) -> None:
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Rectangle
+
+    down = LINE - BOX  # from a line's top to its boxes; the numbers stand above
+    for word in layout.words:
+        if word.index == 0 and not row.sink:
+            hatch(sheet, x + word.x, y + word.line * LINE + down, (BOX, word.width))
+    axes = canvas(sheet, x, y, (layout.height, layout.width))
+    colours = scale.paint(row.weights, sheet.theme)  # (N, 3)
+    boxes = [(word.x + 0.006, word.line * LINE + down, word.width - 0.012, BOX) for word in layout.words]
+    shown = [
+        (box, colours[word.index]) for box, word in zip(boxes, layout.words, strict=True) if word.index or row.sink
+    ]
+    corners = [[(a, b), (a + w, b), (a + w, b + h), (a, b + h)] for (a, b, w, h), _ in shown]
+    axes.add_collection(PolyCollection(corners, facecolors=[colour for _, colour in shown], lw=0), autolim=False)
+    for (a, b, w, h), word in zip(boxes, layout.words, strict=True):
+        bare = row.weights[word.index] == 0 or (word.index == 0 and not row.sink)
+        letters = sheet.letters(WORD, sheet.theme.ink if bare else readable_on(colours[word.index]))
+        axes.text(a + w / 2, b + h - 0.055, word.text, ha="center", va="baseline", **letters)
+        if word.number:
+            axes.text(a + w / 2, b - 0.025, word.number, ha="center", **sheet.letters(NUMBER, sheet.theme.muted))
+        if word.index == row.query:
+            axes.add_patch(Rectangle((a, b), w, h, fill=False, ec=sheet.theme.ink, lw=1.6, clip_on=False))
+    _margin(sheet, layout, x, y + LINE - 0.055)
+
+
+def _margin(sheet: Sheet, layout: _Layout, x: float, y: float) -> None:
+    """The position of each line's first word before it, and what is left out on lines of their own."""
+    first = {word.line: word.index for word in reversed(layout.words)}
+    for line, index in first.items() if layout.line else ():
+        sheet.write(x - 0.08, y + line * LINE, str(index), NUMBER, muted=True).set(ha="right")
+    for line, said in layout.gaps:
+        sheet.write(x, y + line * LINE, said, CAPTION, muted=True)
+
+
+def _span(row: _Row, n: int) -> str:
+    piece, weight = row.pieces[n], float(row.weights[n])
+    style = "border-radius:2px;padding:1px 2px"
+    if n == 0 and not row.sink:
+        style += f";background:repeating-linear-gradient(135deg,transparent 0 3px,{colors.MUTED} 3px 4px)"
+    elif tenth := round(9 * weight / (row.high or 1.0)):  # 0 is bare paper, 9 the last of the nine colours
+        style += ";" + colors.shade("weight", tenth - 1)
+    if n == row.query:
+        style += f";outline:2px solid {colors.INK}"
+    text = f'<span title="token {n}: {weight:.3g}" style="{style}">{escape(piece.text)}</span>'
+    return f"{' ' * piece.space}{text}{'<br>' * piece.ends}"

@@ -1,0 +1,133 @@
+"""The page's modules as one script."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from regard.explorer.export import bundle, scripted
+
+node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the script")
+
+
+def run(script: str) -> str:
+    done = subprocess.run(["node", "--input-type=module"], input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def said(modules: dict[str, str], entry: str, what: str) -> str:
+    """What an expression of the entry's exports, called `it`, is when the script has run."""
+    script, name = bundle(modules, entry)
+    return run(f"{script}\nconst it = {name};\nconsole.log(JSON.stringify({what}));")
+
+
+@node
+def test_every_form_of_import_and_export_gives_what_it_names():
+    modules = {
+        "a.js": """
+export const two = 2;
+export function three() { return two + 1; }
+export async function four() { return 4; }
+export class Five { value = 5; }
+export function* six() { yield 6; }
+const seven = 7, eight = 8;
+export { seven, eight as octo };
+""",
+        "b.js": "export default function named() { return 9; }\nexport const ten = named() + 1;\n",
+        "c.js": "export default { eleven: 11 };\n",
+        "d.js": 'export * from "./a.js";\nexport { ten as dix } from "./b.js";\n',
+        "e.js": """
+import "./c.js";
+import nine, { ten } from "./b.js";
+import eleven from './c.js';
+import * as all from "./d.js";
+import {
+  three, // a comment with a comma, and more
+  octo as eight,
+} from "./a.js";
+export const found = [all.two, three(), new all.Five().value, [...all.six()][0], all.seven, eight, nine(), ten];
+export const more = [eleven.eleven, all.dix];
+""",
+    }
+    assert said(modules, "e.js", "[it.found, it.more]") == "[[2,3,5,6,7,8,9,10],[11,10]]"
+
+
+@node
+def test_names_of_one_module_do_not_reach_another():
+    modules = {
+        "a.js": "const hidden = 1;\nexport const shown = hidden;",
+        "b.js": 'import { shown } from "./a.js";\nconst hidden = 2;\nexport const both = [shown, hidden];',
+    }
+    assert said(modules, "b.js", "it.both") == "[1,2]"
+
+
+@node
+def test_a_module_that_two_others_import_runs_once():
+    modules = {
+        "once.js": "globalThis.times = (globalThis.times ?? 0) + 1;\nexport const token = {};",
+        "a.js": 'export { token } from "./once.js";',
+        "b.js": 'export { token } from "./once.js";',
+        "c.js": 'import { token } from "./a.js";\nimport * as b from "./b.js";\nexport const same = token === b.token;',
+    }
+    assert said(modules, "c.js", "[it.same, globalThis.times]") == "[true,1]"
+
+
+def test_types_imported_in_comments_are_no_imports():
+    text = '/** @typedef {Map<string, import("./nowhere.js").Thing>} Things */\n// see import("./nowhere.js")\n'
+    assert bundle({"a.js": text + "export const a = 1;"}, "a.js")[0].count("nowhere") == 2
+
+
+def test_only_what_the_entry_needs_is_in_the_script():
+    script, _ = bundle({"a.js": "export const a = 1;", "b.js": "export const unused = 2;"}, "a.js")
+    assert "unused" not in script
+
+
+def test_modules_in_a_circle_are_refused_and_named():
+    modules = {"a.js": 'import "./b.js";', "b.js": 'import "./c.js";', "c.js": 'import "./b.js";'}
+    with pytest.raises(ValueError, match=r"b\.js.*c\.js.*b\.js"):
+        bundle(modules, "a.js")
+
+
+def test_a_module_that_is_not_there_is_named_with_who_wants_it():
+    with pytest.raises(LookupError, match=r"'gone\.js'.*a\.js"):
+        bundle({"a.js": 'import { x } from "./gone.js";'}, "a.js")
+    with pytest.raises(LookupError, match=r"'gone\.js'.*a\.js"):
+        bundle({"a.js": ""}, "gone.js")
+
+
+@pytest.mark.parametrize("asked", ["d3", "../secret.js", "https://example.org/a.js", "./deep/a.js", "./a.json"])
+def test_only_neighbours_can_be_imported(asked):
+    with pytest.raises(ValueError, match=r"'\./name\.js'"):
+        bundle({"a.js": f'import {{ x }} from "{asked}";'}, "a.js")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export let changing = 1;",
+        "export var changing = 1;",
+        "export const { a, b } = thing;",
+        'const late = await import("./b.js");',
+        "const here = import.meta.url;",
+    ],
+)
+def test_forms_that_cannot_be_bundled_are_refused(text):
+    with pytest.raises(ValueError, match=r"a\.js"):
+        bundle({"a.js": text, "b.js": ""}, "a.js")
+
+
+def test_odd_names_are_refused():
+    with pytest.raises(ValueError, match="'a b'"):
+        bundle({"a.js": "export { a b };"}, "a.js")
+    with pytest.raises(ValueError, match="import"):
+        bundle({"a.js": 'import 1 from "./b.js";', "b.js": ""}, "a.js")
+
+
+@node
+def test_a_script_that_speaks_of_script_tags_cannot_end_its_own():
+    script = 'console.log("</script>", `</SCRIPT >`, "<!--", /<\\/script>/.test("</script>"));'
+    safe = scripted(script)
+    assert "</script" not in safe.lower()
+    assert "<!--" not in safe
+    assert run(safe) == run(script) == "</script> </SCRIPT > <!-- true"
