@@ -1,5 +1,6 @@
 """Settings of every test run (seeds, one thread, no terminal, skips without a GPU) and the shared fixtures."""
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of every later collection of garbage, which takes half a second with it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries complain at exit of what was never freed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -56,6 +56,7 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Model, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # transformers: sampling flags beside do_sample=False
+@pytest.mark.pairwise
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("prompts", [PROMPTS[1:2], PROMPTS], ids=["single", "padded"])
 def test_ids_are_those_of_transformers(pair: tuple[Model, Any], prompts: list[str], beams: int) -> None:
