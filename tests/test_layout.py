@@ -26,7 +26,7 @@ PACKAGE = ROOT / "regard"
 
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
-    {"atomic_files", "checks", "devices", "parsing", "tables"},
+    {"atomic_files", "checks", "devices", "locale", "parsing", "tables"},
     {"costs", "masks", "stages", "layouts"},
     {"rotary"},
     {"positions"},

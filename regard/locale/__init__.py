@@ -1,0 +1,28 @@
+"""User-visible text in other languages: JSON catalogues keyed by the English text, read by terminal and page alike."""
+
+import json
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def catalogue(lang: str) -> dict[str, str]:
+    """English text → text in `lang`. English itself has no catalogue."""
+    messages: dict[str, str] = {}
+    if lang != "en":
+        for file in (files(__name__) / lang).iterdir():
+            messages |= json.loads(file.read_text(encoding="utf-8"))
+    return messages
+
+
+def translate(text: str, lang: str = "en", /, **values: object) -> str:
+    """`text` in a language, with `values` filled into its {fields}.
+
+    >>> translate("{count} heads", "en", count=3)
+    '3 heads'
+
+    Raises:
+        KeyError: if the catalogue of `lang` lacks the text; tests/test_locale.py finds such texts.
+    """
+    message = text if lang == "en" else catalogue(lang)[text]
+    return message.format(**values) if values else message
