@@ -110,7 +110,7 @@ def check_sparse_kernels(device: str) -> str:
     for mask in all_masks:
         for dtype in (torch.bfloat16, torch.float32) if mask is all_masks[0] else (torch.bfloat16,):
             q, k, v, up = (torch.randn(2, 4, 1100, 64, device=device, dtype=dtype) for _ in range(4))
-            assert device == "cpu" or sparse_gpu.refuse(prepare(q, k, v, mask=mask)) is None
+            assert device == "cpu" or sparse_gpu.unsupported_reason(prepare(q, k, v, mask=mask)) is None
 
             def run(backend: str, wide: bool, given: Any = (q, k, v), up: Any = up, mask: Any = mask) -> list[Any]:
                 leaves = [x.double() if wide else x for x in given]

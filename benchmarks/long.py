@@ -83,7 +83,7 @@ def mask_of(name: str, n: int) -> masks.Mask:
     layout = (
         ((r[:, None] - r).abs() <= 1) | (r == 0) | (r == across - 1) | (r[:, None] == 0) | (r[:, None] == across - 1)
     )
-    return masks.blocks(layout, size) | masks.random_blocks(n, size, count=3, seed=0, heads=HEADS)
+    return masks.blocks(layout, size) | masks.random_blocks(n, size, count=3, seed=0, num_heads=HEADS)
 
 
 def on_cpu(name: str, rounds: int) -> str:

@@ -177,7 +177,9 @@ def mask_of(name: str, n: int, scale: Scale) -> masks.Mask:
     r = torch.arange(across)
     edge = (r == 0) | (r == across - 1)
     layout = ((r[:, None] - r).abs() <= 1) | edge | edge[:, None]
-    return masks.blocks(layout, scale.block) | masks.random_blocks(n, scale.block, count=3, seed=0, heads=scale.heads)
+    return masks.blocks(layout, scale.block) | masks.random_blocks(
+        n, scale.block, count=3, seed=0, num_heads=scale.heads
+    )
 
 
 def one_attention(bench: Bench, name: str) -> str:

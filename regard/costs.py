@@ -1,6 +1,6 @@
 """Operations and bytes, counted: an attention layer beside a recurrent and a convolutional one.
 
-    >>> c = cost(n=1000, d_model=512, heads=8)
+    >>> c = cost(n=1000, d_model=512, num_heads=8)
     >>> c.attention.scores_flops, c.attention.scores_flops.formula, c.attention.scores_flops.readable
     (1024000000, '2·B·H·n²·D', '1.02 GFLOP')
 
@@ -75,8 +75,8 @@ class Sizes:
 
     n: int
     d_model: int
-    heads: int
-    kv_heads: int
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
     kernel: int
     batch: int
@@ -127,7 +127,7 @@ class Cost:
     def text(self, lang: str = "en") -> str:
         """The table as text, in English ("en") or Korean ("ko").
 
-        >>> print(cost(n=4, d_model=8, heads=2).text("ko").splitlines()[1].split())
+        >>> print(cost(n=4, d_model=8, num_heads=2).text("ko").splitlines()[1].split())
         ['항목', '레이어', '정확한', '값', '환산', '계산식']
 
         Raises ValueError for another language.
@@ -183,9 +183,9 @@ class Cost:
 def cost(
     n: int,
     d_model: int,
-    heads: int = 1,
+    num_heads: int = 1,
     *,
-    kv_heads: int | None = None,
+    num_kv_heads: int | None = None,
     head_dim: int | None = None,
     kernel: int = 3,
     batch: int = 1,
@@ -196,9 +196,9 @@ def cost(
 
     How much memory for d_model 512 and d_k 64? The parameters of 8 such heads, and of one alone:
 
-    >>> cost(n=1000, d_model=512, heads=8).attention.parameters_bytes.exact     # 1,050,624 numbers
+    >>> cost(n=1000, d_model=512, num_heads=8).attention.parameters_bytes.exact     # 1,050,624 numbers
     '4,202,496 B'
-    >>> cost(n=1000, d_model=512, heads=1, head_dim=64).attention.parameters_bytes.exact
+    >>> cost(n=1000, d_model=512, num_heads=1, head_dim=64).attention.parameters_bytes.exact
     '527,104 B'
 
     How large is the weights matrix at 1000 positions? 1000 × 1000 numbers of 4 bytes, for each head:
@@ -208,7 +208,7 @@ def cost(
 
     8 heads cost what one costs, because each is 8 times narrower:
 
-    >>> cost(n=1000, d_model=512, heads=8).attention.flops == cost(n=1000, d_model=512, heads=1).attention.flops
+    >>> cost(n=1000, d_model=512, num_heads=8).attention.flops == cost(n=1000, d_model=512, num_heads=1).attention.flops
     True
 
     |                    | attention                           | RNN        | CNN                       |
@@ -232,34 +232,36 @@ def cost(
 
     n: positions.
     d_model: size of a position's vector.
-    heads, kv_heads: query heads and key/value heads (as many as query heads unless given).
+    num_heads, num_kv_heads: query heads and key/value heads (as many as query heads unless given).
     head_dim: size of one head, d_model / heads unless given.
     kernel: width of the convolution, at least 2 (a window of 1 never joins two positions).
     batch, layers: how many sequences, and how many layers share the cache's bill.
     dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype of that name.
 
     Raises TypeError for a size that is not a whole number, ValueError for sizes too small, heads that do not divide
-    d_model, kv_heads that do not divide heads, or an unknown dtype.
+    d_model, num_kv_heads that do not divide heads, or an unknown dtype.
     """
-    whole = {"n": n, "d_model": d_model, "heads": heads, "kernel": kernel, "batch": batch, "layers": layers}
+    whole = {"n": n, "d_model": d_model, "num_heads": num_heads, "kernel": kernel, "batch": batch, "layers": layers}
     sizes = {name: _whole(name, value, 2 if name == "kernel" else 1) for name, value in whole.items()}
-    groups = sizes["heads"] if kv_heads is None else _whole("kv_heads", kv_heads)
-    if sizes["heads"] % groups:
-        raise ValueError(f"kv_heads must divide heads, got kv_heads={groups} and heads={sizes['heads']}")
-    width = _divided(sizes["d_model"], sizes["heads"]) if head_dim is None else _whole("head_dim", head_dim)
-    z = Sizes(**sizes, kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
+    groups = sizes["num_heads"] if num_kv_heads is None else _whole("num_kv_heads", num_kv_heads)
+    if sizes["num_heads"] % groups:
+        raise ValueError(
+            f"num_kv_heads must divide num_heads, got num_kv_heads={groups} and num_heads={sizes['num_heads']}"
+        )
+    width = _divided(sizes["d_model"], sizes["num_heads"]) if head_dim is None else _whole("head_dim", head_dim)
+    z = Sizes(**sizes, num_kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
     return Cost(sizes=z, attention=_attention(z), rnn=_recurrent(z), cnn=_convolution(z))
 
 
 def _attention(z: Sizes) -> AttentionCost:
-    pairs = z.batch * z.heads * z.n**2  # B·H·n²
-    width = z.heads * z.head_dim  # H·D
+    pairs = z.batch * z.num_heads * z.n**2  # B·H·n²
+    width = z.num_heads * z.head_dim  # H·D
     size = BYTES[z.dtype]
-    projections = 4 * z.batch * z.n * z.d_model * z.head_dim * (z.heads + z.kv_heads)
+    projections = 4 * z.batch * z.n * z.d_model * z.head_dim * (z.num_heads + z.num_kv_heads)
     products = 2 * pairs * z.head_dim
     one_head = 8 * z.batch * z.n * z.d_model**2 + 4 * z.batch * z.n**2 * z.d_model
-    cache = 2 * z.batch * z.layers * z.kv_heads * z.n * z.head_dim * size
-    parameters = (z.d_model + 1) * z.head_dim * (z.heads + 2 * z.kv_heads) + (width + 1) * z.d_model
+    cache = 2 * z.batch * z.layers * z.num_kv_heads * z.n * z.head_dim * size
+    parameters = (z.d_model + 1) * z.head_dim * (z.num_heads + 2 * z.num_kv_heads) + (width + 1) * z.d_model
     return AttentionCost(
         order="O(n²·d)",
         flops=Count(projections + 2 * products, "4·B·n·d·D·(H + Hkv) + 4·B·H·n²·D", "FLOP"),
@@ -321,13 +323,13 @@ def _whole(name: str, value: object, least: int = 1) -> int:
     return result
 
 
-def _divided(d_model: int, heads: int) -> int:
-    if d_model % heads:
+def _divided(d_model: int, num_heads: int) -> int:
+    if d_model % num_heads:
         raise ValueError(
-            f"d_model must divide by heads, got d_model={d_model} and heads={heads}; "
+            f"d_model must divide by num_heads, got d_model={d_model} and num_heads={num_heads}; "
             "give head_dim=… if the heads do not share d_model out evenly"
         )
-    return d_model // heads
+    return d_model // num_heads
 
 
 def _dtype(dtype: object) -> str:
@@ -345,8 +347,8 @@ def _words(lang: str) -> dict[str, str]:
 
 _WORDS = {
     "en": {
-        "sizes": "n = {n} positions, d = {d_model} (d_model), H = {heads} heads of D = {head_dim}, "
-        "Hkv = {kv_heads} key/value heads, k = {kernel} (kernel), B = {batch} (batch), L = {layers} (layers), "
+        "sizes": "n = {n} positions, d = {d_model} (d_model), H = {num_heads} heads of D = {head_dim}, "
+        "Hkv = {num_kv_heads} key/value heads, k = {kernel} (kernel), B = {batch} (batch), L = {layers} (layers), "
         "s = {bytes} bytes ({dtype})",
         "columns": "quantity|layer|exact|about|formula",
         "note": "A multiply-add is 2 FLOPs; only matrix products are counted. All numbers are of one layer, "
@@ -368,8 +370,8 @@ _WORDS = {
         "longest_path": "longest path",
     },
     "ko": {
-        "sizes": "시퀀스 길이 n = {n}, d_model d = {d_model}, 헤드 H = {heads}개(헤드당 D = {head_dim}), "
-        "키/값 헤드 Hkv = {kv_heads}개, 커널 k = {kernel}, 배치 B = {batch}, 레이어 L = {layers}개, "
+        "sizes": "시퀀스 길이 n = {n}, d_model d = {d_model}, 헤드 H = {num_heads}개(헤드당 D = {head_dim}), "
+        "키/값 헤드 Hkv = {num_kv_heads}개, 커널 k = {kernel}, 배치 B = {batch}, 레이어 L = {layers}개, "
         "값 하나당 s = {bytes}바이트({dtype})",
         "columns": "항목|레이어|정확한 값|환산|계산식",
         "note": "곱셈-덧셈 한 번을 2 FLOPs로 세며 행렬 곱만 포함합니다. 모든 값은 레이어 하나 기준이고, "

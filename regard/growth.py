@@ -36,8 +36,8 @@ class GrowthSizes:
     slots: Linformer's (low-rank).  features: Performer's (kernel).
     """
 
-    heads: int
-    kv_heads: int
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
     batch: int
     dtype: str
@@ -98,9 +98,9 @@ class Growth:
 def growth(
     lengths: Sequence[int],
     *,
-    heads: int,
+    num_heads: int,
     head_dim: int,
-    kv_heads: int | None = None,
+    num_kv_heads: int | None = None,
     batch: int = 1,
     dtype: str = "float32",
     window: int = 256,
@@ -110,7 +110,7 @@ def growth(
 ) -> Growth:
     """Count full, sparse, low-rank and kernel attention at several lengths.
 
-    >>> g = growth([4096, 8192], heads=1, head_dim=64)
+    >>> g = growth([4096, 8192], num_heads=1, head_dim=64)
     >>> [g.counts["full"][n].bytes.readable for n in g.lengths]
     ['64.00 MiB', '256.00 MiB']
 
@@ -124,15 +124,15 @@ def growth(
     A multiply-add is 2 FLOPs; only matrix products count. Bytes: weights, slots, features and sums if all were written
     at once; a kernel that works in chunks keeps less. Sparse is window(w, w) | globals(first g), both ways.
 
-    lengths: each at least 1.  heads, kv_heads, head_dim, batch, dtype: as in `regard.cost`.
+    lengths: each at least 1.  num_heads, num_kv_heads, head_dim, batch, dtype: as in `regard.cost`.
     window, global_tokens, slots, features: of the three that are not full.
 
     Raises TypeError for a size that is no whole number, ValueError for one too small, no length, or an unknown dtype.
     """
-    kv_heads = heads if kv_heads is None else kv_heads
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     sizes = GrowthSizes(
-        heads=heads,
-        kv_heads=kv_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         batch=batch,
         dtype=dtype,
@@ -193,25 +193,25 @@ def _band(n: int, window: int) -> int:
 def counted(way: str, n: int, z: GrowthSizes) -> WayCount:
     """One way at one length.
 
-    >>> z = growth([1], heads=2, head_dim=3).sizes
+    >>> z = growth([1], num_heads=2, head_dim=3).sizes
     >>> counted("full", 5, z).flops.exact
     '600 FLOP'
 
     way: one of WAYS.  n: the length.  z: all other sizes.
     """
-    size, both = BYTES[z.dtype], z.heads + z.kv_heads
+    size, both = BYTES[z.dtype], z.num_heads + z.num_kv_heads
     if way == "full":
-        pairs = z.batch * z.heads * n**2
+        pairs = z.batch * z.num_heads * n**2
         return _way(4 * pairs * z.head_dim, "4·B·H·n²·D", pairs * size, "B·H·n²·s")
     if way == "sparse":
-        pairs = z.batch * z.heads * visible_links(n, z.window, z.global_tokens)
+        pairs = z.batch * z.num_heads * visible_links(n, z.window, z.global_tokens)
         return _way(4 * pairs * z.head_dim, "4·B·H·links(n)·D", pairs * size, "B·H·links(n)·s")
     if way == "low-rank":
         flops = 4 * z.batch * both * n * z.slots * z.head_dim
-        held = z.batch * (z.heads * n + 2 * z.kv_heads * z.head_dim) * z.slots
+        held = z.batch * (z.num_heads * n + 2 * z.num_kv_heads * z.head_dim) * z.slots
         return _way(flops, "4·B·(H + Hkv)·n·k·D", held * size, "B·(H·n + 2·Hkv·D)·k·s")
-    flops = 4 * z.batch * both * n * z.features * z.head_dim + 2 * z.batch * z.heads * n * z.features
-    held = z.batch * (both * n + z.kv_heads * (z.head_dim + 1)) * z.features
+    flops = 4 * z.batch * both * n * z.features * z.head_dim + 2 * z.batch * z.num_heads * n * z.features
+    held = z.batch * (both * n + z.num_kv_heads * (z.head_dim + 1)) * z.features
     return _way(flops, "4·B·(H + Hkv)·n·m·D + 2·B·H·n·m", held * size, "B·((H + Hkv)·n + Hkv·(D + 1))·m·s")
 
 
@@ -226,15 +226,17 @@ def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
         least = 0 if name in ("window", "global_tokens") else 1
         if name != "dtype":
             check_whole(name, value, least)
-    if z.heads % z.kv_heads:
-        raise ValueError(f"kv_heads must divide heads, got kv_heads={z.kv_heads} and heads={z.heads}")
+    if z.num_heads % z.num_kv_heads:
+        raise ValueError(
+            f"num_kv_heads must divide num_heads, got num_kv_heads={z.num_kv_heads} and num_heads={z.num_heads}"
+        )
     if z.dtype not in BYTES:
         raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {z.dtype!r}")
 
 
 _WORDS = {
     "en": {
-        "sizes": "H = {heads} heads of D = {head_dim}, Hkv = {kv_heads} key/value heads, B = {batch} (batch), "
+        "sizes": "H = {num_heads} heads of D = {head_dim}, Hkv = {num_kv_heads} key/value heads, B = {batch} (batch), "
         "s = {bytes} bytes ({dtype}); sparse: w = {window} on each side and g = {global_tokens} global; "
         "low-rank: k = {slots} slots; kernel: m = {features} features",
         "flops": "Operations (a multiply-add is 2)",
@@ -250,7 +252,7 @@ _WORDS = {
         "note": "W_Q, W_K, W_V and W_O are left out: they are the same for all four.",
     },
     "ko": {
-        "sizes": "헤드 H = {heads}개(헤드당 D = {head_dim}), 키/값 헤드 Hkv = {kv_heads}개, 배치 B = {batch}, "
+        "sizes": "헤드 H = {num_heads}개(헤드당 D = {head_dim}), 키/값 헤드 Hkv = {num_kv_heads}개, 배치 B = {batch}, "
         "값 하나당 s = {bytes}바이트({dtype}). 희소: 양쪽 윈도 w = {window}, 글로벌 위치 g = {global_tokens}개. "
         "저랭크: 슬롯 k = {slots}개. 커널: 특징 m = {features}개",
         "flops": "연산량(곱셈-덧셈 한 번은 2)",
@@ -294,7 +296,7 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
     """Run every way at every length, shortest first, and yield each result as it comes.
 
     >>> from regard.growth import growth
-    >>> sizes = growth([64, 128], heads=1, head_dim=8, window=4, slots=4, features=4)
+    >>> sizes = growth([64, 128], num_heads=1, head_dim=8, window=4, slots=4, features=4)
     >>> [m.way for m in measure(sizes) if m.n == 128]
     ['full', 'sparse', 'low-rank', 'kernel']
 
@@ -370,10 +372,10 @@ def _calls(way: str, n: int, z: GrowthSizes, device: torch.device) -> Callable[[
     """One forward pass of a way, its inputs made."""
     random, dtype = torch.Generator().manual_seed(0), getattr(torch, z.dtype)
 
-    def numbers(heads: int) -> Tensor:
-        return torch.randn(z.batch, heads, n, z.head_dim, generator=random).to(device, dtype)
+    def numbers(num_heads: int) -> Tensor:
+        return torch.randn(z.batch, num_heads, n, z.head_dim, generator=random).to(device, dtype)
 
-    q, k, v = numbers(z.heads), numbers(z.kv_heads), numbers(z.kv_heads)
+    q, k, v = numbers(z.num_heads), numbers(z.num_kv_heads), numbers(z.num_kv_heads)
     if way == "full":
         return lambda: attention(q, k, v)
     if way == "sparse":
@@ -445,7 +447,9 @@ def _too_much(past: list[Measured], n: int, growth: Growth, seconds: float, memo
     if past and past[-1].seconds is None:
         return past[-1].reason if past[-1].reason.startswith("as ") else f"as n = {past[-1].n:,}: {past[-1].reason}"
     z, way, last = growth.sizes, past[-1].way, past[-1].n
-    inputs = z.batch * (2 * z.heads + 2 * z.kv_heads) * n * z.head_dim * BYTES[z.dtype]  # q, k, v and the output
+    inputs = (
+        z.batch * (2 * z.num_heads + 2 * z.num_kv_heads) * n * z.head_dim * BYTES[z.dtype]
+    )  # q, k, v and the output
     memory -= inputs
     steps = counted(way, n, z).flops / counted(way, last, z).flops
     time = (past[-1].seconds or 0.0) * _ratio([m.seconds for m in past], steps)

@@ -179,7 +179,7 @@ def steps(
     w_q: Any = None,
     w_k: Any = None,
     w_v: Any = None,
-    heads: int = 1,
+    num_heads: int = 1,
     mask: object = None,
     bias: object = None,
     scale: float | None = None,
@@ -197,8 +197,8 @@ def steps(
            [0.33, 0.67]])
 
     q, k, v and mask, bias, scale, softcap, sinks: as `attention`.
-    x, w_q, w_k, w_v: instead of q, k, v: x (…, N, d_model) and matrices (d_model, heads·D); q = x·w_q and so on.
-    heads: how many heads the columns of the matrices hold.
+    x, w_q, w_k, w_v: instead of q, k, v: x (…, N, d_model) and matrices (d_model, num_heads·D); q = x·w_q and so on.
+    num_heads: how many heads the columns of the matrices hold.
     labels, key_labels: a word per query and per key; key_labels default to labels where there are as many.
 
     Raises as `attention` does, and ValueError when both or neither of q, k, v and x are given.
@@ -210,9 +210,9 @@ def steps(
             f"steps takes q, k and v, or x with w_q, w_k and w_v; got {', '.join(given + source) or 'none'}"
         )
     if source:
-        q, k, v = project(x, w_q, w_k, w_v, heads)
-    elif heads != 1:
-        raise ValueError("heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
+        q, k, v = project(x, w_q, w_k, w_v, num_heads)
+    elif num_heads != 1:
+        raise ValueError("num_heads= goes with x, w_q, w_k and w_v; q, k and v carry their heads as an axis")
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     if not call.numpy:
         check_dense("q", call.q)

@@ -153,7 +153,7 @@ class Alibi(Placed):
         return f"alibi(<{self.slopes.shape[0]} slopes>{self.offset_text()})"
 
 
-def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
+def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bias:
     """ALiBi (Press et al. 2021): each head lowers a score by its slope times the distance between query and key.
 
     >>> alibi(2).dense(1, 3)[0, :, 0].tolist()               # slopes 1/16 and 1/256
@@ -164,14 +164,14 @@ def alibi(heads: int, *, offset: object = None, slopes: object = None) -> Bias:
     slopes: H numbers in place of the paper's, 2^(−8/H), 2^(−16/H), …. For H that is no power of two the paper's code,
     like BLOOM, takes the slopes of the power below, then every second one of the power above; so does this.
     offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises ValueError if heads is below 1 or there are not H slopes, TypeError if they are not floating point.
+    Raises ValueError if num_heads is below 1 or there are not H slopes, TypeError if they are not floating point.
     """
-    whole("heads", heads, 1)
-    values = _slopes(heads) if slopes is None else torch.as_tensor(slopes)
+    whole("num_heads", num_heads, 1)
+    values = _slopes(num_heads) if slopes is None else torch.as_tensor(slopes)
     if not values.dtype.is_floating_point:
         raise TypeError(f"slopes must be floating point, got {values.dtype}")
-    if values.shape != (heads,):
-        raise ValueError(f"slopes must be one per head, ({heads},), got shape {tuple(values.shape)}")
+    if values.shape != (num_heads,):
+        raise ValueError(f"slopes must be one per head, ({num_heads},), got shape {tuple(values.shape)}")
     return Alibi(values, offset=read_offset(offset))
 
 
@@ -233,7 +233,7 @@ class Relative(Placed):
 class T5(nn.Module):
     """T5's relative positions (Raffel et al. 2019): a learned number per head and bucket of distances.
 
-    >>> t5 = T5(heads=2, buckets=8, max_distance=16)
+    >>> t5 = T5(num_heads=2, buckets=8, max_distance=16)
     >>> t5.bias(torch.randn(1, 2, 5, 4), 1.0).dense(5).shape
     torch.Size([1, 2, 5, 5])
 
@@ -243,10 +243,12 @@ class T5(nn.Module):
     are meant to be masked. Raises ValueError if buckets or max_distance are too few for this.
     """
 
-    def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
+    def __init__(
+        self, num_heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+    ) -> None:
         super().__init__()
         self.runs = _bucket_runs(buckets, max_distance, bidirectional)  # (bucket, how many distances), in order
-        self.table = _table(buckets, whole("heads", heads, 1))  # (buckets, H)
+        self.table = _table(buckets, whole("num_heads", num_heads, 1))  # (buckets, H)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
@@ -264,16 +266,16 @@ class Shaw(nn.Module):
     >>> shaw.bias(q, scale=0.5).dense(7).shape
     torch.Size([2, 5, 7, 7])
 
-    The learned `table` holds a, (2·max_distance + 1, D), for distances clipped to ±max_distance; with `heads` one per
-    head, (H, 2·max_distance + 1, D). The bias is q_i·a·scale, made once per distance: O(N·max_distance) memory, no N×N.
-    The paper's second table, a term added to the values, is not here: it is a sum over the weights, which a fused
-    kernel never hands out. Raises ValueError if a size is below 1.
+    The learned `table` holds a, (2·max_distance + 1, D), for distances clipped to ±max_distance; with
+    `num_heads` one per head, (H, 2·max_distance + 1, D). The bias is q_i·a·scale, made once per distance:
+    O(N·max_distance) memory, no N×N. The paper's second table, a term added to the values, is not here:
+    it is a sum over the weights, which a fused kernel never hands out. Raises ValueError if a size is below 1.
     """
 
-    def __init__(self, head_dim: int, max_distance: int, *, heads: int | None = None) -> None:
+    def __init__(self, head_dim: int, max_distance: int, *, num_heads: int | None = None) -> None:
         super().__init__()
         shape = (2 * whole("max_distance", max_distance, 1) + 1, whole("head_dim", head_dim, 1))
-        self.table = _table(*shape) if heads is None else _table(whole("heads", heads, 1), *shape)
+        self.table = _table(*shape) if num_heads is None else _table(whole("num_heads", num_heads, 1), *shape)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
         """The bias for these queries (…, H, Nq, D), (B, Nq, D) or (Nq, D), and the scale that their scores get.
@@ -342,20 +344,20 @@ class Windowed(Bias):
 class Swin(nn.Module):
     """Swin's relative positions (Liu et al. 2021): a learned number per head and offset between two patches.
 
-    >>> swin = Swin(window=(2, 3), heads=4)
+    >>> swin = Swin(window=(2, 3), num_heads=4)
     >>> swin.bias(torch.randn(1, 4, 6, 8), 1.0).dense(6).shape
     torch.Size([1, 4, 6, 6])
 
     window: (h, w), whose h·w patches come in row-major order, each window a batch row of the call. The learned `table`
-    is ((2h − 1)(2w − 1), H). Raises ValueError if a side or heads is below 1, TypeError if window is not two integers.
+    is ((2h − 1)(2w − 1), H). Raises ValueError for sizes below 1, TypeError unless window is two integers.
     """
 
-    def __init__(self, window: tuple[int, int], heads: int) -> None:
+    def __init__(self, window: tuple[int, int], num_heads: int) -> None:
         super().__init__()
         if not isinstance(window, Sequence) or len(window) != 2:
             raise TypeError(f"window must be two integers (height, width), got {window!r}")
         self.window = whole("window height", window[0], 1), whole("window width", window[1], 1)
-        self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), whole("heads", heads, 1))
+        self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), whole("num_heads", num_heads, 1))
 
     def bias(self, q: Tensor, scale: float) -> Windowed:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
@@ -370,14 +372,14 @@ def _table(*shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=0.02))
 
 
-def _slopes(heads: int) -> Tensor:
+def _slopes(num_heads: int) -> Tensor:
     """The slopes of the paper, (H,), in fp64."""
-    below = 2 ** (heads.bit_length() - 1)  # the largest power of two that is not above H
+    below = 2 ** (num_heads.bit_length() - 1)  # the largest power of two that is not above H
 
     def powers(count: int) -> Tensor:
         return 2.0 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
 
-    return torch.cat([powers(below), powers(2 * below)[0::2][: heads - below]])
+    return torch.cat([powers(below), powers(2 * below)[0::2][: num_heads - below]])
 
 
 def _bucket_runs(buckets: int, max_distance: int, bidirectional: bool) -> tuple[tuple[int, int], ...]:

@@ -215,11 +215,11 @@ def pick(array: Any, batch: int, head: int) -> np.ndarray[Any, Any]:
     return matrix
 
 
-def project(x: Any, w_q: Any, w_k: Any, w_v: Any, heads: int) -> tuple[Any, Any, Any]:
+def project(x: Any, w_q: Any, w_k: Any, w_v: Any, num_heads: int) -> tuple[Any, Any, Any]:
     """q = x·W_Q, k = x·W_K, v = x·W_V, split into heads: (…, N, D) for one head, (B, H, N, D) for several.
 
     >>> x, w = np.ones((3, 4)), np.ones((4, 6))
-    >>> [a.shape for a in project(x, w, w, w, heads=2)]
+    >>> [a.shape for a in project(x, w, w, w, num_heads=2)]
     [(1, 2, 3, 3), (1, 2, 3, 3), (1, 2, 3, 3)]
     """
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
@@ -230,26 +230,26 @@ def project(x: Any, w_q: Any, w_k: Any, w_v: Any, heads: int) -> tuple[Any, Any,
     if len(set(dtypes.values())) > 1:
         said = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
         raise TypeError(f"x, w_q, w_k and w_v must have one dtype, but {said}")
-    if not isinstance(heads, int):
-        raise TypeError(f"heads must be an integer, got {type(heads).__name__}: {heads!r}")
+    if not isinstance(num_heads, int):
+        raise TypeError(f"num_heads must be an integer, got {type(num_heads).__name__}: {num_heads!r}")
     if x.ndim < 2:
         raise ValueError(f"x must be (…, N, d_model), got shape {tuple(x.shape)}")
-    if heads < 1:
-        raise ValueError(f"heads must be at least 1, got {heads}")
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
     for name in ("w_q", "w_k", "w_v"):
         w = arrays[name]
         if w.ndim != 2 or w.shape[0] != x.shape[-1]:
-            raise ValueError(f"{name} must be ({x.shape[-1]}, heads·D) to follow x, got shape {tuple(w.shape)}")
-        if w.shape[1] % heads:
-            raise ValueError(f"{name} has {w.shape[1]} columns, which {heads} heads do not divide")
-    return _split(x @ w_q, heads), _split(x @ w_k, heads), _split(x @ w_v, heads)
+            raise ValueError(f"{name} must be ({x.shape[-1]}, num_heads·D) to follow x, got shape {tuple(w.shape)}")
+        if w.shape[1] % num_heads:
+            raise ValueError(f"{name} has {w.shape[1]} columns, which {num_heads} heads do not divide")
+    return _split(x @ w_q, num_heads), _split(x @ w_k, num_heads), _split(x @ w_v, num_heads)
 
 
-def _split(y: Any, heads: int) -> Any:
+def _split(y: Any, num_heads: int) -> Any:
     """(…, N, H·D) → (…, H, N, D), with a batch of 1 where there is none; one head keeps its shape."""
-    if heads == 1:
+    if num_heads == 1:
         return y
-    split = y.reshape(*y.shape[:-1], heads, y.shape[-1] // heads).swapaxes(-3, -2)
+    split = y.reshape(*y.shape[:-1], num_heads, y.shape[-1] // num_heads).swapaxes(-3, -2)
     return split[None] if split.ndim == 3 else split
 
 

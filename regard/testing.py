@@ -92,8 +92,8 @@ class Shape:
     """Sizes of one call."""
 
     batch: int
-    heads: int
-    kv_heads: int
+    num_heads: int
+    num_kv_heads: int
     nq: int
     nk: int
     d: int
@@ -131,7 +131,7 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
     "causal from the first key": lambda s: masks.causal(offset=0),
     "causal, an offset per batch row": lambda s: masks.causal(offset=[b - 1 for b in range(s.batch)]),
     "window": lambda s: masks.window(2, 1),
-    "window per head": lambda s: masks.window([list(range(s.heads))], 0),
+    "window per head": lambda s: masks.window([list(range(s.num_heads))], 0),
     "dilated": lambda s: masks.dilated(2, 1, 3),
     "prefix": lambda s: masks.prefix(3),
     "padding right": lambda s: masks.padding(_lengths(s)),
@@ -140,7 +140,7 @@ MASKS: dict[str, Callable[[Shape], Mask | None]] = {
     "documents": lambda s: masks.documents(_ids(s)),
     "globals": lambda s: masks.globals([0, s.nk // 2]),
     "queries": lambda s: masks.queries(torch.arange(s.nq) % 3 != torch.arange(s.batch)[:, None] % 3),
-    "blocks": lambda s: masks.random_blocks(max(s.nq, s.nk), 4, count=1, seed=3, heads=s.heads),
+    "blocks": lambda s: masks.random_blocks(max(s.nq, s.nk), 4, count=1, seed=3, num_heads=s.num_heads),
     "rows without keys": _rows_without_keys,
     "nothing visible": lambda s: masks.causal() & ~masks.causal(),
     "causal and padding": lambda s: masks.causal() & masks.padding(_lengths(s)),
@@ -154,7 +154,7 @@ FINER = 1 + 2**-30  # what fp64 is given must not be a number of fp32: who round
 
 
 def _bias(s: Shape, dtype: torch.dtype) -> Tensor:
-    return (torch.randn(s.heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).double() * FINER).to(dtype)
+    return (torch.randn(s.num_heads, s.nq, s.nk, generator=torch.Generator().manual_seed(7)).double() * FINER).to(dtype)
 
 
 def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
@@ -163,7 +163,7 @@ def _bias_with_hidden(s: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _sinks(s: Shape, dtype: torch.dtype) -> Tensor:
-    return (torch.linspace(-1, 2, s.heads).double() * FINER).to(dtype)
+    return (torch.linspace(-1, 2, s.num_heads).double() * FINER).to(dtype)
 
 
 ARGUMENTS: dict[str, Callable[[Shape, torch.dtype], dict[str, Any]]] = {
@@ -174,7 +174,7 @@ ARGUMENTS: dict[str, Callable[[Shape, torch.dtype], dict[str, Any]]] = {
     "softcap": lambda s, t: {"softcap": 1.5},
     "bias": lambda s, t: {"bias": _bias(s, t)},
     "bias with −∞": lambda s, t: {"bias": _bias_with_hidden(s, t)},
-    "ALiBi": lambda s, t: {"bias": alibi(s.heads)},
+    "ALiBi": lambda s, t: {"bias": alibi(s.num_heads)},
     "sinks": lambda s, t: {"sinks": _sinks(s, t)},
     "all together": lambda s, t: {"scale": 0.9, "softcap": 3.0, "bias": _bias(s, t), "sinks": _sinks(s, t)},
 }
@@ -195,9 +195,9 @@ class Case:
         """q, k, v and the other arguments, the same for every dtype but for rounding."""
         s = SHAPES[self.shape]
         random = torch.Generator().manual_seed(11)
-        q = torch.randn(s.batch, s.heads, s.nq, s.d, generator=random, dtype=torch.float64)
-        k = torch.randn(s.batch, s.kv_heads, s.nk, s.d, generator=random, dtype=torch.float64)
-        v = torch.randn(s.batch, s.kv_heads, s.nk, s.dv, generator=random, dtype=torch.float64)
+        q = torch.randn(s.batch, s.num_heads, s.nq, s.d, generator=random, dtype=torch.float64)
+        k = torch.randn(s.batch, s.num_kv_heads, s.nk, s.d, generator=random, dtype=torch.float64)
+        v = torch.randn(s.batch, s.num_kv_heads, s.nk, s.dv, generator=random, dtype=torch.float64)
         extra = ARGUMENTS[self.arguments](s, dtype)
         moved = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in extra.items()}
         mask = MASKS[self.mask](s)

@@ -31,13 +31,13 @@ from regard.nn.performer import PerformerAttention
 from regard.nn.sliding_attention import SlidingAttention
 from regard.positions import Rotary, Shaw, Swin, alibi
 
-WIDE = {"heads": 4, "head_dim": 5}
+WIDE = {"num_heads": 4, "head_dim": 5}
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "separate": lambda: MultiHeadAttention(21, **WIDE),
-    "separate, grouped": lambda: MultiHeadAttention(21, **WIDE, kv_heads=2, bias=False),
+    "separate, grouped": lambda: MultiHeadAttention(21, **WIDE, num_kv_heads=2, bias=False),
     "fused": lambda: MultiHeadAttention(21, **WIDE, fused=True),
     "fused, grouped, rotary": lambda: MultiHeadAttention(
-        21, 4, head_dim=6, kv_heads=2, fused=True, position=Rotary(6), scale=0.7
+        21, 4, head_dim=6, num_kv_heads=2, fused=True, position=Rotary(6), scale=0.7
     ),
     "alibi": lambda: MultiHeadAttention(21, **WIDE, position=alibi(4)),
     "swin": lambda: MultiHeadAttention(21, **WIDE, fused=True, position=Swin((2, 3), 4)),
@@ -151,7 +151,7 @@ def refusals(folder: Path, mesh: DeviceMesh) -> dict[str, tuple[str, str]]:
     # what `parallelize` refuses, before it changes anything
     odd = {
         "3 heads": MultiHeadAttention(21, 3),
-        "1 kv head": MultiHeadAttention(21, **WIDE, kv_heads=1),
+        "1 kv head": MultiHeadAttention(21, **WIDE, num_kv_heads=1),
         "d_ff": FeedForward(21, 13, "gelu"),
         "shaw": MultiHeadAttention(21, **WIDE, position=Shaw(5, 3)),
         "performer": PerformerAttention(21, 4, head_dim=5),
@@ -170,7 +170,7 @@ def refusals(folder: Path, mesh: DeviceMesh) -> dict[str, tuple[str, str]]:
     refused("twice", lambda: parallelize(twice, mesh))
 
     # what a layer refuses of a plan that does not fit it
-    fused, grouped = {"w_qkv": ColwiseParallel(), "w_o": RowwiseParallel()}, {**WIDE, "kv_heads": 2}
+    fused, grouped = {"w_qkv": ColwiseParallel(), "w_o": RowwiseParallel()}, {**WIDE, "num_kv_heads": 2}
     calls = {
         "fused, plain plan": (MultiHeadAttention(20, 4, fused=True), fused),
         "fused, rotary, plain plan": (MultiHeadAttention(24, 4, fused=True, position=Rotary(6)), fused),

@@ -162,10 +162,10 @@ def calls(draw):
 def test_backends_agree_on_random_masks_and_shapes(call):
     s, mask, seed, capped, sunk = call
     random = torch.Generator().manual_seed(seed)
-    q = torch.randn(s.batch, s.heads, s.nq, s.d, generator=random)
-    k = torch.randn(s.batch, s.kv_heads, s.nk, s.d, generator=random)
-    v = torch.randn(s.batch, s.kv_heads, s.nk, s.dv, generator=random)
-    extra = {"mask": mask, "softcap": 2.0 if capped else None, "sinks": torch.zeros(s.heads) if sunk else None}
+    q = torch.randn(s.batch, s.num_heads, s.nq, s.d, generator=random)
+    k = torch.randn(s.batch, s.num_kv_heads, s.nk, s.d, generator=random)
+    v = torch.randn(s.batch, s.num_kv_heads, s.nk, s.dv, generator=random)
+    extra = {"mask": mask, "softcap": 2.0 if capped else None, "sinks": torch.zeros(s.num_heads) if sunk else None}
     truth = regard.attention(q.double(), k.double(), v.double(), **extra, backend="reference")
     baseline = regard.attention(q, k, v, **extra, backend="reference")
     with flex_without_compiling():

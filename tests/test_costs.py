@@ -18,7 +18,7 @@ from regard.costs import AttentionCost, Count, LayerCost, cost
 from regard.tables import width
 
 # Every size is different, so that no two letters of a formula can be mistaken for each other.
-ODD = {"n": 13, "d_model": 7, "heads": 6, "kv_heads": 2, "head_dim": 11, "kernel": 5, "batch": 3, "layers": 17}
+ODD = {"n": 13, "d_model": 7, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "kernel": 5, "batch": 3, "layers": 17}
 LETTERS = {"n": 13, "d": 7, "H": 6, "Hkv": 2, "D": 11, "k": 5, "B": 3, "L": 17, "s": 8}
 LAYERS = ("attention", "rnn", "cnn")
 
@@ -100,14 +100,14 @@ def test_parameters_are_those_of_the_torch_layers():
 
 
 def test_exercise_memory_for_d_model_512_and_d_k_64():
-    assert cost(1000, 512, heads=8).sizes.head_dim == 64
-    assert cost(1000, 512, heads=8).attention.parameters_bytes == 1_050_624 * 4
-    assert cost(1000, 512, heads=1, head_dim=64).attention.parameters_bytes == 131_776 * 4
+    assert cost(1000, 512, num_heads=8).sizes.head_dim == 64
+    assert cost(1000, 512, num_heads=8).attention.parameters_bytes == 1_050_624 * 4
+    assert cost(1000, 512, num_heads=1, head_dim=64).attention.parameters_bytes == 131_776 * 4
 
 
 def test_exercise_weights_matrix_at_1000_positions():
     assert cost(1000, 512).attention.weights_bytes == 4_000_000
-    assert cost(1000, 512, heads=8).attention.weights_bytes == 8 * 4_000_000
+    assert cost(1000, 512, num_heads=8).attention.weights_bytes == 8 * 4_000_000
 
 
 def test_heads_that_share_d_model_cost_what_one_head_costs():
@@ -121,12 +121,12 @@ def test_heads_of_a_fixed_size_do_cost_more():
 
 
 def test_key_value_heads_default_to_query_heads():
-    assert cost(13, 30, 6) == cost(13, 30, 6, kv_heads=6, head_dim=5)
+    assert cost(13, 30, 6) == cost(13, 30, 6, num_kv_heads=6, head_dim=5)
 
 
 @pytest.mark.parametrize(("kv_heads", "share"), [(6, 1), (3, 2), (2, 3), (1, 6)])
 def test_fewer_key_value_heads_shrink_the_cache_in_proportion(kv_heads, share):
-    assert cost(13, 30, 6, kv_heads=kv_heads).attention.cache_bytes * share == cost(13, 30, 6).attention.cache_bytes
+    assert cost(13, 30, 6, num_kv_heads=kv_heads).attention.cache_bytes * share == cost(13, 30, 6).attention.cache_bytes
 
 
 def test_layers_count_in_the_cache_and_nowhere_else():
@@ -297,7 +297,7 @@ def test_cost_is_public():
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
-SIZES = ["n", "d_model", "heads", "kv_heads", "head_dim", "kernel", "batch", "layers"]
+SIZES = ["n", "d_model", "num_heads", "num_kv_heads", "head_dim", "kernel", "batch", "layers"]
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -333,8 +333,8 @@ def test_heads_need_not_divide_d_model_when_their_size_is_given():
 
 @pytest.mark.parametrize("kv_heads", [4, 12])
 def test_key_value_heads_that_do_not_divide_heads_are_refused_with_both_numbers(kv_heads):
-    with pytest.raises(ValueError, match=rf"kv_heads.*kv_heads={kv_heads}.*heads=6"):
-        cost(13, 30, 6, kv_heads=kv_heads)
+    with pytest.raises(ValueError, match=rf"kv_heads.*num_kv_heads={kv_heads}.*heads=6"):
+        cost(13, 30, 6, num_kv_heads=kv_heads)
 
 
 def test_convolution_of_width_one_is_refused():

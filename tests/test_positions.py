@@ -460,7 +460,7 @@ def every_bias():
         "T5": T5(3, buckets=8, max_distance=5).bias(q, 0.5),
         "T5, one head": T5(1, buckets=8, max_distance=5, bidirectional=False).bias(q, 0.5),
         "Shaw": Shaw(7, 2).bias(q, 0.5),
-        "Shaw, placed": Shaw(7, 2, heads=3).bias(q, 0.5).placed([[4, 1, 0], [-2, 3, 2]]),
+        "Shaw, placed": Shaw(7, 2, num_heads=3).bias(q, 0.5).placed([[4, 1, 0], [-2, 3, 2]]),
         "Swin": Swin((2, 5), 3).bias(q, 0.5),
         "dense": dense(torch.randn(3, 10, 10)),
     }
@@ -624,7 +624,7 @@ def shaw_by_loop(q, table, scale, offsets, nk):
 @pytest.mark.parametrize("heads", [None, 3])
 @pytest.mark.parametrize("offset", [None, [2, -4]])
 def test_shaw_is_the_query_times_the_vector_of_the_distance(nq, nk, heads, offset):
-    shaw = Shaw(7, 2, heads=heads).double()
+    shaw = Shaw(7, 2, num_heads=heads).double()
     q = torch.randn(2, 3, nq, 7, dtype=torch.float64, requires_grad=True)
     direction = torch.randn(2, 3, nq, nk, dtype=torch.float64)
 
@@ -697,10 +697,10 @@ def test_swin_gradients_count_the_readings():
         (lambda: T5(3, max_distance=8), ValueError, r"max_distance.*8"),
         (lambda: Shaw(7, 0), ValueError, r"max_distance.*1.*0"),
         (lambda: Shaw(0, 2), ValueError, r"head_dim.*1.*0"),
-        (lambda: Shaw(7, 2, heads=0), ValueError, r"heads.*1.*0"),
+        (lambda: Shaw(7, 2, num_heads=0), ValueError, r"heads.*1.*0"),
         (lambda: Shaw(7, 2).bias(torch.zeros(5, 6), 1.0), ValueError, r"q.*6.*Shaw.*7"),
         (
-            lambda: Shaw(7, 2, heads=3).bias(torch.zeros(2, 4, 5, 7), 1.0),
+            lambda: Shaw(7, 2, num_heads=3).bias(torch.zeros(2, 4, 5, 7), 1.0),
             ValueError,
             r"q.*4.*heads.*Shaw.*3",
         ),

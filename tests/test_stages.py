@@ -135,7 +135,7 @@ def test_steps_from_x_project_first():
 
 def test_heads_are_the_columns_in_order():
     x, w = np.random.default_rng(1).standard_normal((2, 3, 4)), projections(6)
-    s = regard.steps(x=x, **w, heads=2)
+    s = regard.steps(x=x, **w, num_heads=2)
     assert s.weights.shape == (2, 2, 3, 3)
     for h in range(2):
         columns = slice(3 * h, 3 * h + 3)
@@ -146,12 +146,12 @@ def test_heads_are_the_columns_in_order():
 def test_heads_from_x_keep_the_leading_axes():
     x, w = np.random.default_rng(1).standard_normal((2, 5, 3, 4)), projections(6)
     assert regard.steps(x=x, **w).output.shape == (2, 5, 3, 6)
-    assert regard.steps(x=x, **w, heads=2).output.shape == (2, 5, 2, 3, 3)
+    assert regard.steps(x=x, **w, num_heads=2).output.shape == (2, 5, 2, 3, 3)
 
 
 def test_values_may_have_another_width():
     w = projections(6) | {"w_v": np.ones((4, 10))}
-    assert regard.steps(x=X, **w, heads=2).output.shape == (1, 2, 3, 5)
+    assert regard.steps(x=X, **w, num_heads=2).output.shape == (1, 2, 3, 5)
 
 
 # ------------------------------------------------------------------------------------------------------ NumPy and torch
@@ -380,16 +380,16 @@ WRONG = {
     "x only": ({"x": X}, ValueError, TAKES + "x"),
     "w without x": (projections(), ValueError, TAKES + "w_q.*w_k.*w_v"),
     "heads with q": (
-        QKV | {"heads": 3},
+        QKV | {"num_heads": 3},
         ValueError,
         r"heads=.*w_q.*w_k.*w_v.*q.*k.*v.*heads",
     ),
     "w of other rows": (FROM_X | {"w_k": np.ones((3, 4))}, ValueError, r"w_k.*4"),
     "w of three axes": (FROM_X | {"w_v": np.ones((1, 4, 4))}, ValueError, r"w_v.*4"),
-    "heads that do not divide": (FROM_X | {"heads": 3}, ValueError, r"w_q.*4.*3.*heads"),
-    "no heads": (FROM_X | {"heads": 0}, ValueError, r"heads.*1.*0"),
-    "heads as text": (FROM_X | {"heads": "2"}, TypeError, "heads"),
-    "heads as a float": (FROM_X | {"heads": 2.0}, TypeError, "heads"),
+    "heads that do not divide": (FROM_X | {"num_heads": 3}, ValueError, r"w_q.*4.*3.*heads"),
+    "no heads": (FROM_X | {"num_heads": 0}, ValueError, r"heads.*1.*0"),
+    "heads as text": (FROM_X | {"num_heads": "2"}, TypeError, "heads"),
+    "heads as a float": (FROM_X | {"num_heads": 2.0}, TypeError, "heads"),
     "w_k of another width": (FROM_X | {"w_k": np.ones((4, 6))}, ValueError, r"q.*4.*k.*6"),
     "x of one axis": (FROM_X | {"x": X[0]}, ValueError, r"x.*N.*d_model.*shape.*\(4,\)"),
     "x as a list": (FROM_X | {"x": X.tolist()}, TypeError, "NumPy"),

@@ -1,6 +1,7 @@
 """The backends: five ways to compute one operation, and the choice between them.
 
-Each backend is a module with `refuse(call)` (why it cannot do a call, or None), `how(call)` (in words) and `run(call)`.
+Each backend is a module with `unsupported_reason(call)` (why it cannot do a call, or None), `how(call)` (in words) and
+`run(call)`.
 A backend chooses how, never what: all agree with `reference` under the numeric rule of `regard.testing`.
 
     >>> import torch, regard
@@ -66,11 +67,11 @@ def choose(call: Call, name: str = "auto") -> ModuleType:
     """
     if name == "auto":
         # The common call first, without ranking the others: this is on the path of every small attention.
-        if not call.dropout and sdpa.plain(call) is not None and sdpa.refuse(call) is None:
+        if not call.dropout and sdpa.plain(call) is not None and sdpa.unsupported_reason(call) is None:
             return sdpa
-        return next(m for m in map(load, ranked(call)) if m.refuse(call) is None)
+        return next(m for m in map(load, ranked(call)) if m.unsupported_reason(call) is None)
     module = load(name)
-    reason = module.refuse(call)
+    reason = module.unsupported_reason(call)
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot do this call: {reason}. backend='auto' would take {_auto(call)!r}")
     return module
@@ -89,7 +90,7 @@ def ranked(call: Call) -> tuple[str, ...]:
             return ("sdpa", "tiled", "sparse", "flex", "reference")
         if call.sizes[2] < FEW_QUERIES:
             return ("sdpa", "flex", "tiled", "sparse", "reference")
-        if sparse_gpu.refuse(call) is None and sparse_gpu.pays(call):
+        if sparse_gpu.unsupported_reason(call) is None and sparse_gpu.pays(call):
             return ("sparse", "flex", "sdpa", "tiled", "reference")
         return ("flex", "sdpa", "tiled", "sparse", "reference")
     if _dense_pays(call):
@@ -172,7 +173,7 @@ def explain(
     'sdpa'
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    said = [(name, load(name).refuse(call)) for name in ranked(call)]
+    said = [(name, load(name).unsupported_reason(call)) for name in ranked(call)]
     said.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
     rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in said)
     return Explanation(_auto(call), rows)

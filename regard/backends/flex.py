@@ -25,14 +25,14 @@ from regard.backends.call import Call, refuse_by_hand
 from regard.masks import FULL, PARTIAL, Mask
 from regard.masks.rules import IndexRule, keep
 
-__all__ = ["forward_with_lse", "how", "refuse", "run"]
+__all__ = ["forward_with_lse", "how", "run", "unsupported_reason"]
 
 BLOCK = 128
 OWN_KERNELS = 4  # of one form, before further sizes share one
 LEAST_HEAD_SIZE = 16  # what the Triton product of two tiles needs
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
     kind = call.device.type
     if call.dropout:

@@ -13,7 +13,7 @@ from array_api_compat import array_namespace
 
 from regard.backends.call import Call, cells_of_bias, cells_of_mask, keep_mask
 
-__all__ = ["Stages", "define", "forward_with_lse", "how", "refuse", "run"]
+__all__ = ["Stages", "define", "forward_with_lse", "how", "run", "unsupported_reason"]
 
 
 class Stages(NamedTuple):
@@ -97,7 +97,7 @@ def stages(call: Call, lead: tuple[int, ...] | None = None) -> Stages:
     )
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call: it always can."""
     return None
 

@@ -20,12 +20,12 @@ from regard.masks.biases import DenseBias
 from regard.masks.rules import keep
 from regard.positions import Windowed
 
-__all__ = ["forward_with_lse", "how", "plain", "refuse", "run"]
+__all__ = ["forward_with_lse", "how", "plain", "run", "unsupported_reason"]
 
 FLASH, CUDNN = 1, 3  # of torch.nn.attention.SDPBackend
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
     if call.softcap is not None:
         return "torch's SDPA has no softcap"

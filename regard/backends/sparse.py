@@ -186,7 +186,7 @@ def _lengthen(x: Tensor, n: int, filler: float = 0.0) -> Tensor:
     return x if x.shape[2] == n else pad(x, (0, 0, 0, n - x.shape[2]), value=filler)  # pad would copy it for nothing
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
     return refuse_by_hand(call)
 
@@ -195,7 +195,7 @@ def how(call: Call) -> str:
     """How it does the call, in a few words."""
     if call.mask is None or 0 in call.sizes:
         return "visible tiles, and nothing is hidden; O(N) memory"
-    if sparse_gpu.refuse(call) is None:
+    if sparse_gpu.unsupported_reason(call) is None:
         rows, cols = sparse_gpu.tile_size(call)
         return f"a Triton kernel over visible tiles of {rows}×{cols}, compiled at the first call (seconds); O(N) memory"
     found = visible_tiles(call.mask, *call.sizes[2:], torch.device("cpu"))
@@ -212,7 +212,7 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.refuse(call) is None else _ByTorch(Plan(call))
+    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.unsupported_reason(call) is None else _ByTorch(Plan(call))
     if not call.wants_gradient:  # one call of autograd takes as long as a short sequence
         return _forward(engine, call.q, call.k, call.v, call.sinks)
     out, lse = _Sparse.apply(engine, call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from regard.masks import Mask
 from regard.masks.rules import keep, leaves
 from regard.masks.tiles import TileLists, Tiles
 
-__all__ = ["Launcher", "pays", "refuse"]
+__all__ = ["Launcher", "pays", "unsupported_reason"]
 
 LOG2E = log2(e)
 MOST_HEADS = 65535  # CUDA's limit for the second axis of a grid
@@ -34,12 +34,12 @@ QUICK = 1 << 26  # visible cells of all heads, which the kernels do while FlexAt
 MEASURED_CELLS, MEASURED_WIDTH = 1 << 23, 64  # visible cells of a head, and head size
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why the kernels cannot do a call that the sparse backend can, or None.
 
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 3, 2)
-    >>> refuse(prepare(x, x, x))
+    >>> unsupported_reason(prepare(x, x, x))
     'nothing is hidden'
     """
     if call.mask is None:
@@ -80,7 +80,7 @@ def tile_size(call: Call) -> tuple[int, int]:
 
 
 def pays(call: Call) -> bool:
-    """Is a call that `refuse` lets pass expected to be faster than FlexAttention?
+    """Is a call that `unsupported_reason` lets pass expected to be faster than FlexAttention?
 
     Measured on an H200, bf16, heads of 64. 12 heads, 4,096 positions: a window of 512 takes 28 µs against 37, documents
     56 against 78, global tokens 38 against 576: booleans that a mask looks up, a byte each, cost FlexAttention that
@@ -110,7 +110,7 @@ class Launcher:
     def of(cls, call: Call) -> Launcher:
         """The launcher of a call, kept with the mask of one without a bias: to make it takes as long as a short kernel.
 
-        call: on torch tensors, as `refuse` lets pass, no size 0.
+        call: on torch tensors, as `unsupported_reason` lets pass, no size 0.
         """
         if call.bias is not None:
             return cls(call)

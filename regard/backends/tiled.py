@@ -23,12 +23,12 @@ from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule, indices, part_of
 
-__all__ = ["forward_with_lse", "how", "refuse", "run", "tile_size"]
+__all__ = ["forward_with_lse", "how", "run", "tile_size", "unsupported_reason"]
 
 TILE_CELLS = 1 << 20  # scores held at once: 4 MiB in fp32, about what stays near the cores
 
 
-def refuse(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
     return refuse_by_hand(call)
 

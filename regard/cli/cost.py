@@ -68,8 +68,8 @@ def compare(sizes: "Sizes", asked: Asked, *, json_: bool, lang: Lang) -> None:
     chosen = {name: getattr(asked, name) for name in ("window", "global_tokens", "slots", "features")}
     counted = growth(
         lengths_up_to(sizes.n),
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         batch=sizes.batch,
         dtype=sizes.dtype,
@@ -220,7 +220,7 @@ def add_cost(app: typer.Typer, lang: Lang) -> None:
             n,
             d_model,
             heads,
-            kv_heads=kv_heads,
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             batch=batch,
             dtype=dtype,

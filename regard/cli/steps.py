@@ -166,7 +166,7 @@ def _computed(
         )
     return steps(
         **arrays,
-        heads=heads,
+        num_heads=heads,
         mask=None if mask is None else read_mask(mask),
         scale=scale,
         softcap=softcap,

@@ -32,7 +32,7 @@ def capturable(tower: Tower, head: object, state: ModelState, dtype: torch.dtype
         return False
     if unseen_by_a_replay() or torch.is_grad_enabled() or state.memory is not None:
         return False
-    if not isinstance(head, LanguageHead) or cuda_step.refuse(tower, head, dtype) is not None:
+    if not isinstance(head, LanguageHead) or cuda_step.unsupported_reason(tower, head, dtype) is not None:
         return False
     keys, _ = cast(FixedCache, state.caches[0]).room  # of another dtype where autocast was on for the prompt alone
     return keys.dtype == dtype and state.padded_left
@@ -73,7 +73,9 @@ class Captured:
 
     def fits(self, state: ModelState) -> bool:
         """Is this still the step of the state: are its caches where they were?"""
-        cache = cast(FixedCache, state.caches[0])  # what `one_row.refuse` lets through keeps keys and values
+        cache = cast(
+            FixedCache, state.caches[0]
+        )  # what `cuda_step.unsupported_reason` lets through keeps keys and values
         return self.steady.keys[0].data_ptr() == cache.room[0].data_ptr()
 
     def keep(self, rows: Tensor) -> None:

@@ -26,7 +26,7 @@ from regard.nn.heads import LanguageHead
 from regard.nn.linear import untouched
 from regard.rotary import Angles, Rotary
 
-__all__ = ["Steady", "refuse", "step"]
+__all__ = ["Steady", "step", "unsupported_reason"]
 
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
 CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200
@@ -70,7 +70,7 @@ class Steady:
         return len(k), k.dtype, k.device, *((n == 1, n % 16 == 0) for n in (room, pieces))
 
 
-def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
+def unsupported_reason(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
     """Why these kernels cannot do a model's step, or None."""
     if not isinstance(head, LanguageHead) or head.transform is not None:
         return "its head does more than score words"
@@ -88,7 +88,7 @@ def refuse(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | No
             return "its attention has a position bias, or separate projections"
         if attention.backend != "auto":
             return f"its attention asks for the backend {attention.backend!r}"
-        if attention.softcap is not None or attention.heads // attention.kv_heads > 128:
+        if attention.softcap is not None or attention.num_heads // attention.num_kv_heads > 128:
             return "its attention has a softcap, or more than 128 heads on one key head"
         if attention.q_norm is not None or attention.k_norm is not None:
             return "its attention norms each head"
@@ -204,7 +204,7 @@ def attend(
     from regard.generation import cuda_kernels
 
     batch, kv_heads, room, head_dim = k.shape
-    heads, pieces, rotary = attention.heads, _pieces(room), attention.position
+    heads, pieces, rotary = attention.num_heads, _pieces(room), attention.position
     turn = angles is not None and isinstance(rotary, Rotary)
     cos, sin = (angles.cos, angles.sin) if angles is not None else (qkv, qkv)
     sums = qkv.new_empty(batch * heads, pieces, head_dim, dtype=torch.float32)

@@ -93,7 +93,7 @@ def look_slots(
         q, slots = layer.slots(x, context, mask=mask)
         source = x if context is None else context
         length = source.k.shape[-2] if isinstance(source, ContextKeys) else source.shape[-2]
-        seen = read_seen(mask, len(q), layer.heads, q.shape[-2], length, q.device)
+        seen = read_seen(mask, len(q), layer.num_heads, q.shape[-2], length, q.device)
         matrix = layer.projection.keys if layer.projection.values is None else layer.projection.values
         sent = matrix[..., :length, :].detach()
         view = look(q, *slots, scale=layer.scale, backend=layer.backend)

@@ -307,11 +307,11 @@ class Watching:
 def _warn_of_split_heads(model: nn.Module) -> None:
     """Say which heads a process has under tensor parallelism: views count them from 0."""
     for path, layer in model.named_modules():
-        if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.heads:
+        if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.num_heads:
             here = layer.local_heads
             warnings.warn(
-                f"this process has heads {here[0]} to {here[-1]} of the {layer.heads} of {path or 'the layer'}, and "
-                f"sees those alone: head 0 of a view is head {here[0]}",
+                f"this process has heads {here[0]} to {here[-1]} of the {layer.num_heads} of {path or 'the layer'}, "
+                f"and sees those alone: head 0 of a view is head {here[0]}",
                 stacklevel=3,
             )
             return

@@ -93,27 +93,37 @@ def blocks(layout: object, size: int, *, offset: object = None) -> Mask:
     return _Blocks(read_offset(offset), cells, size)
 
 
-def random_blocks(positions: int, size: int, *, count: int, seed: int, heads: int = 1, offset: object = None) -> Mask:
+def random_blocks(
+    positions: int, size: int, *, count: int, seed: int, num_heads: int = 1, offset: object = None
+) -> Mask:
     """Each block of queries sees `count` blocks of keys, drawn without repetition from `seed`, per head.
 
     >>> random_blocks(8, 2, count=1, seed=0) == random_blocks(8, 2, count=1, seed=0)
     True
 
     positions: how many there are, of queries and of keys.  size: of them on a block's side.
-    heads: that have a draw of their own; 1 is one draw for all.
+    num_heads: that have a draw of their own; 1 is one draw for all.
     offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
     Raises TypeError for what is no integer, ValueError for one that is too small and for more blocks than there are.
     """
-    for name, value in (("positions", positions), ("size", size), ("count", count), ("heads", heads), ("seed", seed)):
+    for name, value in (
+        ("positions", positions),
+        ("size", size),
+        ("count", count),
+        ("num_heads", num_heads),
+        ("seed", seed),
+    ):
         if not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
         number(name, value, 0 if name in ("count", "seed") else 1)
     across = -(-positions // size)
     if count > across:
         raise ValueError(f"cannot draw {count} different blocks: {positions} positions make {across} of size {size}")
-    order = torch.rand(heads, across, across, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+    order = torch.rand(num_heads, across, across, generator=torch.Generator().manual_seed(seed)).argsort(-1)
     return blocks(
-        torch.zeros(heads, across, across, dtype=torch.bool).scatter(-1, order[..., :count], True), size, offset=offset
+        torch.zeros(num_heads, across, across, dtype=torch.bool).scatter(-1, order[..., :count], True),
+        size,
+        offset=offset,
     )
 
 

@@ -79,7 +79,7 @@ def load(
 
     >>> import tempfile, regard
     >>> from regard.models.families.transformer import transformer
-    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     tiny.save(folder)
     ...     regard.load(folder).task

@@ -69,7 +69,7 @@ class Model(TextVerbs, PictureVerbs):
     """A model of some family with one task: what `regard.load` gives, a `torch.nn.Module`.
 
     >>> from regard.models.families.transformer import transformer
-    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+    >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
     >>> tiny.family.title, tiny.task, tiny.dtype
     ('Transformer', 'generate', torch.float32)
 
@@ -125,7 +125,7 @@ class Model(TextVerbs, PictureVerbs):
 
         >>> import tempfile, regard
         >>> from regard.models.families.transformer import transformer
-        >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, heads=2, layers=1, d_ff=16)
+        >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     tiny.save(folder)
         ...     sorted(path.name for path in Path(folder).iterdir())

@@ -46,9 +46,9 @@ class Performer:
     features: int | None = None
     seed: int = 0
 
-    def refuse(self, layer: MultiHeadAttention, *, causal: bool) -> str | None:
+    def unsupported_reason(self, layer: MultiHeadAttention, *, causal: bool) -> str | None:
         """Why a layer cannot be replaced, or None."""
-        return PerformerAttention.refuse(layer)
+        return PerformerAttention.unsupported_reason(layer)
 
     def build(self, layers: list[MultiHeadAttention]) -> list[AttentionLayer]:
         """What takes the place of each layer."""
@@ -78,11 +78,11 @@ class Linformer:
         if self.sharing not in get_args(Sharing):
             raise ValueError(f"sharing is one of {', '.join(get_args(Sharing))}, got {self.sharing!r}")
 
-    def refuse(self, layer: MultiHeadAttention, *, causal: bool) -> str | None:
+    def unsupported_reason(self, layer: MultiHeadAttention, *, causal: bool) -> str | None:
         """Why a layer cannot be replaced, or None."""
         if causal:
             return "it is a decoder's, and a slot mixes all positions, later ones too"
-        return LinformerAttention.refuse(layer)
+        return LinformerAttention.unsupported_reason(layer)
 
     def build(self, layers: list[MultiHeadAttention]) -> list[AttentionLayer]:
         """What takes the place of each layer."""
@@ -90,9 +90,9 @@ class Linformer:
         return [LinformerAttention.in_place_of(layer, projection=shared or self._projection(layer)) for layer in layers]
 
     def _projection(self, layer: MultiHeadAttention) -> SlotProjection:
-        heads = layer.kv_heads if self.sharing == "none" else 1
+        heads = layer.num_kv_heads if self.sharing == "none" else 1
         both = self.sharing in ("key-value", "layerwise")
-        return SlotProjection(self.positions, self.slots, heads=heads, key_value=both).to(layer.w_o.weight)
+        return SlotProjection(self.positions, self.slots, num_heads=heads, key_value=both).to(layer.w_o.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def _replaceable(
         if type(layer) is not MultiHeadAttention:
             refused[name] = f"it is a {type(layer).__name__}, which attends in a way of its own"
             continue
-        found[name], why = layer, way.refuse(layer, causal=id(block) in causal)
+        found[name], why = layer, way.unsupported_reason(layer, causal=id(block) in causal)
         if why is not None:
             refused[name] = why
     if refused:

@@ -59,7 +59,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     for layer in list(model.modules()):
         if isinstance(layer, MultiHeadAttention):
             layer.separate()
-            share = layer.heads // size
+            share = layer.num_heads // size
             layer.local_heads = range(rank * share, (rank + 1) * share)
             for projection in (layer.w_q, layer.w_k, layer.w_v):
                 parallelize_module(projection, mesh, columns)
@@ -107,8 +107,10 @@ def _problems(model: nn.Module, size: int) -> list[str]:
         elif isinstance(layer, MultiHeadAttention):
             position = layer.position
             shared = position is None or (isinstance(position, Bias) and position.leading[1] == 1)
-            if layer.heads % size or layer.kv_heads % size:
-                reasons.append(f"{layer.heads} heads with {layer.kv_heads} key/value heads do not divide by {size}")
+            if layer.num_heads % size or layer.num_kv_heads % size:
+                reasons.append(
+                    f"{layer.num_heads} heads with {layer.num_kv_heads} key/value heads do not divide by {size}"
+                )
             if not (shared or isinstance(position, (Alibi, Rotary, Swin, T5))):
                 reasons.append(f"its position, {type(position).__name__}, cannot be split by heads")
         elif isinstance(layer, FeedForward) and layer.d_ff % size:

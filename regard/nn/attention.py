@@ -61,8 +61,9 @@ class MultiHeadAttention(nn.Module):
     >>> layer(torch.zeros(2, 5, 512)).shape
     torch.Size([2, 5, 512])
 
-    d_model: width of x and of the result.  heads: query heads; must divide d_model unless head_dim is given.
-    kv_heads: key/value heads (grouped-query attention), default heads.  d_context: width of `context`, default d_model.
+    d_model: width of x and of the result.  num_heads: query heads; must divide d_model unless head_dim is given.
+    num_kv_heads: key/value heads (grouped-query attention), default num_heads.
+    d_context: width of `context`, default d_model.
     bias: do the projections have one.  out_bias: does W_O, default as bias.
     fused: one matrix for [Q|K|V] instead of three; the same numbers, one product. 12 heads in 768 have a
       Linear(768, 2304): (B, N, 2304) → (B, N, 3, 12, 64) → q, k, v, each (B, 12, N, 64).
@@ -73,7 +74,7 @@ class MultiHeadAttention(nn.Module):
     dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
 
     local_heads: the query heads that this process computes, all but under tensor parallelism
-    (`regard.models.tensor_parallel`); `heads` and `kv_heads` count those of all processes.
+    (`regard.models.tensor_parallel`); `num_heads` and `num_kv_heads` count those of all processes.
     """
 
     q_norm: nn.Module | None
@@ -82,9 +83,9 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
-        kv_heads: int | None = None,
+        num_kv_heads: int | None = None,
         head_dim: int | None = None,
         d_context: int | None = None,
         bias: bool = True,
@@ -98,8 +99,11 @@ class MultiHeadAttention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        kv_heads, d_context = heads if kv_heads is None else kv_heads, d_model if d_context is None else d_context
-        _check_sizes(d_model, heads, kv_heads, head_dim, d_context, fused)
+        num_kv_heads, d_context = (
+            num_heads if num_kv_heads is None else num_kv_heads,
+            d_model if d_context is None else d_context,
+        )
+        _check_sizes(d_model, num_heads, num_kv_heads, head_dim, d_context, fused)
         if not (position is None or isinstance(position, Rotary) or _makes_bias(position)):
             raise TypeError(
                 "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
@@ -109,12 +113,12 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if backend != "auto":
             load(backend)  # an unknown name is an error here, not in the first call
-        self.d_model, self.heads, self.kv_heads, self.d_context = d_model, heads, kv_heads, d_context
-        self.head_dim = d_model // heads if head_dim is None else head_dim
-        self.local_heads = range(heads)
+        self.d_model, self.num_heads, self.num_kv_heads, self.d_context = d_model, num_heads, num_kv_heads, d_context
+        self.head_dim = d_model // num_heads if head_dim is None else head_dim
+        self.local_heads = range(num_heads)
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.softcap, self.dropout, self.backend, self.position = softcap, dropout, backend, position
-        wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
+        wide, narrow = num_heads * self.head_dim, num_kv_heads * self.head_dim
         if fused:
             self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
         else:
@@ -170,13 +174,13 @@ class MultiHeadAttention(nn.Module):
     def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> FixedCache:
         """What a decoder of this layer keeps: room for the keys and values of `length` positions of `batch` texts.
 
-        >>> MultiHeadAttention(6, 2, kv_heads=1).new_cache(5, 7, dtype=torch.float32, device="cpu")
+        >>> MultiHeadAttention(6, 2, num_kv_heads=1).new_cache(5, 7, dtype=torch.float32, device="cpu")
         FixedCache(0 of 7 positions, 840 bytes)
 
         dtype, device: of the keys. Raises ValueError for sizes below 1, and as torch does without that much memory.
         """
-        kv_heads = len(self.local_heads) * self.kv_heads // self.heads
-        return FixedCache(batch, kv_heads, length, self.head_dim, dtype=dtype, device=device)
+        num_kv_heads = len(self.local_heads) * self.num_kv_heads // self.num_heads
+        return FixedCache(batch, num_kv_heads, length, self.head_dim, dtype=dtype, device=device)
 
     def _attend(
         self,
@@ -197,7 +201,7 @@ class MultiHeadAttention(nn.Module):
             q = self._query(x)
             q = q if here is None else self._turn(q, here)
             k, v = self.keys(context, context_positions) if isinstance(context, Tensor) else context  # turned already
-        if q.shape[1] != self.heads or k.shape[1] != self.kv_heads:
+        if q.shape[1] != self.num_heads or k.shape[1] != self.num_kv_heads:
             self._check_share(q.shape[1], k.shape[1])
         term = self.position.bias(q, self.scale) if isinstance(self.position, ScorePosition) else None
         if cache is not None:
@@ -237,7 +241,7 @@ class MultiHeadAttention(nn.Module):
         wide, narrow, _ = self._rows
         both, v = torch.split(whole_output(self.w_qkv, x, wide + 2 * narrow), [wide + narrow, narrow], -1)
         both = self._turn(split(both, self.head_dim), positions)  # (B, H + Hkv, N, D)
-        q, k = torch.split(both, [self.heads, self.kv_heads], 1)
+        q, k = torch.split(both, [self.num_heads, self.num_kv_heads], 1)
         return q, k, split(v, self.head_dim)
 
     def _turn(self, y: Tensor, positions: Tensor | Angles) -> Tensor:
@@ -246,14 +250,14 @@ class MultiHeadAttention(nn.Module):
 
     def _query(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x alone."""
-        q = part(self.w_qkv, self._rows, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
+        q = part(self.w_qkv, self._rows, x, 0, self.num_heads * self.head_dim) if self.fused else self.w_q(x)
         return split(q, self.head_dim, self.q_norm)
 
     @property
     def _rows(self) -> tuple[int, int, int]:
         """Rows of query, key and value in w_qkv: its own, whatever layer an adapter has put in its place."""
-        narrow = self.kv_heads * self.head_dim
-        return self.heads * self.head_dim, narrow, narrow
+        narrow = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, narrow, narrow
 
     def _check(
         self,
@@ -283,32 +287,37 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             raise ValueError("a cache continues x itself; with a context there is nothing to continue: drop cache=")
 
-    def _check_share(self, heads: int, kv_heads: int) -> None:
+    def _check_share(self, num_heads: int, num_kv_heads: int) -> None:
         """Raise ValueError unless so many heads are a share that one process can attend with alone."""
-        if heads == 0 or self.heads % heads or heads * self.kv_heads != kv_heads * self.heads:
+        if (
+            num_heads == 0
+            or self.num_heads % num_heads
+            or num_heads * self.num_kv_heads != num_kv_heads * self.num_heads
+        ):
             raise ValueError(
-                f"the projections gave {heads} of {self.heads} query heads and {kv_heads} of {self.kv_heads} key/value "
-                "heads. Under tensor parallelism every process has the same share of both: split w_q, w_k and w_v "
-                "alike, over a number of processes that divides them"
+                f"the projections gave {num_heads} of {self.num_heads} query heads and "
+                f"{num_kv_heads} of {self.num_kv_heads} key/value heads. Under tensor parallelism every "
+                "process needs the same share of both: split w_q, w_k and w_v alike, over a number of processes that "
+                "divides them"
             )
         weight = getattr(self.w_o, "weight", None)
-        if isinstance(weight, Tensor) and not is_distributed(weight) and weight.shape[-1] != heads * self.head_dim:
+        if isinstance(weight, Tensor) and not is_distributed(weight) and weight.shape[-1] != num_heads * self.head_dim:
             raise ValueError(
-                f"this process has {heads} of {self.heads} heads of {self.head_dim}, and w_o takes {weight.shape[-1]} "
-                "features: split w_o as well (RowwiseParallel)"
+                f"this process has {num_heads} of {self.num_heads} heads of {self.head_dim}, and w_o takes "
+                f"{weight.shape[-1]} features: split w_o as well (RowwiseParallel)"
             )
         within = [x for x in (self.q_norm, self.k_norm, self.position) if isinstance(x, nn.Module)]
         if any(p.requires_grad and not is_distributed(p) for module in within for p in module.parameters()):
             raise ValueError(
-                f"this process has {heads} of {self.heads} heads, and the weights of its positions or head norms would "
-                "get the gradient of those alone: regard.models.tensor_parallel.parallelize(model, mesh) sees to it"
+                f"this process has {num_heads} of {self.num_heads} heads, and the weights of its positions and norms "
+                "would get the gradient of those only: use regard.models.tensor_parallel.parallelize(model, mesh)"
             )
 
     def _check_all_heads(self, q: Tensor) -> None:
         """Raise ValueError where a process has some of the heads, in a layer that has no way to attend with them."""
-        if q.shape[1] != self.heads:
+        if q.shape[1] != self.num_heads:
             raise ValueError(
-                f"a {type(self).__name__} attends with all of its {self.heads} heads, and the projections gave "
+                f"a {type(self).__name__} attends with all of its {self.num_heads} heads, and the projections gave "
                 f"{q.shape[1]}: its heads cannot be split over processes"
             )
 
@@ -372,34 +381,43 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """What `print(layer)` says of it."""
         usual = {
-            "kv_heads": self.heads,
+            "num_kv_heads": self.num_heads,
             "dropout": 0.0,
             "scale": self.head_dim**-0.5,
             "softcap": None,
             "backend": "auto",
         }
         said = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
-        if len(self.local_heads) != self.heads:
+        if len(self.local_heads) != self.num_heads:
             said.append(f"local_heads={self.local_heads}")
         if self.position is not None and not isinstance(self.position, nn.Module):
             said.append(f"position={self.position!r}")
-        return ", ".join([str(self.d_model), f"heads={self.heads}", f"head_dim={self.head_dim}", *said])
+        return ", ".join([str(self.d_model), f"num_heads={self.num_heads}", f"head_dim={self.head_dim}", *said])
 
 
 def _makes_bias(position: object) -> bool:
     return not isinstance(position, type) and callable(getattr(position, "bias", None))
 
 
-def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None, d_context: int, fused: bool) -> None:
-    for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("d_context", d_context)):
+def _check_sizes(
+    d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None, d_context: int, fused: bool
+) -> None:
+    for name, n in (
+        ("d_model", d_model),
+        ("num_heads", num_heads),
+        ("num_kv_heads", num_kv_heads),
+        ("d_context", d_context),
+    ):
         if n < 1:
             raise ValueError(f"{name} must be at least 1, got {n}")
     if head_dim is not None and head_dim < 1:
         raise ValueError(f"head_dim must be at least 1, got {head_dim}")
-    if head_dim is None and d_model % heads:
-        raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
-    if heads % kv_heads:
-        raise ValueError(f"heads must be a multiple of kv_heads: {heads} heads, {kv_heads} kv_heads")
+    if head_dim is None and d_model % num_heads:
+        raise ValueError(
+            f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
+        )
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
     if fused and d_context != d_model:
         raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
 
@@ -412,12 +430,12 @@ def _count(x: Tensor, start: int) -> Tensor:
 class AttentionLayer(Protocol):
     """A module that attends within x, or to a context.
 
-    d_model: width of x and of the result.  heads: query heads.
+    d_model: width of x and of the result.  num_heads: query heads.
     dropout: on the weights, in training only; 0 for a layer that makes none.
     """
 
     d_model: int
-    heads: int
+    num_heads: int
     dropout: float
 
     def __call__(

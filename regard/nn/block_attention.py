@@ -42,10 +42,10 @@ PAPER = (1024, 3072, 4096)
 Blocks = NDArray[np.int64]
 
 
-def drawn_blocks(tokens: int, size: int, *, heads: int, random: int, seed: int, longest: int) -> Blocks:
+def drawn_blocks(tokens: int, size: int, *, num_heads: int, random: int, seed: int, longest: int) -> Blocks:
     """The blocks drawn for each head and block row but the first and last, (H, R − 2, random), as transformers draws.
 
-    >>> drawn_blocks(36, 4, heads=1, random=1, seed=0, longest=64)[0].T
+    >>> drawn_blocks(36, 4, num_heads=1, random=1, seed=0, longest=64)[0].T
     array([[3, 4, 5, 2, 2, 4, 1]])
 
     tokens: of the text, a multiple of size.  size: tokens of a block.  random: blocks drawn for a row.
@@ -55,11 +55,11 @@ def drawn_blocks(tokens: int, size: int, *, heads: int, random: int, seed: int, 
     numbers = np.random.RandomState(seed)  # the generator behind np.random.seed: its draws are the specification
     rows = tokens // size - 2
     if tokens in PAPER:
-        each = [_drawn_in_front(numbers, longest // size, size, random) for _ in range(heads)]
+        each = [_drawn_in_front(numbers, longest // size, size, random) for _ in range(num_heads)]
         return np.stack(each)[:, :rows]
-    drawn = np.zeros((heads, rows, random), dtype=np.int64)
+    drawn = np.zeros((num_heads, rows, random), dtype=np.int64)
     for row in range(1, rows + 1):
-        for head in range(heads):
+        for head in range(num_heads):
             drawn[head, row - 1] = _drawn_apart(numbers, row, random)
     return drawn
 
@@ -164,7 +164,7 @@ class Repeated(Bias):
 class Plan(NamedTuple):
     """What drawing depends on, beside the blocks."""
 
-    heads: int
+    num_heads: int
     seed: int
     longest: int
 
@@ -178,7 +178,7 @@ def _rules(plan: Plan | None, across: int, size: int, random: int, device: torch
     drawn = np.zeros((1, across - 2, random), dtype=np.int64)
     if plan is not None:
         tokens, longest = across * size, plan.longest
-        drawn = drawn_blocks(tokens, size, heads=plan.heads, random=random, seed=plan.seed, longest=longest)
+        drawn = drawn_blocks(tokens, size, num_heads=plan.num_heads, random=random, seed=plan.seed, longest=longest)
     counts = block_counts(across, torch.from_numpy(drawn))[None]  # (1, H or 1, R, R)
     repeated = Repeated(counts.to(device, torch.int16), size) if bool((counts > 1).any()) else None
     return masks.blocks((counts > 0).to(device), size), repeated
@@ -194,7 +194,7 @@ class BlockAttention(MultiHeadAttention):
     A text of up to (5 + 2·random)·size tokens has too few blocks, and is looked at as a whole, as in transformers. The
     last block of a text may be short. Blocks are drawn in training mode, always the same for one layer and length.
 
-    d_model, heads, backend: as in `MultiHeadAttention`; bias: of the queries, keys and values.
+    d_model, num_heads, backend: as in `MultiHeadAttention`; bias: of the queries, keys and values.
     size: tokens of a block.  random: blocks drawn for each block.  seed: of drawing, the layer's number.
     longest: the most positions of the model, on which drawing depends.
     dropout: on the weights where a text is looked at as a whole; among blocks there is none, as in transformers.
@@ -204,7 +204,7 @@ class BlockAttention(MultiHeadAttention):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
         size: int,
         random: int,
@@ -214,7 +214,7 @@ class BlockAttention(MultiHeadAttention):
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, heads, bias=bias, out_bias=True, fused=True, dropout=dropout, backend=backend)
+        super().__init__(d_model, num_heads, bias=bias, out_bias=True, fused=True, dropout=dropout, backend=backend)
         for name, value, least in (("size", size, 1), ("random", random, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} of blocks must be a whole number of at least {least}, got {value!r}")
@@ -226,7 +226,7 @@ class BlockAttention(MultiHeadAttention):
 
     def rules(self, n: int, device: torch.device) -> tuple[Mask, Bias | None]:
         """Which blocks of a text of n tokens see which, and what counts more than once; None where nothing does."""
-        plan = Plan(self.heads, self.seed, self.longest) if self.training and self.random else None
+        plan = Plan(self.num_heads, self.seed, self.longest) if self.training and self.random else None
         return _rules(plan, -(-n // self.size), self.size, self.random, device)
 
     def _attend(

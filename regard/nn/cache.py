@@ -104,12 +104,12 @@ class GrowingCache:
 class FixedCache:
     """Room for `length` positions taken once: no copying, constant addresses, inference only.
 
-    >>> cache = FixedCache(batch=1, heads=2, length=8, head_dim=4)
+    >>> cache = FixedCache(batch=1, num_kv_heads=2, length=8, head_dim=4)
     >>> k, v = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
     >>> k.shape, cache.nbytes
     (torch.Size([1, 2, 3, 4]), 512)
 
-    heads: key/value heads.  value_dim: width of the values, default head_dim.
+    num_kv_heads: key/value heads.  value_dim: width of the values, default head_dim.
     """
 
     holds_padding = True
@@ -117,7 +117,7 @@ class FixedCache:
     def __init__(
         self,
         batch: int,
-        heads: int,
+        num_kv_heads: int,
         length: int,
         head_dim: int,
         *,
@@ -128,7 +128,7 @@ class FixedCache:
         wide = head_dim if value_dim is None else value_dim
         for name, n in (
             ("batch", batch),
-            ("heads", heads),
+            ("num_kv_heads", num_kv_heads),
             ("length", length),
             ("head_dim", head_dim),
             ("value_dim", wide),
@@ -136,9 +136,9 @@ class FixedCache:
             if n < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
         self._k = torch.empty(
-            batch, heads, length, head_dim, dtype=dtype, device=device
+            batch, num_kv_heads, length, head_dim, dtype=dtype, device=device
         )  # nobody reads what is not used
-        self._v = torch.empty(batch, heads, length, wide, dtype=dtype, device=device)
+        self._v = torch.empty(batch, num_kv_heads, length, wide, dtype=dtype, device=device)
         self._used = 0
 
     def __len__(self) -> int:

@@ -32,8 +32,8 @@ class SlotProjection(nn.Module):
     torch.Size([4096, 256])
 
     positions: the longest sequence; shorter ones use the first rows.  slots: how many keys remain.
-    heads: 1 for one pair of matrices for all heads (the paper's "headwise" sharing), or the layer's key/value heads for
-      a pair each.
+    num_heads: 1 for one pair of matrices for all heads (the paper's "headwise" sharing), or the layer's num_kv_heads
+      for a pair each.
     key_value: one matrix for keys and values (the paper's "key-value" sharing; with one module for all layers its
       "layerwise").
 
@@ -42,12 +42,12 @@ class SlotProjection(nn.Module):
 
     values: nn.Parameter | None
 
-    def __init__(self, positions: int, slots: int, *, heads: int = 1, key_value: bool = False) -> None:
+    def __init__(self, positions: int, slots: int, *, num_heads: int = 1, key_value: bool = False) -> None:
         super().__init__()
-        for name, n in (("positions", positions), ("slots", slots), ("heads", heads)):
+        for name, n in (("positions", positions), ("slots", slots), ("num_heads", num_heads)):
             check_whole(name, n)
-        self.positions, self.slots, self.heads, self.key_value = positions, slots, heads, key_value
-        shape = (positions, slots) if heads == 1 else (heads, positions, slots)
+        self.positions, self.slots, self.num_heads, self.key_value = positions, slots, num_heads, key_value
+        shape = (positions, slots) if num_heads == 1 else (num_heads, positions, slots)
         self.keys = nn.Parameter(torch.empty(shape))
         self.values = None if key_value else nn.Parameter(torch.empty(shape))
         for matrix in (self.keys, self.values):
@@ -60,14 +60,14 @@ class SlotProjection(nn.Module):
         real: (B or 1, M), True where a key counts; others enter every slot as 0.
         Raises ValueError where there are more positions than the matrices have, or other heads.
         """
-        length, heads = kv.k.shape[-2], kv.k.shape[1]
+        length, num_heads = kv.k.shape[-2], kv.k.shape[1]
         if length > self.positions:
             raise ValueError(
                 f"{length} positions came, but this projection has {self.positions}: cut the sequence, or make a "
                 "SlotProjection for longer ones"
             )
-        if self.heads not in (1, heads):
-            raise ValueError(f"this projection is for {self.heads} key/value heads, but the layer has {heads}")
+        if self.num_heads not in (1, num_heads):
+            raise ValueError(f"this projection is for {self.num_heads} key/value heads, but the layer has {num_heads}")
         k, v = kv
         if real is not None:
             hidden = ~real[:, None, :, None]  # (B or 1, 1, M, 1)
@@ -76,7 +76,7 @@ class SlotProjection(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(module)` says of it."""
-        return f"{self.positions} → {self.slots}, heads={self.heads}, key_value={self.key_value}"
+        return f"{self.positions} → {self.slots}, num_heads={self.num_heads}, key_value={self.key_value}"
 
 
 class LinformerAttention(HeadProjections):
@@ -86,7 +86,7 @@ class LinformerAttention(HeadProjections):
     >>> layer(torch.zeros(1, 50, 6)).shape
     torch.Size([1, 50, 6])
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
+    d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
       `regard.nn.attention.MultiHeadAttention`.
     projection: how positions become slots. The same module given to several layers is shared by them.
     values_are_keys: the values are the keys, and there is no W_V.
@@ -98,10 +98,10 @@ class LinformerAttention(HeadProjections):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
         projection: SlotProjection,
-        kv_heads: int | None = None,
+        num_kv_heads: int | None = None,
         head_dim: int | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
@@ -114,8 +114,8 @@ class LinformerAttention(HeadProjections):
     ) -> None:
         super().__init__(
             d_model,
-            heads,
-            kv_heads=kv_heads,
+            num_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             bias=bias,
             out_bias=out_bias,
@@ -125,9 +125,9 @@ class LinformerAttention(HeadProjections):
         )
         if not isinstance(projection, SlotProjection):
             raise TypeError(f"projection must be a SlotProjection, got {type(projection).__name__}")
-        if projection.heads not in (1, self.kv_heads):
+        if projection.num_heads not in (1, self.num_kv_heads):
             raise ValueError(
-                f"the projection is for {projection.heads} key/value heads, but the layer has {self.kv_heads}"
+                f"the projection is for {projection.num_heads} key/value heads, but the layer has {self.num_kv_heads}"
             )
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
@@ -179,7 +179,7 @@ class LinformerAttention(HeadProjections):
         x, context, mask: as in a call of the layer. Raises as it does.
         """
         q, kv = self.projected(x, context)
-        seen = read_seen(mask, len(q), self.heads, q.shape[-2], kv.k.shape[-2], q.device)
+        seen = read_seen(mask, len(q), self.num_heads, q.shape[-2], kv.k.shape[-2], q.device)
         if seen.causal:
             raise ValueError(f"Linformer cannot be causal: {MIXES}. Use MultiHeadAttention or PerformerAttention")
         return q, self.projection(kv, seen.real)
@@ -199,15 +199,15 @@ class LinformerAttention(HeadProjections):
         projection: how positions become slots; it stays where it is, on its device and in its dtype.
         Raises ValueError with the reason for a layer whose attention cannot be over slots.
         """
-        why = cls.refuse(layer)
+        why = cls.unsupported_reason(layer)
         if why is not None:
             raise ValueError(f"no Linformer can take the place of this layer: {why}")
         with torch.device("meta"):  # its own projections would be thrown away
             made = cls(
                 layer.d_model,
-                layer.heads,
+                layer.num_heads,
                 projection=projection,
-                kv_heads=layer.kv_heads,
+                num_kv_heads=layer.num_kv_heads,
                 head_dim=layer.head_dim,
                 fused=layer.fused,
                 dropout=layer.dropout,
@@ -218,7 +218,7 @@ class LinformerAttention(HeadProjections):
         return made.train(layer.training)
 
     @staticmethod
-    def refuse(layer: MultiHeadAttention) -> str | None:
+    def unsupported_reason(layer: MultiHeadAttention) -> str | None:
         """Why a Linformer cannot take the place of a layer, or None."""
         if layer.position is not None:
             return f"it has positions ({type(layer.position).__name__}), and a slot mixes all of them"
@@ -244,7 +244,7 @@ class LinformerAttention(HeadProjections):
             module.to_q.in_features,
             module.heads,
             projection=own if projection is None else projection,
-            kv_heads=module.to_k.out_features // module.dim_head,
+            num_kv_heads=module.to_k.out_features // module.dim_head,
             head_dim=module.dim_head,
             bias=False,
             out_bias=True,
@@ -264,7 +264,7 @@ class LinformerAttention(HeadProjections):
 
     def extra_repr(self) -> str:
         """What `print(layer)` says of it."""
-        return f"{self.d_model}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"
+        return f"{self.d_model}, num_heads={self.num_heads}, head_dim={self.head_dim}, num_kv_heads={self.num_kv_heads}"
 
 
 MIXES = "a slot mixes all positions, later ones too, so a query that sees any slot sees what is ahead of it"

@@ -40,7 +40,7 @@ class PerformerAttention(HeadProjections):
     >>> layer(torch.zeros(1, 50, 6), mask=regard.masks.causal()).shape
     torch.Size([1, 50, 6])
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `regard.MultiHeadAttention`.
+    d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `regard.MultiHeadAttention`.
     features: m, default D·ln D. The error falls as 1/√m, and grows as e to the size of the scores.
     seed: of the random directions, which all heads share and which are saved with the weights.
     position: a regard.positions.Rotary or None. Biases act on scores, which are never made here.
@@ -60,11 +60,11 @@ class PerformerAttention(HeadProjections):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
         features: int | None = None,
         seed: int = 0,
-        kv_heads: int | None = None,
+        num_kv_heads: int | None = None,
         head_dim: int | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
@@ -76,8 +76,8 @@ class PerformerAttention(HeadProjections):
     ) -> None:
         super().__init__(
             d_model,
-            heads,
-            kv_heads=kv_heads,
+            num_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             bias=bias,
             out_bias=out_bias,
@@ -141,7 +141,7 @@ class PerformerAttention(HeadProjections):
         check_whole("length", length)
         like = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device=device)
         state = PerformerState()
-        state.store(no_keys(batch, self.kv_heads, self.features, self.head_dim, like), 0, self.directions)
+        state.store(no_keys(batch, self.num_kv_heads, self.features, self.head_dim, like), 0, self.directions)
         return state
 
     def forward(
@@ -232,16 +232,16 @@ class PerformerAttention(HeadProjections):
         features, seed, epsilon: as in the constructor. Dropout on the weights is left out: there are none.
         Raises ValueError with the reason for a layer whose attention features cannot estimate.
         """
-        why = cls.refuse(layer)
+        why = cls.unsupported_reason(layer)
         if why is not None:
             raise ValueError(f"no Performer can take the place of this layer: {why}")
         with torch.device("meta"):  # its own projections would be thrown away
             made = cls(
                 layer.d_model,
-                layer.heads,
+                layer.num_heads,
                 features=features,
                 seed=seed,
-                kv_heads=layer.kv_heads,
+                num_kv_heads=layer.num_kv_heads,
                 head_dim=layer.head_dim,
                 fused=layer.fused,
                 position=layer.position if isinstance(layer.position, Rotary) else None,
@@ -253,7 +253,7 @@ class PerformerAttention(HeadProjections):
         return made.train(layer.training)
 
     @staticmethod
-    def refuse(layer: MultiHeadAttention) -> str | None:
+    def unsupported_reason(layer: MultiHeadAttention) -> str | None:
         """Why a Performer cannot take the place of a layer, or None."""
         if not (layer.position is None or isinstance(layer.position, Rotary)):
             return f"its positions ({type(layer.position).__name__}) are added to scores, and features make none"
@@ -298,5 +298,5 @@ class PerformerAttention(HeadProjections):
 
     def extra_repr(self) -> str:
         """What `print(layer)` says of it."""
-        said = f"{self.d_model}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"
+        said = f"{self.d_model}, num_heads={self.num_heads}, head_dim={self.head_dim}, num_kv_heads={self.num_kv_heads}"
         return f"{said}, features={self.features}" + (f", epsilon={self.epsilon}" if self.epsilon else "")

@@ -20,12 +20,12 @@ class HeadProjections(nn.Module):
     """The linear maps of a layer that attends in its own way; the layer itself says how, in its `forward`.
 
     >>> import torch
-    >>> maps = HeadProjections(6, 2, kv_heads=1, head_dim=None, bias=True, out_bias=True)
+    >>> maps = HeadProjections(6, 2, num_kv_heads=1, head_dim=None, bias=True, out_bias=True)
     >>> q, (k, v) = maps.queries(torch.zeros(1, 5, 6)), maps.keys(torch.zeros(1, 7, 6))
     >>> q.shape, k.shape
     (torch.Size([1, 2, 5, 3]), torch.Size([1, 1, 7, 3]))
 
-    d_model, heads, kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `MultiHeadAttention`.
+    d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `MultiHeadAttention`.
     values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
 
     Raises TypeError for sizes that are no whole numbers, ValueError for sizes below 1 or that do not divide, and for
@@ -39,9 +39,9 @@ class HeadProjections(nn.Module):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
-        kv_heads: int | None,
+        num_kv_heads: int | None,
         head_dim: int | None,
         bias: bool,
         out_bias: bool | None,
@@ -50,13 +50,13 @@ class HeadProjections(nn.Module):
         values_are_keys: bool = False,
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        _check_sizes(d_model, heads, kv_heads, head_dim)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_sizes(d_model, num_heads, num_kv_heads, head_dim)
         if fused and values_are_keys:
             raise ValueError("fused projections have a W_V: leave out fused=, or values_are_keys=")
-        self.d_model, self.heads, self.kv_heads, self.fused = d_model, heads, kv_heads, fused
-        self.head_dim = d_model // heads if head_dim is None else head_dim
-        wide, narrow = heads * self.head_dim, kv_heads * self.head_dim
+        self.d_model, self.num_heads, self.num_kv_heads, self.fused = d_model, num_heads, num_kv_heads, fused
+        self.head_dim = d_model // num_heads if head_dim is None else head_dim
+        wide, narrow = num_heads * self.head_dim, num_kv_heads * self.head_dim
         if fused:
             self.w_qkv = Joined(d_model, (wide, narrow, narrow), bias=bias)
         else:
@@ -74,8 +74,8 @@ class HeadProjections(nn.Module):
     def queries(self, x: Tensor) -> Tensor:
         """q (B, H, N, D) of x (B, N, d_model). Raises ValueError for another width."""
         self._check_x(x)
-        q = part(self.w_qkv, self._rows, x, 0, self.heads * self.head_dim) if self.fused else self.w_q(x)
-        return self._split(q, self.heads, self.q_norm)
+        q = part(self.w_qkv, self._rows, x, 0, self.num_heads * self.head_dim) if self.fused else self.w_q(x)
+        return self._split(q, self.num_heads, self.q_norm)
 
     def keys(self, context: Tensor) -> ContextKeys:
         """Keys and values (B, Hkv, M, D) of a context (B, M, d_model), made once for many calls to look at."""
@@ -99,7 +99,7 @@ class HeadProjections(nn.Module):
             return self.queries(x), self.looked_at(x, context)
         self._check_x(x)
         q, k, v = torch.split(whole_output(self.w_qkv, x, sum(self._rows)), list(self._rows), -1)
-        return self._split(q, self.heads, self.q_norm), self._pair(k, v)
+        return self._split(q, self.num_heads, self.q_norm), self._pair(k, v)
 
     def joined(self, out: Tensor) -> Tensor:
         """Heads (B, H, N, D) side by side through W_O, (B, N, d_model)."""
@@ -108,13 +108,13 @@ class HeadProjections(nn.Module):
     def _pair(self, k: Tensor, v: Tensor | None) -> ContextKeys:
         """(B, M, Hkv·D) each → (B, Hkv, M, D); without values they are the keys, before any norm."""
         values = k if v is None else v
-        return ContextKeys(self._split(k, self.kv_heads, self.k_norm), self._split(values, self.kv_heads))
+        return ContextKeys(self._split(k, self.num_kv_heads, self.k_norm), self._split(values, self.num_kv_heads))
 
-    def _split(self, y: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+    def _split(self, y: Tensor, num_heads: int, norm: nn.Module | None = None) -> Tensor:
         """(B, N, h·D) → (B, h, N, D). Raises ValueError for some of the heads: they share learnt and kept numbers."""
-        if y.shape[-1] != heads * self.head_dim:
+        if y.shape[-1] != num_heads * self.head_dim:
             raise ValueError(
-                f"a projection of a {type(self).__name__} gave {y.shape[-1]} features and not {heads} heads of "
+                f"a projection of a {type(self).__name__} gave {y.shape[-1]} features and not {num_heads} heads of "
                 f"{self.head_dim}: its heads cannot be split over processes"
             )
         return split(y, self.head_dim, norm)
@@ -122,22 +122,29 @@ class HeadProjections(nn.Module):
     @property
     def _rows(self) -> tuple[int, int, int]:
         """Rows of query, key and value in w_qkv."""
-        narrow = self.kv_heads * self.head_dim
-        return self.heads * self.head_dim, narrow, narrow
+        narrow = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, narrow, narrow
 
     def _check_x(self, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
 
 
-def _check_sizes(d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
-    for name, n in (("d_model", d_model), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+def _check_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+    for name, n in (
+        ("d_model", d_model),
+        ("num_heads", num_heads),
+        ("num_kv_heads", num_kv_heads),
+        ("head_dim", head_dim),
+    ):
         if n is not None:
             check_whole(name, n)
-    if head_dim is None and d_model % heads:
-        raise ValueError(f"d_model {d_model} does not divide by {heads} heads; give head_dim= to choose another size")
-    if heads % kv_heads:
-        raise ValueError(f"heads must be a multiple of kv_heads: {heads} heads, {kv_heads} kv_heads")
+    if head_dim is None and d_model % num_heads:
+        raise ValueError(
+            f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
+        )
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
 
 
 class Seen(NamedTuple):
@@ -147,7 +154,7 @@ class Seen(NamedTuple):
     causal: bool
 
 
-def read_seen(mask: object, batch: int, heads: int, nq: int, nk: int, device: torch.device) -> Seen:
+def read_seen(mask: object, batch: int, num_heads: int, nq: int, nk: int, device: torch.device) -> Seen:
     """Read a mask as padding, causal, or both.
 
     >>> from regard.masks import causal, padding
@@ -155,14 +162,14 @@ def read_seen(mask: object, batch: int, heads: int, nq: int, nk: int, device: to
     Seen(real=tensor([[ True,  True, False]]), causal=True)
 
     mask: a mask, booleans that broadcast to (B, H, Nq, Nk), or None.
-    batch, heads, nq, nk: the sizes of the call.
+    batch, num_heads, nq, nk: the sizes of the call.
 
     Raises ValueError for a mask that hides different keys from different queries otherwise than causally.
     """
-    given = as_mask(mask, (batch, heads, nq, nk))
+    given = as_mask(mask, (batch, num_heads, nq, nk))
     if given is None:
         return Seen(None, False)
-    given.fit(batch, heads, nq, nk)
+    given.fit(batch, num_heads, nq, nk)
     causal, real = False, None
     for mask_part in _parts(given):
         if isinstance(mask_part, Causal):

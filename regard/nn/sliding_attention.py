@@ -113,10 +113,10 @@ class Roles(Mask):
         """By batch row, the same for all heads."""
         return max(len(self.tokens), len(self.chosen)), 1
 
-    def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
+    def fit(self, batch: int, num_heads: int, nq: int, nk: int) -> None:
         """Raise ValueError for another number of texts or tokens."""
-        super().fit(batch, heads, nq, nk)
-        self._plain.fit(batch, heads, nq, nk)
+        super().fit(batch, num_heads, nq, nk)
+        self._plain.fit(batch, num_heads, nq, nk)
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j)."""
@@ -147,13 +147,13 @@ class GlobalRows(nn.Module):
     >>> GlobalRows(6, 2)(torch.zeros(2, 3, 6), roles).shape
     torch.Size([2, 2, 6])
 
-    d_model, heads, backend: as of the layer that they belong to.  dropout: on the weights, in training only.
+    d_model, num_heads, backend: as of the layer that they belong to.  dropout: on the weights, in training only.
     """
 
-    def __init__(self, d_model: int, heads: int, *, dropout: float = 0.0, backend: str = "auto") -> None:
+    def __init__(self, d_model: int, num_heads: int, *, dropout: float = 0.0, backend: str = "auto") -> None:
         super().__init__()
         self.w_q, self.w_kv = Linear(d_model, d_model), Joined(d_model, (d_model, d_model))
-        self.head_dim, self.dropout, self.backend = d_model // heads, dropout, backend
+        self.head_dim, self.dropout, self.backend = d_model // num_heads, dropout, backend
 
     def forward(self, x: Tensor, roles: Roles) -> Tensor:
         """x (B, N, d) → (B, G, d), in the order of `roles.places`; zeros where a text has fewer global tokens."""
@@ -177,7 +177,7 @@ class SlidingAttention(MultiHeadAttention):
     A local token scores its window and the global tokens together, in one softmax, with w_qkv. A global
     token's row comes from `whole`, whose projections are its own.
 
-    d_model, heads, dropout, backend: as in `MultiHeadAttention`.  reach: tokens of the window on each side.
+    d_model, num_heads, dropout, backend: as in `MultiHeadAttention`.  reach: tokens of the window on each side.
     dilation: the window has every dilation-th token, so it reaches reach·dilation far.
     Raises ValueError for a reach or a dilation below 1, and as `MultiHeadAttention`.
     """
@@ -185,19 +185,19 @@ class SlidingAttention(MultiHeadAttention):
     def __init__(
         self,
         d_model: int,
-        heads: int,
+        num_heads: int,
         *,
         reach: int,
         dilation: int = 1,
         dropout: float = 0.0,
         backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, heads, fused=True, dropout=dropout, backend=backend)
+        super().__init__(d_model, num_heads, fused=True, dropout=dropout, backend=backend)
         for name, value in (("reach", reach), ("dilation", dilation)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} of a sliding window must be a whole number of at least 1, got {value!r}")
         self.reach, self.dilation = reach, dilation
-        self.whole = GlobalRows(d_model, heads, dropout=dropout, backend=backend)
+        self.whole = GlobalRows(d_model, num_heads, dropout=dropout, backend=backend)
 
     def _attend(
         self,

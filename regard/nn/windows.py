@@ -108,15 +108,15 @@ def _regions(n: int, side: int, shift: int, device: torch.device) -> Tensor:
 class WindowTable(Swin):
     """Swin's relative positions in square windows, also in smaller ones, which use the middle of the table.
 
-    >>> WindowTable(7, heads=3).bias(torch.zeros(1, 3, 25, 8), 1.0)
+    >>> WindowTable(7, num_heads=3).bias(torch.zeros(1, 3, 25, 8), 1.0)
     Windowed(5×5 patches, 3 heads)
 
     A number of the table is of an offset between two tokens, which means the same in a window of any size.
     side: tokens of a window's side.
     """
 
-    def __init__(self, side: int, heads: int) -> None:
-        super().__init__((side, side), heads)
+    def __init__(self, side: int, num_heads: int) -> None:
+        super().__init__((side, side), num_heads)
 
     def bias(self, q: Tensor, scale: float) -> Windowed:
         """The bias for q (…, N, D), N being the square of a side."""

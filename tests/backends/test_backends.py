@@ -286,7 +286,7 @@ def test_names_are_the_modules_and_each_has_the_three_functions():
     for name in NAMES:
         module = backends.load(name)
         assert module.__name__ == f"regard.backends.{name}"
-        assert all(callable(getattr(module, function)) for function in ("refuse", "how", "run"))
+        assert all(callable(getattr(module, function)) for function in ("unsupported_reason", "how", "run"))
 
 
 # --------------------------------------------------------------------------------------------------- the order of speed
@@ -387,7 +387,7 @@ def test_auto_is_the_fastest_that_can_and_slowest_is_the_definition(name, device
     ranked = backends.ranked(call)
     assert sorted(ranked) == sorted(NAMES)
     assert ranked[-1] == "reference"
-    able = [n for n in ranked if backends.load(n).refuse(call) is None]
+    able = [n for n in ranked if backends.load(n).unsupported_reason(call) is None]
     assert backends.choose(call) is backends.load(able[0])
 
 

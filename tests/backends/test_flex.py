@@ -102,7 +102,7 @@ def test_text_with_other_global_tokens_and_padding_runs_through_the_same_kernel(
 
 
 def test_other_blocks_run_through_the_same_kernel():
-    drawn = [masks.random_blocks(NK, 5, count=2, seed=s, heads=H) for s in range(3)]
+    drawn = [masks.random_blocks(NK, 5, count=2, seed=s, num_heads=H) for s in range(3)]
     assert graphs_for(*((mask, NK) for mask in drawn)) == [1, 0, 0]
 
 

@@ -27,7 +27,7 @@ def test_output_is_that_of_attention_to_the_bit_and_lse_obeys_the_rule(backend):
     for case in SAMPLED[:: 5 if backend == "flex" else 1]:  # which is traced anew for each
         q, k, v, extra = case.build(torch.float32)
         call, truth, baseline = truth_and_baseline(case, torch.float32, 2)
-        if backend != "auto" and backends.load(backend).refuse(call) is not None:
+        if backend != "auto" and backends.load(backend).unsupported_reason(call) is not None:
             continue
         output, lse = engines.forward(call, backend)
         assert torch.equal(output, regard.attention(q, k, v, **extra, backend=backend)), f"{case}"

@@ -19,7 +19,7 @@ from regard.testing import assert_rule
 
 B, H, KV, N, D, DV = 2, 6, 2, 211, 5, 3
 LONGFORMER = masks.window(11, 7) | masks.globals([0, 130])
-BIGBIRD = masks.random_blocks(N, 8, count=2, seed=0, heads=H) | masks.window(9, 9) | masks.globals([0, N - 1])
+BIGBIRD = masks.random_blocks(N, 8, count=2, seed=0, num_heads=H) | masks.window(9, 9) | masks.globals([0, N - 1])
 PADDED = LONGFORMER & masks.padding([N, 90])
 DILATED = masks.dilated(9, 7, 11) | masks.globals([3])
 MASKS = {"longformer": LONGFORMER, "bigbird": BIGBIRD, "padded": PADDED, "dilated": DILATED}

@@ -45,12 +45,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """The calls that went to the kernels, in tiles of 16 × 16, on whatever device they are."""
     calls: list[Call] = []
 
-    def refuse(call: Call) -> str | None:
+    def unsupported_reason(call: Call) -> str | None:
         why = "nothing is hidden" if call.mask is None else sparse_gpu.refuse_anywhere(call)
         calls.extend([call] if why is None else [])
         return why
 
-    monkeypatch.setattr(sparse_gpu, "refuse", refuse)
+    monkeypatch.setattr(sparse_gpu, "unsupported_reason", unsupported_reason)
     monkeypatch.setattr(sparse_gpu, "tile_size", lambda call: (16, 16))
     monkeypatch.setattr(rules, "_KEPT", {})
     return calls
@@ -101,7 +101,7 @@ def test_shapes_dtypes_and_arguments(shape: str, arguments: str, dtype: torch.dt
     [
         masks.window(20, 9) | masks.globals([0, 40]),
         masks.window(9, 9) & masks.padding([71, 30]) & masks.queries(torch.arange(53)[None] % 7 > 0),
-        masks.random_blocks(71, 8, count=2, seed=0, heads=2) | masks.window(3, 0),
+        masks.random_blocks(71, 8, count=2, seed=0, num_heads=2) | masks.window(3, 0),
         masks.dilated(3, 3, 5),
         masks.window(16, 0),
     ],
@@ -181,7 +181,7 @@ def test_tiles_are_as_small_as_a_bias_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert "one number" in sparse_gpu.refuse_anywhere(prepare(q, k, v, bias=Repeated(counts, 10)))
 
 
-# ----------------------------------------------------------------------------------------------------- what they refuse
+# --------------------------------------------------------------------------------------------------- what they refuse
 
 
 def test_what_the_kernels_do_not_do_is_computed_otherwise(launched: list[Call]) -> None:

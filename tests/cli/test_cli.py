@@ -412,7 +412,7 @@ def test_scale_of_ones_own_is_not_called_division_by_the_root(run):
 
 def test_heads_split_the_demo_and_one_is_shown(run):
     out = run("steps", "--heads", "2", "--head", "1")
-    truth = regard.steps(x=X, w_q=np.eye(4), w_k=np.eye(4), w_v=np.eye(4), heads=2).weights[0, 1]
+    truth = regard.steps(x=X, w_q=np.eye(4), w_k=np.eye(4), w_v=np.eye(4), num_heads=2).weights[0, 1]
     assert "shown: batch 0, head 1 of (1, 2)\n" in out
     assert "so q = k = v = x, split into 2 heads\n" in out
     np.testing.assert_allclose(np.array(matrices(out)["weights"][2], float), truth, atol=5.1e-5)
@@ -489,7 +489,7 @@ def test_compressed_npz_with_x_and_matrices_gives_their_steps(run):
         **{name: random.normal(size=(5, 14)) for name in ("w_q", "w_k", "w_v")},
     }
     np.savez_compressed("a.npz", **arrays)
-    truth = regard.steps(**arrays, heads=2)
+    truth = regard.steps(**arrays, num_heads=2)
     np.testing.assert_array_equal(values_of(run, "--input", "a.npz", "--heads", "2")["output"], truth.output)
     found = matrices(run("steps", "--input", "a.npz", "--heads", "2", "--batch", "1", "--head", "1"))
     np.testing.assert_allclose(np.array(found["x"][2], float), arrays["x"][1], atol=5.1e-5)
@@ -871,8 +871,12 @@ def test_cost_in_a_pipe_is_the_whole_table(run, monkeypatch, lang):
 
 
 def test_cost_takes_every_size(run):
-    sizes = {"kv_heads": 2, "head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
-    options = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    sizes = {"num_kv_heads": 2, "head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
+    options = [
+        part
+        for name, value in sizes.items()
+        for part in (f"--{name.removeprefix('num_').replace('_', '-')}", str(value))
+    ]
     assert json.loads(run(*COST, *options, "--json")) == regard.cost(1000, 512, 8, **sizes).as_dict()
 
 

@@ -31,10 +31,10 @@ from regard.tables import width
 from regard.viz.growth_curves import Curves, growth_curves
 
 # Every size is different, so that no two letters of a formula can be mistaken for each other.
-SIZES = {"heads": 6, "kv_heads": 2, "head_dim": 11, "batch": 3, "dtype": "float64"}
+SIZES = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "batch": 3, "dtype": "float64"}
 WAYS_SIZES = {"window": 4, "global_tokens": 2, "slots": 7, "features": 13}
 LETTERS = {"n": 23, "H": 6, "Hkv": 2, "D": 11, "B": 3, "s": 8, "k": 7, "m": 13}
-SMALL = {"heads": 1, "head_dim": 4, "window": 3, "slots": 3, "features": 5}
+SMALL = {"num_heads": 1, "head_dim": 4, "window": 3, "slots": 3, "features": 5}
 COMMAND = ["cost", "--compare", "--n", "256", "--d-model", "24", "--heads", "3", "--lang", "en"]
 
 
@@ -84,7 +84,7 @@ def test_operations_of_low_rank_and_kernel_are_those_that_run():
 
 
 def test_only_full_attention_grows_as_the_square():
-    counts = growth([2**14, 2**15], heads=12, head_dim=64).counts
+    counts = growth([2**14, 2**15], num_heads=12, head_dim=64).counts
     steps = {way: counts[way][2**15].flops / counts[way][2**14].flops for way in WAYS}
     assert steps["full"] == 4
     assert steps["low-rank"] == steps["kernel"] == 2
@@ -126,7 +126,7 @@ def test_values_for_json_are_plain():
         ([5], {"slots": 0}, r"slots.*1.*0"),
         ([5], {"features": 0}, r"features.*1.*0"),
         ([5], {"window": -1}, r"window.*0.*-1"),
-        ([5], {"kv_heads": 4}, r"kv_heads.*kv_heads=4.*heads=6"),
+        ([5], {"num_kv_heads": 4}, r"num_kv_heads=4.*num_heads=6"),
         ([5], {"dtype": "int8"}, r"dtype.*float64"),
     ],
 )
@@ -299,7 +299,7 @@ def test_curves_that_do_not_fit_are_refused(lengths, panels, message):
 def test_command_prints_what_is_counted(capsys):
     assert main(COMMAND) == 0
     out = capsys.readouterr().out
-    expected = growth(lengths_up_to(256), heads=3, head_dim=8).text("en")
+    expected = growth(lengths_up_to(256), num_heads=3, head_dim=8).text("en")
     assert [line for line in expected.split("\n") if line not in out.split("\n")] == []
 
 
@@ -321,7 +321,9 @@ def test_command_takes_every_size(capsys):
     sizes = ["--window", "4", "--global-tokens", "2", "--slots", "7", "--features", "13", "--batch", "3"]
     assert main([*COMMAND, *sizes, "--kv-heads", "1", "--dtype", "float64", "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
-    expected = growth(lengths_up_to(256), heads=3, kv_heads=1, head_dim=8, batch=3, dtype="float64", **WAYS_SIZES)
+    expected = growth(
+        lengths_up_to(256), num_heads=3, num_kv_heads=1, head_dim=8, batch=3, dtype="float64", **WAYS_SIZES
+    )
     assert given == expected.as_dict()
 
 

@@ -101,7 +101,7 @@ def models(folder: Path) -> Writer:
     made = []
     for n, side in enumerate(["generation_config.json", "modules.json"]):
         torch.manual_seed(n)
-        tiny = transformer(499, start=1, end=2, pad=0, d_model=32, heads=2, layers=1, d_ff=64)
+        tiny = transformer(499, start=1, end=2, pad=0, d_model=32, num_heads=2, layers=1, d_ff=64)
         tiny.save(folder / str(n))
         (folder / str(n) / side).write_text("{}" if n == 0 else "[]")
         made.append(regard.load(folder / str(n)))

@@ -113,21 +113,21 @@ def test_keys_of_several_chunks_are_combined(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_as_it_is_loaded_has_kernels(name, dtype, tmp_path):
     model = model_of(name, tmp_path, dtype)
-    assert cuda_step.refuse(model.tower, model.head, dtype) is None
+    assert cuda_step.unsupported_reason(model.tower, model.head, dtype) is None
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(30, bias=False), nn.Identity()], ids=["without a bias", "of no kind"])
 @pytest.mark.parametrize("place", ["last", "attention", "feed-forward"])
 def test_norms_that_the_kernels_do_not_have_are_refused(norm, place, tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
-    assert cuda_step.refuse(model.tower, model.head, torch.float32) is None
+    assert cuda_step.unsupported_reason(model.tower, model.head, torch.float32) is None
     if place == "last":
         model.tower.norm = norm
     elif place == "attention":
         model.tower.blocks[1].attention_norm = norm
     else:
         model.tower.blocks[1].feed_forward_norm = norm
-    why = cuda_step.refuse(model.tower, model.head, torch.float32)
+    why = cuda_step.unsupported_reason(model.tower, model.head, torch.float32)
     assert why is not None
     assert "LayerNorm" in why
 
@@ -157,7 +157,7 @@ def test_what_was_added_to_a_model_is_not_passed_over_by_its_kernels(what, tmp_p
     model = model_of("LLaMA", tmp_path, torch.float32)
     ADDED[what](model.tower.blocks[1])
     why = "somebody hooks into its layers, or has put others in their place, and the kernels call no layer"
-    assert cuda_step.refuse(model.tower, model.head, torch.float32) == why
+    assert cuda_step.unsupported_reason(model.tower, model.head, torch.float32) == why
 
 
 def test_weights_that_lie_otherwise_in_memory_are_refused(tmp_path):
@@ -165,14 +165,14 @@ def test_weights_that_lie_otherwise_in_memory_are_refused(tmp_path):
     layer = model.tower.blocks[1].attention.w_o
     layer.weight = nn.Parameter(layer.weight.detach().T.contiguous().T)  # the same numbers
     why = "the kernels read weights row after row, and some lie otherwise in memory"
-    assert cuda_step.refuse(model.tower, model.head, torch.float32) == why
+    assert cuda_step.unsupported_reason(model.tower, model.head, torch.float32) == why
 
 
 def test_a_backend_that_a_layer_asks_for_is_refused(tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
     model.tower.blocks[1].attention.backend = "reference"
     why = "its attention asks for the backend 'reference'"
-    assert cuda_step.refuse(model.tower, model.head, torch.float32) == why
+    assert cuda_step.unsupported_reason(model.tower, model.head, torch.float32) == why
 
 
 @torch.no_grad()
@@ -190,7 +190,7 @@ def test_a_step_is_captured_only_where_there_is_triton(missing, tmp_path, monkey
 def test_norms_of_each_head_are_refused(name, tmp_path):
     model = model_of("LLaMA", tmp_path, torch.float32)
     setattr(model.tower.blocks[1].attention, name, nn.RMSNorm(10))
-    assert "norms" in cuda_step.refuse(model.tower, model.head, torch.float32)
+    assert "norms" in cuda_step.unsupported_reason(model.tower, model.head, torch.float32)
 
 
 def test_a_replay_sees_neither_who_watches_nor_autocast():

@@ -11,15 +11,15 @@ from regard.nn.linformer import LinformerAttention, SlotProjection
 from regard.nn.performer import PerformerAttention
 from regard.positions import Rotary
 
-SHARED = {"shared by heads": {}, "per head": {"heads": 2}, "keys and values": {"key_value": True}}
+SHARED = {"shared by heads": {}, "per head": {"num_heads": 2}, "keys and values": {"key_value": True}}
 
 
 def linformer(**options):
-    return LinformerAttention(12, 4, kv_heads=2, projection=SlotProjection(23, 5, **options)).double()
+    return LinformerAttention(12, 4, num_kv_heads=2, projection=SlotProjection(23, 5, **options)).double()
 
 
 def performer(**options):
-    return PerformerAttention(12, 4, kv_heads=2, features=19, **options).double()
+    return PerformerAttention(12, 4, num_kv_heads=2, features=19, **options).double()
 
 
 def numbers(*shape):

@@ -58,7 +58,10 @@ EXTRAS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_output_is_that_of_attention_to_the_bit_whichever_backend(extra, backend):
     q, k, v = tensors()
-    if backend != "auto" and regard.backends.load(backend).refuse(prepare(q, k, v, **EXTRAS[extra])) is not None:
+    if (
+        backend != "auto"
+        and regard.backends.load(backend).unsupported_reason(prepare(q, k, v, **EXTRAS[extra])) is not None
+    ):
         with pytest.raises(ValueError, match=rf"backend.*'{backend}'"):
             regard.look(q, k, v, **EXTRAS[extra], backend=backend)
         return
@@ -93,7 +96,7 @@ def test_gradients_of_the_output_are_those_of_attention(extra, backend):
         function(**{**EXTRAS[extra], **mine}, backend=backend).backward(towards)
         return [leaf.grad for leaf in mine.values()]
 
-    if backend == "sdpa" and regard.backends.sdpa.refuse(prepare(q, k, v, **EXTRAS[extra])) is not None:
+    if backend == "sdpa" and regard.backends.sdpa.unsupported_reason(prepare(q, k, v, **EXTRAS[extra])) is not None:
         pytest.skip("torch's SDPA does not do this call")
     expected = gradients(regard.attention)
     found = gradients(lambda **arguments: regard.look(**arguments, measures=NAMES).output)

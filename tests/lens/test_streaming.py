@@ -75,7 +75,7 @@ class Drawn(Case):
 
     def build(self, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         s, random = self.sizes, torch.Generator().manual_seed(17)
-        shapes = (s.heads, s.nq, s.d), (s.kv_heads, s.nk, s.d), (s.kv_heads, s.nk, s.dv)
+        shapes = (s.num_heads, s.nq, s.d), (s.num_kv_heads, s.nk, s.d), (s.num_kv_heads, s.nk, s.dv)
         q, k, v = (torch.randn(s.batch, *shape, generator=random).to(dtype) for shape in shapes)
         return q, k, v, {"mask": MASKS[self.mask](s), **ARGUMENTS[self.arguments](s, dtype)}
 

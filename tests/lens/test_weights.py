@@ -56,11 +56,11 @@ def test_other_dtypes_are_weighed_in_fp32_or_wider(dtype):
 @pytest.mark.parametrize("rows_at_once", [1, 3, 1000])
 def test_one_key_per_query_is_its_cell_of_the_dense_weights(arguments, rows_at_once, monkeypatch):
     shape = SHAPES["fewer queries, grouped, narrow v"]
-    monkeypatch.setattr(weights, "PAIR_CELLS", rows_at_once * shape.batch * shape.heads * shape.d)
+    monkeypatch.setattr(weights, "PAIR_CELLS", rows_at_once * shape.batch * shape.num_heads * shape.d)
     for mask in MASKS:
         case = Case("fewer queries, grouped, narrow v", mask, arguments)
         call, truth, baseline = truth_and_baseline(case, torch.float32, 3)
-        keys = torch.randint(0, shape.nk, (shape.batch, shape.heads, shape.nq))
+        keys = torch.randint(0, shape.nk, (shape.batch, shape.num_heads, shape.nq))
         chosen = [
             {"weights": made["weights"].gather(-1, keys.unsqueeze(-1)).squeeze(-1), "lse": made["lse"]}
             for made in (baseline, truth)

@@ -371,7 +371,7 @@ EXACT = {
     "queries, none": lambda nq, nk: queries([]),
     "queries, booleans": lambda nq, nk: queries([[(i + b) % 3 == 0 for i in range(nq)] for b in range(3)]),
     "not queries": lambda nq, nk: ~queries([nq // 2]),
-    "blocks": lambda nq, nk: random_blocks(6, 2, count=2, seed=1, heads=2),
+    "blocks": lambda nq, nk: random_blocks(6, 2, count=2, seed=1, num_heads=2),
     "blocks, offset": lambda nq, nk: random_blocks(9, 2, count=2, seed=1, offset=[-2, 3]),
     "dense": lambda nq, nk: dense(torch.rand(2, 3, nq, nk, generator=torch.Generator().manual_seed(nq)) < 0.7),
     "dense, one row": lambda nq, nk: dense([[j % 3 != 1 for j in range(nk)]]),
@@ -459,7 +459,7 @@ def test_random_blocks_are_reproducible_and_leave_the_global_generator_alone():
 
 def test_random_blocks_of_other_seeds_and_of_other_heads_differ():
     assert random_blocks(24, 2, count=3, seed=5) != random_blocks(24, 2, count=3, seed=6)
-    cells = random_blocks(24, 2, count=3, seed=5, heads=3).dense(24)
+    cells = random_blocks(24, 2, count=3, seed=5, num_heads=3).dense(24)
     assert cells.shape == (1, 3, 24, 24)
     assert not torch.equal(cells[0, 0], cells[0, 1])
     assert not torch.equal(cells[0, 1], cells[0, 2])
@@ -467,7 +467,7 @@ def test_random_blocks_of_other_seeds_and_of_other_heads_differ():
 
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_each_block_of_queries_sees_so_many_blocks_of_keys(count):
-    cells = random_blocks(11, 3, count=count, seed=2, heads=5).dense(11)  # 4 blocks, the last of 2 positions
+    cells = random_blocks(11, 3, count=count, seed=2, num_heads=5).dense(11)  # 4 blocks, the last of 2 positions
     seen = cells[0, :, ::3, ::3]  # (5, 4, 4), one cell of each block
     assert torch.equal(seen.sum(-1), torch.full((5, 4), count))
     assert torch.equal(seen.repeat_interleave(3, 1).repeat_interleave(3, 2)[:, :11, :11], cells[0])
@@ -675,7 +675,7 @@ SUMMARISED = {
     "queries(<2×3 booleans, 4 True>)": queries(BOOLEANS),
     "blocks(<2×3 booleans, 4 True>, size=5)": blocks(BOOLEANS, 5),
     "blocks(<7×2×2 booleans, 14 True>, size=4, offset=[0, 1])": random_blocks(
-        8, 4, count=1, seed=0, heads=7, offset=[0, 1]
+        8, 4, count=1, seed=0, num_heads=7, offset=[0, 1]
     ),
     "dense(<2×3 booleans, 4 True>)": dense(BOOLEANS),
     "dense(<1 booleans, 1 True>)": dense([[True]]),
@@ -876,7 +876,7 @@ PER_CELL = [
     (lambda: random_blocks(0, 2, count=1, seed=0), ValueError, r"positions.*1.*0"),
     (lambda: random_blocks(4, 0, count=1, seed=0), ValueError, r"size.*1.*0"),
     (lambda: random_blocks(4, 2, count=-1, seed=0), ValueError, r"count.*0.*-1"),
-    (lambda: random_blocks(4, 2, count=1, seed=0, heads=0), ValueError, r"heads.*1.*0"),
+    (lambda: random_blocks(4, 2, count=1, seed=0, num_heads=0), ValueError, r"heads.*1.*0"),
     (
         lambda: random_blocks(5, 2, count=4, seed=0),
         ValueError,

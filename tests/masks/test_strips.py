@@ -20,7 +20,7 @@ MASKS = {
     "window and globals": masks.window(5, 3) | masks.globals([2, 41]),
     "the last query is global": masks.window(1, 1) | masks.globals([100]),
     "dilated": masks.dilated(3, 2, 5),
-    "random blocks per head": masks.random_blocks(N, 8, count=2, seed=0, heads=H),
+    "random blocks per head": masks.random_blocks(N, 8, count=2, seed=0, num_heads=H),
     "padding per batch row": masks.window(7, 7) & masks.padding([N, 13]),
     "some queries look": masks.window(5, 3) & masks.queries(torch.arange(N)[None] % 5 != 1),
     "documents": masks.documents(torch.arange(N) // 23),

@@ -27,7 +27,7 @@ MASKS = {
     "dilated, window and globals": masks.dilated(3, 2, 9) | masks.window(2, 1) | masks.globals([50]),
     "dilated farther than the text": masks.dilated(2, 2, 300),
     "dilated from elsewhere": masks.dilated(3, 2, 9, offset=-13),
-    "random blocks per head": masks.random_blocks(101, 8, count=2, seed=0, heads=3),
+    "random blocks per head": masks.random_blocks(101, 8, count=2, seed=0, num_heads=3),
     "padding per batch row": masks.window(7, 7) & masks.padding([101, 13]),
     "globals per batch row": masks.window(2, 2) | masks.globals(torch.arange(101) == torch.tensor([[50], [97]])),
     "some queries look": masks.window(5, 3) & masks.queries(torch.arange(101) % 5 != torch.tensor([[1], [3]])),

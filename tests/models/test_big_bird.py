@@ -129,7 +129,7 @@ def test_in_training_the_papers_lengths_are_drawn_as_in_the_paper(longest, tmp_p
     twin = twin_of("ForMaskedLM", "blocks of 3", tmp_path, TrainedTwin, **small, **NO_DROPOUT)
     ids = torch.randint(7, 47, (2, 1000), generator=torch.Generator().manual_seed(3))
     assert_same(twin, torch.float64, {"ids": ids})
-    counts = block_counts(16, torch.from_numpy(drawn_blocks(1024, 64, heads=2, random=3, seed=0, longest=longest)))
+    counts = block_counts(16, torch.from_numpy(drawn_blocks(1024, 64, num_heads=2, random=3, seed=0, longest=longest)))
     assert counts.max() == 2
 
 
@@ -269,7 +269,7 @@ def counts_of(layer: BlockAttention) -> Tensor:
     """(1 or 3, 29, 29): how often each key counts for each query."""
     drawn = np.zeros((1, 8, 2), dtype=np.int64)
     if layer.training:
-        drawn = drawn_blocks(30, 3, heads=3, random=2, seed=5, longest=64)
+        drawn = drawn_blocks(30, 3, num_heads=3, random=2, seed=5, longest=64)
     counts = block_counts(10, torch.from_numpy(drawn))
     return counts.repeat_interleave(3, 1).repeat_interleave(3, 2)[:, :29, :29]
 
@@ -389,15 +389,17 @@ def test_blocks_of_nothing_are_refused(name, wrong, least):
 
 def test_the_layer_says_what_it_is():
     assert repr(BlockAttention(6, 2, size=3, random=1, seed=4, longest=8)).startswith(
-        "BlockAttention(\n  6, heads=2, head_dim=3, size=3, random=1, seed=4"
+        "BlockAttention(\n  6, num_heads=2, head_dim=3, size=3, random=1, seed=4"
     )
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
-def their_blocks(tokens: int, size: int, *, heads: int, random: int, seed: int, longest: int) -> Any:
-    config = BigBirdConfig(hidden_size=2 * heads, num_attention_heads=heads, block_size=size, num_random_blocks=random)
+def their_blocks(tokens: int, size: int, *, num_heads: int, random: int, seed: int, longest: int) -> Any:
+    config = BigBirdConfig(
+        hidden_size=2 * num_heads, num_attention_heads=num_heads, block_size=size, num_random_blocks=random
+    )
     config.max_position_embeddings = longest
     theirs = BigBirdBlockSparseAttention(config, seed).train()
     state = np.random.get_state()
@@ -405,9 +407,11 @@ def their_blocks(tokens: int, size: int, *, heads: int, random: int, seed: int, 
         np.random.seed(seed)
         if tokens in (1024, 3072, 4096):
             draw = partial(theirs._bigbird_block_rand_mask, longest, longest, size, size, random, last_idx=1024)
-            return np.stack([draw()[: tokens // size - 2] for _ in range(heads)])
+            return np.stack([draw()[: tokens // size - 2] for _ in range(num_heads)])
         lengths, numbers = theirs._get_rand_attn_plan(tokens, size, random)
-        return np.stack(theirs._bigbird_block_rand_mask_with_head(tokens, tokens, size, size, heads, lengths, numbers))
+        return np.stack(
+            theirs._bigbird_block_rand_mask_with_head(tokens, tokens, size, size, num_heads, lengths, numbers)
+        )
     finally:
         np.random.set_state(state)
 
@@ -429,7 +433,7 @@ def their_blocks(tokens: int, size: int, *, heads: int, random: int, seed: int, 
 )
 def test_blocks_are_drawn_as_transformers_draws_them(tokens, size, heads, random, seed, longest):
     before = np.random.get_state()[1].copy()
-    given = {"heads": heads, "random": random, "seed": seed, "longest": longest}
+    given = {"num_heads": heads, "random": random, "seed": seed, "longest": longest}
     ours = drawn_blocks(tokens, size, **given)
     assert np.array_equal(np.random.get_state()[1], before)  # nobody else's numbers are touched
     assert np.array_equal(ours, their_blocks(tokens, size, **given))
@@ -438,7 +442,7 @@ def test_blocks_are_drawn_as_transformers_draws_them(tokens, size, heads, random
 
 def test_too_few_blocks_to_draw_from_are_refused():
     with pytest.raises(ValueError, match=r"row.*2.*1.*2"):
-        drawn_blocks(1024, 200, heads=1, random=2, seed=0, longest=1800)
+        drawn_blocks(1024, 200, num_heads=1, random=2, seed=0, longest=1800)
 
 
 def test_counts_become_logarithms():

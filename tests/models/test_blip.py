@@ -351,7 +351,7 @@ def test_settings_of_a_real_checkpoint_are_understood():
         assert len(model.vision.blocks) == 12
         tower = model.get_submodule({"none": "text", "match": "encoder"}.get(task, "decoder"))
         assert (tower.embed.tokens.num_embeddings, tower.embed.most, len(tower.blocks)) == (30524, 512, 12)
-        assert (tower.blocks[0].attention.heads, tower.blocks[0].cross.heads) == (12, 12)
+        assert (tower.blocks[0].attention.num_heads, tower.blocks[0].cross.num_heads) == (12, 12)
         if task in ("caption", "answer"):
             assert (model.start, model.end, model.pad) == (30522, 102, 0)
 
@@ -360,8 +360,8 @@ def test_defaults_are_those_of_transformers():
     theirs = BlipConfig()
     model = empty(FAMILY, Settings({"model_type": "blip"}), "caption")
     seen, read = model.vision.blocks[0], model.decoder.blocks[0]
-    assert seen.attention.heads == theirs.vision_config.num_attention_heads
-    assert read.attention.heads == theirs.text_config.num_attention_heads
+    assert seen.attention.num_heads == theirs.vision_config.num_attention_heads
+    assert read.attention.num_heads == theirs.text_config.num_attention_heads
     assert seen.attention_norm.eps == theirs.vision_config.layer_norm_eps
     assert read.cross_norm.eps == theirs.text_config.layer_norm_eps
     assert (seen.feed_forward.w_in.out_features, read.feed_forward.w_in.out_features) == (3072, 3072)

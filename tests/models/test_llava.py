@@ -291,7 +291,7 @@ def test_steps_after_pictures_are_those_of_the_kernels_for_one_row(tmp_path):
     more = torch.randint(7, 31, (4, 3), generator=torch.Generator().manual_seed(11)).to(device)
     length = given["ids"].shape[1] + 3
     _, state = model.read_picture(given["pixels"]).begin(given["ids"], given["mask"], length=length)
-    assert cuda_step.refuse(model.text.tower, model.text.head, torch.float32) is None
+    assert cuda_step.unsupported_reason(model.text.tower, model.text.head, torch.float32) is None
     assert state.padded_left
     steady, made = cuda_step.Steady.of(state), []
     with nullcontext() if device == "cuda" else interpreted(cuda_kernels):

@@ -409,7 +409,7 @@ def test_a_window_of_nothing_is_refused(name, wrong):
 
 def test_the_layer_says_what_it_is():
     assert repr(SlidingAttention(6, 2, reach=3, dilation=2)).startswith(
-        "SlidingAttention(\n  6, heads=2, head_dim=3, reach=3, dilation=2"
+        "SlidingAttention(\n  6, num_heads=2, head_dim=3, reach=3, dilation=2"
     )
 
 

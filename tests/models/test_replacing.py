@@ -165,7 +165,7 @@ def test_state_takes_as_many_bytes_after_every_token_and_for_any_length(name, pa
     assert len(set(sizes)) == 1
     assert model.begin(ids, mask, length=8)[1].nbytes == sizes[0]
     block = model.tower.blocks[0].attention
-    sums = 3 * block.kv_heads * 23 * (block.head_dim + 2) * 8  # rows, heads, features, top, mass and values, bytes
+    sums = 3 * block.num_kv_heads * 23 * (block.head_dim + 2) * 8  # rows, heads, features, top, mass and values, bytes
     directions = 23 * block.head_dim * 8
     assert sizes[0] == 3 * (sums + directions) + (3 * 8 if padded else 0)  # layers; how much padding each row has
 
@@ -266,8 +266,8 @@ def test_linformer_decoder_made_by_hand_cannot_begin():
 
 def test_captured_step_is_for_softmax_attention_alone(open_model):
     model = open_model("LLaMA", torch.float32)
-    assert cuda_step.refuse(model.tower, model.head, torch.float32) is None
-    why = cuda_step.refuse(performed(model).tower, model.head, torch.float32)
+    assert cuda_step.unsupported_reason(model.tower, model.head, torch.float32) is None
+    why = cuda_step.unsupported_reason(performed(model).tower, model.head, torch.float32)
     assert "PerformerAttention" in why
 
 

@@ -146,7 +146,7 @@ def by_hand(block: WindowBlock, x: Tensor, grid: Grid, window: int, shifted: boo
     normed[:, : grid.rows, : grid.columns] = block.attention_norm(x).reshape(len(x), *grid, -1)
     layer = block.attention
     rows = layer.w_qkv(normed).split(layer.w_qkv.rows, -1)[:2]
-    q, k = (part.unflatten(-1, (layer.heads, -1)).movedim(-2, 1) for part in rows)
+    q, k = (part.unflatten(-1, (layer.num_heads, -1)).movedim(-2, 1) for part in rows)
     scores = torch.einsum("bhrcd,bhyxd->bhrcyx", q, k) * layer.head_dim**-0.5
     table = layer.position.table.reshape(2 * window - 1, 2 * window - 1, -1)
     down, across = (torch.arange(n)[:, None] - torch.arange(n) for n in padded)  # of the query from the key
@@ -271,7 +271,7 @@ def test_tokens_of_opposite_edges_do_not_see_each_other():
 
 
 def test_a_small_window_uses_the_middle_of_the_table():
-    table = WindowTable(4, heads=3)
+    table = WindowTable(4, num_heads=3)
     q = torch.zeros(1, 3, 4, 5)
     whole = table.bias(torch.zeros(1, 3, 16, 5), 1.0).dense(16)
     corner = torch.tensor([0, 1, 4, 5])  # the tokens of a 2 × 2 window in a 4 × 4 one

@@ -9,8 +9,8 @@ from regard.models.families.transformer import shift_right, transformer
 from regard.models.loading import load
 from regard.testing import assert_rule
 
-SIZES = {"d_model": 20, "heads": 5, "layers": 3, "d_ff": 29}
-OTHER = {"d_model": 12, "heads": 2, "layers": 1, "d_ff": 7}
+SIZES = {"d_model": 20, "num_heads": 5, "layers": 3, "d_ff": 29}
+OTHER = {"d_model": 12, "num_heads": 2, "layers": 1, "d_ff": 7}
 
 
 def made(vocabulary: int = 47, sizes: dict[str, int] = SIZES) -> EncoderDecoder:
@@ -128,11 +128,15 @@ def test_the_base_model_has_the_paper_s_number_of_weights():
     with torch.device("meta"):
         model = transformer(37000, start=1)
     assert sum(p.numel() for p in model.parameters()) == expected == 63_082_496  # the paper: 65 million
-    assert (model.encoder.blocks[0].attention.heads, len(model.encoder.blocks), len(model.decoder.blocks)) == (8, 6, 6)
+    assert (model.encoder.blocks[0].attention.num_heads, len(model.encoder.blocks), len(model.decoder.blocks)) == (
+        8,
+        6,
+        6,
+    )
 
 
 def test_matrices_start_by_xavier_and_words_with_variance_one_over_d():
-    model = transformer(1009, start=1, d_model=64, heads=4, layers=1, d_ff=256).requires_grad_(False)
+    model = transformer(1009, start=1, d_model=64, num_heads=4, layers=1, d_ff=256).requires_grad_(False)
     block = model.decoder.blocks[0]
     for query in (block.attention.w_qkv.weight[:64], block.cross.w_qkv.weight[64:128]):
         bound = (6 / (64 + 64)) ** 0.5  # of query, key and value each, not of the three as one
@@ -150,7 +154,7 @@ def test_one_table_embeds_both_sides_and_scores_the_words():
 
 
 def test_it_learns_to_copy_with_smoothed_labels():
-    model = transformer(13, start=1, d_model=16, heads=2, layers=1, d_ff=32, dropout=0.0)
+    model = transformer(13, start=1, d_model=16, num_heads=2, layers=1, d_ff=32, dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     ids = torch.randint(2, 13, (64, 4))
 
@@ -207,10 +211,10 @@ def test_the_tokens_it_was_made_with_are_kept(tmp_path):
         ({"end": -1}, ValueError, r"end.*-1.*0.*46"),
         ({"pad": 47}, ValueError, r"pad.*47.*0.*46"),
         ({"dropout": 1.0}, ValueError, r"dropout.*0.*1.*1.0"),
-        ({"d_model": 21, "heads": 3}, ValueError, "21"),
-        ({"heads": 3}, ValueError, r"d_model.*20.*3.*heads"),
+        ({"d_model": 21, "num_heads": 3}, ValueError, "21"),
+        ({"num_heads": 3}, ValueError, r"d_model.*20.*3.*heads"),
         ({"layers": 0}, ValueError, r"layers.*1.*0"),
-        ({"heads": 0}, ValueError, r"heads.*1.*0"),
+        ({"num_heads": 0}, ValueError, r"heads.*1.*0"),
         ({"d_ff": 2.5}, TypeError, r"d_ff.*float"),
         ({"d_model": "20"}, TypeError, r"d_model.*str"),
     ],

@@ -179,9 +179,9 @@ def test_length_is_the_room_and_len_is_what_is_used():
     assert (len(cache), cache.length) == (3, 11)
 
 
-@pytest.mark.parametrize("name", ["batch", "heads", "length", "head_dim", "value_dim"])
+@pytest.mark.parametrize("name", ["batch", "num_kv_heads", "length", "head_dim", "value_dim"])
 def test_fixed_cache_refuses_sizes_below_one(name):
-    sizes = {"batch": 2, "heads": 3, "length": 5, "head_dim": 7, "value_dim": 11} | {name: 0}
+    sizes = {"batch": 2, "num_kv_heads": 3, "length": 5, "head_dim": 7, "value_dim": 11} | {name: 0}
     with pytest.raises(ValueError, match=rf"{name}.*1.*0"):
         FixedCache(**sizes)
 

@@ -36,7 +36,7 @@ def by_hand(layer, x, context=None, visible=None):
     """The layer head by head, from the formula; `visible` (N, M). No Rotary, no softcap."""
     source = x if context is None else context
     if layer.fused:
-        rows = [layer.heads * layer.head_dim, *[layer.kv_heads * layer.head_dim] * 2]
+        rows = [layer.num_heads * layer.head_dim, *[layer.num_kv_heads * layer.head_dim] * 2]
         w = layer.w_qkv.weight.split(rows)
         b = (0, 0, 0) if layer.w_qkv.bias is None else layer.w_qkv.bias.split(rows)
     else:
@@ -44,9 +44,9 @@ def by_hand(layer, x, context=None, visible=None):
         w, b = [p.weight for p in parts], [0 if p.bias is None else p.bias for p in parts]
     q, k, v = x @ w[0].T + b[0], source @ w[1].T + b[1], source @ w[2].T + b[2]
     heads = []
-    for h in range(layer.heads):
+    for h in range(layer.num_heads):
         mine = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
-        group = h // (layer.heads // layer.kv_heads)
+        group = h // (layer.num_heads // layer.num_kv_heads)
         theirs = slice(group * layer.head_dim, (group + 1) * layer.head_dim)
         query, key = q[..., mine], k[..., theirs]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -71,8 +71,8 @@ LAYERS = {
     "no bias, fused": {"bias": False, "fused": True},
     "no bias but in W_O": {"bias": False, "out_bias": True},
     "bias but not in W_O": {"out_bias": False},
-    "one key head": {"kv_heads": 1},
-    "one key head, fused": {"kv_heads": 1, "fused": True},
+    "one key head": {"num_kv_heads": 1},
+    "one key head, fused": {"num_kv_heads": 1, "fused": True},
     "heads of another size": {"head_dim": 7},
     "heads of another size, fused": {"head_dim": 7, "fused": True},
     "another scale": {"scale": 0.7},
@@ -117,7 +117,7 @@ def test_512_in_8_heads_has_1_050_624_parameters(fused):
 
 
 def test_grouped_heads_have_fewer_parameters():
-    layer = MultiHeadAttention(512, 8, kv_heads=2, bias=False)
+    layer = MultiHeadAttention(512, 8, num_kv_heads=2, bias=False)
     assert sum(p.numel() for p in layer.parameters()) == 2 * 512 * 512 + 2 * 512 * 128
 
 
@@ -134,8 +134,8 @@ def test_fused_projection_is_the_one_of_the_documents():
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
 def test_fused_is_separate_with_the_same_weights(kv_heads, bias):
-    separate = MultiHeadAttention(D_MODEL, HEADS, kv_heads=kv_heads, bias=bias)
-    fused = MultiHeadAttention(D_MODEL, HEADS, kv_heads=kv_heads, bias=bias, fused=True)
+    separate = MultiHeadAttention(D_MODEL, HEADS, num_kv_heads=kv_heads, bias=bias)
+    fused = MultiHeadAttention(D_MODEL, HEADS, num_kv_heads=kv_heads, bias=bias, fused=True)
     state = separate.state_dict()
     for name in ("weight", "bias")[: 1 + bias]:
         state[f"w_qkv.{name}"] = torch.cat([state.pop(f"w_{part}.{name}") for part in "qkv"])
@@ -147,7 +147,7 @@ def test_fused_is_separate_with_the_same_weights(kv_heads, bias):
 
 
 def test_grouped_heads_are_repeated_heads():
-    grouped = MultiHeadAttention(D_MODEL, 6, kv_heads=2)
+    grouped = MultiHeadAttention(D_MODEL, 6, num_kv_heads=2)
     whole = MultiHeadAttention(D_MODEL, 6)
     state = grouped.state_dict()
     for name in ("w_k.weight", "w_k.bias", "w_v.weight", "w_v.bias"):
@@ -268,7 +268,7 @@ POSITIONS = {
     "T5": lambda: T5(HEADS, buckets=8, max_distance=5),
     "T5, one direction": lambda: T5(HEADS, buckets=8, max_distance=9, bidirectional=False),
     "Shaw": lambda: Shaw(D, 3),
-    "Shaw per head": lambda: Shaw(D, 3, heads=HEADS),
+    "Shaw per head": lambda: Shaw(D, 3, num_heads=HEADS),
 }
 CHUNKS = {"step by step": [1] * 11, "in chunks": [4, 1, 3, 3], "a prompt, then steps": [7, 1, 1, 1, 1]}
 
@@ -283,7 +283,7 @@ def loud(position):
 def cache_of(kind, layer, batch=B):
     if kind == "growing":
         return GrowingCache()
-    return FixedCache(batch, layer.kv_heads, 13, layer.head_dim, dtype=layer.w_o.weight.dtype)
+    return FixedCache(batch, layer.num_kv_heads, 13, layer.head_dim, dtype=layer.w_o.weight.dtype)
 
 
 @torch.no_grad()
@@ -315,7 +315,7 @@ def test_decoding_with_a_cache_is_one_pass(position, chunks, kind):
     "mask", [masks.window(2, 0), masks.causal() & masks.window(3, 1), masks.causal() | masks.prefix(1)]
 )
 def test_decoding_grouped_and_fused_is_one_pass_under_any_causal_mask(kind, mask):
-    layer = MultiHeadAttention(D_MODEL, HEADS, kv_heads=1, fused=True, position=Rotary(D))
+    layer = MultiHeadAttention(D_MODEL, HEADS, num_kv_heads=1, fused=True, position=Rotary(D))
     x = torch.randn(B, 11, D_MODEL)
     ours = continued(layer, x, [4, 1, 3, 3], cache_of(kind, layer), mask)
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_decoding_grouped_and_fused_is_one_pass_under_any_causal_mask(kind, mask
 
 
 def test_cache_holds_the_keys_and_values_of_the_layer():
-    layer = MultiHeadAttention(D_MODEL, HEADS, kv_heads=1, position=Rotary(D))
+    layer = MultiHeadAttention(D_MODEL, HEADS, num_kv_heads=1, position=Rotary(D))
     x, cache = torch.randn(B, N, D_MODEL), GrowingCache()
     layer(x[:, :4], cache=cache)
     layer(x[:, 4:], cache=cache)
@@ -441,9 +441,9 @@ def test_angles_are_refused_where_there_is_no_rotary():
 
 CROSSING = {
     "separate": {"d_context": D_CONTEXT},
-    "grouped, no bias": {"d_context": D_CONTEXT, "kv_heads": 1, "bias": False},
+    "grouped, no bias": {"d_context": D_CONTEXT, "num_kv_heads": 1, "bias": False},
     "fused": {"fused": True},
-    "fused, grouped, no bias": {"fused": True, "kv_heads": 1, "bias": False},
+    "fused, grouped, no bias": {"fused": True, "num_kv_heads": 1, "bias": False},
     "rotary": {"d_context": D_CONTEXT, "position": Rotary(D)},
 }
 
@@ -454,7 +454,7 @@ def test_keys_made_once_are_the_context_itself(options):
     x, context = torch.randn(B, N, D_MODEL), torch.randn(B, M, layer.d_context)
     mask = masks.padding(torch.tensor([3, M]))
     made = layer.keys(context)
-    assert made.k.shape == made.v.shape == (B, layer.kv_heads, M, D)
+    assert made.k.shape == made.v.shape == (B, layer.num_kv_heads, M, D)
     assert torch.equal(layer(x, made, mask=mask), layer(x, context, mask=mask))
     steps = [layer(x[:, n : n + 1], made, mask=mask, **_from(layer, n)) for n in range(N)]
     with torch.no_grad():
@@ -468,7 +468,7 @@ def _from(layer, n):
 
 
 def test_keys_of_a_context_are_its_projections_turned_to_its_positions():
-    layer = MultiHeadAttention(D_MODEL, HEADS, kv_heads=1, position=Rotary(D))
+    layer = MultiHeadAttention(D_MODEL, HEADS, num_kv_heads=1, position=Rotary(D))
     context, there = torch.randn(B, M, D_MODEL), torch.tensor([2, 3, 5, 7, 11])
     _, k, v = layer.project(context)
     made = layer.keys(context, there)
@@ -542,7 +542,7 @@ def test_dropout_hides_whole_weights_and_enlarges_the_others():
 PARAMETERS = {
     "separate": {},
     "fused": {"fused": True},
-    "grouped": {"kv_heads": 1},
+    "grouped": {"num_kv_heads": 1},
     "T5": {"position": T5(HEADS, buckets=8, max_distance=5)},
     "Shaw": {"position": Shaw(D, 3)},
     "Swin": {"position": Swin((1, N), HEADS)},
@@ -591,7 +591,7 @@ def test_state_makes_the_same_layer_again(options, names):
 # ---------------------------------------------------------------------------------------------------- what goes through
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": True, "kv_heads": 1}, {"position": Rotary(D)}])
+@pytest.mark.parametrize("options", [{}, {"fused": True, "num_kv_heads": 1}, {"position": Rotary(D)}])
 def test_one_text_without_a_batch_is_a_batch_of_one(options):
     layer = MultiHeadAttention(D_MODEL, HEADS, **options)
     x, context = torch.randn(N, D_MODEL), torch.randn(M, D_MODEL)
@@ -659,7 +659,7 @@ def test_result_has_the_dtype_of_the_layer(dtype):
 COMPILED = {
     "plain": {},
     "fused": {"fused": True},
-    "grouped": {"kv_heads": 1},
+    "grouped": {"num_kv_heads": 1},
     "rotary": {"position": Rotary(D)},
 }
 
@@ -683,16 +683,16 @@ def test_layer_with_a_rule_compiles_into_one_graph(options, mask):
 def test_layer_prints_its_sizes():
     assert str(MultiHeadAttention(12, 3, bias=False)) == (
         "MultiHeadAttention(\n"
-        "  12, heads=3, head_dim=4\n"
+        "  12, num_heads=3, head_dim=4\n"
         "  (w_q): Linear(in_features=12, out_features=12, bias=False)\n"
         "  (w_k): Linear(in_features=12, out_features=12, bias=False)\n"
         "  (w_v): Linear(in_features=12, out_features=12, bias=False)\n"
         "  (w_o): Linear(in_features=12, out_features=12, bias=False)\n"
         ")"
     )
-    assert str(MultiHeadAttention(12, 6, kv_heads=2, head_dim=5, fused=True)) == (
+    assert str(MultiHeadAttention(12, 6, num_kv_heads=2, head_dim=5, fused=True)) == (
         "MultiHeadAttention(\n"
-        "  12, heads=6, head_dim=5, kv_heads=2\n"
+        "  12, num_heads=6, head_dim=5, num_kv_heads=2\n"
         "  (w_qkv): Joined(in_features=12, out_features=50, bias=True)\n"
         "  (w_o): Linear(in_features=30, out_features=12, bias=True)\n"
         ")"
@@ -711,13 +711,13 @@ def test_layer_prints_its_sizes():
             r"d_model.*30.*7.*head_dim=",
         ),
         (
-            lambda: MultiHeadAttention(30, 6, kv_heads=4),
+            lambda: MultiHeadAttention(30, 6, num_kv_heads=4),
             ValueError,
-            r"heads.*kv_heads.*6.*4.*kv_heads",
+            r"num_heads.*num_kv_heads.*6.*4",
         ),
         (lambda: MultiHeadAttention(0, 3), ValueError, r"d_model.*1.*0"),
         (lambda: MultiHeadAttention(30, 0), ValueError, r"heads.*1.*0"),
-        (lambda: MultiHeadAttention(30, 3, kv_heads=0), ValueError, r"kv_heads.*1.*0"),
+        (lambda: MultiHeadAttention(30, 3, num_kv_heads=0), ValueError, r"kv_heads.*1.*0"),
         (lambda: MultiHeadAttention(30, 3, d_context=-1), ValueError, r"d_context.*1.*-1"),
         (lambda: MultiHeadAttention(30, 3, head_dim=0), ValueError, r"head_dim.*1.*0"),
         (
@@ -794,7 +794,7 @@ def share(layer, rank, size=2):
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_heads_keep_their_width_when_a_process_has_some_of_them(kv_heads):
-    layer, x = MultiHeadAttention(21, 4, kv_heads=kv_heads, head_dim=5), torch.randn(B, N, 21)
+    layer, x = MultiHeadAttention(21, 4, num_kv_heads=kv_heads, head_dim=5), torch.randn(B, N, 21)
     baseline, truth = layer(x), wide(layer)(x.double())
     parts = [share(layer, rank) for rank in range(2)]
     assert_rule(parts[0](x) + parts[1](x), baseline, truth)
@@ -806,7 +806,7 @@ def test_heads_keep_their_width_when_a_process_has_some_of_them(kv_heads):
 
 
 def test_shares_of_the_heads_that_do_not_fit_each_other_are_refused():
-    layer, x = MultiHeadAttention(20, 4, kv_heads=2), torch.randn(B, N, 20)
+    layer, x = MultiHeadAttention(20, 4, num_kv_heads=2), torch.randn(B, N, 20)
     part = share(layer, 0)
     part.w_k, part.w_v = layer.w_k, layer.w_v  # all keys: head 2 would look at those of head 0
     with pytest.raises(ValueError, match=r"2.*4.*2.*key/value"):
@@ -832,7 +832,7 @@ def test_half_of_a_fused_projection_is_refused(context, position):
         layer(x, torch.randn(B, M, 30)) if context else layer(x)
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 1, "bias": False}], ids=["", "grouped, no bias"])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "bias": False}], ids=["", "grouped, no bias"])
 def test_separated_projections_are_the_fused_ones(options):
     layer, x = MultiHeadAttention(30, 3, fused=True, **options), torch.randn(B, N, 30)
     layer.w_qkv.weight.requires_grad = False

@@ -89,7 +89,7 @@ def test_from_package_refuses_another_object():
 @pytest.mark.parametrize("heads", [1, 2])
 def test_output_is_the_formula_for_every_kind_of_sharing(heads, key_value):
     ours = LinformerAttention(
-        12, 4, kv_heads=2, projection=SlotProjection(23, 5, heads=heads, key_value=key_value)
+        12, 4, num_kv_heads=2, projection=SlotProjection(23, 5, num_heads=heads, key_value=key_value)
     ).double()
     x = numbers(2, 19, 12)
     q, (k, v) = ours.queries(x), ours.keys(x)
@@ -105,7 +105,7 @@ def test_output_is_the_formula_for_every_kind_of_sharing(heads, key_value):
 def test_fused_projections_scale_and_head_norms_are_those_of_softmax_attention():
     """With every position its own slot, softmax over slots is softmax over positions."""
     torch.manual_seed(3)
-    options = {"kv_heads": 2, "head_dim": 3, "fused": True, "scale": 0.7}
+    options = {"num_kv_heads": 2, "head_dim": 3, "fused": True, "scale": 0.7}
     norms = [(nn.LayerNorm(3), nn.RMSNorm(3)) for _ in range(2)]
     whole = SlotProjection(5, 5, key_value=True)
     ours = LinformerAttention(10, 4, projection=whole, head_norms=norms[0], **options).double()
@@ -229,8 +229,8 @@ def test_cache_and_positions_are_refused():
         (lambda: SlotProjection(16.0, 4), TypeError, r"positions.*float.*16.0"),
         (lambda: layer(scale=math.inf), ValueError, r"scale.*inf"),
         (lambda: layer(scale=math.nan), ValueError, r"scale.*nan"),
-        (lambda: SlotProjection(5, 3, heads=0), ValueError, r"heads.*1.*0"),
-        (lambda: layer(kv_heads=2), ValueError, r"heads.*kv_heads.*3.*heads.*2.*kv_heads"),
+        (lambda: SlotProjection(5, 3, num_heads=0), ValueError, r"heads.*1.*0"),
+        (lambda: layer(num_kv_heads=2), ValueError, r"num_heads.*num_kv_heads.*3.*2"),
         (lambda: layer(head_dim=0), ValueError, r"head_dim.*1.*0"),
         (lambda: layer(dropout=1.0), ValueError, r"dropout.*0.*1.*1.0"),
         (lambda: layer(backend="fast"), ValueError, "fast"),
@@ -240,7 +240,7 @@ def test_cache_and_positions_are_refused():
             r"d_model.*7.*3.*heads",
         ),
         (
-            lambda: LinformerAttention(6, 3, projection=SlotProjection(5, 3, heads=2)),
+            lambda: LinformerAttention(6, 3, projection=SlotProjection(5, 3, num_heads=2)),
             ValueError,
             r"projection.*2.*key/value.*heads.*3",
         ),
@@ -257,7 +257,7 @@ def test_cache_and_positions_are_refused():
             r"1.*2",
         ),
         (
-            lambda: SlotProjection(5, 3, heads=2)(layer().keys(numbers(1, 5, 6))),
+            lambda: SlotProjection(5, 3, num_heads=2)(layer().keys(numbers(1, 5, 6))),
             ValueError,
             r"projection.*2.*key/value.*heads.*3",
         ),

@@ -369,7 +369,7 @@ def test_from_package_refuses_what_has_no_counterpart():
 
 @pytest.mark.parametrize("pieces", [[1] * 23, [7, 1, 5, 10], [23]])
 def test_state_gives_the_whole_pass_piece_by_piece(pieces):
-    layer = PerformerAttention(12, 4, kv_heads=2, features=19).double()
+    layer = PerformerAttention(12, 4, num_kv_heads=2, features=19).double()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
     state, parts, start = PerformerState(), [], 0
     for count in pieces:
@@ -596,8 +596,8 @@ def test_weights_of_multi_head_attention_load_and_more_features_come_closer():
 @pytest.mark.parametrize("bias", [True, False])
 def test_fused_projections_are_the_separate_ones(bias):
     """By one product for x itself, by some of the rows for a context and its keys."""
-    fused = PerformerAttention(10, 4, kv_heads=2, head_dim=3, features=19, fused=True, bias=bias).double()
-    separate = PerformerAttention(10, 4, kv_heads=2, head_dim=3, features=19, bias=bias).double()
+    fused = PerformerAttention(10, 4, num_kv_heads=2, head_dim=3, features=19, fused=True, bias=bias).double()
+    separate = PerformerAttention(10, 4, num_kv_heads=2, head_dim=3, features=19, bias=bias).double()
     with torch.no_grad():
         for part, rows in zip((separate.w_q, separate.w_k, separate.w_v), ((0, 12), (12, 18), (18, 24)), strict=True):
             for mine, whole in zip(part.parameters(), fused.w_qkv.parameters(), strict=True):
@@ -625,7 +625,7 @@ def test_each_head_is_normed_before_its_features():
 
 
 def test_new_cache_takes_as_much_as_a_state_that_was_used():
-    layer, x = PerformerAttention(6, 2, kv_heads=1, features=19), torch.randn(3, 5, 6)
+    layer, x = PerformerAttention(6, 2, num_kv_heads=1, features=19), torch.randn(3, 5, 6)
     state = layer.new_cache(3, 5, dtype=torch.float32, device="cpu")
     empty = state.nbytes
     assert empty == (3 * 19 * (3 + 2) + 19 * 3) * 4

@@ -65,7 +65,7 @@ def why_not_triton(call: Call, wanted: Wanted) -> str | None:
         return missing
     from regard.lens.measures import gpu
 
-    return gpu.refuse(call, wanted)
+    return gpu.unsupported_reason(call, wanted)
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor], str]:

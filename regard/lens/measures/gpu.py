@@ -294,13 +294,13 @@ ROWS_READ = 1 << 12  # of lse, at once
 MOST_TILES = 16  # of one map cell with sums of their own: about as many as run at the same time
 
 
-def refuse(call: Call, wanted: Wanted) -> str | None:
+def unsupported_reason(call: Call, wanted: Wanted) -> str | None:
     """Why this engine cannot do the pass, or None.
 
     >>> from regard.backends.call import prepare
     >>> from regard.lens.measures.measures import read_wanted
     >>> x = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
-    >>> refuse(prepare(x, x, x), read_wanted("entropy"))
+    >>> unsupported_reason(prepare(x, x, x), read_wanted("entropy"))
     'the Triton kernel has no float64'
     """
     links, cells = min(wanted.top, call.sizes[3]), min(wanted.size, max(call.sizes[2:]))
@@ -318,7 +318,7 @@ def refuse(call: Call, wanted: Wanted) -> str | None:
 
 
 def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = None) -> dict[str, Tensor]:
-    """What `wanted` names, as regard.lens.measures.streaming.measure gives it; `call` as that `refuse` lets pass.
+    """What `wanted` names, as regard.lens.measures.streaming.measure gives it; `call` is one it supports.
 
     lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
     "lse" is there as well, in fp64: of fp64 scores in heads where it is large, and else as given.

@@ -47,7 +47,7 @@ def tower(settings: Settings, turning: Rotary) -> Tower:
             MultiHeadAttention(
                 d,
                 heads,
-                kv_heads=settings.whole("num_key_value_heads", heads),
+                num_kv_heads=settings.whole("num_key_value_heads", heads),
                 head_dim=turning.dim,
                 bias=attention_bias,
                 fused=True,

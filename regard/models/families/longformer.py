@@ -79,7 +79,7 @@ def tower(settings: Settings) -> Tower:
     dropout = settings.number("attention_probs_dropout_prob", 0.1)
     for block, window, dilation in zip(made.depth, windows(settings), dilations(settings), strict=True):
         block.attention = SlidingAttention(
-            block.attention.d_model, block.attention.heads, reach=window // 2, dilation=dilation, dropout=dropout
+            block.attention.d_model, block.attention.num_heads, reach=window // 2, dilation=dilation, dropout=dropout
         )
     return made
 

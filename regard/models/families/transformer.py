@@ -4,7 +4,7 @@ Peculiar: positions are sines and cosines, added to embeddings × √d; blocks n
 the end; one table embeds the words of both sides and scores the words to come; the feed-forward is ReLU.
 
     >>> from torch.nn.functional import cross_entropy
-    >>> model = transformer(37, start=1, d_model=12, heads=3, layers=2, d_ff=20)
+    >>> model = transformer(37, start=1, d_model=12, num_heads=3, layers=2, d_ff=20)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
     >>> logits = model(source, target=shift_right(target, model.start)).logits  # (5, 11, 37)
     >>> cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=0.1).ndim
@@ -119,7 +119,7 @@ def transformer(
     end: int | None = None,
     pad: int | None = None,
     d_model: int = 512,
-    heads: int = 8,
+    num_heads: int = 8,
     layers: int = 6,
     d_ff: int = 2048,
     dropout: float = 0.1,
@@ -133,7 +133,7 @@ def transformer(
 
     vocabulary: how many tokens, of both languages.  start, end, pad: ids of the tokens that the decoder begins with,
     that ends a text, and that fills a batch, where there are such.  layers: blocks on each side.
-    dropout: on embeddings and on what each part adds, in training only. The big model: d_model=1024, heads=16,
+    dropout: on embeddings and on what each part adds, in training only. The big model: d_model=1024, num_heads=16,
     d_ff=4096, dropout=0.3.
 
     Weights are drawn as the authors drew them: matrices uniformly by Xavier, each of query, key and value by itself,
@@ -146,8 +146,8 @@ def transformer(
             raise ValueError(f"{name} is {token}, and ids are 0 to {size - 1}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-    numbers = {"layers": layers, "attention_heads": heads, "ffn_dim": d_ff}
-    for name, n in (("d_model", d_model), ("heads", heads), ("layers", layers), ("d_ff", d_ff)):
+    numbers = {"layers": layers, "attention_heads": num_heads, "ffn_dim": d_ff}
+    for name, n in (("d_model", d_model), ("num_heads", num_heads), ("layers", layers), ("d_ff", d_ff)):
         whole(name, n, 1)
     values = {
         "model_type": FAMILY.model_type,
