@@ -1,33 +1,40 @@
-"""Argument checks that also hold under torch.compile and on meta tensors."""
+"""Argument checks, and questions about tensors that also hold under torch.compile and on the meta device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 
-def check_whole(name: str, value: object, least: int | None = 1) -> None:
-    """Raise unless a value is a whole number, of numpy and torch too, and at least `least`.
+def check_int(name: str, value: object, least: int | None = 1) -> int:
+    """Return an integer argument, of Python, NumPy or torch, as an int.
 
-    >>> check_whole("features", 3.5)
+    >>> check_int("features", 3.5)
     Traceback (most recent call last):
-    TypeError: features must be a whole number, got float: 3.5
+    TypeError: features must be an integer, got float: 3.5
 
-    name: what the value is called.  least: None for any.
-    Raises TypeError for what is no whole number (True is none), ValueError for one that is too small.
+    Args:
+        name: what the message calls the value.
+        value: the argument.
+        least: the smallest value allowed; None for any.
+
+    Raises:
+        TypeError: the value is not an integer (True is not).
+        ValueError: it is below `least`.
     """
     try:
-        whole = index(value)  # type: ignore[arg-type]
+        number = value if isinstance(value, int) else index(value)  # type: ignore[arg-type]
     except TypeError:
-        whole = None
-    if whole is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r:.80}")
-    if least is not None and whole < least:
-        raise ValueError(f"{name} must be at least {least}, got {whole}")
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r:.80}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -98,3 +105,21 @@ def followed() -> bool:
         return True
     depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
     return depth is None or depth() > 0  # unknown counts as yes: then nothing is kept, which is slower but right
+
+
+def is_distributed(x: Tensor) -> bool:
+    """Is x a DTensor, of which this process may hold a part only? torch.distributed need not be there to ask.
+
+    >>> is_distributed(torch.zeros(1))
+    False
+    """
+    return hasattr(x, "to_local")
+
+
+def local(x: Tensor) -> Tensor:
+    """x itself, or this process's part of a DTensor.
+
+    >>> local(torch.zeros(1))
+    tensor([0.])
+    """
+    return cast(Tensor, x.to_local()) if is_distributed(x) else x  # type: ignore[attr-defined]

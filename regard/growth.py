@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from regard import masks, tables
-from regard.checks import check_whole
+from regard.checks import check_int
 from regard.costs import BYTES, Count
 from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import orthogonal_features
@@ -155,7 +155,7 @@ def lengths_up_to(longest: int) -> list[int]:
     longest: where it cannot be halved often enough, the halves are rounded up.
     Raises TypeError for what is no whole number, ValueError below 1.
     """
-    check_whole("n", longest)
+    check_int("n", longest)
     return sorted({-(-longest // 2**halvings) for halvings in range(MOST_LENGTHS)})
 
 
@@ -225,7 +225,7 @@ def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
     for name, value in (*asdict(z).items(), *(("n", n) for n in lengths)):
         least = 0 if name in ("window", "global_tokens") else 1
         if name != "dtype":
-            check_whole(name, value, least)
+            check_int(name, value, least)
     if z.num_heads % z.num_kv_heads:
         raise ValueError(
             f"num_kv_heads must divide num_heads, got num_kv_heads={z.num_kv_heads} and num_heads={z.num_heads}"

@@ -11,8 +11,6 @@ Attention layers need two methods: `Rotary.turn(x, positions)`, and `bias(q, sca
 bias have.
 
 Query i stands at position i + offset, with offset Nk − Nq unless given, as in `regard.masks`; key j at position j.
-
-This file does not know about masks, backends or layers.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checks import check_int, local
 from regard.masks.biases import Bias, Placed, as_bias, dense
 from regard.masks.rules import IndexRule, cell_of, four_axes, place, read_offset
-from regard.nn.linear import local
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn, whole
+from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn
 
 __all__ = [
     "T5",
@@ -67,8 +65,8 @@ def sinusoidal(n: int, d: int, *, base: float = 10000.0, dtype: torch.dtype = to
     n: positions 0 to n − 1. d: columns, even. Columns 2p and 2p + 1 turn by base^(−2p/d) per position.
     Computed in fp64, then rounded to `dtype`. Raises ValueError if d is odd, or n or d below 1.
     """
-    whole("n", n, 1)
-    if whole("d", d, 1) % 2:
+    check_int("n", n, 1)
+    if check_int("d", d, 1) % 2:
         raise ValueError(f"d must be even, for each sine has its cosine; got {d}")
     frequencies = float(base) ** -(torch.arange(0, d, 2, dtype=torch.float64) / d)  # (d/2,)
     angles = torch.arange(n, dtype=torch.float64).unsqueeze(-1) * frequencies  # (n, d/2)
@@ -87,10 +85,10 @@ def sinusoidal_2d(
     The first d/2 columns are `sinusoidal` of the patch's row, the last d/2 of its column, with the same base and dtype.
     Raises ValueError if d is no multiple of 4, or a size is below 1.
     """
-    if whole("d", d, 1) % 4:
+    if check_int("d", d, 1) % 4:
         raise ValueError(f"d must be a multiple of 4, a sine and a cosine for row and for column; got {d}")
-    whole("height", height, 1)
-    whole("width", width, 1)
+    check_int("height", height, 1)
+    check_int("width", width, 1)
     rows = sinusoidal(height, d // 2, base=base, dtype=dtype).repeat_interleave(width, 0)  # (height·width, d/2)
     columns = sinusoidal(width, d // 2, base=base, dtype=dtype).repeat(height, 1)  # (height·width, d/2)
     return torch.cat([rows, columns], -1)
@@ -107,7 +105,7 @@ class Learned(nn.Module):
 
     def __init__(self, n: int, d: int) -> None:
         super().__init__()
-        self.table = _table(whole("n", n, 1), whole("d", d, 1))  # (n, d)
+        self.table = _table(check_int("n", n, 1), check_int("d", d, 1))  # (n, d)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """Add the vectors of positions start to start + N − 1 to x (…, N, d).
@@ -118,7 +116,7 @@ class Learned(nn.Module):
         n, d = self.table.shape
         if x.ndim < 2 or x.shape[-1] != d:
             raise ValueError(f"x must be (…, N, {d}), got shape {tuple(x.shape)}")
-        end = whole("start", start, 0) + x.shape[-2]
+        end = check_int("start", start, 0) + x.shape[-2]
         if end > n:
             raise ValueError(f"there are {n} learned positions, but {x.shape[-2]} tokens from {start} on need {end}")
         return x + self.table[start:end]
@@ -166,7 +164,7 @@ def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bi
     offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
     Raises ValueError if num_heads is below 1 or there are not H slopes, TypeError if they are not floating point.
     """
-    whole("num_heads", num_heads, 1)
+    check_int("num_heads", num_heads, 1)
     values = _slopes(num_heads) if slopes is None else torch.as_tensor(slopes)
     if not values.dtype.is_floating_point:
         raise TypeError(f"slopes must be floating point, got {values.dtype}")
@@ -248,7 +246,7 @@ class T5(nn.Module):
     ) -> None:
         super().__init__()
         self.runs = _bucket_runs(buckets, max_distance, bidirectional)  # (bucket, how many distances), in order
-        self.table = _table(buckets, whole("num_heads", num_heads, 1))  # (buckets, H)
+        self.table = _table(buckets, check_int("num_heads", num_heads, 1))  # (buckets, H)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
@@ -274,8 +272,8 @@ class Shaw(nn.Module):
 
     def __init__(self, head_dim: int, max_distance: int, *, num_heads: int | None = None) -> None:
         super().__init__()
-        shape = (2 * whole("max_distance", max_distance, 1) + 1, whole("head_dim", head_dim, 1))
-        self.table = _table(*shape) if num_heads is None else _table(whole("num_heads", num_heads, 1), *shape)
+        shape = (2 * check_int("max_distance", max_distance, 1) + 1, check_int("head_dim", head_dim, 1))
+        self.table = _table(*shape) if num_heads is None else _table(check_int("num_heads", num_heads, 1), *shape)
 
     def bias(self, q: Tensor, scale: float) -> Relative:
         """The bias for these queries (…, H, Nq, D), (B, Nq, D) or (Nq, D), and the scale that their scores get.
@@ -356,8 +354,8 @@ class Swin(nn.Module):
         super().__init__()
         if not isinstance(window, Sequence) or len(window) != 2:
             raise TypeError(f"window must be two integers (height, width), got {window!r}")
-        self.window = whole("window height", window[0], 1), whole("window width", window[1], 1)
-        self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), whole("num_heads", num_heads, 1))
+        self.window = check_int("window height", window[0], 1), check_int("window width", window[1], 1)
+        self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), check_int("num_heads", num_heads, 1))
 
     def bias(self, q: Tensor, scale: float) -> Windowed:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
@@ -384,11 +382,11 @@ def _slopes(num_heads: int) -> Tensor:
 
 def _bucket_runs(buckets: int, max_distance: int, bidirectional: bool) -> tuple[tuple[int, int], ...]:
     """T5's buckets of the distances −max_distance to max_distance in order, as (bucket, how many distances)."""
-    if whole("buckets", buckets, 4 if bidirectional else 2) % 2 and bidirectional:
+    if check_int("buckets", buckets, 4 if bidirectional else 2) % 2 and bidirectional:
         raise ValueError(f"buckets must be even when bidirectional, half for keys behind and half ahead; got {buckets}")
     side = buckets // 2 if bidirectional else buckets
     exact = side // 2  # distances that have a bucket each
-    if whole("max_distance", max_distance, 1) <= exact:
+    if check_int("max_distance", max_distance, 1) <= exact:
         raise ValueError(f"max_distance must be above {exact}, the distances with a bucket each; got {max_distance}")
     distance = torch.arange(max_distance + 1, device=CPU)
     # In fp32, as T5 was trained: a logarithm in fp64 would move distances at a bucket's edge into the next bucket.

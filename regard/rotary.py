@@ -5,8 +5,6 @@ eq. 15), so that the product of a turned q and a turned k depends on the distanc
 
 A scaling changes the frequencies w so that a model trained on `original` positions works on more of them. Each one
 here gives the numbers that `transformers` gives for the rope_type named in its docstring.
-
-This file does not know about scores, caches or models. `regard.positions` re-exports its public names.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard.checks import check_int
 
 __all__ = ["Angles", "DynamicNTK", "Linear", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
 
@@ -83,7 +83,7 @@ class DynamicNTK(Scaling):
 
     def __post_init__(self) -> None:
         above_zero("factor", self.factor)
-        whole("original", self.original, 1)
+        check_int("original", self.original, 1)
 
     def fit(self, rotated: int) -> None:
         """Raise ValueError for 2 turned columns: the exponent R/(R − 2) has no value."""
@@ -124,7 +124,7 @@ class Yarn(Scaling):
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        whole("original", self.original, 1)
+        check_int("original", self.original, 1)
         for name in ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
             if getattr(self, name) is not None:
                 above_zero(name, getattr(self, name))
@@ -188,7 +188,7 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         for name in ("factor", "low", "high"):
             above_zero(name, getattr(self, name))
-        whole("original", self.original, 1)
+        check_int("original", self.original, 1)
         if self.low >= self.high:
             raise ValueError(f"low must be below high, got low={self.low}, high={self.high}")
 
@@ -222,7 +222,7 @@ class LongRope(Scaling):
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        whole("original", self.original, 2)  # its logarithm is divided by
+        check_int("original", self.original, 2)  # its logarithm is divided by
         for name in ("short", "long"):
             numbers = tuple(float(n) for n in getattr(self, name))  # a tuple, so that the value can be hashed
             object.__setattr__(self, name, numbers)
@@ -289,10 +289,10 @@ class Rotary:
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, 2)
+        check_int("dim", self.dim, 2)
         if self.rotated is None and self.dim % 2:
             raise ValueError(f"dim must be even, for columns turn in pairs; got {self.dim}. Or turn part: rotated=…")
-        if whole("rotated", self.width, 2) % 2 or self.width > self.dim:
+        if check_int("rotated", self.width, 2) % 2 or self.width > self.dim:
             raise ValueError(f"rotated must be even and at most dim = {self.dim}, got {self.width}")
         if not self.base > 1:
             raise ValueError(f"base must be above 1, got {self.base}")
@@ -409,21 +409,6 @@ def _check_places(x: Tensor, places: torch.Size) -> None:
             f"positions of shape {tuple(places)} do not fit x of shape {tuple(x.shape)}: "
             "give (N,), or (B, N) with x (B, N, D) or (B, H, N, D)"
         )
-
-
-def whole(name: str, value: object, least: int) -> int:
-    """Read one whole number.
-
-    >>> whole("dim", 64, 2)
-    64
-
-    Raises TypeError for anything but an int, ValueError below `least`.
-    """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
 
 
 def above_zero(name: str, value: float | None) -> None:

@@ -45,7 +45,7 @@ LEVELS = [
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 # models, generation and tasks are three packages of one level
 ALSO = {(a, b) for a in ("models", "generation", "tasks") for b in ("models", "generation", "tasks")}
-ALSO |= {("data", "models"), ("positions", "nn"), ("viz", "lens")}  # still to be untangled
+ALSO |= {("data", "models"), ("viz", "lens")}  # still to be untangled
 ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
 SHARED_BY_BACKENDS = ("call", "sparse_kernels", "sparse_gpu")  # each imports only those before it
 
@@ -309,7 +309,7 @@ def test_import_of_regard_loads_neither_torch_nor_numpy():
 
 
 def test_optional_libraries_stay_unimported():
-    names = "attention masks positions layers backends testing check cost figures steps FixedCache MultiHeadAttention"
+    names = "attention masks positions nn backends testing check cost figures steps FixedCache MultiHeadAttention"
     used = loaded("import regard\n" + "\n".join(f"regard.{name}" for name in names.split()))
     added = used - loaded("import torch")
     assert "regard.op" in added

@@ -363,7 +363,7 @@ def check_whole(name: str, value: object, least: int) -> None:
     ValueError: top_k must be at least 1, got 0
     """
     if value is not None:
-        checks.check_whole(name, value, least)
+        checks.check_int(name, value, least)
 
 
 def _check_number(name: str, value: object) -> None:

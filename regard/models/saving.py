@@ -18,6 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.atomic_files import atomic_directory
+from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, Preprocessor, without_ignored
 from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
 from regard.models.config import Settings
@@ -25,7 +26,6 @@ from regard.models.hub import PICTURES, POOLING, TOKENIZER
 from regard.models.loading import empty, listed, places
 from regard.models.model import Model
 from regard.nn.heads import label_names
-from regard.nn.linear import is_distributed
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
 

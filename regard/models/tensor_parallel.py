@@ -15,11 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from regard.checks import is_distributed, local
 from regard.masks.biases import Bias
 from regard.models.loading import listed
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.linear import is_distributed, local, untouched
+from regard.nn.linear import untouched
 from regard.nn.projections import HeadProjections
 from regard.positions import T5, Alibi, Rotary, Swin
 

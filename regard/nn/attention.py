@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends import load
+from regard.checks import is_distributed
 from regard.nn.cache import Cache, FixedCache, GrowingCache, KeyValueCache
-from regard.nn.linear import Joined, Linear, apart, is_distributed, part, separate, whole_output
+from regard.nn.linear import Joined, Linear, apart, part, separate, whole_output
 from regard.op import attention
 from regard.positions import Bias, Rotary
 from regard.rotary import Angles

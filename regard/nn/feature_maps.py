@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import check_whole
+from regard.checks import check_int
 from regard.nn.projections import Seen, read_seen
 
 CHUNK = 2048  # positions whose features exist at once, where nothing else is made of them
@@ -33,9 +33,9 @@ def orthogonal_features(count: int, width: int, *, seed: int) -> Tensor:
     count: how many features.  width: head size.  seed: the same directions on every machine and device, to rounding.
     Raises TypeError for a size or a seed that is no whole number, ValueError for a size below 1.
     """
-    check_whole("features", count)
-    check_whole("head size", width)
-    check_whole("seed", seed, least=None)
+    check_int("features", count)
+    check_int("head size", width)
+    check_int("seed", seed, least=None)
     random = torch.Generator("cpu").manual_seed(seed)
     blocks = -(-count // width)
     q, r = torch.linalg.qr(_gaussian(blocks, width, width, random=random))

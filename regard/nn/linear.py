@@ -1,8 +1,4 @@
-"""Linear maps: one, several of one input joined in a matrix, how to use a part of them, and parts of a DTensor.
-
-The weights of a layer are used without calling it only where nobody has put an adapter, a hook or a patch on it.
-It does not know attention, nor any model.
-"""
+"""Linear layers: one, or several of one input joined in one matrix, and how to use part of a joined one."""
 
 from __future__ import annotations
 
@@ -15,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as everywhere
 
+from regard.checks import is_distributed
+
 __all__ = [
     "Joined",
     "JoinedTable",
     "Linear",
     "apart",
-    "is_distributed",
-    "local",
     "part",
     "separate",
     "untouched",
@@ -129,24 +125,6 @@ def whole_output(layer: nn.Module, x: Tensor, width: int) -> Tensor:
             "on the attention or feed-forward layer before a plan of your own"
         )
     return y
-
-
-def is_distributed(x: Tensor) -> bool:
-    """Is x a DTensor, of which this process may hold a part only? torch.distributed need not be there to ask.
-
-    >>> is_distributed(torch.zeros(1))
-    False
-    """
-    return hasattr(x, "to_local")
-
-
-def local(x: Tensor) -> Tensor:
-    """x itself, or this process's part of a DTensor.
-
-    >>> local(torch.zeros(1))
-    tensor([0.])
-    """
-    return cast(Tensor, x.to_local()) if is_distributed(x) else x  # type: ignore[attr-defined]
 
 
 def apart(layer: nn.Module, rows: Sequence[int], x: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends import load
-from regard.checks import check_whole
+from regard.checks import check_int
 from regard.nn.attention import ContextKeys, MultiHeadAttention
 from regard.nn.projections import HeadProjections, read_seen
 from regard.op import attention
@@ -45,7 +45,7 @@ class SlotProjection(nn.Module):
     def __init__(self, positions: int, slots: int, *, num_heads: int = 1, key_value: bool = False) -> None:
         super().__init__()
         for name, n in (("positions", positions), ("slots", slots), ("num_heads", num_heads)):
-            check_whole(name, n)
+            check_int(name, n)
         self.positions, self.slots, self.num_heads, self.key_value = positions, slots, num_heads, key_value
         shape = (positions, slots) if num_heads == 1 else (num_heads, positions, slots)
         self.keys = nn.Parameter(torch.empty(shape))

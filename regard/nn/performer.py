@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.checks import check_whole
+from regard.checks import check_int
 from regard.nn.attention import ContextKeys, MultiHeadAttention
 from regard.nn.feature_maps import (
     PerformerState,
@@ -137,8 +137,8 @@ class PerformerAttention(HeadProjections):
         length: positions to come; there is no limit.  dtype, device: of the keys; sums are in fp32 or wider.
         Raises TypeError for sizes that are no whole numbers, ValueError for sizes below 1.
         """
-        check_whole("batch", batch)
-        check_whole("length", length)
+        check_int("batch", batch)
+        check_int("length", length)
         like = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device=device)
         state = PerformerState()
         state.store(no_keys(batch, self.num_kv_heads, self.features, self.head_dim, like), 0, self.directions)

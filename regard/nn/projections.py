@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from regard.checks import check_whole
+from regard.checks import check_int
 from regard.masks.dense import as_mask
 from regard.masks.mask import And, Mask
 from regard.masks.positional import Causal
@@ -138,7 +138,7 @@ def _check_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int 
         ("head_dim", head_dim),
     ):
         if n is not None:
-            check_whole(name, n)
+            check_int(name, n)
     if head_dim is None and d_model % num_heads:
         raise ValueError(
             f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"

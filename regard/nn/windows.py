@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard import masks
-from regard.checks import followed
+from regard.checks import followed, local
 from regard.layouts import Frame, Sides
 from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import DropPath, FeedForward, Passed
-from regard.nn.linear import Linear, local
+from regard.nn.linear import Linear
 from regard.nn.vision import Grid, Patches, bent
 from regard.positions import Swin, Windowed
 

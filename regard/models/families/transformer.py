@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from regard.checks import check_int
 from regard.models.config import Settings
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
 from regard.models.family import Family, Names, Rows, Task
@@ -25,7 +26,6 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, Waves
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Joined
-from regard.rotary import whole
 
 __all__ = ["BLOCKS", "FAMILY", "refuse_others", "shift_right", "tower", "transformer"]
 
@@ -140,7 +140,7 @@ def transformer(
     embeddings with variance 1/d, biases 0. `save` writes what `regard.load` opens; `transformers` has no such model.
     Raises ValueError or TypeError for sizes that are none, or do not fit each other.
     """
-    size = whole("vocabulary", vocabulary, 1)
+    size = check_int("vocabulary", vocabulary, 1)
     for name, token in (("start", start), ("end", end), ("pad", pad)):
         if token is not None and not 0 <= token < size:
             raise ValueError(f"{name} is {token}, and ids are 0 to {size - 1}")
@@ -148,7 +148,7 @@ def transformer(
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     numbers = {"layers": layers, "attention_heads": num_heads, "ffn_dim": d_ff}
     for name, n in (("d_model", d_model), ("num_heads", num_heads), ("layers", layers), ("d_ff", d_ff)):
-        whole(name, n, 1)
+        check_int(name, n, 1)
     values = {
         "model_type": FAMILY.model_type,
         "vocab_size": size,
