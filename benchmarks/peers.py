@@ -12,7 +12,7 @@ import transformers
 from timing import cuda_time
 from torch import Tensor, nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.loading import empty, family_of
 from regard.models.model import Model
 
@@ -54,8 +54,8 @@ def compared(name: str, theirs: Run, ours: Run, rounds: int) -> list[str]:
 
 def on_device(config: Any, task: str) -> Model:
     """Our model of this shape with random bf16 weights, made where they are used."""
-    settings = Settings(config.to_dict())
-    model = empty(family_of(settings), settings, task)
+    values = Config(config.to_dict())
+    model = empty(family_of(values), values, task)
     for name, p in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         drawn = torch.randn(p.shape, device="cuda", dtype=torch.bfloat16) * 0.02

@@ -116,7 +116,7 @@ def loading(rounds: int = 9) -> str:
 def bert_on_cuda(rounds: int = 5) -> str:
     """BERT-base, 64 texts of 512 tokens, bf16: each as it is, and each through torch.compile."""
     config = transformers.BertConfig()
-    theirs, ours = theirs_on_device("BertModel", config), on_device(config, "none")
+    theirs, ours = theirs_on_device("BertModel", config), on_device(config, "feature-extraction")
     ids = torch.randint(5, config.vocab_size, (64, 512), device="cuda")
     runs: dict[str, Run] = {
         "transformers, sdpa": partial(theirs, ids),
@@ -144,7 +144,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
     """256 tokens after a prompt of 32, one text, greedily. The whole call is timed, prompt and capture included."""
     config.pad_token_id, config.eos_token_id = 0, None
     ids = torch.randint(5, config.vocab_size, (1, PROMPT), device="cuda")
-    ours = on_device(config, "generate")
+    ours = on_device(config, "text-generation")
     read = partial(ours, ids)
     runs: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: generate(ours, ids, None, new_tokens=NEW, eos=None, pad=0).ids,

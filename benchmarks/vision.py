@@ -127,7 +127,7 @@ def swin_on_cuda(rounds: int = 5) -> str:
 def on_cuda(architecture: str, config: Any, timms: str) -> dict[str, Run]:
     """Each model as it is, and compiled; all without a classifier."""
     pixels = torch.randn(BATCH, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
-    models = {"transformers": theirs_on_device(architecture, config), "ours": on_device(config, "none")}
+    models = {"transformers": theirs_on_device(architecture, config), "ours": on_device(config, "feature-extraction")}
     if find_spec("timm") is not None:
         import timm
 
@@ -166,7 +166,7 @@ def llava_on_cuda(rounds: int = 3) -> str:
     pixels = torch.randn(1, 3, 336, 336, device="cuda", dtype=torch.bfloat16)
     words = torch.randint(5, 31000, (1, 32), device="cuda")
     ids = torch.cat([words[:, :8], torch.full((1, PATCHES), 32000, device="cuda"), words[:, 8:]], 1)
-    ours = on_device(config, "generate")
+    ours = on_device(config, "image-text-to-text")
     runs: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: generate(ours.read_picture(pixels), ids, None, new_tokens=NEW, eos=None, pad=0).ids,
         **their_answers(theirs_on_device("LlavaForConditionalGeneration", config), ids, pixels),

@@ -125,10 +125,10 @@ def test_a_file_of_save_model_is_read(architecture, tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "task", "alone", "usual"),
     [
-        ("GPT2LMHeadModel", "none", "lm_head.weight", "transformer.wte.weight"),
-        ("LlamaForCausalLM", "none", "lm_head.weight", "model.embed_tokens.weight"),
-        ("T5ForConditionalGeneration", "encode", "lm_head.weight", "shared.weight"),
-        ("BartForConditionalGeneration", "none", "lm_head.weight", "model.shared.weight"),
+        ("GPT2LMHeadModel", "feature-extraction", "lm_head.weight", "transformer.wte.weight"),
+        ("LlamaForCausalLM", "feature-extraction", "lm_head.weight", "model.embed_tokens.weight"),
+        ("T5ForConditionalGeneration", "text-encoding", "lm_head.weight", "shared.weight"),
+        ("BartForConditionalGeneration", "feature-extraction", "lm_head.weight", "model.shared.weight"),
     ],
 )
 def test_a_body_is_read_from_the_table_under_the_heads_name(architecture, task, alone, usual, tmp_path):
@@ -137,7 +137,7 @@ def test_a_body_is_read_from_the_table_under_the_heads_name(architecture, task, 
     assert_equal(load(renamed(tmp_path, usual, alone), task=task), expected)
 
 
-@pytest.mark.parametrize("task", ["generate", "none"])
+@pytest.mark.parametrize("task", ["text-generation", "feature-extraction"])
 def test_a_table_of_a_head_that_is_not_tied_is_no_copy(task, tmp_path):
     made("LlamaForCausalLM", tmp_path)
     renamed(change(tmp_path, tie_word_embeddings=False), "model.embed_tokens.weight", "lm_head.weight")

@@ -280,7 +280,7 @@ def _as_stored(twin: Twin, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _gradients_by_their_names(model: Model, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     named = {}
-    for place in places(model, model.family.before(model.task)):
+    for place in places(model, model.family.prefix_of(model.task)):
         gradient = gradients.get(f"gradient of {place.name}")
         if gradient is not None:
             parts = place.source.split(gradient, place.rows)

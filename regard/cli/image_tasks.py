@@ -66,7 +66,7 @@ def add_answer(app: typer.Typer, lang: Lang) -> None:
         known(lang)
         (given,) = read_pictures([picture])
         check_pictures([given])
-        tasks = ["answer", "generate"]
+        tasks = ["visual-question-answering", "image-text-to-text"]
         opened = open_model(model, "answer", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "answer")
         from regard.generation.config import Wishes
@@ -161,7 +161,7 @@ def add_caption(app: typer.Typer, lang: Lang) -> None:
         known(lang)
         pictures = read_pictures(picture or [], file)
         check_pictures(pictures)
-        tasks = ["caption", "generate"]
+        tasks = ["image-to-text", "image-text-to-text"]
         opened = open_model(model, "caption", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "caption")
         from regard.generation.config import Wishes
@@ -257,7 +257,14 @@ def add_match(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         spoken = speaker(known(lang))
         (given,) = read_pictures([picture])
-        opened = open_model(model, "match", ["match", "none"], dtype=dtype, device=device, ignore=ignore or ())
+        opened = open_model(
+            model,
+            "match",
+            ["image-text-matching", "zero-shot-image-classification"],
+            dtype=dtype,
+            device=device,
+            ignore=ignore or (),
+        )
         require_sight(opened, "match")
         found = opened.match(given, text, truncate=truncate)
         if json_:
@@ -287,7 +294,18 @@ def _matches_json(model: str, picture: str, found: "Matched") -> str:
 
 
 # The head that a checkpoint has does not matter: the tower is asked.
-TASKS = ["none", "encode", "classify", "classify-cls", "rebuild", "caption", "answer", "match", "generate"]
+TASKS = [
+    "feature-extraction",
+    "zero-shot-image-classification",
+    "image-encoding",
+    "image-classification",
+    "image-classification-cls",
+    "masked-image-modeling",
+    "image-to-text",
+    "visual-question-answering",
+    "image-text-matching",
+    "image-text-to-text",
+]
 
 
 def add_features(app: typer.Typer, lang: Lang) -> None:

@@ -249,7 +249,7 @@ def read_text(
         loaded = load(name, device=device, ignore=ignore, progress=tick)
     require_reading(loaded, text, f"regard look photo.jpg --model {name}")
     length = int(loaded.tokenizer.batch([text]).ids.shape[1])
-    most = loaded.most if isinstance(loaded, TextModel) else None
+    most = loaded.max_positions if isinstance(loaded, TextModel) else None
     if most is not None and length > most and not truncate:
         raise ValueError(
             f"the text has {length:,} tokens, and {loaded.family.title} takes at most {most:,} here: "

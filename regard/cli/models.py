@@ -74,7 +74,6 @@ def open_model(
     kind = _dtype(dtype, device)
     directory = find(name)
     family, own = family_and_task(str(directory))
-    # Before its weights are looked for: BERT has a task 'answer' too, of texts.
     if verb in OF_PICTURES and takes_pictures(str(directory)) is False:
         raise ValueError(f"{verb} is about pictures, and {family.title} reads texts alone")
     task = _task(family, own, verb, tasks)
@@ -82,7 +81,7 @@ def open_model(
         with bar("/".join(Path(name).parts[-2:])) as tick:
             return load(directory, task=task, dtype=kind, device=device, ignore=ignore, progress=tick)
     except ValueError as error:
-        if own in (None, "none", task):
+        if own in (None, family.bare_task, task):
             raise
         asked = f"{verb} asks for the task {task!r}"
         raise ValueError(f"this {family.title} was saved for the task {own!r}, and {asked}: {error}") from None
@@ -99,11 +98,11 @@ def family_and_task(name: str) -> "tuple[Family, str | None]":
 
     No weights are read. Raises as `regard.load` where there is no model, or of a family that is not known.
     """
-    from regard.models.config import Settings
+    from regard.models.config import Config
     from regard.models.hub import find
     from regard.models.loading import family_of
 
-    settings = Settings.open(find(name))
+    settings = Config.open(find(name))
     family, architectures = family_of(settings), settings.values.get("architectures")
     known = {task.architecture: name for name, task in family.tasks.items()}
     return family, known.get(architectures[0]) if isinstance(architectures, list) and architectures else None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
 
 
+LABELS = ["text-classification", "image-classification", "image-classification-cls"]
+HEADLESS = ["feature-extraction", "zero-shot-image-classification"]
 NEEDED = "--labels needs CLIP, or BLIP without a head, and this is {}{}"
 
 
@@ -85,7 +87,7 @@ def add_classify(app: typer.Typer, lang: Lang) -> None:
         if named is not None:
             _require_headless(model)
         # A model that compares has no labels: it is opened as it is, and says so itself.
-        tasks = ["classify", "classify-cls", "none"] if named is None else ["none"]
+        tasks = [*LABELS, *HEADLESS] if named is None else HEADLESS
         opened = open_model(model, "classify", tasks, dtype=dtype, device=device, ignore=ignore or ())
         from regard.models.dual_encoder import DualModel
         from regard.tasks.images import looks
@@ -105,7 +107,7 @@ def add_classify(app: typer.Typer, lang: Lang) -> None:
 def _require_headless(model: str) -> None:
     """Raise ValueError for a checkpoint with a head, before it is read as if it had none."""
     family, task = family_and_task(model)
-    if task not in (None, "none"):
+    if task not in (None, *HEADLESS):
         raise ValueError(NEEDED.format(family.title, f" with a head for the task {task!r}"))
 
 
@@ -201,7 +203,9 @@ def add_embed(app: typer.Typer, lang: Lang) -> None:
         from regard.session.session import default_model
 
         name = str(default_model()) if model is None else model
-        opened = open_model(name, "embed", ["encode", "none"], dtype=dtype, device=device, ignore=ignore or ())
+        opened = open_model(
+            name, "embed", ["text-encoding", *HEADLESS], dtype=dtype, device=device, ignore=ignore or ()
+        )
         # Another pooling than those there are is told by the model.
         vectors = opened.embed(texts, pooling=pooling, truncate=truncate)  # type: ignore[arg-type]
         vectors = as_numpy_has_it(vectors)
@@ -287,7 +291,7 @@ def add_fill(app: typer.Typer, lang: Lang) -> None:
     ) -> None:
         spoken = speaker(known(lang))
         (given,) = read_texts([text], None)
-        tasks = ["fill", "pretrain"]
+        tasks = ["fill-mask", "pretraining"]
         found = open_model(model, "fill", tasks, dtype=dtype, device=device, ignore=ignore or ()).fill(given, top)
         if json_:
             print(_fills_json(model, found))
@@ -380,7 +384,8 @@ def add_generate(app: typer.Typer, lang: Lang) -> None:
         prompts = read_texts(prompt or [], file)
         if pictures and len(prompts) > 1:
             raise ValueError(f"--picture is of one prompt, and there are {len(prompts)}: ask one at a time")
-        opened = open_model(model, "generate", ["generate"], dtype=dtype, device=device, ignore=ignore or ())
+        tasks = ["text-generation", "text2text-generation", "image-text-to-text"]
+        opened = open_model(model, "generate", tasks, dtype=dtype, device=device, ignore=ignore or ())
         _check_sight(opened, pictures)
         from regard.generation.config import Wishes
         from regard.generation.text import beams_of

@@ -18,7 +18,7 @@ from regard.data.image_steps import FILTERS, MOST_MADE, Crop, Numbers, Pad, Resi
 from regard.data.images import Picture, Source, are_several, numbered, open_picture
 from regard.layouts import Frame
 from regard.models.checkpoint import read_side
-from regard.models.config import Settings
+from regard.models.config import Config
 
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 # Of the pictures that CLIP was trained on: https://github.com/openai/CLIP/blob/main/clip/clip.py
@@ -121,10 +121,10 @@ def defaults(kind: str) -> dict[str, Any]:
     return {key: (value.copy() if isinstance(value, (dict, list)) else value) for key, value in KINDS[kind].items()}
 
 
-def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> Plan:
+def read_plan(kind: str, settings: Config, *, ignore: Iterable[str] = ()) -> Plan:
     """The plan that the values of a kind mean.
 
-    >>> print(read_plan("DeiT", Settings(defaults("DeiT") | {"do_resize": None})))
+    >>> print(read_plan("DeiT", Config(defaults("DeiT") | {"do_resize": None})))
     crop the middle 224 × 224, ÷ 255, normalise
 
     settings: the kind's own values, and over them those of the file; null switches off, as it does there.
@@ -134,7 +134,7 @@ def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> P
     steps = (*_squaring(kind, settings), *_resizing(kind, settings), *_cropping(settings))
     plan = Plan(steps, _numbers(settings), _padding(kind, settings))
     settings.only("data_format", "channels_first")
-    settings.finish(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
+    settings.check_unused(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
     return plan
 
 
@@ -146,14 +146,14 @@ def without_ignored(kind: str, values: dict[str, Any]) -> dict[str, Any]:
 
     Raises as `read_plan`, but for a key that is not known.
     """
-    settings = Settings(defaults(kind) | values)
+    settings = Config(defaults(kind) | values)
     read_plan(kind, settings, ignore=values)
     kept = settings.without_ignored(harmless=HARMLESS | UNUSED, ignore=values)
     return {key: value for key, value in values.items() if key in kept}
 
 
-def _squaring(kind: str, settings: Settings) -> tuple[Step, ...]:
-    if kind != "Llava" or not settings.flag("do_pad", False):
+def _squaring(kind: str, settings: Config) -> tuple[Step, ...]:
+    if kind != "Llava" or not settings.bool("do_pad", False):
         return ()
     colour = tuple(int(mean * 255) for mean in _three(settings, "image_mean"))
     if not all(0 <= part <= 255 for part in colour):
@@ -161,32 +161,32 @@ def _squaring(kind: str, settings: Settings) -> tuple[Step, ...]:
     return (Square((colour[0], colour[1], colour[2])),)
 
 
-def _resizing(kind: str, settings: Settings) -> tuple[Step, ...]:
+def _resizing(kind: str, settings: Config) -> tuple[Step, ...]:
     key = "size"
     if kind == "Idefics":
         settings.only("image_num_channels", 3)
         key = "size" if settings.get("image_size") is None else "image_size"  # the older name goes before the newer
-    if not settings.flag("do_resize", False):
+    if not settings.bool("do_resize", False):
         return ()
-    target = read_target(settings, key, square=settings.flag("default_to_square", False))
-    return (Resize(target, settings.whole("resample", least=0, most=len(FILTERS) - 1)),)
+    target = read_target(settings, key, square=settings.bool("default_to_square", False))
+    return (Resize(target, settings.int("resample", minimum=0, maximum=len(FILTERS) - 1)),)
 
 
-def _cropping(settings: Settings) -> tuple[Step, ...]:
-    return (Crop(*_bounded(settings, "crop_size")),) if settings.flag("do_center_crop", False) else ()
+def _cropping(settings: Config) -> tuple[Step, ...]:
+    return (Crop(*_bounded(settings, "crop_size")),) if settings.bool("do_center_crop", False) else ()
 
 
-def _padding(kind: str, settings: Settings) -> Pad | None:
-    if kind == "Llava" or not settings.flag("do_pad", False):  # Llava's do_pad comes first: Square
+def _padding(kind: str, settings: Config) -> Pad | None:
+    if kind == "Llava" or not settings.bool("do_pad", False):  # Llava's do_pad comes first: Square
         return None
     return Pad(_bounded(settings, "pad_size") if "pad_size" in settings else None)
 
 
-def _numbers(settings: Settings) -> Numbers:
-    scale = settings.number("rescale_factor") if settings.flag("do_rescale", False) else None
+def _numbers(settings: Config) -> Numbers:
+    scale = settings.float("rescale_factor") if settings.bool("do_rescale", False) else None
     if scale is not None and not isfinite(scale):
         raise ValueError(f"{settings.where}: rescale_factor must be a number, got {scale}")
-    if not settings.flag("do_normalize", False):
+    if not settings.bool("do_normalize", False):
         return Numbers(scale, None, None)
     mean, std = _three(settings, "image_mean"), _three(settings, "image_std")
     if 0.0 in std:
@@ -194,7 +194,7 @@ def _numbers(settings: Settings) -> Numbers:
     return Numbers(scale, mean, std)
 
 
-def _bounded(settings: Settings, key: str) -> tuple[int, int]:
+def _bounded(settings: Config, key: str) -> tuple[int, int]:
     """A height and a width of which the pixels can be made."""
     height, width = read_pair(settings, key)
     if height * width > MOST_MADE:
@@ -202,7 +202,7 @@ def _bounded(settings: Settings, key: str) -> tuple[int, int]:
     return height, width
 
 
-def _three(settings: Settings, key: str) -> tuple[float, float, float]:
+def _three(settings: Config, key: str) -> tuple[float, float, float]:
     """One number for each colour; a single one is for all."""
     value = settings.get(key)
     values = value if isinstance(value, (list, tuple)) else [value] * 3
@@ -277,7 +277,7 @@ class Preprocessor:
 
     @classmethod
     def _made(cls, kind: str, values: dict[str, Any], where: str, ignore: Iterable[str]) -> Preprocessor:
-        plan = read_plan(kind, Settings(defaults(kind) | values, where), ignore=ignore)
+        plan = read_plan(kind, Config(defaults(kind) | values, where), ignore=ignore)
         return cls(kind, plan, deepcopy(values))
 
     def __call__(self, pictures: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> Prepared:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regard.data.images import MOST_PIXELS
 from regard.layouts import Frame
-from regard.models.config import Settings
+from regard.models.config import Config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,36 +89,36 @@ class Within:
 Target = Exactly | ShorterSide | Within
 
 
-def read_target(settings: Settings, key: str, *, square: bool) -> Target:
+def read_target(settings: Config, key: str, *, square: bool) -> Target:
     """The target that a key of a preprocessor_config.json names.
 
-    >>> read_target(Settings({"size": 224}), "size", square=False)
+    >>> read_target(Config({"size": 224}), "size", square=False)
     ShorterSide(side=224, longest=None)
 
     square: what one number means: both sides (True), or the shorter one (False).
     Raises ValueError for what is no size, or one that no step here makes.
     """
     sides = _sides(settings, key, square)
-    inner = Settings(sides, f"{settings.where}: {key}")
+    inner = Config(sides, f"{settings.where}: {key}")
     keys = set(sides)
     if keys == {"height", "width"}:
-        return Exactly(inner.whole("height"), inner.whole("width"))
+        return Exactly(inner.int("height"), inner.int("width"))
     if keys == {"shortest_edge"}:
-        return ShorterSide(inner.whole("shortest_edge"))
+        return ShorterSide(inner.int("shortest_edge"))
     if keys == {"shortest_edge", "longest_edge"}:
-        return ShorterSide(inner.whole("shortest_edge"), inner.whole("longest_edge"))
+        return ShorterSide(inner.int("shortest_edge"), inner.int("longest_edge"))
     if keys == {"max_height", "max_width"}:
-        return Within(inner.whole("max_height"), inner.whole("max_width"))
+        return Within(inner.int("max_height"), inner.int("max_width"))
     raise ValueError(
         f"{settings.where}: {key} must be a number, height and width, shortest_edge (and longest_edge), or max_height "
         f"and max_width, got {settings.get(key)!r:.200}"
     )
 
 
-def read_pair(settings: Settings, key: str) -> tuple[int, int]:
+def read_pair(settings: Config, key: str) -> tuple[int, int]:
     """A height and a width. Raises ValueError for anything else.
 
-    >>> read_pair(Settings({"crop_size": 224}), "crop_size")
+    >>> read_pair(Config({"crop_size": 224}), "crop_size")
     (224, 224)
     """
     target = read_target(settings, key, square=True)
@@ -129,7 +129,7 @@ def read_pair(settings: Settings, key: str) -> tuple[int, int]:
     return target.height, target.width
 
 
-def _sides(settings: Settings, key: str, square: bool) -> dict[str, Any]:
+def _sides(settings: Config, key: str, square: bool) -> dict[str, Any]:
     """A size as named sides; files of before 2023 hold a number or [height, width]."""
     value = settings.get(key)
     if isinstance(value, dict):

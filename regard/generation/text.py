@@ -19,6 +19,7 @@ from regard.generation.state import Decoder
 from regard.generation.stopping import Decode, Reason, read_stop
 from regard.models.checkpoint import read_side
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.family import GENERATION_TASKS
 from regard.models.flamingo import FlamingoModel
 from regard.models.model import Model
 from regard.models.text import TextModel
@@ -263,7 +264,7 @@ def write(
 ) -> Written | list[Written]:
     """The continuation of a prompt, or of each; see `Model.generate`."""
     texts = _prompts(prompts)
-    require(model, "generate", "generate")
+    require(model, "generate", *GENERATION_TASKS)
     said = defaults_of(model, wishes)
     pixels = _pixels(model, pictures, len(texts), isinstance(prompts, str))
 
@@ -278,7 +279,7 @@ def stream(model: Model, prompt: str, wishes: Wishes, pictures: Source | Several
     """The continuation of a prompt, piece by piece; see `Model.stream`."""
     if not isinstance(prompt, str):
         raise TypeError(f"stream writes one text: prompt must be a str, got {type(prompt).__name__}")
-    require(model, "generate", "generate")
+    require(model, "generate", *GENERATION_TASKS)
     said = defaults_of(model, wishes)
     begun = begin(model, [prompt], said, _pixels(model, pictures, 1, True))
     ready = make_ready(model, begun, wishes, said, rooms(begun, wishes, said)[0])
@@ -313,13 +314,13 @@ def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tenso
     """Prompts as a model begins with them. pixels: of the pictures of each, (P, 3, H, W), None for none."""
     ids, mask = (each.to(model.device) for each in _read(model, _as_read(model, texts, pixels), said))
     if isinstance(model, (PictureWriter, FlamingoModel)):
-        return Begun(read_pictures(model, pixels), ids, mask, model.most, model.vocabulary, ids)
+        return Begun(read_pictures(model, pixels), ids, mask, model.max_positions, model.vocabulary, ids)
     if isinstance(model, EncoderDecoder):
         start = model.start if said.start is None else said.start
         starts = torch.full((len(texts), 1), start, device=model.device)
-        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.most, model.vocabulary, None)
+        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.max_positions, model.vocabulary, None)
     assert isinstance(model, TextModel)
-    return Begun(model, ids, mask, model.most, model.vocabulary, ids)
+    return Begun(model, ids, mask, model.max_positions, model.vocabulary, ids)
 
 
 def check_prompt(model: Model, text: str, pixels: Tensor, wishes: Wishes, said: Defaults) -> None:
@@ -334,7 +335,7 @@ def check_prompt(model: Model, text: str, pixels: Tensor, wishes: Wishes, said: 
 def defaults_of(model: Model, wishes: Wishes) -> Defaults:
     """What the checkpoint says of generating; of a text's part, too, where that has settings of its own."""
     generation = read_side(model.directory, "generation_config.json", dict)
-    config = {**model.settings.inner("text_config").values, **model.settings.values}
+    config = {**model.config.sub_config("text_config").values, **model.config.values}
     return Defaults.read(generation, config, ignore=wishes.ignore)
 
 

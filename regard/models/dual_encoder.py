@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Sides
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.models.vision import check_pixels
 from regard.nn.blocks import Tower
@@ -78,7 +78,7 @@ class DualModel(Model):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         head: Comparison,
         *,
         text: Tower | None = None,
@@ -86,7 +86,7 @@ class DualModel(Model):
         vision: VisionTower | None = None,
         vision_pooler: NormedFirst | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         assert (text is None) == (text_pooler is None) == (head.text is None)
         assert (vision is None) == (vision_pooler is None) == (head.picture is None)
         self.text, self.text_pooler, self.vision, self.vision_pooler = text, text_pooler, vision, vision_pooler
@@ -159,9 +159,9 @@ class DualModel(Model):
         return self._text().embed.tokens.num_embeddings
 
     @property
-    def most(self) -> int | None:
+    def max_positions(self) -> int | None:
         """How many tokens a text may have. Raises ValueError for a model without a tower of texts."""
-        return self._text().embed.most
+        return self._text().embed.max_positions
 
     # ---------------------------------------------------------------------------------------------------- either side
 
@@ -179,7 +179,7 @@ class DualModel(Model):
 
     def _check_text(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """ids, mask and where texts end, or their tokens: the vector of each row's first True is pooled."""
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         pooler = self.text_pooler
         return ids, mask, pooler.ends(ids, mask) if isinstance(pooler, EndPooler) else mask
 

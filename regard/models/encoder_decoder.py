@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.generation.state import ModelState
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.nn.blocks import Passed, Tower
 from regard.nn.heads import LanguageHead, Seen
@@ -48,7 +48,7 @@ class EncoderDecoder(Model):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         encoder: Tower,
         decoder: Tower,
         *,
@@ -56,7 +56,7 @@ class EncoderDecoder(Model):
         rereads: bool,
         head: nn.Module | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         self.encoder, self.decoder, self.head = encoder, decoder, head
         self.start, self.rereads = start, rereads
 
@@ -86,7 +86,7 @@ class EncoderDecoder(Model):
         """
         target, target_mask = self._target(ids, mask, target, target_mask)
         read, mask = self._encode(ids, mask, positions, every_layer)
-        target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.most)
+        target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.max_positions)
         self.check_positions(target, target_positions, self.decoder)
         if len(target) != len(ids):
             raise ValueError(f"target has {len(target)} texts, and ids {len(ids)}: they must be as many")
@@ -109,7 +109,7 @@ class EncoderDecoder(Model):
     def _encode(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, every_layer: bool
     ) -> tuple[Passed, Tensor | None]:
-        mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
+        mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.max_positions)
         self.check_positions(ids, positions, self.encoder)
         return self.encoder(ids, mask=mask, positions=positions, every_layer=every_layer), mask
 
@@ -118,7 +118,7 @@ class EncoderDecoder(Model):
     ) -> tuple[Tensor, Tensor | None]:
         """What the decoder reads."""
         if target is None and target_mask is None and self.rereads:
-            self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most)
+            self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.max_positions)
             return shift_right(ids, self.start, mask), mask
         if target is None:
             raise ValueError(
@@ -139,7 +139,9 @@ class EncoderDecoder(Model):
         Raises ValueError for a model that has no words to choose from.
         """
         if not isinstance(self.head, LanguageHead):
-            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
+            raise ValueError(
+                f"a model with task {self.task!r} writes no text: load it with task='text2text-generation'"
+            )
         passed, mask = self._encode(ids, mask, None, False)
         return Reading(self, self.decoder, self.head, passed.hidden, mask)
 
@@ -162,7 +164,7 @@ class Reading:
 
         mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
         """
-        model, most = self.model, self.decoder.embed.most
+        model, most = self.model, self.decoder.embed.max_positions
         mask = model.check(ids, mask, self.decoder.embed.tokens.num_embeddings, most)
         if most is not None and length > most:
             raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")

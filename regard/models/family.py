@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from regard.models.config import Settings
+from regard.models.config import Config
 
 if TYPE_CHECKING:
     from regard.models.model import Model
@@ -19,137 +19,126 @@ Numbers = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """One tensor, as it is."""
+class Unchanged:
+    """One tensor, stored as we hold it."""
 
     name: str
-    needed: ClassVar[bool] = True
+    optional: ClassVar[bool] = False
 
     def names(self, numbers: Numbers, leaf: str) -> tuple[str, ...]:
         """The checkpoint's names of the tensors that make one of ours."""
-        return (_full(self.name, numbers, leaf),)
+        return (_filled(self.name, numbers, leaf),)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
+        """Our tensor from the checkpoint's."""
         return parts[0]
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """Theirs from ours."""
+        """The checkpoint's tensors from ours."""
         return [ours]
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of theirs from the shape of ours."""
+        """The shapes of the checkpoint's tensors from the shape of ours."""
         return [ours]
 
 
 @dataclass(frozen=True)
-class Turned(Plain):
-    """One matrix, transposed: GPT-2 keeps its matrices (inputs, outputs). A bias is as it is."""
+class Transpose(Unchanged):
+    """One matrix, stored (inputs, outputs) as in GPT-2. A bias is unchanged."""
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
+        """Our tensor from the checkpoint's."""
         return parts[0].mT.contiguous() if parts[0].ndim == 2 else parts[0]
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """Theirs from ours."""
+        """The checkpoint's tensors from ours."""
         return [ours.mT.contiguous() if ours.ndim == 2 else ours]
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of theirs from the shape of ours."""
+        """The shapes of the checkpoint's tensors from the shape of ours."""
         return [ours[::-1] if len(ours) == 2 else ours]
 
 
 @dataclass(frozen=True)
-class Row(Plain):
-    """One vector, stored as a matrix of one row; where a checkpoint has none it is zero (BART's final_logits_bias)."""
+class Squeeze(Unchanged):
+    """One tensor, stored with leading axes of length 1: a class token as (1, 1, d), positions as (1, N, d)."""
 
-    needed: ClassVar[bool] = False
+    axes: int = 1
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
-        return parts[0][0]
+        """Our tensor from the checkpoint's."""
+        return parts[0].reshape(parts[0].shape[self.axes :])
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """Theirs from ours."""
-        return [ours[None]]
+        """The checkpoint's tensors from ours."""
+        return [ours.reshape((1,) * self.axes + ours.shape)]
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of theirs from the shape of ours."""
-        return [(1, *ours)]
+        """The shapes of the checkpoint's tensors from the shape of ours."""
+        return [(1,) * self.axes + ours]
 
 
 @dataclass(frozen=True)
-class Led(Plain):
-    """One tensor, stored with axes of length 1 before its own: cls as (1, 1, d), a table of positions as (1, N, d)."""
+class OptionalSqueeze(Squeeze):
+    """`Squeeze`, zero if the checkpoint does not have it (BART's final_logits_bias)."""
 
-    ones: int = 1
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
-        return parts[0].reshape(parts[0].shape[self.ones :])
-
-    def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """Theirs from ours."""
-        return [ours.reshape((1,) * self.ones + ours.shape)]
-
-    def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of theirs from the shape of ours."""
-        return [(1,) * self.ones + ours]
+    optional: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, init=False)
-class Rows:
-    """Several tensors, one under another: query, key and value in one matrix (`regard.nn.linear.Joined`)."""
+class Concat:
+    """Several tensors, concatenated along the rows: query, key and value in one matrix (`regard.nn.linear.Joined`)."""
 
     parts: tuple[str, ...]
-    needed: ClassVar[bool] = True
+    optional: ClassVar[bool] = False
 
     def __init__(self, *parts: str) -> None:
         object.__setattr__(self, "parts", parts)
 
     def names(self, numbers: Numbers, leaf: str) -> tuple[str, ...]:
         """The checkpoint's names of the tensors that make one of ours."""
-        return tuple(_full(part, numbers, leaf) for part in self.parts)
+        return tuple(_filled(part, numbers, leaf) for part in self.parts)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
+        """Our tensor from the checkpoint's."""
         return torch.cat(list(parts))
 
     def split(self, ours: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
-        """Theirs from ours; rows: how many rows each has."""
+        """The checkpoint's tensors from ours; rows: how many rows each has."""
         assert rows is not None, self.parts
         return [part.contiguous() for part in torch.split(ours, list(rows))]
 
     def shapes(self, ours: Shape, rows: Sequence[int] | None) -> list[Shape]:
-        """The shapes of theirs from the shape of ours."""
+        """The shapes of the checkpoint's tensors from the shape of ours."""
         assert rows is not None, self.parts
         return [(count, *ours[1:]) for count in rows]
 
 
-Source = Plain | Rows
+Source = Unchanged | Concat
 Names = Mapping[str, str | Source]
-"""Templates: ours → theirs. A string stands for `Plain`."""
+"""Templates: our name → the checkpoint's. A string stands for `Unchanged`; {i} and {j} are numbers of layers."""
 
 
 def nested(names: Names, ours: str, theirs: str) -> dict[str, str | Source]:
-    """The templates of a part of a model: what stands before its names, here and in the checkpoint.
+    """The templates of a part of a model: a prefix for our names and one for the checkpoint's.
 
-    >>> nested({"blocks.{i}.norm": "layers.{i}.norm", "embed": Led("cls", 2)}, "vision.", "vision_model.")
-    {'vision.blocks.{i}.norm': 'vision_model.layers.{i}.norm', 'vision.embed': Led(name='vision_model.cls', ones=2)}
+    >>> names = {"blocks.{i}.norm": "layers.{i}.norm", "embed": Squeeze("cls", 2)}
+    >>> nested(names, "vision.", "vision_model.")["vision.embed"]
+    Squeeze(name='vision_model.cls', axes=2)
     """
-    return {ours + name: _under(source, theirs) for name, source in names.items()}
 
+    def prefixed(source: str | Source) -> str | Source:
+        if isinstance(source, str):
+            return theirs + source
+        if isinstance(source, Concat):
+            return Concat(*(theirs + part for part in source.parts))
+        return replace(source, name=theirs + source.name)
 
-def _under(source: str | Source, theirs: str) -> str | Source:
-    if isinstance(source, str):
-        return theirs + source
-    if isinstance(source, Rows):
-        return Rows(*(theirs + part for part in source.parts))
-    return replace(source, name=theirs + source.name)
+    return {ours + name: prefixed(source) for name, source in names.items()}
 
 
 def lookup(names: Names, parameter: str) -> tuple[Source, Numbers, str]:
-    """The source of one of our parameters, the numbers of its layers (none outside them), and what to add to its names.
+    """The source of one of our parameters, the numbers of its layers, and the leaf (".weight") to add to its names.
 
     Raises KeyError for a parameter that no template names: a family's file is incomplete.
     """
@@ -159,37 +148,39 @@ def lookup(names: Names, parameter: str) -> tuple[Source, Numbers, str]:
         for letter, number in zip("ij", numbers[:count], strict=False):
             name = name.replace(f".{number}.", f".{{{letter}}}.", 1)
         module, _, leaf = name.rpartition(".")
-        if name in names:
-            return _source(names[name]), numbers, ""
-        if module in names:
-            return _source(names[module]), numbers, "." + leaf
+        for key, ending in ((name, ""), (module, "." + leaf)):
+            if key in names:
+                source = names[key]
+                return Unchanged(source) if isinstance(source, str) else source, numbers, ending
     raise KeyError(f"no template names {parameter}")
 
 
-def _source(given: str | Source) -> Source:
-    return Plain(given) if isinstance(given, str) else given
-
-
-def _full(name: str, numbers: Numbers, leaf: str) -> str:
+def _filled(name: str, numbers: Numbers, leaf: str) -> str:
     for letter, number in zip("ij", numbers, strict=False):
         name = name.replace(f"{{{letter}}}", number)
     return name + leaf
 
 
-def as_given(settings: Settings, stored: Collection[str]) -> Settings:
-    """The settings themselves: what most families make of the names in a checkpoint."""
-    return settings
+def unadjusted(config: Config, stored: Collection[str]) -> Config:
+    """The config itself; the default of `Family.adjust`."""
+    return config
+
+
+# The tasks are named as transformers' pipelines are; where it has none, in plain words.
+GENERATION_TASKS = ("text-generation", "text2text-generation", "image-text-to-text")
+"""The tasks of models that `generate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One head of a family.
 
-    architecture: the class in `transformers` that has this head, which config.json names.
-    names: templates of the head's weights, from the root of the checkpoint.
-    prefix: what stands before the body's weights beside this head; default what the family has.
-    unused: regular expressions of tensors that this task does without, as the decoder where only the encoder is asked.
-    copies: a tensor that a checkpoint may hold beside the shared one, or in its place → that one, which it must equal.
+    Args:
+        architecture: the class of `transformers` with this head, which config.json names.
+        names: templates of the head's weights, from the root of the checkpoint.
+        prefix: of the body's names beside this head; None for the family's prefix.
+        unused: regular expressions of tensors that this task leaves out, such as the decoder of an encoder alone.
+        copies: a tensor that a checkpoint may hold beside the shared one, or in its place → the shared one.
     """
 
     architecture: str
@@ -201,54 +192,59 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family of models.
+    """One family of models: how to build it from config.json, and where its weights are in a checkpoint.
 
-    title: for people.  model_type: as in config.json.
-    prefix: what stands before the names of the body's weights in a checkpoint that has a head; "" for nothing.
-    build: settings and task → the model, with weights of no value yet.
-    names: settings → templates of the body's weights, without the prefix.
-    tasks: by the name people ask for: none, fill, next, pretrain, classify, classify-cls, tag, answer, generate,
-      encode, rebuild, caption, match.
-    ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
-    copies: as in `Task`, of the body.
-    renamed: endings of names in old checkpoints → what they are called now.
-    moved: regular expressions of what stands before names, as other versions of `transformers` write it → what stands
-      there now; one after another.
-    harmless: keys of config.json that change nothing here.
-    settle: settings and the names of the checkpoint's tensors → settings, where these know better (T5's word table).
+    Args:
+        title: for people.
+        model_type: as in config.json.
+        prefix: of the body's names in a checkpoint with a head; "" for none.
+        build: config and task → the model, with uninitialised weights.
+        names: config → templates of the body's weights, without the prefix.
+        tasks: by name; the first has no head.
+        ignored: regular expressions of tensors that hold nothing learnt, or the same numbers as a shared one.
+        copies: as in `Task`, of the body.
+        renamed: endings of names in old checkpoints → the names of now.
+        moved: regular expressions of prefixes that other versions of `transformers` write → the prefix of now.
+        harmless: keys of config.json that change nothing here.
+        adjust: config and the names of the checkpoint's tensors → config, where those know better (T5's lm_head).
     """
 
     title: str
     model_type: str
     prefix: str
-    build: Callable[[Settings, str], Model]
-    names: Callable[[Settings], Names]
+    build: Callable[[Config, str], Model]
+    names: Callable[[Config], Names]
     tasks: Mapping[str, Task]
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
-    settle: Callable[[Settings, Collection[str]], Settings] = as_given
+    adjust: Callable[[Config, Collection[str]], Config] = unadjusted
 
-    def before(self, task: str) -> str:
-        """What stands before the names of the body's weights in a checkpoint with this task's head, with its dot."""
+    @property
+    def bare_task(self) -> str:
+        """The task without a head: the first one."""
+        return next(iter(self.tasks))
+
+    def prefix_of(self, task: str) -> str:
+        """The prefix of the body's names in a checkpoint for this task, with its dot."""
         prefix = self.tasks[task].prefix
         prefix = self.prefix if prefix is None else prefix
-        return prefix + "." if prefix and task != "none" else ""
+        return prefix + "." if prefix and task != self.bare_task else ""
 
     def task_of(self, architectures: object) -> str:
-        """The task whose architecture config.json names; "none" if it names none.
+        """The task whose architecture config.json names; the one without a head if it names none.
 
         Raises ValueError for an architecture that the family does not have.
         """
         if not isinstance(architectures, list) or not architectures:
-            return "none"
+            return self.bare_task
         for name, task in self.tasks.items():
             if task.architecture == architectures[0]:
                 return name
         known = ", ".join(task.architecture for task in self.tasks.values())
         raise ValueError(
             f"the checkpoint is a {architectures[0]}, and {self.title} is supported as {known}. "
-            "Name the task to read it as: regard.load(…, task='none') reads the body without a head"
+            f"Name the task to read it as: regard.load(…, task={self.bare_task!r}) reads the body without a head"
         )

@@ -31,7 +31,7 @@ from regard import masks
 from regard.generation.state import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.masks import Mask
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
@@ -70,12 +70,12 @@ class FlamingoModel(Model):
     tower: of the text.  looks: one before the first block, and one before each further block at equal distances.
     vision: tower of the pictures.  resampler: what gathers its vectors; None where words look at all of them.
     vision_pooler: what the checkpoint has to sum up a picture. Nothing here asks for it; it is kept to be saved.
-    most: the most positions.  ends: tokens that end a text.
+    max_positions: the longest text.  ends: tokens that end a text.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         tower: Tower,
         looks: Sequence[GatedLook],
         vision: VisionTower,
@@ -83,14 +83,14 @@ class FlamingoModel(Model):
         resampler: Resampler | None,
         vision_pooler: nn.Module,
         head: LanguageHead | None,
-        most: int,
+        max_positions: int,
         ends: Sequence[int],
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         assert len(tower.depth) % len(looks) == 0, (len(tower.depth), len(looks))
         self.tower, self.looks, self.vision = tower, nn.ModuleList(looks), vision
         self.resampler, self.vision_pooler, self.head = resampler, vision_pooler, head
-        self.most, self.ends = most, tuple(ends)
+        self.max_positions, self.ends = max_positions, tuple(ends)
 
     @property
     def vocabulary(self) -> int:
@@ -133,7 +133,7 @@ class FlamingoModel(Model):
         `.memory` (B, P, L, e) is what words look at; `.memory_layers` are of the pictures' tower, (B, P, n, e) each.
         Raises TypeError or ValueError for arguments that do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         self.check_positions(ids, positions, self.tower)
         pixels = None if pixels is None else self._checked(pixels)
         sees = self._sees(ids, None if pixels is None else pixels.shape[:2], sees)
@@ -184,7 +184,7 @@ class FlamingoModel(Model):
         Raises ValueError for a model that has no words to choose from; else as `forward`.
         """
         if self.head is None:
-            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
+            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
         return FlamingoReading(self, None if pixels is None else self.encode(pixels), sees)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
@@ -332,12 +332,12 @@ class FlamingoReading:
         than the positions, and where pictures do not fit the prompt.
         """
         model = self.model
-        mask = model.check(ids, mask, model.vocabulary, model.most)
+        mask = model.check(ids, mask, model.vocabulary, model.max_positions)
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
-        if length > model.most:
+        if length > model.max_positions:
             raise ValueError(
-                f"{length} positions are asked for, and the model has {model.most}: ask for fewer new tokens"
+                f"{length} positions are asked for, and the model has {model.max_positions}: ask for fewer new tokens"
             )
         sees = model._sees(ids, None if self.memory is None else self.memory.shape[:2], self.sees)
         state = ModelState.room(model.tower, len(ids), length, mask, model.dtype, model.device)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Layout, Sides
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.encoder_decoder import Reading
 from regard.models.model import Model, Result
 from regard.models.vision import check_pixels
@@ -52,10 +52,8 @@ class Captioner(Model):
     start, end, pad: the tokens around a caption.
     """
 
-    def __init__(
-        self, settings: Settings, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds
-    ) -> None:
-        super().__init__(settings)
+    def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
+        super().__init__(config)
         self.vision, self.decoder, self.head = vision, decoder, head
         self.start, self.end, self.pad = bounds
 
@@ -120,14 +118,14 @@ class Answerer(Model):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         vision: VisionTower,
         encoder: Tower,
         decoder: Tower,
         head: LanguageHead,
         bounds: Bounds,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         self.vision, self.encoder, self.decoder, self.head = vision, encoder, decoder, head
         self.start, self.end, self.pad = bounds
 
@@ -209,8 +207,8 @@ class Matcher(Model):
     `encode_picture`: their products are cosines).
     """
 
-    def __init__(self, settings: Settings, vision: VisionTower, encoder: Tower, head: Matching) -> None:
-        super().__init__(settings)
+    def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
+        super().__init__(config)
         self.vision, self.encoder, self.head = vision, encoder, head
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, *, pixels: Tensor, every_layer: bool = False) -> Result:
@@ -263,7 +261,7 @@ class Matcher(Model):
 
 
 def _check_text(model: Model, ids: Tensor, mask: Tensor | None, tower: Tower) -> Tensor | None:
-    return model.check(ids, mask, tower.embed.tokens.num_embeddings, tower.embed.most)
+    return model.check(ids, mask, tower.embed.tokens.num_embeddings, tower.embed.max_positions)
 
 
 def _look(

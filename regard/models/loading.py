@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.models.checkpoint import Checkpoint, refuse_foreign
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.family import Family, Names, Source, lookup
 from regard.models.hub import find
 from regard.models.model import Model
@@ -83,7 +83,7 @@ def load(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     tiny.save(folder)
     ...     regard.load(folder).task
-    'generate'
+    'text2text-generation'
     >>> regard.load("no/such/directory/here")
     Traceback (most recent call last):
         ...
@@ -105,28 +105,28 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")
     directory = find(path, revision=revision)
-    settings = Settings.open(directory)
-    family = family_of(settings)
-    task = family.task_of(settings.values.get("architectures")) if task is None else task
+    config = Config.open(directory)
+    family = family_of(config)
+    task = family.task_of(config.values.get("architectures")) if task is None else task
     if task not in family.tasks:
         raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
     checkpoint = Checkpoint.open(directory)
-    settings = family.settle(settings, checkpoint.entries)
-    model = empty(family, settings, task)
+    config = family.adjust(config, checkpoint.entries)
+    model = empty(family, config, task)
     ignore = ignore if isinstance(ignore, str) else tuple(ignore)  # a str is refused by its own name
-    settings.finish(family.title, harmless=family.harmless, ignore=ignore)
+    config.check_unused(family.title, harmless=family.harmless, ignore=ignore)
     fill(model, checkpoint, dtype, torch.device(device), progress)
     model.directory, model.ignored = directory, tuple(ignore)
     return model.eval()
 
 
-def family_of(settings: Settings) -> Family:
+def family_of(config: Config) -> Family:
     """The family that config.json names. Raises ValueError with those there are, and for other libraries' files."""
-    refuse_foreign(settings.values, settings.where)
-    kind = settings.get("model_type")
+    refuse_foreign(config.values, config.where)
+    kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
-            f"{settings.where}: model_type is {kind!r}, which regard does not have as a model; it has "
+            f"{config.where}: model_type is {kind!r}, which regard does not have as a model; it has "
             f"{', '.join(FAMILIES)}. regard.watch looks into any PyTorch model as it is"
         )
     family = import_module(f"regard.models.families.{FAMILIES[kind]}").FAMILY
@@ -134,15 +134,15 @@ def family_of(settings: Settings) -> Family:
     return family
 
 
-def empty(family: Family, settings: Settings, task: str) -> Model:
+def empty(family: Family, config: Config, task: str) -> Model:
     """The model without memory: shapes only. Raises ValueError for sizes that do not fit each other."""
     try:
         with _Shapes():
-            model = family.build(settings, task)
+            model = family.build(config, task)
     except ValueError as error:  # of a layer, which knows neither the file nor its keys
-        raise ValueError(settings.naming(error)) from None
+        raise ValueError(config.explain(error)) from None
     except RuntimeError as error:  # torch counts bytes in 64 bits
-        raise ValueError(f"{settings.where} asks for sizes that no tensor can have: {error}") from None
+        raise ValueError(f"{config.where} asks for sizes that no tensor can have: {error}") from None
     model.family, model.task = family, task
     return model
 
@@ -159,7 +159,7 @@ def fill(
     _check_copies(model, plan, checkpoint, stored)
     done = 0
     for place in plan:
-        if not (place.source.needed or stored.keys() & set(place.theirs)):
+        if place.source.optional and not stored.keys() & set(place.theirs):
             place.put(torch.zeros(place.shape, dtype=model.dtype, device=device))
             continue
         parts = [checkpoint.read(stored[part], device=device, dtype=dtype) for part in place.theirs]
@@ -195,7 +195,7 @@ class Place(NamedTuple):
 
 def places(model: Model, prefix: str) -> Iterator[Place]:
     """Each parameter of the model, and where it is in a checkpoint with this before the body's names."""
-    body, head = model.family.names(model.settings), model.family.tasks[model.task].names
+    body, head = model.family.names(model.config), model.family.tasks[model.task].names
     owners = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         inside = name.startswith("head.")
@@ -229,7 +229,11 @@ class _Shapes(TorchFunctionMode):
 def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> list[Place]:
     """Do without the pooler where a body was saved beside a head that does not pool."""
     pooler = [place for place in plan if place.name.startswith("pooler.")]
-    if not pooler or model.task != "none" or any(part in stored for place in pooler for part in place.theirs):
+    if (
+        not pooler
+        or model.task != model.family.bare_task
+        or any(part in stored for place in pooler for part in place.theirs)
+    ):
         return plan
     assert isinstance(model, (TextModel, VisionModel))
     model.pooler = None
@@ -271,7 +275,7 @@ def _take_copies(model: Model, plan: list[Place], stored: dict[str, str]) -> Non
 
 def _for_task(model: Model, task: str) -> Model:
     """What the same checkpoint would be for another task."""
-    return empty(model.family, model.settings, task)
+    return empty(model.family, model.config, task)
 
 
 def _read_by(plan: Iterable[Place]) -> set[str]:
@@ -279,12 +283,12 @@ def _read_by(plan: Iterable[Place]) -> set[str]:
 
 
 def _missing(plan: Iterable[Place], stored: Iterable[str]) -> set[str]:
-    return _read_by(place for place in plan if place.source.needed) - set(stored)
+    return _read_by(place for place in plan if not place.source.optional) - set(stored)
 
 
 def _prefix(stored: Iterable[str], family: Family) -> str:
     """What stands before the body's weights in this checkpoint: a bare body has no prefix."""
-    known = sorted({family.before(task) for task in family.tasks} - {""})
+    known = sorted({family.prefix_of(task) for task in family.tasks} - {""})
     return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
 
 
@@ -308,7 +312,7 @@ def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict
     if problems:
         hint = ""
         if missing and not misshapen and not left and _has_body(model, stored):
-            hint = ". A checkpoint without this head can be read as task='none'"
+            hint = f". A checkpoint without this head can be read as task={model.family.bare_task!r}"
         raise ValueError(
             f"the checkpoint does not fit {model.family.title} with task {model.task!r} and its config.json: "
             + "; ".join(problems)
@@ -318,10 +322,10 @@ def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict
 
 def _has_body(model: Model, stored: dict[str, str]) -> bool:
     """Could the checkpoint be read without a head, so that nothing but the head is missing?"""
-    if model.task == "none" or "none" not in model.family.tasks:
+    if model.task == model.family.bare_task:
         return False
     try:
-        plan = list(places(_for_task(model, "none"), _prefix(stored, model.family)))
+        plan = list(places(_for_task(model, model.family.bare_task), _prefix(stored, model.family)))
     except ValueError:  # settings that only the bare model reads are not the question here
         return False
     return not _missing((place for place in plan if not place.name.startswith("pooler.")), stored)
@@ -367,7 +371,7 @@ def _known(model: Model) -> list[re.Pattern[str]]:
     Not what stands beside a weight that is read, as a bias where the model has none: it would have been computed with.
     """
     family = model.family
-    everything: list[Names] = [family.names(model.settings), *(task.names for task in family.tasks.values())]
+    everything: list[Names] = [family.names(model.config), *(task.names for task in family.tasks.values())]
     read = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     ignored = (*family.ignored, *family.tasks[model.task].unused)
     patterns = list(ignored)

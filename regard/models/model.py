@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.tasks.image_verbs import PictureVerbs
 from regard.tasks.text_verbs import TextVerbs
 
@@ -71,9 +71,9 @@ class Model(TextVerbs, PictureVerbs):
     >>> from regard.models.families.transformer import transformer
     >>> tiny = transformer(13, start=1, end=2, pad=0, d_model=8, num_heads=2, layers=1, d_ff=16)
     >>> tiny.family.title, tiny.task, tiny.dtype
-    ('Transformer', 'generate', torch.float32)
+    ('Transformer', 'text2text-generation', torch.float32)
 
-    settings: of config.json.  task: a key of the family's tasks.
+    config: of config.json.  task: a key of the family's tasks.
     directory: what it was loaded from.  ignored: keys of its files that the user says change nothing.
     """
 
@@ -82,9 +82,9 @@ class Model(TextVerbs, PictureVerbs):
     directory: Path | None = None
     ignored: tuple[str, ...] = ()
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.settings = settings
+        self.config = config
 
     @property
     def device(self) -> torch.device:
@@ -215,7 +215,7 @@ class Model(TextVerbs, PictureVerbs):
         if torch.compiler.is_compiling():
             return
         first, last = torch.stack(torch.aminmax(positions)).tolist()
-        most = tower.embed.most
+        most = tower.embed.max_positions
         if first < 0 or (most is not None and last >= most):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
             raise ValueError(f"positions must be {limit}, got {first} to {last}")

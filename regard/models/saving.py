@@ -21,7 +21,7 @@ from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, Preprocessor, without_ignored
 from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.hub import PICTURES, POOLING, TOKENIZER
 from regard.models.loading import empty, listed, places
 from regard.models.model import Model
@@ -44,7 +44,12 @@ DESCRIPTIONS = (
     *(*PICTURES, "image_processor_config.json", "video_preprocessor_config.json"),
 )
 """What else in a checkpoint directory would describe the wrong model if it outlived its own."""
-LABELLED = ("classify", "classify-cls", "tag")  # tasks whose number of labels config.json says
+LABELLED = (
+    "text-classification",
+    "image-classification",
+    "image-classification-cls",
+    "token-classification",
+)  # tasks whose number of labels config.json says
 WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 
 
@@ -52,10 +57,10 @@ def save(model: Model, directory: str | Path) -> None:
     """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
     A head with another number of labels than config.json has is written with as many, LABEL_0 and so on, unless
-    `model.settings.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
+    `model.config.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
 
     directory: made if it is not there. A model that is there is replaced as a whole, in one step: at any moment,
-    killed or not, the directory is the old model or the new one. Weights, settings, tokenizer, pooling and
+    killed or not, the directory is the old model or the new one. Weights, config, tokenizer, pooling and
     preprocessor files of the old model go, whether or not the new one has such a file; all else in the directory (a
     README, notes, .git, logs) stays. So does what regard does not write, if the model was loaded from this directory.
     A directory without a model (neither weights nor config.json) keeps all its files, but those that are written.
@@ -67,15 +72,15 @@ def save(model: Model, directory: str | Path) -> None:
     """
     _refuse_replaced(model)
     _refuse_split(model)
-    settings = _settled(model)
-    _check_fit(model, settings)
+    config = _settled(model)
+    _check_fit(model, config)
     directory = Path(directory)
     there = os.listdir(directory) if directory.is_dir() else []
     own = model.directory is not None and os.path.realpath(directory) == os.path.realpath(model.directory)
     replaces = partial(_replaced, own=own)
     with atomic_directory(directory, "the model", replaces=replaces, last="config.json") as part:
         write_checkpoint(part, _tensors(model))
-        _save_settings(model, settings, part)
+        _save_settings(model, config, part)
         if model.directory is not None:
             # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
             copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
@@ -107,8 +112,8 @@ def _replaced(names: Collection[str], *, own: bool) -> set[str]:
     return weights | {name for name in names if any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)}
 
 
-def _save_settings(model: Model, settings: Settings, directory: Path) -> None:
-    kept = settings.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
+def _save_settings(model: Model, config: Config, directory: Path) -> None:
+    kept = config.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
     values = kept | {
         "architectures": [model.family.tasks[model.task].architecture],
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -120,7 +125,7 @@ def _save_settings(model: Model, settings: Settings, directory: Path) -> None:
 def _tensors(model: Model) -> Iterator[tuple[str, Tensor]]:
     """The weights under the checkpoint's names, one by one."""
     parameters = dict(model.named_parameters())
-    for place in places(model, model.family.before(model.task)):
+    for place in places(model, model.family.prefix_of(model.task)):
         parts = place.source.split(parameters[place.name].detach(), place.rows)
         yield from zip(place.theirs, parts, strict=True)
 
@@ -150,36 +155,38 @@ def _refuse_split(model: Model) -> None:
         )
 
 
-def _settled(model: Model) -> Settings:
-    """The model's settings, with as many labels as its head scores: who fine-tunes begins with a new head."""
+def _settled(model: Model) -> Config:
+    """The model's config, with as many labels as its head scores: who fine-tunes begins with a new head."""
     score = dict(model.named_parameters()).get("head.score.weight")
     if model.task not in LABELLED or score is None or score.ndim != 2:
-        return model.settings
-    settings, count = model.settings, len(score)
-    fits = _shapes(model, settings).get("head.score.weight", (count,))[0] == count
-    named, numbers = settings.values.get("id2label"), settings.values.get("label2id")
+        return model.config
+    config, count = model.config, len(score)
+    fits = _shapes(model, config).get("head.score.weight", (count,))[0] == count
+    named, numbers = config.values.get("id2label"), config.values.get("label2id")
     old = isinstance(named, dict) and isinstance(numbers, dict) and numbers.keys() != set(map(str, named.values()))
     if fits and not old:  # else label2id is of the names before id2label was given new ones
-        return settings
-    names = label_names(settings.labels(count) if settings.label_count(count) == count else (), count)
-    values = settings.values | {
+        return config
+    names = label_names(config.labels(count) if config.num_labels(count) == count else (), count)
+    values = config.values | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
     values.pop("_num_labels", None)  # of old files
-    return Settings(values | ({"num_labels": count} if "num_labels" in values else {}), settings.where)
+    return Config(values | ({"num_labels": count} if "num_labels" in values else {}), config.where)
 
 
-def _shapes(model: Model, settings: Settings) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Model, config: Config) -> dict[str, tuple[int, ...]]:
     """The shape of each weight, by our name, of a model with these settings; without the pooler where it has none."""
-    wanted = empty(model.family, settings, model.task).named_parameters()
-    bare = model.task == "none" and getattr(model, "pooler", None) is None  # as `load` makes it of such a checkpoint
+    wanted = empty(model.family, config, model.task).named_parameters()
+    bare = (
+        model.task == model.family.bare_task and getattr(model, "pooler", None) is None
+    )  # as `load` makes it of such a checkpoint
     return {name: tuple(p.shape) for name, p in wanted if not (bare and name.startswith("pooler."))}
 
 
-def _check_fit(model: Model, settings: Settings) -> None:
+def _check_fit(model: Model, config: Config) -> None:
     """Raise ValueError, with all of them, for weights that `load` would not find a place for, not find, or not fit."""
-    wanted = _shapes(model, settings)
+    wanted = _shapes(model, config)
     there = {name: tuple(p.shape) for name, p in model.named_parameters()}
     misshapen = [f"{x} {there[x]} instead of {wanted[x]}" for x in wanted if x in there and there[x] != wanted[x]]
     kinds = (
@@ -193,7 +200,7 @@ def _check_fit(model: Model, settings: Settings) -> None:
             f"nothing is written, for load would refuse it: this model is no longer the {model.family.title} with task "
             f"{model.task!r} that its settings describe. {'; '.join(problems)}. Merge what was added into the weights "
             "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations, an adapter's own "
-            f"merge), and write sizes that changed to model.settings.values; or {WHOLE}"
+            f"merge), and write sizes that changed to model.config.values; or {WHOLE}"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.generation.state import ModelState
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.nn.blocks import FeedForward, Inserted, Passed, Tower, count
 from regard.nn.heads import EndPooler, LanguageHead, Pooler, PretrainingHead, Seen
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 class TextModel(Model):
     """One tower, its pooler if it has one, and the head of its task if it has one.
 
-    most: the most positions, where no table of positions says so (rotary).
+    max_positions: the longest text, where no table of positions says so (rotary).
     """
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         tower: Tower,
         *,
         pooler: Pooler | EndPooler | None = None,
         head: nn.Module | None = None,
-        most: int | None = None,
+        max_positions: int | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         self.tower, self.pooler, self.head = tower, pooler, head
-        self.most = tower.embed.most if most is None else most
+        self.max_positions = tower.embed.max_positions if max_positions is None else max_positions
 
     @property
     def vocabulary(self) -> int:
@@ -64,7 +64,7 @@ class TextModel(Model):
         every_layer: keep what stood after each block.
         Raises TypeError or ValueError for ids, mask, types and positions that do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         self.check_positions(ids, positions, self.tower)
         self._check_types(ids, types)
         # (B, N): the vector of each row's first True is pooled.
@@ -110,12 +110,12 @@ class TextModel(Model):
             raise ValueError(
                 f"this model has the task {self.task!r}, and only one that scores words goes on with a text"
             )
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
-        if self.most is not None and length > self.most:
+        if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
-                f"{length} positions are asked for, and the model has {self.most}: ask for fewer new tokens"
+                f"{length} positions are asked for, and the model has {self.max_positions}: ask for fewer new tokens"
             )
         state = ModelState.room(self.tower, len(ids), length, mask, self.dtype, self.device)
         logits = self._advance(state, ids, inserted)
@@ -204,14 +204,14 @@ class LongTextModel(TextModel):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         tower: Tower,
         *,
         pooler: Pooler | None = None,
         head: nn.Module | None = None,
         choice: Choice | None = None,
     ) -> None:
-        super().__init__(settings, tower, pooler=pooler, head=head)
+        super().__init__(config, tower, pooler=pooler, head=head)
         self.choice = choice
 
     def forward(
@@ -231,7 +231,7 @@ class LongTextModel(TextModel):
         mask, types, positions, inserted, every_layer: as in `TextModel`.
         Raises TypeError or ValueError for what does not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         self.check_positions(ids, positions, self.tower)
         self._check_types(ids, types)
         roles = self._roles(ids, mask, global_tokens)
@@ -294,8 +294,8 @@ class AnsweringModel(TextModel):
 
     FAR = 1e6  # as much less as in transformers
 
-    def __init__(self, settings: Settings, tower: Tower, *, head: nn.Module, separator: int) -> None:
-        super().__init__(settings, tower, head=head)
+    def __init__(self, config: Config, tower: Tower, *, head: nn.Module, separator: int) -> None:
+        super().__init__(config, tower, head=head)
         self.separator = separator
 
     def forward(
@@ -309,7 +309,7 @@ class AnsweringModel(TextModel):
         every_layer: bool = False,
     ) -> Result:
         """ids (B, N) → Result; arguments and what it raises as in `TextModel`."""
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         first = first_tokens(ids, mask)
         ends = ids == self.separator if mask is None else (ids == self.separator) & mask
         question = ends.cumsum(1) - ends.long() == 0  # up to the first separator

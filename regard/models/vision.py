@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.nn.heads import Pooler
 from regard.nn.vision import Grid, Mean, NormedFirst, VisionTower
@@ -62,13 +62,13 @@ class VisionModel(Model):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         tower: VisionTower | WindowTower,
         *,
         pooler: Pooler | NormedFirst | Mean | bool = False,
         head: nn.Module | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         self.tower, self.head = tower, head
         self.pooler: Pooler | NormedFirst | Mean | None = None if isinstance(pooler, bool) else pooler
         self.first_is_pooled = pooler is True
@@ -82,7 +82,7 @@ class VisionModel(Model):
 
         Positions are interpolated where the picture is not of the size that they were learnt for.
 
-        hidden: (B, patches) booleans, True where a patch is masked (task "rebuild").
+        hidden: (B, patches) booleans, True where a patch is masked (task "masked-image-modeling").
         every_layer: keep what stood after each block (each stage, where there are stages), before the last norm.
         Raises TypeError or ValueError for pixels and hidden that do not fit the model or each other.
         """
@@ -121,7 +121,8 @@ class VisionModel(Model):
             return
         if self.tower.embed.hidden is None:
             raise ValueError(
-                f"{self.family.title} with task {self.task!r} has no token for hidden patches: task='rebuild'"
+                f"{self.family.title} with task {self.task!r} has no token for hidden patches: "
+                "task='masked-image-modeling'"
             )
         grid = self.tower.embed.patches.grid(*pixels.shape[-2:])
         wanted = (pixels.shape[0], grid.rows * grid.columns)

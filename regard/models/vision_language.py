@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from regard.generation.state import ModelState
 from regard.layouts import Frame, Layout, Sides
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.models.text import TextModel
 from regard.models.vision import check_form, check_pixels
@@ -73,7 +73,7 @@ class PictureWriter(Model):
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         vision: VisionTower,
         projector: Projector,
         text: TextModel,
@@ -83,7 +83,7 @@ class PictureWriter(Model):
         full: bool,
         vision_pooler: nn.Module | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(config)
         self.vision, self.projector, self.text = vision, projector, text
         self.placeholder, self.full, self.vision_pooler = placeholder, full, vision_pooler
         depth = len(vision.blocks)
@@ -101,9 +101,9 @@ class PictureWriter(Model):
         return self.text.vocabulary
 
     @property
-    def most(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The most positions of a text, a picture's vectors among them; None without a limit."""
-        return self.text.most
+        return self.text.max_positions
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class PictureWriter(Model):
         `.memory` (P, n, d) is what stands in the texts for the pictures. Raises TypeError or ValueError for ids, mask,
         pixels and positions that do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.most)
+        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
         self.check_positions(ids, positions, self.text.tower)
         if pixels is not None:
             pixels = self._checked(pixels)
@@ -153,7 +153,7 @@ class PictureWriter(Model):
         try:
             return tokenizer.tokens([self.placeholder])[0]
         except ValueError:
-            key = next((key for key in KEYS if key in self.settings), KEYS[0])
+            key = next((key for key in KEYS if key in self.config), KEYS[0])
             raise ValueError(
                 f"the tokenizer has no token for {key} {self.placeholder} of config.json (its vocabulary has "
                 f"{tokenizer.size}), so nothing in a text stands for a picture: add <image> to it, as with "
@@ -221,7 +221,7 @@ class PictureWriter(Model):
         Raises ValueError for a model that has no words to choose from; else as `forward`.
         """
         if not isinstance(self.text.head, LanguageHead):
-            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
+            raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
         if pixels is None:
             return PictureReading(self, None, None)
         return PictureReading(self, self.encode(pixels), pixels.shape)
@@ -302,7 +302,7 @@ class PictureReading:
         tokens as the pictures have, for padding on the right, and if the room is more than the positions.
         """
         model = self.model
-        mask = model.check(ids, mask, model.vocabulary, model.most)
+        mask = model.check(ids, mask, model.vocabulary, model.max_positions)
         places = model._places(ids, self.shape)
         inserted = None if self.vectors is None else Inserted(places, self.vectors.flatten(0, 1))
         return model.text.begin(ids, mask, length=length, inserted=inserted)

@@ -185,7 +185,7 @@ class Embedding(nn.Module):
         self.widen = None if widen is None else Linear(d, widen)
 
     @property
-    def most(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The most positions there are, or None without a limit."""
         return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
 

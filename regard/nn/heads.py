@@ -175,7 +175,7 @@ class LastToken(nn.Module):
 def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool, dropout: float) -> nn.Module | None:
     """What a decoder has for a task: generate, classify, tag, answer, none.
 
-    >>> decoder_head("classify", 6, vocabulary=11, labels=3, tied=True, dropout=0.0)
+    >>> decoder_head("text-classification", 6, vocabulary=11, labels=3, tied=True, dropout=0.0)
     LastToken(
       (score): Linear(in_features=6, out_features=3, bias=False)
     )
@@ -183,11 +183,11 @@ def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool,
     d: width of the model.  tied: are words scored with the table that embeds them.  dropout: before tags are scored.
     """
     makers: dict[str, Callable[[], nn.Module | None]] = {
-        "generate": lambda: LanguageHead(vocabulary, None if tied else d),
-        "classify": lambda: LastToken(d, labels),
-        "tag": lambda: Labels(d, labels, pooled=False, dropout=dropout),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
+        "text-generation": lambda: LanguageHead(vocabulary, None if tied else d),
+        "text-classification": lambda: LastToken(d, labels),
+        "token-classification": lambda: Labels(d, labels, pooled=False, dropout=dropout),
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "feature-extraction": lambda: None,
     }
     return makers[task]()
 

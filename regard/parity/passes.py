@@ -239,13 +239,13 @@ def draw_shown(ours: Model, rows: int, seed: int) -> Shown:
 def _to_vision(ours: VisionModel, random: torch.Generator) -> dict[str, Tensor]:
     size = _size(ours, ours.tower)
     inputs = {"pixels": _pixels(ours.tower, (PICTURES,), size, random)}
-    if ours.task != "rebuild":
+    if ours.task != "masked-image-modeling":
         return inputs
     grid = ours.tower.embed.patches.grid(*size)
     if grid.rows != grid.columns:
         raise ValueError(
             f"this {ours.family.title} rebuilds {grid.rows} × {grid.columns} patches, and transformers takes every "
-            "picture for a square: there is nothing to compare with; load it with task='none'"
+            "picture for a square: there is nothing to compare with; load it with task='feature-extraction'"
         )
     return inputs | {"hidden": torch.rand(PICTURES, grid.rows * grid.columns, generator=random) < 0.5}
 
@@ -254,7 +254,7 @@ def _to_dual(ours: DualModel, random: torch.Generator) -> dict[str, Tensor]:
     inputs = {}
     if ours.text is not None:
         end = ours.text_pooler.end if isinstance(ours.text_pooler, EndPooler) else None
-        ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN, ours.most), random)
+        ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN, ours.max_positions), random)
         if end is not None:
             ids = ids.scatter(1, mask.sum(1, keepdim=True) - 1, end)
         inputs = {"ids": ids, "mask": mask}
@@ -274,7 +274,7 @@ def _to_both(ours: Captioner | Answerer | Matcher, random: torch.Generator) -> d
     if isinstance(ours, Answerer):
         written = ours.decoder.embed
         target, its_mask = draw_ids(
-            written.tokens.num_embeddings, special, _image_text_lengths(DRAWN[::-1], written.most), random
+            written.tokens.num_embeddings, special, _image_text_lengths(DRAWN[::-1], written.max_positions), random
         )
         inputs = {"ids": ids, "target": target, "target_mask": its_mask}
     return inputs | {"pixels": _pixels(ours.vision, (len(ids),), _size(ours, ours.vision), random)}
@@ -286,7 +286,7 @@ def _to_writer(ours: PictureWriter, random: torch.Generator) -> dict[str, Tensor
     each = ours.picture_tokens(*size)
     special = special_ids(ours) | {ours.placeholder}
     words, _ = draw_ids(ours.vocabulary, special, [max(DRAWN)] * 3, random)
-    room = None if ours.most is None else ours.most - each
+    room = None if ours.max_positions is None else ours.max_positions - each
     rows = []
     for text, (length, before) in enumerate(zip(_image_text_lengths(DRAWN[:3], room), (1, None, 0), strict=True)):
         own = words[text, :length]
@@ -299,7 +299,7 @@ def _to_writer(ours: PictureWriter, random: torch.Generator) -> dict[str, Tensor
 
 def _to_flamingo(ours: FlamingoModel, random: torch.Generator) -> dict[str, Tensor]:
     """Two pictures for each of three texts; each token sees none, one or both."""
-    ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN[:3], ours.most), random)
+    ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN[:3], ours.max_positions), random)
     sees = torch.rand(*ids.shape, 2, generator=random) < 0.4
     pixels = _pixels(ours.vision, (len(ids), 2), _size(ours, ours.vision), random)
     return {"ids": ids, "mask": mask, "pixels": pixels, "sees": sees}
@@ -325,7 +325,7 @@ def draw_ids(
 
 def special_ids(ours: Model) -> set[int]:
     """The ids that config.json names for a purpose, for the whole and for its text."""
-    values: dict[str, Any] = ours.settings.values
+    values: dict[str, Any] = ours.config.values
     both = [*values.items(), *(values.get("text_config") or {}).items()]
     named = [value for key, value in both if key.endswith("_token_id")]
     return {n for value in named for n in (value if isinstance(value, list) else [value]) if isinstance(n, int)}
@@ -337,7 +337,7 @@ def _image_text_lengths(wanted: Sequence[int], most: int | None) -> list[int]:
 
 def _size(ours: Model, tower: VisionTower | WindowTower) -> tuple[int, int]:
     """Height and width that the checkpoint was made for."""
-    return ours.settings.pair("image_size", SIDE) if isinstance(tower, WindowTower) else tower.embed.pixels
+    return ours.config.pair("image_size", SIDE) if isinstance(tower, WindowTower) else tower.embed.pixels
 
 
 def _pixels(

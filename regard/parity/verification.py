@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.data.tokenizer_loading import FILE_SETS
 from regard.generation.loop import generate
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
+from regard.models.family import GENERATION_TASKS
 from regard.models.image_text import Answerer, Captioner
 from regard.models.loading import load
 from regard.models.model import Model
@@ -156,8 +157,8 @@ def draws(ours: Model, texts: Sequence[str] | None) -> bool:
     """
     if texts is not None and _wants_question(ours):
         raise ValueError(
-            f"{ours.family.title} with task 'answer' reads a question before each text: leave out texts, and ids are "
-            "drawn"
+            f"{ours.family.title} with task 'question-answering' reads a question before each text: leave out "
+            "texts, and ids are drawn"
         )
     return texts is None and _whole(ours) > 0
 
@@ -190,7 +191,7 @@ def padded_left(given: Given, pad: int) -> tuple[Tensor, Tensor]:
 
 def pad_of(ours: Model) -> int:
     """The id that texts are padded with: config.json's, else the tokenizer's, else 0."""
-    pad = ours.settings.values.get("pad_token_id")
+    pad = ours.config.values.get("pad_token_id")
     if isinstance(pad, int) and pad >= 0:
         return pad
     said = None if ours.directory is None or not has_tokenizer(ours.directory) else ours.tokenizer.ids_of
@@ -206,13 +207,13 @@ def _drawn(ours: Model, most: int | None, random: torch.Generator) -> tuple[Tens
     lengths = [n if room is None else min(n, room) for n in _text_lengths(ours)]
     ids, mask = draw_ids(ours.vocabulary, special_ids(ours), lengths, random)
     ends = torch.tensor(lengths)[:, None] - 1
-    end = ours.settings.values.get("eos_token_id") if isinstance(ours, EncoderDecoder) else None
+    end = ours.config.values.get("eos_token_id") if isinstance(ours, EncoderDecoder) else None
     if isinstance(ours, TextModel) and isinstance(ours.pooler, EndPooler):
         end = ours.pooler.end
     if isinstance(end, int):
         ids = ids.scatter(1, ends, end)
     if isinstance(ours, LongTextModel) and _wants_question(ours):  # transformers wants three separators, two as one
-        separator = ours.settings.whole("sep_token_id", 2, least=0)
+        separator = ours.config.int("sep_token_id", 2, minimum=0)
         ids = ids.scatter(1, torch.cat([ends - ends + 1, ends - ends + 2, ends], 1), separator)
     return ids.where(mask, pad_of(ours)), mask
 
@@ -240,7 +241,7 @@ def _handed_out(ours: Model) -> bool:
 
 
 def _wants_question(ours: Model) -> bool:
-    return isinstance(ours, (LongTextModel, AnsweringModel)) and ours.task == "answer"
+    return isinstance(ours, (LongTextModel, AnsweringModel)) and ours.task == "question-answering"
 
 
 SENTENCES = (
@@ -485,10 +486,10 @@ def _sentences(ours: Model, texts: Sequence[str] | None, has_words: bool) -> Seq
 def _room(ours: Model, given: Given) -> int | None:
     """How many tokens to generate: fewer where positions end, None where the model has no words to go on with."""
     head = ours.head if isinstance(ours, (TextModel, EncoderDecoder)) else None
-    if ours.task != "generate" or not isinstance(head, LanguageHead):
+    if ours.task not in GENERATION_TASKS or not isinstance(head, LanguageHead):
         return None
     if isinstance(ours, EncoderDecoder):
-        most, taken = ours.decoder.embed.most, 1
+        most, taken = ours.decoder.embed.max_positions, 1
     else:
         most, taken = positions(ours), given.ids.shape[1]
     return NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
@@ -500,7 +501,7 @@ def _not_compared(ours: Model, lines: Sequence[Line]) -> tuple[str, ...]:
     for line in lines:
         layers.get(line.place.what, set()).add((line.place.part, line.place.layer))
     weights = [] if layers["attention weights"] == layers["hidden states"] else ["attention weights"]
-    writes = isinstance(ours, (Captioner, Answerer)) or (sees_pictures(ours) and ours.task == "generate")
+    writes = isinstance(ours, (Captioner, Answerer)) or ours.task == "image-text-to-text"
     return (*weights, *(["greedy ids"] if writes else []))
 
 

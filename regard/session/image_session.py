@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from regard.data.images import Picture, Source, glance, open_picture
 from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import DualModel
 from regard.models.flamingo import FlamingoModel, last_picture
 from regard.models.image_text import Answerer, Captioner, Matcher
@@ -40,7 +40,7 @@ def takes_pictures(where: str) -> bool | None:
     if directory is None:
         return None
     try:
-        settings = Settings.open(directory)
+        settings = Config.open(directory)
         family = family_of(settings)
         return looks(empty(family, settings, family.task_of(settings.values.get("architectures"))))
     except (OSError, ValueError):
@@ -122,7 +122,7 @@ def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
     """A picture and its caption: the one that is given, or what the model writes."""
     pixels, (frame,) = _prepared(model, picture)
     if text is None:
-        written = model.caption(picture, new_tokens=_room(model.decoder.embed.most, 1))
+        written = model.caption(picture, new_tokens=_room(model.decoder.embed.max_positions, 1))
         text, after = str(written.text).strip(), written.ids[:-1]
         ids = torch.cat([torch.tensor([model.start]), after])[None]  # (1, N)
     else:
@@ -144,7 +144,7 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     if isinstance(model, Matcher):
         read = without_dropout(model, lambda: model(ids, pixels=pixels))
         return Given(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
-    answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.most, 1))
+    answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.max_positions, 1))
     read = without_dropout(model, lambda: model.read_picture(pixels, ids))
     layouts = model.layouts(frame, n, 1)
     seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
@@ -159,7 +159,7 @@ def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | N
         prompt = model.tokenizer.batch([asked]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [asked])[0].to(model.device)
-    count = _room(model.most, prompt.shape[1])
+    count = _room(model.max_positions, prompt.shape[1])
     written = (
         model.caption(picture, new_tokens=count) if text is None else model.answer(picture, text, new_tokens=count)
     )

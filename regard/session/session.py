@@ -229,7 +229,7 @@ def look_at(
         raise ValueError(
             f"{model.family.title} looks at a picture, and none was given: look_at_picture(picture, model)"
         )
-    most = model.most if isinstance(model, TextModel) else None
+    most = model.max_positions if isinstance(model, TextModel) else None
     batch = model.tokenizer.batch([text], length=most, truncate=truncate)
     labels = model.tokenizer.tokens(batch.ids[0])
     tell("reading")

@@ -59,10 +59,10 @@ def caption_parts(
         raise TypeError(f"prompt must be a str, how every caption begins, got {type(prompt).__name__}: {prompt!r:.60}")
     given = as_list(pictures)
     if isinstance(model, (PictureWriter, FlamingoModel)):
-        require(model, "caption", "generate")
+        require(model, "caption", "image-text-to-text")
         prompt = caption_prompt(model, prompt)
     else:
-        require(model, "caption", "caption")
+        require(model, "caption", "image-to-text")
     prompts = [prompt or ""] * len(given)
     return one_by_one(model, _written(model, given, prompts, wishes, batch, Steps(on_token), "picture"))
 
@@ -93,10 +93,10 @@ def answer_parts(
     """The answers in their order, some at a time, each as soon as it is written. Raises as `Model.answer`."""
     given, questions = _pairs(pictures, question)
     if isinstance(model, (PictureWriter, FlamingoModel)):
-        require(model, "answer", "generate")
+        require(model, "answer", "image-text-to-text")
         questions = _prompts(model, questions)
     else:
-        require(model, "answer", "answer")
+        require(model, "answer", "visual-question-answering")
     return one_by_one(model, _written(model, given, questions, wishes, batch, Steps(on_token), "question"))
 
 
@@ -194,7 +194,7 @@ def _begun(model: Model, texts: list[str], said: Defaults, pixels: Tensor) -> Be
     decoder = model.read_picture(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
     starts = torch.full((len(texts), 1), model.start, device=model.device)
     embed = model.decoder.embed
-    return Begun(decoder, starts, None, embed.most, embed.tokens.num_embeddings, None, (model.end,), model.pad)
+    return Begun(decoder, starts, None, embed.max_positions, embed.tokens.num_embeddings, None, (model.end,), model.pad)
 
 
 def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
@@ -207,7 +207,7 @@ def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
         ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
     after = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
     embed, words = model.decoder.embed, model.decoder.embed.tokens.num_embeddings
-    return Begun(model.read_picture(pixels), ids, mask, embed.most, words, after, (model.end,), model.pad)
+    return Begun(model.read_picture(pixels), ids, mask, embed.max_positions, words, after, (model.end,), model.pad)
 
 
 def _check_length(model: Model, count: int) -> None:

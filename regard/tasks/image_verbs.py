@@ -77,7 +77,7 @@ class PictureVerbs(nn.Module):
         labels: texts, one of which a picture is to be.  prompt: how a label is put, {} standing for it; by default
           "a photo of {}".  batch, truncate: as in `embed`; truncate is of texts and labels.
 
-        Raises ValueError without task "classify", for a text that is too long or empty, and for a picture that cannot
+        Raises ValueError without a head for labels, for a text that is too long or empty, and for a picture that cannot
         be opened; TypeError for arguments of another kind of model.
         """
         from regard.tasks.images import looks
@@ -163,9 +163,9 @@ class PictureVerbs(nn.Module):
         LLaVA is asked as "USER: <image>\n{question} ASSISTANT:", Idefics as transformers' guide does; a question that
         holds "<image>" is the whole prompt.  batch: pictures at once.  The others: as in `generate`.
 
-        Raises ValueError without task "answer", or "generate" and a tower of pictures, for an empty context, a question
-        that leaves no room, a picture that cannot be opened, and as `generate`; TypeError for arguments of another
-        kind of model.
+        Raises ValueError without task "question-answering", "visual-question-answering" or "image-text-to-text", for an
+        empty context, a question that leaves no room, a picture that cannot be opened, and as `generate`; TypeError for
+        arguments of another kind of model.
         """
         from regard.generation.config import Wishes
         from regard.tasks.captioning import answer_about
@@ -242,7 +242,7 @@ class PictureVerbs(nn.Module):
           (LLaVA, Idefics) one that holds "<image>" is the whole prompt.
         batch: pictures at once.  The others: as in `generate`.
 
-        Raises ValueError without task "caption", or "generate" and a tower of pictures, for a picture that cannot be
+        Raises ValueError without task "image-to-text" or "image-text-to-text", for a picture that cannot be
         opened, a prompt that leaves no room, and as `generate`.
         """
         from regard.generation.config import Wishes
@@ -271,8 +271,8 @@ class PictureVerbs(nn.Module):
         >>> regard.load("openai/clip-vit-base-patch32").match("photo.jpg", ["a cat", "a dog"])     # doctest: +SKIP
 
         `.values` (pictures, texts) are what `.measure` says: "cosine" of two vectors where texts and pictures are read
-        apart (CLIP, BLIP with task "none"); the "probability" that the two belong together where the text is read
-        while looking at the picture (BLIP with task "match").
+        apart (CLIP, BLIP); the "probability" that the two belong together where the text is read
+        while looking at the picture (task "image-text-matching": BLIP).
 
         batch, truncate: as in `embed`.
 

@@ -88,11 +88,11 @@ def positions(model: Model) -> int | None:
     Raises ValueError for a model that reads no texts.
     """
     if isinstance(model, (TextModel, DualModel, FlamingoModel, PictureWriter)):
-        return model.most
+        return model.max_positions
     if isinstance(model, (EncoderDecoder, Answerer, Matcher)):
-        return model.encoder.embed.most
+        return model.encoder.embed.max_positions
     if isinstance(model, Captioner):
-        return model.decoder.embed.most
+        return model.decoder.embed.max_positions
     raise ValueError(f"{model.family.title} reads no texts: it looks at pictures")
 
 

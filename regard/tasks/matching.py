@@ -177,8 +177,9 @@ def match(
     """Pictures with a value for each text; see `Model.match`."""
     if not isinstance(model, (DualModel, Matcher)):
         raise ValueError(
-            "match needs a model that compares pictures with texts (CLIP, or BLIP with task 'none' or 'match'), and "
-            f"this {model.family.title} has the task {model.task!r}"
+            "match needs a model that compares pictures with texts (CLIP or BLIP, with task "
+            f"'zero-shot-image-classification' or 'image-text-matching'), and this {model.family.title} has the task "
+            f"{model.task!r}"
         )
     given = _checked([texts] if isinstance(texts, str) else texts, "text")
     read = _read(model, given, batch, truncate)
@@ -202,8 +203,8 @@ def classify_by(
     """Pictures with the probability of each label, read as a text; see `Model.classify`."""
     if not isinstance(model, DualModel):
         raise ValueError(
-            "labels= is for models that compare vectors of pictures and texts (CLIP, BLIP with task 'none'), and this "
-            f"{model.family.title} has the task {model.task!r}"
+            "labels= is for models that compare vectors of pictures and texts (CLIP, BLIP), with the task "
+            f"'zero-shot-image-classification', and this {model.family.title} has the task {model.task!r}"
         )
     prompt = PROMPT if prompt is None else prompt
     if not isinstance(prompt, str) or "{}" not in prompt:

@@ -62,7 +62,7 @@ class Filled:
 
 def fill(model: Model, text: str, top: int = 5) -> Filled:
     """The `top` likeliest tokens for each mask of a text; see `Model.fill`."""
-    require(model, "fill", "fill", "pretrain")
+    require(model, "fill", "fill-mask", "pretraining")
     if not isinstance(top, int) or isinstance(top, bool) or top < 1:
         raise ValueError(f"top must be a whole number of at least 1, got {top!r}")
     tokenizer = model.tokenizer
@@ -119,7 +119,7 @@ class Window:
 
 def answer(model: Model, question: str, context: str, *, longest: int = 30) -> Answer:
     """The likeliest span of at most `longest` tokens; see `Model.answer`."""
-    require(model, "answer", "answer")
+    require(model, "answer", "question-answering")
     if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
         raise ValueError(f"longest must be a whole number of at least 1, got {longest!r}")
     best: Answer | None = None
@@ -259,7 +259,7 @@ def ranking(
 
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
     """Texts with the probability of each label; see `Model.classify`."""
-    require(model, "classify", "classify")
+    require(model, "classify", "text-classification")
     given: Texts = [texts] if isinstance(texts, str) else texts
     rows: dict[int, Tensor] = {}
     for numbers, part in batches(model, given, batch, length=positions(model), truncate=truncate):
@@ -276,15 +276,16 @@ def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 
             f"this {model.family.title} has no labels of its own: give some, as labels=['a cat', 'a dog'], or load a "
             "checkpoint with a head for labels"
         )
-    require(model, "classify", "classify", *(["classify-cls"] if "classify-cls" in model.family.tasks else []))
+    cls = ["image-classification-cls"] if "image-classification-cls" in model.family.tasks else []
+    require(model, "classify", "image-classification", *cls)
     names, logits = judge(model, pictures, batch, lambda pixels: model(pixels).logits)  # (P, labels)
     return _labelled(model, logits, names, "picture")
 
 
 def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
     """logits: (B, labels)."""
-    count, kind = logits.shape[1], model.settings.get("problem_type")
-    labels = label_names(model.settings.labels(count), count)
+    count, kind = logits.shape[1], model.config.get("problem_type")
+    labels = label_names(model.config.labels(count), count)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).cpu()
     if kind == "regression" or len(labels) == 1:
         return Classified(names, labels, wide, "value", of)
@@ -294,7 +295,7 @@ def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> 
 
 def follows(model: Model, first: str, second: str) -> float:
     """How likely the second text follows the first; see `Model.follows`."""
-    require(model, "follows", "next", "pretrain")
+    require(model, "follows", "next-sentence-prediction", "pretraining")
     result = result_of(model, one(model, first, second))
     logits = result.logits if result.next_sentence is None else result.next_sentence  # (1, 2): follows, does not
     assert logits is not None
@@ -348,12 +349,12 @@ class Tagged:
 
 def tag(model: Model, text: str) -> Tagged:
     """A label for each token of a text; see `Model.tag`."""
-    require(model, "tag", "tag")
+    require(model, "tag", "token-classification")
     spans = model.tokenizer.encode(text).offsets
     logits = result_of(model, one(model, text)).logits
     assert logits is not None
     values, numbers = probabilities(logits[0]).max(-1)  # (N,)
-    labels = label_names(model.settings.labels(logits.shape[2]), logits.shape[2])
+    labels = label_names(model.config.labels(logits.shape[2]), logits.shape[2])
     found = zip(spans, numbers.tolist(), values.tolist(), strict=True)
     return Tagged(
         text,

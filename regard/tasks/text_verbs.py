@@ -63,7 +63,7 @@ class TextVerbs(nn.Module):
 
         >>> regard.load("google-bert/bert-base-uncased").fill("Paris is the [MASK] of France.")     # doctest: +SKIP
 
-        Raises ValueError without task "fill" (or "pretrain"), for a text without a mask, and for one that is too long.
+        Raises ValueError without task "fill-mask" (or "pretraining"), for a text without a mask or too long.
         """
         from regard.tasks.text import fill
 
@@ -76,7 +76,7 @@ class TextVerbs(nn.Module):
         >>> print(regard.load("dslim/bert-base-NER").tag("Paris is in France."))     # doctest: +SKIP
 
         text: as it is written.
-        Raises ValueError without task "tag", and for a text that is too long.
+        Raises ValueError without task "token-classification", and for a text that is too long.
         """
         from regard.tasks.text import tag
 
@@ -86,10 +86,10 @@ class TextVerbs(nn.Module):
     def follows(self, first: str, second: str) -> float:
         """How likely it is that the second text follows the first, from 0 to 1.
 
-        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
+        >>> bert = regard.load("google-bert/bert-base-uncased", task="next-sentence-prediction")     # doctest: +SKIP
         >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
-        Raises ValueError without task "next" (or "pretrain"), and for texts that are too long together.
+        Raises ValueError without task "next-sentence-prediction" (or "pretraining"), and for texts too long together.
         """
         from regard.tasks.text import follows
 
@@ -147,8 +147,8 @@ class TextVerbs(nn.Module):
         seed: the same seed, the same draws, whatever the other rows are.  stop: strings that end a text.
         ignore: keys of generation_config.json to go on without.  on_token: called after each step with their number.
 
-        Raises ValueError without task "generate", for a prompt that leaves no room, more or fewer pictures than there
-        are placeholders, numbers out of range, beams with sampling or stop strings, and settings of the checkpoint that
+        Raises ValueError without a task that generates, for a prompt that leaves no room, another number of pictures
+        than placeholders, numbers out of range, beams with sampling or stop strings, and keys of the checkpoint that
         would change the text and are not offered.
         """
         from regard.generation.config import Wishes

@@ -198,7 +198,7 @@ def test_fill_as_json(run: Any, filler: str) -> None:
 
 def test_embed_writes_and_prints_vectors(run: Any, filler: str) -> None:
     texts = ["a cat", "고양이"]
-    wanted = regard.load(filler, task="none").embed(texts)
+    wanted = regard.load(filler, task="feature-extraction").embed(texts)
     out = run("embed", *texts, "--model", filler, "--out", "new/x.npy")
     assert np.array_equal(np.load("new/x.npy"), wanted.numpy())
     assert out.splitlines()[0] == "texts: 2, numbers in each vector: 20"
@@ -212,7 +212,7 @@ def test_embed_as_json_has_every_number_and_the_similarities(run: Any, filler: s
     found = json.loads(
         run("embed", "--file", "lines.txt", "--model", filler, "--json", "--similarity", "--pooling", "max")
     )
-    wanted = regard.load(filler, task="none").embed(["a cat", "고양이"], pooling="max")
+    wanted = regard.load(filler, task="feature-extraction").embed(["a cat", "고양이"], pooling="max")
     assert found["texts"] == ["a cat", "고양이"]
     assert found["vectors"] == wanted.tolist()
     cosine = torch.nn.functional.cosine_similarity(wanted[0], wanted[1], dim=0)
@@ -306,7 +306,7 @@ def test_classify_as_json(run: Any, judge: str) -> None:
         ),
         (
             ["classify", "a", "--model", "BERT"],
-            r"BERT.*'fill'.*classify.*'classify'.*BERT.*'classify'",
+            r"BERT.*'fill-mask'.*classify.*'text-classification'.*BERT.*'text-classification'",
         ),
     ],
 )
@@ -361,11 +361,16 @@ def plainly(text: str) -> str:
 
 def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path: Path) -> None:
     folder = str(bert(tmp_path, "ForPreTraining"))
-    model = models.open_model(folder, "fill", ["fill", "pretrain"], dtype=None, device="cpu")
-    assert model.task == "pretrain"
-    assert models.open_model(folder, "embed", ["encode", "none"], dtype="float64", device="cpu").dtype == torch.float64
+    model = models.open_model(folder, "fill", ["fill-mask", "pretraining"], dtype=None, device="cpu")
+    assert model.task == "pretraining"
+    assert (
+        models.open_model(folder, "embed", ["text-encoding", "feature-extraction"], dtype="float64", device="cpu").dtype
+        == torch.float64
+    )
 
 
 def test_body_of_a_decoder_is_opened_with_the_head_it_shares(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path, "Model"))
-    assert models.open_model(folder, "generate", ["generate"], dtype=None, device="cpu").task == "generate"
+    assert (
+        models.open_model(folder, "generate", ["text-generation"], dtype=None, device="cpu").task == "text-generation"
+    )

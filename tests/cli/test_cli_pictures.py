@@ -380,7 +380,7 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         (["classify", "photo.png", "--model", "VIT", "--truncate"], r"classify.*ViT"),
         (
             ["classify", "photo.png", "--model", "VIT", "--labels", "a,b"],
-            r"--labels.*CLIP.*BLIP.*ViT.*'classify'",
+            r"--labels.*CLIP.*BLIP.*ViT.*'image-classification'",
         ),
         (
             ["classify", "photo.png", "--model", "VITBODY", "--labels", "a,b"],
@@ -388,11 +388,11 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         ),
         (
             ["classify", "photo.png", "--model", "MATCH", "--labels", "a,b"],
-            r"--labels.*CLIP.*BLIP.*'match'",
+            r"--labels.*CLIP.*BLIP.*'image-text-matching'",
         ),
         (
             ["classify", "a", "--model", "BERT", "--labels", "a,b"],
-            r"--labels.*CLIP.*BLIP.*BERT.*'classify'",
+            r"--labels.*CLIP.*BLIP.*BERT.*'text-classification'",
         ),
         (
             ["classify", "a", "--model", "BERT", "--prompt", "a"],
@@ -438,7 +438,7 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         (["match", "photo.png", "--model", "CLIP"], "'TEXT'"),
         (
             ["match", "photo.png", "a", "--model", "VITBODY"],
-            r"match.*CLIP",
+            r"match.*zero-shot-image-classification.*ViT",
         ),
         (["match", "photo.png", "a", "--model", "BERT"], r"match.*BERT"),
         (["features", "photo.png", "--model", "BERT"], r"features.*BERT"),

@@ -10,13 +10,13 @@ from seeing_twins import picture
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 from regard.data.image_processing import KINDS, Preprocessor, defaults, read_plan, without_ignored
-from regard.models.config import Settings
+from regard.models.config import Config
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_size_divisor_changes_nothing(kind):
     values = defaults(kind)
-    assert read_plan(kind, Settings(values | {"size_divisor": 32})) == read_plan(kind, Settings(values))
+    assert read_plan(kind, Config(values | {"size_divisor": 32})) == read_plan(kind, Config(values))
 
 
 def test_pixels_of_a_published_blip_are_those_of_transformers(tmp_path):

@@ -161,10 +161,10 @@ def test_words_of_a_capture_come_back_with_it(captioned, tmp_path):
 @pytest.mark.parametrize(
     ("head", "words"),
     [
-        ("ForQuestionAnswering", r"BLIP.*'answer'"),
+        ("ForQuestionAnswering", r"BLIP.*'visual-question-answering'"),
         (
             "ForImageTextRetrieval",
-            r"BLIP.*'match'",
+            r"BLIP.*'image-text-matching'",
         ),
     ],
 )

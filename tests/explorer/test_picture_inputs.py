@@ -131,27 +131,27 @@ def filled(model: Any, count: int) -> str:
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], room: int, tmp_path: Path) -> None:
     model = load(make(tmp_path))
-    count = model.most - room + 1
+    count = model.max_positions - room + 1
     text = filled(model, count)
     written = write(model, text, new_tokens=min(room, WRITTEN))
     session: Session = look_at_picture(PHOTO, model, text=text)
     assert session.text == f"{text} → {written.text.strip()}"
-    assert len(session.tokens) == count + len(written.ids) - 1 <= model.most
+    assert len(session.tokens) == count + len(written.ids) - 1 <= model.max_positions
     assert [*session.tokens[:count]] == model.tokenizer.tokens(prompt_of(model, text))
 
 
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_prompt_longer_than_the_model_is_to_be_shortened(make: Callable[[Path], Path], tmp_path: Path) -> None:
     model = load(make(tmp_path))
-    with pytest.raises(ValueError, match=rf"{model.most + 1}.*tokens.*{model.most}"):
-        look_at_picture(PHOTO, model, text=filled(model, model.most + 1))
+    with pytest.raises(ValueError, match=rf"{model.max_positions + 1}.*tokens.*{model.max_positions}"):
+        look_at_picture(PHOTO, model, text=filled(model, model.max_positions + 1))
 
 
 def test_short_decoder_writes_as_much_as_it_can(tmp_path: Path) -> None:
     model = load(captioner(tmp_path))
     model.decoder.embed.positions = nn.Embedding.from_pretrained(model.decoder.embed.positions.weight[:7])
     session = look_at_picture(PHOTO, model)
-    assert len(session.tokens) == model.decoder.embed.most == 7
+    assert len(session.tokens) == model.decoder.embed.max_positions == 7
 
 
 def test_picture_is_not_decoded_for_a_model_that_looks_at_none(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def test_the_empty_one_of_several_prompts_is_named(model: Any, monkeypatch: Any)
     from dataclasses import replace
 
     monkeypatch.setattr(model.tokenizer, "ids_of", replace(model.tokenizer.ids_of, bos=None))
-    monkeypatch.setattr(model.settings, "values", {**model.settings.values, "bos_token_id": None})
+    monkeypatch.setattr(model.config, "values", {**model.config.values, "bos_token_id": None})
     with pytest.raises(ValueError, match=r"prompt.*1"):
         model.generate(["a", ""])
 

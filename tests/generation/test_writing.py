@@ -314,7 +314,7 @@ def test_empty_prompt_without_a_start_token_is_refused(model: Any, monkeypatch: 
     from dataclasses import replace
 
     monkeypatch.setattr(model.tokenizer, "ids_of", replace(model.tokenizer.ids_of, bos=None))
-    monkeypatch.setattr(model.settings, "values", {**model.settings.values, "bos_token_id": None})
+    monkeypatch.setattr(model.config, "values", {**model.config.values, "bos_token_id": None})
     with pytest.raises(ValueError, match="prompt"):
         model.generate("")
 

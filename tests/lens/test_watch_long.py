@@ -14,7 +14,7 @@ from twins import Twin
 import regard
 from regard import growth, masks
 from regard.lens.capture import Capture
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families import longformer
 
 LENGTHS = (2048, 4096, 8192)
@@ -33,7 +33,7 @@ def long_model(longest: int = max(LENGTHS), reach: int = REACH) -> torch.nn.Modu
     }
     values |= {"max_position_embeddings": longest + 2, "type_vocab_size": 1}
     torch.manual_seed(31)
-    return longformer.build(Settings(values), "classify").eval()
+    return longformer.build(Config(values), "text-classification").eval()
 
 
 def ids_of(n: int) -> Tensor:

@@ -16,7 +16,7 @@ from twins import (
     widened,
 )
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.albert import order
 from regard.models.loading import load
 from regard.testing import largest_error
@@ -76,7 +76,7 @@ def test_layers_of_a_group_share_their_weights(tmp_path):
 
 def test_layers_are_dealt_to_groups_in_floating_point_as_transformers_does(tmp_path):
     values = {"num_hidden_layers": 18, "num_hidden_groups": 14}
-    given = order(Settings(values))
+    given = order(Config(values))
     assert given != [layer * 14 // 18 for layer in range(18)]
     twin = Twin("AlbertModel", AlbertConfig(**ONE | values), tmp_path)
     assert_same(twin, torch.float64, inputs(), gradients=False)
@@ -127,7 +127,7 @@ def test_a_setting_that_nobody_computes_with_is_refused(key, wrong, right, tmp_p
 def test_settings_of_the_first_published_models_are_read(tmp_path):
     twin_of("Model", "one block, own word table", tmp_path)
     old = {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0, "layers_to_keep": []}
-    assert load(change(tmp_path, **old)).task == "none"
+    assert load(change(tmp_path, **old)).task == "feature-extraction"
 
 
 def test_an_unknown_setting_is_refused(tmp_path):

@@ -106,7 +106,9 @@ def test_read_again_the_side_of_padding_changes_nothing(head, tmp_path):
 
 def test_a_checkpoint_without_the_constants_has_zeros(tmp_path):
     twin_of("Model", "small", tmp_path)
-    model = load(tmp_path, task="generate", dtype=torch.bfloat16)  # as people write with a checkpoint of the bare body
+    model = load(
+        tmp_path, task="text2text-generation", dtype=torch.bfloat16
+    )  # as people write with a checkpoint of the bare body
     assert model.head.bias.tolist() == [0.0] * 47
     assert model.head.bias.dtype == torch.bfloat16
 

@@ -163,7 +163,7 @@ def test_a_short_text_changes_nothing_for_the_next(tmp_path):
 
 def test_a_body_is_read_from_a_checkpoint_without_a_pooler(tmp_path):
     twin = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path)
-    result = twin.ours(torch.float32, task="none")(inputs()["ids"])
+    result = twin.ours(torch.float32, task="feature-extraction")(inputs()["ids"])
     assert result.pooled is None
     assert result.hidden.shape == (13, LONG, 20)
 

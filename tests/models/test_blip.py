@@ -13,7 +13,7 @@ import regard
 from regard.data.tokenizer import Tokenizer
 from regard.generation.loop import generate
 from regard.layouts import Frame
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import DualModel
 from regard.models.families.blip import FAMILY
 from regard.models.loading import empty, load
@@ -344,21 +344,23 @@ def test_settings_of_a_real_checkpoint_are_understood():
     values = {"model_type": "blip", "text_config": text, "vision_config": vision, "label_smoothing": 0.0}
     values |= {"image_text_hidden_size": 256, "logit_scale_init_value": 2.6592, "projection_dim": 512}
     for task in FAMILY.tasks:
-        settings = Settings(values)
+        settings = Config(values)
         model = empty(FAMILY, settings, task)
-        settings.finish("BLIP", harmless=FAMILY.harmless)
+        settings.check_unused("BLIP", harmless=FAMILY.harmless)
         assert model.vision.embed.positions.shape == (577, 768)
         assert len(model.vision.blocks) == 12
-        tower = model.get_submodule({"none": "text", "match": "encoder"}.get(task, "decoder"))
-        assert (tower.embed.tokens.num_embeddings, tower.embed.most, len(tower.blocks)) == (30524, 512, 12)
+        tower = model.get_submodule(
+            {"zero-shot-image-classification": "text", "image-text-matching": "encoder"}.get(task, "decoder")
+        )
+        assert (tower.embed.tokens.num_embeddings, tower.embed.max_positions, len(tower.blocks)) == (30524, 512, 12)
         assert (tower.blocks[0].attention.num_heads, tower.blocks[0].cross.num_heads) == (12, 12)
-        if task in ("caption", "answer"):
+        if task in ("image-to-text", "visual-question-answering"):
             assert (model.start, model.end, model.pad) == (30522, 102, 0)
 
 
 def test_defaults_are_those_of_transformers():
     theirs = BlipConfig()
-    model = empty(FAMILY, Settings({"model_type": "blip"}), "caption")
+    model = empty(FAMILY, Config({"model_type": "blip"}), "image-to-text")
     seen, read = model.vision.blocks[0], model.decoder.blocks[0]
     assert seen.attention.num_heads == theirs.vision_config.num_attention_heads
     assert read.attention.num_heads == theirs.text_config.num_attention_heads
@@ -367,9 +369,12 @@ def test_defaults_are_those_of_transformers():
     assert (seen.feed_forward.w_in.out_features, read.feed_forward.w_in.out_features) == (3072, 3072)
     tokens = theirs.text_config.bos_token_id, theirs.text_config.sep_token_id, theirs.text_config.pad_token_id
     assert (model.start, model.end, model.pad) == tokens
-    whole = {"none": theirs.projection_dim, "match": theirs.image_text_hidden_size}
+    whole = {
+        "zero-shot-image-classification": theirs.projection_dim,
+        "image-text-matching": theirs.image_text_hidden_size,
+    }
     for task, e in whole.items():
-        assert empty(FAMILY, Settings({"model_type": "blip"}), task).head.text.out_features == e
+        assert empty(FAMILY, Config({"model_type": "blip"}), task).head.text.out_features == e
 
 
 @pytest.mark.parametrize(
@@ -396,7 +401,7 @@ def test_a_setting_that_is_not_understood_is_refused(where, key, value, message,
 def test_answers_need_towers_of_one_width(tmp_path):
     twin = twin_of("ForConditionalGeneration", "small", tmp_path)
     with pytest.raises(ValueError, match=r"hidden_size.*vision_config.*text_config.*28.*20"):
-        twin.ours(torch.float32, task="answer")
+        twin.ours(torch.float32, task="visual-question-answering")
 
 
 def test_a_second_table_of_words_must_be_the_first(tmp_path):

@@ -13,7 +13,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 
 import regard
 from regard.layouts import Frame
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import Comparison
 from regard.models.loading import empty, family_of, load, places
 from regard.nn.heads import EndPooler
@@ -276,7 +276,7 @@ def test_what_config_json_leaves_out_is_as_in_transformers(head):
     wanted = {part + name: tuple(p.shape) for name, p in theirs.named_parameters()}
     values = {"model_type": theirs.config.model_type, "architectures": ["CLIP" + head]}
     values |= {"num_hidden_layers": 1} if part or "Projection" in head else {}
-    settings = Settings(values)
+    settings = Config(values)
     family = family_of(settings)
     model = empty(family, settings, family.task_of(values["architectures"]))
     found: dict[str, tuple[int, ...]] = {}

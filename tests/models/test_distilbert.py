@@ -77,7 +77,7 @@ def test_each_head_has_its_own_dropout(head, key, tmp_path):
 
 def test_settings_of_the_first_published_models_are_read(tmp_path):
     twin_of("Model", "five heads", tmp_path)
-    assert load(change(tmp_path, tie_weights_=True)).task == "none"
+    assert load(change(tmp_path, tie_weights_=True)).task == "feature-extraction"
 
 
 @pytest.mark.parametrize(("key", "wrong", "right"), [("tie_weights_", False, "True"), ("is_decoder", True, "False")])

@@ -13,7 +13,7 @@ TIMM = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained
 
 
 @pytest.mark.parametrize("name", ["LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"])
-@pytest.mark.parametrize("task", [None, "none"])
+@pytest.mark.parametrize("task", [None, "feature-extraction"])
 def test_the_original_llava_is_refused_with_what_to_take_instead(tmp_path, name, task):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "model_type": "llava"}))
     message = rf"config\.json.*LLaVA.*\({name}\).*llava-hf/llava-"

@@ -18,7 +18,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.generation.loop import generate
 from regard.layouts import Frame
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.idefics import FAMILY
 from regard.models.flamingo import last_picture
 from regard.models.loading import empty, load
@@ -429,7 +429,7 @@ def test_a_text_without_a_picture_is_continued_too(writers):
 
 def test_a_body_writes_no_text(tmp_path):
     model = twin_of("Model", USUAL_NAME, tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match=r"'none'.*task='generate'"):
+    with pytest.raises(ValueError, match=r"'feature-extraction'.*task='image-text-to-text'"):
         model.read_picture(None)
 
 
@@ -576,10 +576,10 @@ def test_what_the_parts_leave_out_is_as_in_transformers(tmp_path):
     config = IdeficsConfig(use_resampler=True, num_hidden_layers=1)
     config.save_pretrained(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
-    whole = empty(FAMILY, Settings(values), "generate")
+    whole = empty(FAMILY, Config(values), "image-text-to-text")
     for part in ("vision_config", "perceiver_config"):
         values.pop(part)
-    bare = empty(FAMILY, Settings(values), "generate")
+    bare = empty(FAMILY, Config(values), "image-text-to-text")
     shapes = [{n: tuple(p.shape) for n, p in model.named_parameters()} for model in (whole, bare)]
     assert shapes[0] == shapes[1]
     assert (len(whole.vision.blocks), tuple(whole.vision.embed.positions.shape)) == (32, (257, 768))
@@ -590,7 +590,7 @@ def test_the_body_can_be_read_from_a_checkpoint_that_writes(tmp_path):
     for config in CONFIGS:
         whole = twin_of("ForVisionText2Text", config, tmp_path / config).ours(torch.float32)
         given = inputs("", config)
-        body = load(tmp_path / config, task="none")(**given)
+        body = load(tmp_path / config, task="feature-extraction")(**given)
         assert body.logits is None
         assert torch.equal(body.hidden, whole(**given).hidden)
 
@@ -604,7 +604,7 @@ def test_a_second_table_of_words_must_be_the_shared_one(tmp_path):
     added = tensors["model.embed_tokens.additional_embedding.weight"]
     copy = tensors | {"lm_head.additional_fc.weight": added.clone()}
     save_file(copy, file, metadata={"format": "pt"})
-    assert load(tmp_path).task == "generate"
+    assert load(tmp_path).task == "image-text-to-text"
     save_file(copy | {"lm_head.additional_fc.weight": added + 1}, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lm_head\.additional_fc\.weight.*model\.embed_tok"):
         load(tmp_path)

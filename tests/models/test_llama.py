@@ -167,13 +167,13 @@ def test_old_checkpoints_may_hold_their_frequencies(tmp_path):
     file = tmp_path / "model.safetensors"
     more = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(5) for i in range(3)}
     save_file(load_file(file) | more, file, metadata={"format": "pt"})
-    assert load(tmp_path).task == "generate"
+    assert load(tmp_path).task == "text-generation"
 
 
 def test_the_body_can_be_read_from_a_checkpoint_with_a_head(tmp_path):
     for head in ("ForCausalLM", "ForQuestionAnswering"):
         whole = twin_of(head, "grouped heads, shared words", tmp_path / head).ours(torch.float32)
-        body = load(tmp_path / head, task="none")
+        body = load(tmp_path / head, task="feature-extraction")
         ids = texts(31)["ids"]
         assert torch.equal(body(ids).hidden, whole(ids).hidden)
         assert body(ids).logits is None
@@ -216,7 +216,7 @@ def test_each_part_of_a_joined_matrix_must_have_its_own_shape(tmp_path):
 def test_what_converters_leave_behind_is_let_pass(tmp_path):
     Twin("LlamaForCausalLM", LlamaConfig(**GROUPED), tmp_path)
     rewrite(tmp_path, is_llama_config=True, rope_interleaved=False, **{"transformers.js_config": {"dtype": "q4"}})
-    assert load(tmp_path).task == "generate"
+    assert load(tmp_path).task == "text-generation"
 
 
 @pytest.mark.parametrize(("name", "most"), [("linear", 3 * 52), ("dynamic", 26), ("yarn", 52), ("llama3", 52)])

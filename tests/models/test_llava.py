@@ -20,7 +20,7 @@ import regard
 from regard.data.images import open_picture
 from regard.generation.loop import generate
 from regard.layouts import Frame, Layout
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.llava import FAMILY, placeholder
 from regard.models.loading import empty, load, places
 from regard.testing import assert_rule
@@ -326,7 +326,7 @@ def test_a_text_without_a_picture_is_continued_too(writers):
 
 def test_a_body_writes_no_text(tmp_path):
     model = twin_of("Model", USUAL_NAME, tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match=r"'none'.*task='generate'"):
+    with pytest.raises(ValueError, match=r"'feature-extraction'.*task='image-text-to-text'"):
         model.read_picture(None)
 
 
@@ -475,7 +475,7 @@ def test_a_projector_with_biases_must_have_them(tmp_path):
 def test_the_body_can_be_read_from_a_checkpoint_that_writes(tmp_path):
     whole = twin_of("ForConditionalGeneration", OTHER_NAME, tmp_path).ours(torch.float32)
     given = asked(OTHER_NAME, texts=2)
-    body = load(tmp_path, task="none")(**given)
+    body = load(tmp_path, task="feature-extraction")(**given)
     assert body.logits is None
     assert torch.equal(body.hidden, whole(**given).hidden)
 
@@ -519,12 +519,12 @@ HUB = {
 
 
 def test_the_published_settings_make_the_published_model():
-    settings = Settings(HUB)
-    made = empty(FAMILY, settings, "generate")
-    settings.finish(FAMILY.title, harmless=FAMILY.harmless)
+    settings = Config(HUB)
+    made = empty(FAMILY, settings, "image-text-to-text")
+    settings.check_unused(FAMILY.title, harmless=FAMILY.harmless)
     assert sum(weight.numel() for weight in made.parameters()) == 7_063_427_072
     assert made.picture_tokens(336, 336) == 576
-    assert (made.most, made.vocabulary, made.layers) == (4096, 32064, (23,))
+    assert (made.max_positions, made.vocabulary, made.layers) == (4096, 32064, (23,))
     theirs = {name for place in places(made, "") for name in place.theirs}
     assert len(theirs) == 686
     assert {
@@ -682,7 +682,7 @@ def test_the_placeholder_may_be_called_image_token_id(model, tmp_path):
     load(directory).save(tmp_path / "again")
     assert load(tmp_path / "again").placeholder == PLACEHOLDER
     assert load(change(directory, image_token_index=PLACEHOLDER)).placeholder == PLACEHOLDER, "both may be there"
-    assert placeholder(Settings({}), 32001) == 32000
+    assert placeholder(Config({}), 32001) == 32000
 
 
 def test_a_text_with_more_or_fewer_placeholders_than_pictures_is_refused(model):

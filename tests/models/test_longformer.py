@@ -223,7 +223,7 @@ def test_padding_is_never_global(tmp_path):
 def test_positions_and_types_are_checked_as_in_any_text_model(tmp_path):
     model = twin_of("Model", "a window for each layer", tmp_path).ours(torch.float32)
     ids = torch.full((1, 5), 7)
-    assert model.most == 31 - 2
+    assert model.max_positions == 31 - 2
     with pytest.raises(ValueError, match=r"30.*29.*positions"):
         model(torch.full((1, 30), 7))
     with pytest.raises(ValueError, match=r"positions.*0.*28.*0.*29"):

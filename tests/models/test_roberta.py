@@ -66,7 +66,7 @@ def test_xlm_roberta_is_the_same_under_other_names(head, tmp_path):
 
 def test_positions_up_to_the_paddings_are_not_to_be_had(tmp_path):
     model = twin_of("Model", "own word table, padding 4", tmp_path).ours(torch.float32)
-    assert model.most == 16 - 5
+    assert model.max_positions == 16 - 5
     assert model(torch.full((1, 11), 7)).hidden.shape == (1, 11, 12)
     with pytest.raises(ValueError, match=r"12.*11"):
         model(torch.full((1, 12), 7))

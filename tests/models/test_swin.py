@@ -13,7 +13,7 @@ from twins import Twin, assert_same, assert_saved, build, change, pictures
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens.view import View
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.swin import FAMILY
 from regard.models.loading import load
 from regard.models.model import Result
@@ -117,7 +117,7 @@ def test_parts_are_left_out_in_training_as_transformers_does(tmp_path):
 
 def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
     twin = twin_of("ForMaskedImageModeling", "even", tmp_path)
-    body = twin.ours(torch.float32, task="none")(**given("even"))
+    body = twin.ours(torch.float32, task="feature-extraction")(**given("even"))
     assert body.logits is None
     assert torch.equal(body.hidden, twin.ours(torch.float32)(**given("even")).hidden)
     assert torch.equal(body.pooled, body.hidden.mean(1))
@@ -291,8 +291,8 @@ def test_neighbours_are_merged_column_by_column():
 
 
 def test_shapes_of_swin_t():
-    settings = Settings({"depths": [1, 1, 1, 1], "num_labels": 1000})
-    model = FAMILY.build(settings, "classify").eval()
+    settings = Config({"depths": [1, 1, 1, 1], "num_labels": 1000})
+    model = FAMILY.build(settings, "image-classification").eval()
     with regard.watch(model) as seen, torch.no_grad():
         made = model(torch.zeros(1, 3, 224, 224), every_layer=True)
     assert [tuple(x.shape[1:]) for x in made.layers] == [(3136, 96), (784, 192), (196, 384), (49, 768), (49, 768)]
@@ -343,7 +343,7 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     pixels = given("odd")["pixels"]
     model = twin_of("Model", "odd", tmp_path / "body").ours(torch.float32)
-    with pytest.raises(ValueError, match=r"'none'.*hidden.*task='rebuild'"):
+    with pytest.raises(ValueError, match=r"'feature-extraction'.*hidden.*task='masked-image-modeling'"):
         model(pixels, hidden=torch.zeros(3, 198, dtype=torch.bool))
     model = twin_of("ForMaskedImageModeling", "odd", tmp_path / "rebuild").ours(torch.float32)
     with pytest.raises(ValueError, match=r"hidden.*\(3, 198\).*torch.bool.*3.*15"):

@@ -266,8 +266,8 @@ def test_positions_may_be_given(open_model):
 
 def test_only_words_can_be_gone_on_with(open_model):
     model = open_model("LLaMA")
-    model.head, model.task = None, "none"
-    with pytest.raises(ValueError, match="'none'"):
+    model.head, model.task = None, "feature-extraction"
+    with pytest.raises(ValueError, match="'feature-extraction'"):
         model.begin(IDS, None, length=MOST)
 
 
@@ -313,7 +313,7 @@ def test_segments_are_whole_numbers(types, open_model):
 
 def test_room_that_no_memory_has_is_refused_with_its_size(open_model):
     model = open_model("LLaMA")
-    model.most = None
+    model.max_positions = None
     # 3 layers, 2 · 2 key heads of 10, 4 bytes, 2 texts: 960 bytes a position
     with pytest.raises(ValueError, match=r"2.*1099511627776.*983,040\.0.*GiB"):
         model.begin(IDS, None, length=2**40)

@@ -184,9 +184,9 @@ def test_saved_and_loaded_it_is_the_same_model(tmp_path):
     model, given = made(), batch("right")
     model.save(tmp_path)
     again = load(tmp_path)
-    assert (again.task, again.family.title, again.start) == ("generate", "Transformer", 1)
+    assert (again.task, again.family.title, again.start) == ("text2text-generation", "Transformer", 1)
     assert torch.equal(again(**given).logits, model(**given).logits)
-    assert torch.equal(load(tmp_path, task="none")(**given).hidden, model(**given).hidden)
+    assert torch.equal(load(tmp_path, task="feature-extraction")(**given).hidden, model(**given).hidden)
 
 
 def test_transformers_does_not_open_it_as_a_model_with_other_sines(tmp_path):
@@ -197,7 +197,7 @@ def test_transformers_does_not_open_it_as_a_model_with_other_sines(tmp_path):
 
 def test_the_tokens_it_was_made_with_are_kept(tmp_path):
     transformer(47, start=1, end=2, pad=0, **SIZES).save(tmp_path)
-    values = load(tmp_path).settings.values
+    values = load(tmp_path).config.values
     assert (values["decoder_start_token_id"], values["eos_token_id"], values["pad_token_id"]) == (1, 2, 0)
 
 

@@ -120,7 +120,7 @@ def test_what_we_save_transformers_opens(family, head, tmp_path):
 def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
     twin = twin_of("ViT", "ForImageClassification", "one channel", tmp_path)
     given = pictures(*SIZES["one channel"])
-    body = twin.ours(torch.float32, task="none")(**given)
+    body = twin.ours(torch.float32, task="feature-extraction")(**given)
     assert body.pooled is None
     assert body.logits is None
     assert torch.equal(body.hidden, twin.ours(torch.float32)(**given).hidden)
@@ -231,7 +231,7 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     given = pictures(20, 12)["pixels"].float()
     body = twin_of("ViT", "Model", "not square", tmp_path / "a").ours(torch.float32)
-    with pytest.raises(ValueError, match=r"ViT.*'none'.*hidden.*task='rebuild'"):
+    with pytest.raises(ValueError, match=r"ViT.*'feature-extraction'.*hidden.*task='masked-image-modeling'"):
         body(given, hidden=torch.zeros(3, 15, dtype=torch.bool))
     model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path / "b").ours(torch.float32)
     for hidden in (torch.zeros(3, 15), torch.zeros(3, 14, dtype=torch.bool), [True]):

@@ -357,7 +357,7 @@ def test_pictures_that_transformers_cannot_rebuild_are_refused(tmp_path):
 def test_texts_without_a_question_are_refused(architecture, checkpoint):
     model = regard.load(checkpoint(architecture))
     assert verification.draws(model, None)
-    with pytest.raises(ValueError, match="'answer'"):
+    with pytest.raises(ValueError, match="'question-answering'"):
         verification.draws(model, ["yes"])
 
 
@@ -365,6 +365,6 @@ def test_a_kind_of_model_that_is_not_compared_yet_is_refused_in_words(checkpoint
     class Other(Model):
         pass
 
-    other = Other(regard.load(checkpoint("ViTModel")).settings)
+    other = Other(regard.load(checkpoint("ViTModel")).config)
     with pytest.raises(ValueError, match="Other"):
         passes.draw_shown(other, 8, 0)

@@ -28,17 +28,23 @@ def decoder(tmp_path_factory: Any) -> Any:
     [
         (
             lambda m: m.fill("a [MASK]"),
-            r"fill.*'fill'.*'pretrain'.*BERT.*'none'.*regard\.load",
+            r"fill.*'fill-mask'.*'pretraining'.*BERT.*'feature-extraction'.*regard\.load",
         ),
-        (lambda m: m.classify("a"), r"classify.*'classify'.*regard\.load\(…, task='classify'\)"),
-        (lambda m: m.tag("a"), "tag.*'tag'.*task='tag'"),
-        (lambda m: m.answer("a", "b"), "answer.*'answer'.*task='answer'"),
-        (lambda m: m.follows("a", "b"), "follows.*'next'.*'pretrain'.*task='next'"),
+        (lambda m: m.classify("a"), r"classify.*'text-classification'.*regard\.load\(…, task='text-classification'\)"),
+        (lambda m: m.tag("a"), "tag.*'token-classification'.*task='token-classification'"),
+        (lambda m: m.answer("a", "b"), "answer.*'question-answering'.*task='question-answering'"),
+        (
+            lambda m: m.follows("a", "b"),
+            "follows.*'next-sentence-prediction'.*'pretraining'.*task='next-sentence-prediction'",
+        ),
         (
             lambda m: m.generate("a"),
-            "generate.*'generate'.*BERT.*'none'",
+            "generate.*'text-generation'.*BERT.*'feature-extraction'",
         ),
-        (lambda m: m.stream("a"), "generate.*'generate'.*none.*fill.*next"),
+        (
+            lambda m: m.stream("a"),
+            "generate.*'text-generation'.*feature-extraction.*fill-mask.*next-sentence-prediction",
+        ),
     ],
 )
 def test_verb_without_its_head_names_the_task_there_is_and_the_one_it_needs(model, ask, needed) -> None:

@@ -74,7 +74,7 @@ def test_new_head_with_another_number_of_labels_numbers_them(tmp_path: Path) -> 
     found = model.classify(TEXTS)
     assert found.labels == tuple(f"LABEL_{n}" for n in range(5))
     assert "LABEL_" in repr(found)
-    model.settings.values["id2label"] = dict(enumerate("abcde"))
+    model.config.values["id2label"] = dict(enumerate("abcde"))
     assert model.classify(TEXTS[0]).labels == ("a", "b", "c", "d", "e")
 
 

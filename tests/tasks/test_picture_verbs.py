@@ -187,7 +187,7 @@ def test_labels_prompts_and_texts_where_they_mean_nothing_are_refused(twin, tmp_
         (
             lambda: seeing.classify(photo, labels=["a"]),
             ValueError,
-            r"labels=.*ViT.*'classify'",
+            r"labels=.*ViT.*'image-classification'",
         ),
         (
             lambda: comparing.classify(photo, labels="a cat"),
@@ -315,7 +315,7 @@ def test_matches_print_as_a_table(twin) -> None:
 
 
 def test_match_refuses_models_that_do_not_compare_and_texts_that_are_none(twin) -> None:
-    with pytest.raises(ValueError, match=r"ViT.*'classify'"):
+    with pytest.raises(ValueError, match=r"ViT.*'image-classification'"):
         twin(vit)[1].match(PICTURES[0], "a")
     _, model = twin(clip)
     with pytest.raises(ValueError, match="list"):
@@ -525,9 +525,9 @@ def test_what_a_checkpoint_says_of_captions_counts(tmp_path) -> None:
 
 def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
     _, model = twin(blip, "ForConditionalGeneration")
-    with pytest.raises(ValueError, match=r"'caption'.*ViT.*'classify'.*ViT"):
+    with pytest.raises(ValueError, match=r"'image-to-text'.*ViT.*'image-classification'.*ViT"):
         twin(vit)[1].caption(PICTURES[0])
-    with pytest.raises(ValueError, match=r"'caption'.*GPT-2.*'generate'"):
+    with pytest.raises(ValueError, match=r"'image-to-text'.*GPT-2.*'text-generation'"):
         load(gpt2(tmp_path)).caption(PICTURES[0])
     with pytest.raises(ValueError, match=r"41.*37"):
         model.caption(PICTURES[0], "cat " * 40)
@@ -627,7 +627,7 @@ def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
         (
             lambda: twin(vit)[1].answer(photo, "a"),
             ValueError,
-            r"'answer'.*ViT.*'class",
+            r"'visual-question-answering'.*ViT.*'image-class",
         ),
     ]
     for call, error, message in refused:
@@ -882,9 +882,9 @@ def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
 
 def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
     model = load(gpt2(tmp_path))
-    with pytest.raises(ValueError, match=r"GPT-2.*'generate'.*pictures.*pictures="):
+    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*pictures.*pictures="):
         model.generate("a", pictures=PICTURES[0])
-    with pytest.raises(ValueError, match=r"GPT-2.*'generate'.*pictures.*pictures="):
+    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*pictures.*pictures="):
         model.stream("a", pictures=[])
 
 
@@ -926,11 +926,11 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
 
 
 def test_a_model_that_was_not_loaded_says_so() -> None:
-    from regard.models.config import Settings
+    from regard.models.config import Config
     from regard.models.families.vit import FAMILY
 
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 6, "intermediate_size": 7}
-    model = FAMILY.build(Settings(sizes | {"image_size": 8, "patch_size": 4}), "none")
+    model = FAMILY.build(Config(sizes | {"image_size": 8, "patch_size": 4}), "feature-extraction")
     with pytest.raises(ValueError, match=r"model\.preprocessor"):
         model.features(PICTURES[0])
 

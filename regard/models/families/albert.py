@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.config import MOST_LAYERS, Settings
+from regard.models.config import MAX_LAYERS, Config
 from regard.models.family import Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, Tower, encoder_block
@@ -34,7 +34,7 @@ COPIES = {
     "predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
 }
-POOLED = {"none", "pretrain", "classify"}  # the tasks that look at the pooled vector
+POOLED = {"feature-extraction", "pretraining", "text-classification"}  # the tasks that look at the pooled vector
 
 
 def block_names(ours: str, theirs: str) -> Names:
@@ -61,46 +61,46 @@ def word_names(ours: str) -> Names:
     }
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights: block number g·inner + k is the k-th of group g."""
-    inner = settings.layers("inner_group_num", 1)
+    inner = config.layers("inner_group_num", 1)
     found = dict(OUTSIDE)
-    for number in set(order(settings)):
+    for number in set(order(config)):
         group, k = divmod(number, inner)
         found |= block_names(f"tower.blocks.{number}", f"encoder.albert_layer_groups.{group}.albert_layers.{k}")
     return found
 
 
-def order(settings: Settings) -> list[int]:
+def order(config: Config) -> list[int]:
     """Which block stands at each depth: a layer is all blocks of its group.
 
-    >>> order(Settings({"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}))
+    >>> order(Config({"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}))
     [0, 1, 0, 1, 0, 1, 2, 3, 2, 3]
 
     Raises ValueError for more groups than layers, and for a model deeper than any is.
     """
-    layers, groups = settings.layers("num_hidden_layers"), settings.layers("num_hidden_groups", 1)
-    inner = settings.layers("inner_group_num", 1)
-    if groups > layers or layers * inner > MOST_LAYERS:
+    layers, groups = config.layers("num_hidden_layers"), config.layers("num_hidden_groups", 1)
+    inner = config.layers("inner_group_num", 1)
+    if groups > layers or layers * inner > MAX_LAYERS:
         raise ValueError(
-            f"{settings.where}: {layers} layers in {groups} groups of {inner} blocks; a group needs a layer of "
-            f"its own, and no model is more than {MOST_LAYERS} blocks deep"
+            f"{config.where}: {layers} layers in {groups} groups of {inner} blocks; a group needs a layer of "
+            f"its own, and no model is more than {MAX_LAYERS} blocks deep"
         )
     per_group = layers / groups
     # Divided in floating point, as transformers does: of 18 layers in 14 groups the tenth is in group 6, not 7.
     return [int(layer / per_group) * inner + k for layer in range(layers) for k in range(inner)]
 
 
-def tower(settings: Settings) -> Tower:
+def tower(config: Config) -> Tower:
     """Embedding and blocks."""
-    d, e = settings.whole("hidden_size"), settings.whole("embedding_size", 128)
-    eps, dropout = settings.eps("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.0)
-    settings.only("position_embedding_type", "absolute")
+    d, e = config.int("hidden_size"), config.int("embedding_size", 128)
+    eps, dropout = config.eps("layer_norm_eps", 1e-12), config.float("hidden_dropout_prob", 0.0)
+    config.only("position_embedding_type", "absolute")
     embed = Embedding(
-        settings.whole("vocab_size"),
+        config.int("vocab_size"),
         e,
-        positions=nn.Embedding(settings.whole("max_position_embeddings"), e),
-        types=settings.whole("type_vocab_size", 2),
+        positions=nn.Embedding(config.int("max_position_embeddings"), e),
+        types=config.int("type_vocab_size", 2),
         norm=nn.LayerNorm(e, eps),
         widen=d,
         dropout=dropout,
@@ -109,42 +109,44 @@ def tower(settings: Settings) -> Tower:
     def block() -> Block:
         return encoder_block(
             d,
-            settings.whole("num_attention_heads"),
-            settings.whole("intermediate_size"),
-            settings.text("hidden_act", "gelu_new"),
+            config.int("num_attention_heads"),
+            config.int("intermediate_size"),
+            config.str("hidden_act", "gelu_new"),
             eps=eps,
             dropout=dropout,
-            attention_dropout=settings.number("attention_probs_dropout_prob", 0.0),
+            attention_dropout=config.float("attention_probs_dropout_prob", 0.0),
         )
 
-    depth = order(settings)
+    depth = order(config)
     return Tower(embed, [block() for _ in set(depth)], causal=False, order=depth)
 
 
-def words(settings: Settings) -> LanguageHead:
+def words(config: Config) -> LanguageHead:
     """The masked LM: vectors made narrow again and scored against the token table, or one of its own."""
-    d, e = settings.whole("hidden_size"), settings.whole("embedding_size", 128)
-    norm = nn.LayerNorm(e, settings.eps("layer_norm_eps", 1e-12))
-    transform = Transform(d, e, settings.text("hidden_act", "gelu_new"), norm)
-    return LanguageHead(settings.whole("vocab_size"), None if settings.tied() else e, transform=transform, bias=True)
+    d, e = config.int("hidden_size"), config.int("embedding_size", 128)
+    norm = nn.LayerNorm(e, config.eps("layer_norm_eps", 1e-12))
+    transform = Transform(d, e, config.str("hidden_act", "gelu_new"), norm)
+    return LanguageHead(
+        config.int("vocab_size"), None if config.tie_word_embeddings() else e, transform=transform, bias=True
+    )
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), settings.label_count()
-    dropout = settings.number("classifier_dropout_prob", 0.1)
+    d, n = config.int("hidden_size"), config.num_labels()
+    dropout = config.float("classifier_dropout_prob", 0.1)
     for key, off in OFF.items():
-        settings.only(key, off)
+        config.only(key, off)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill": lambda: words(settings),
-        "pretrain": lambda: PretrainingHead(words(settings), Labels(d, 2, pooled=True, dropout=dropout)),
-        "classify": lambda: Labels(d, n, pooled=True, dropout=dropout),
-        "tag": lambda: Labels(d, n, pooled=False, dropout=dropout),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
+        "fill-mask": lambda: words(config),
+        "pretraining": lambda: PretrainingHead(words(config), Labels(d, 2, pooled=True, dropout=dropout)),
+        "text-classification": lambda: Labels(d, n, pooled=True, dropout=dropout),
+        "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "feature-extraction": lambda: None,
     }
     pooler = Pooler(d) if task in POOLED else None
-    return TextModel(settings, tower(settings), pooler=pooler, head=heads[task]())
+    return TextModel(config, tower(config), pooler=pooler, head=heads[task]())
 
 
 FAMILY = Family(
@@ -154,16 +156,16 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="AlbertModel"),
-        "fill": Task(architecture="AlbertForMaskedLM", names=word_names("head"), copies=COPIES),
-        "pretrain": Task(
+        "feature-extraction": Task(architecture="AlbertModel"),
+        "fill-mask": Task(architecture="AlbertForMaskedLM", names=word_names("head"), copies=COPIES),
+        "pretraining": Task(
             architecture="AlbertForPreTraining",
             names={**word_names("head.words"), "head.relation.score": "sop_classifier.classifier"},
             copies=COPIES,
         ),
-        "classify": Task(architecture="AlbertForSequenceClassification", names={"head.score": "classifier"}),
-        "tag": Task(architecture="AlbertForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(architecture="AlbertForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "text-classification": Task(architecture="AlbertForSequenceClassification", names={"head.score": "classifier"}),
+        "token-classification": Task(architecture="AlbertForTokenClassification", names={"head.score": "classifier"}),
+        "question-answering": Task(architecture="AlbertForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"embeddings\.position_ids$", r"^predictions\.decoder\.(weight|bias)$"),
 )

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
-from regard.models.family import Family, Names, Row, Task
+from regard.models.family import Family, Names, OptionalSqueeze, Task
 from regard.nn.blocks import Embedding
 from regard.nn.heads import EndToken, Labels, LanguageHead
 
@@ -28,7 +28,7 @@ NAMES: Names = {
     **{f"{side}.embed.positions": f"{side}.embed_positions" for side in ("encoder", "decoder")},
     **{f"{side}.embed.norm": f"{side}.layernorm_embedding" for side in ("encoder", "decoder")},
 }
-CONSTANT = Row("final_logits_bias")
+CONSTANT = OptionalSqueeze("final_logits_bias")
 WORDS: Names = {"head.words.weight": "lm_head.weight", "head.words.bias": CONSTANT, "head.bias": CONSTANT}
 HEAD_COPIES = {"lm_head.weight": "shared.weight"}
 COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
@@ -37,7 +37,7 @@ COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder",
 HARMLESS = ("encoder_layerdrop", "decoder_layerdrop", "force_bos_token_to_be_generated", "classif_dropout")
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every BART."""
     return NAMES
 
@@ -51,37 +51,37 @@ def words(vocabulary: int, d: int | None) -> LanguageHead:
     return head
 
 
-def build(settings: Settings, task: str) -> EncoderDecoder:
+def build(config: Config, task: str) -> EncoderDecoder:
     """The model for a task."""
-    d, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
-    refuse_others(settings, normed=True, waves=False)
-    settings.only("extra_pos_embeddings", OFFSET)
-    settings.only("tie_word_embeddings", True)
+    d, vocabulary = config.int("d_model"), config.int("vocab_size")
+    refuse_others(config, normed=True, waves=False)
+    config.only("extra_pos_embeddings", OFFSET)
+    config.only("tie_word_embeddings", True)
 
     def embed() -> Embedding:
         return Embedding(
             vocabulary,
             d,
-            positions=nn.Embedding(settings.whole("max_position_embeddings", 1024) + OFFSET, d),
+            positions=nn.Embedding(config.int("max_position_embeddings", 1024) + OFFSET, d),
             offset=OFFSET,
             norm=nn.LayerNorm(d),
-            scale=d**0.5 if settings.flag("scale_embedding", False) else 1.0,
-            dropout=settings.number("dropout", 0.1),
+            scale=d**0.5 if config.bool("scale_embedding", False) else 1.0,
+            dropout=config.float("dropout", 0.1),
         )
 
-    encoder, decoder = (tower(settings, side, embed(), "gelu") for side in ("encoder", "decoder"))
+    encoder, decoder = (tower(config, side, embed(), "gelu") for side in ("encoder", "decoder"))
     decoder.embed.tokens = encoder.embed.tokens
-    dropout = settings.number("classifier_dropout", 0.0)
+    dropout = config.float("classifier_dropout", 0.0)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "generate": lambda: words(vocabulary, None),
-        "classify": lambda: EndToken(
-            d, settings.label_count(3), settings.whole("eos_token_id", 2, least=0), dropout=dropout
+        "text2text-generation": lambda: words(vocabulary, None),
+        "text-classification": lambda: EndToken(
+            d, config.num_labels(3), config.int("eos_token_id", 2, minimum=0), dropout=dropout
         ),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "feature-extraction": lambda: None,
     }
-    start = settings.whole("decoder_start_token_id", 2, least=0)
-    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=True, head=heads[task]())
+    start = config.int("decoder_start_token_id", 2, minimum=0)
+    return EncoderDecoder(config, encoder, decoder, start=start, rereads=True, head=heads[task]())
 
 
 FAMILY = Family(
@@ -91,13 +91,13 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="BartModel"),
-        "generate": Task(architecture="BartForConditionalGeneration", names=WORDS, copies=HEAD_COPIES),
-        "classify": Task(
+        "feature-extraction": Task(architecture="BartModel"),
+        "text2text-generation": Task(architecture="BartForConditionalGeneration", names=WORDS, copies=HEAD_COPIES),
+        "text-classification": Task(
             architecture="BartForSequenceClassification",
             names={"head.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
         ),
-        "answer": Task(architecture="BartForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "question-answering": Task(architecture="BartForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     # The one table of words, once more under other names.
     ignored=(r"(encoder|decoder)\.(embed_tokens\.weight|version)$", r"^lm_head\.weight$"),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.config import Settings
-from regard.models.family import Family, Names, Rows, Task
+from regard.models.config import Config
+from regard.models.family import Concat, Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, Tower, encoder_block
 from regard.nn.heads import Labels, LanguageHead, Pooler, PretrainingHead, Transform
@@ -37,7 +37,7 @@ NAMES: Names = {
 SEPARATE = {f"tower.blocks.{{i}}.attention.{w}" for w in ("w_q", "w_k", "w_v")}
 JOINED: Names = {
     **{ours: theirs for ours, theirs in NAMES.items() if ours not in SEPARATE},
-    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}attention.self.{x}" for x in ("query", "key", "value"))),
+    "tower.blocks.{i}.attention.w_qkv": Concat(*(f"{LAYER}attention.self.{x}" for x in ("query", "key", "value"))),
 }
 """The same where one matrix makes queries, keys and values."""
 WORDS: Names = {
@@ -51,25 +51,30 @@ COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 RELATION = "cls.seq_relationship"
-POOLED = {"none", "next", "pretrain", "classify"}  # the tasks that look at the pooled vector
+POOLED = {
+    "feature-extraction",
+    "next-sentence-prediction",
+    "pretraining",
+    "text-classification",
+}  # the tasks that look at the pooled vector
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every BERT."""
     return NAMES
 
 
-def tower(settings: Settings, *, offset: int = 0) -> Tower:
+def tower(config: Config, *, offset: int = 0) -> Tower:
     """Embedding and blocks. offset: of the positions, for RoBERTa."""
-    d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-12)
-    dropout = settings.number("hidden_dropout_prob", 0.1)
-    settings.only("position_embedding_type", "absolute")
+    d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-12)
+    dropout = config.float("hidden_dropout_prob", 0.1)
+    config.only("position_embedding_type", "absolute")
     embed = Embedding(
-        settings.whole("vocab_size"),
+        config.int("vocab_size"),
         d,
-        positions=nn.Embedding(settings.whole("max_position_embeddings"), d),
+        positions=nn.Embedding(config.int("max_position_embeddings"), d),
         offset=offset,
-        types=settings.whole("type_vocab_size", 2, least=0),
+        types=config.int("type_vocab_size", 2, minimum=0),
         norm=nn.LayerNorm(d, eps),
         dropout=dropout,
     )
@@ -77,45 +82,45 @@ def tower(settings: Settings, *, offset: int = 0) -> Tower:
     def block() -> Block:
         return encoder_block(
             d,
-            settings.whole("num_attention_heads"),
-            settings.whole("intermediate_size"),
-            settings.text("hidden_act", "gelu"),
+            config.int("num_attention_heads"),
+            config.int("intermediate_size"),
+            config.str("hidden_act", "gelu"),
             eps=eps,
             dropout=dropout,
-            attention_dropout=settings.number("attention_probs_dropout_prob", 0.1),
+            attention_dropout=config.float("attention_probs_dropout_prob", 0.1),
         )
 
-    return Tower(embed, [block() for _ in range(settings.layers("num_hidden_layers"))], causal=False)
+    return Tower(embed, [block() for _ in range(config.layers("num_hidden_layers"))], causal=False)
 
 
-def words(settings: Settings) -> LanguageHead:
+def words(config: Config) -> LanguageHead:
     """The masked LM: transformed vectors scored against the token table, or one of its own."""
-    d, vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
-    norm = nn.LayerNorm(d, settings.eps("layer_norm_eps", 1e-12))
-    transform = Transform(d, d, settings.text("hidden_act", "gelu"), norm)
-    return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
+    d, vocabulary = config.int("hidden_size"), config.int("vocab_size")
+    norm = nn.LayerNorm(d, config.eps("layer_norm_eps", 1e-12))
+    transform = Transform(d, d, config.str("hidden_act", "gelu"), norm)
+    return LanguageHead(vocabulary, None if config.tie_word_embeddings() else d, transform=transform, bias=True)
 
 
-def labels(settings: Settings, count: int, *, pooled: bool) -> Labels:
+def labels(config: Config, count: int, *, pooled: bool) -> Labels:
     """Scores of `count` labels, for the text or for each token."""
-    dropout = settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
-    return Labels(settings.whole("hidden_size"), count, pooled=pooled, dropout=dropout)
+    dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
+    return Labels(config.int("hidden_size"), count, pooled=pooled, dropout=dropout)
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), settings.label_count()
+    d, n = config.int("hidden_size"), config.num_labels()
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill": lambda: words(settings),
-        "next": lambda: Labels(d, 2, pooled=True),
-        "pretrain": lambda: PretrainingHead(words(settings), Labels(d, 2, pooled=True)),
-        "classify": lambda: labels(settings, n, pooled=True),
-        "tag": lambda: labels(settings, n, pooled=False),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
+        "fill-mask": lambda: words(config),
+        "next-sentence-prediction": lambda: Labels(d, 2, pooled=True),
+        "pretraining": lambda: PretrainingHead(words(config), Labels(d, 2, pooled=True)),
+        "text-classification": lambda: labels(config, n, pooled=True),
+        "token-classification": lambda: labels(config, n, pooled=False),
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "feature-extraction": lambda: None,
     }
     pooler = Pooler(d) if task in POOLED else None
-    return TextModel(settings, tower(settings), pooler=pooler, head=heads[task]())
+    return TextModel(config, tower(config), pooler=pooler, head=heads[task]())
 
 
 FAMILY = Family(
@@ -125,10 +130,10 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="BertModel"),
-        "fill": Task(architecture="BertForMaskedLM", names=WORDS, copies=COPIES),
-        "next": Task(architecture="BertForNextSentencePrediction", names={"head.score": RELATION}),
-        "pretrain": Task(
+        "feature-extraction": Task(architecture="BertModel"),
+        "fill-mask": Task(architecture="BertForMaskedLM", names=WORDS, copies=COPIES),
+        "next-sentence-prediction": Task(architecture="BertForNextSentencePrediction", names={"head.score": RELATION}),
+        "pretraining": Task(
             architecture="BertForPreTraining",
             names={
                 **{name.replace("head.", "head.words.", 1): source for name, source in WORDS.items()},
@@ -136,9 +141,9 @@ FAMILY = Family(
             },
             copies=COPIES,
         ),
-        "classify": Task(architecture="BertForSequenceClassification", names={"head.score": "classifier"}),
-        "tag": Task(architecture="BertForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(architecture="BertForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "text-classification": Task(architecture="BertForSequenceClassification", names={"head.score": "classifier"}),
+        "token-classification": Task(architecture="BertForTokenClassification", names={"head.score": "classifier"}),
+        "question-answering": Task(architecture="BertForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"embeddings\.position_ids$", r"^cls\.predictions\.decoder\.(weight|bias)$"),
     renamed={".gamma": ".weight", ".beta": ".bias"},

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families import bert
 from regard.models.family import Family, Names, Task
 from regard.models.text import AnswerHead, AnsweringModel, TextModel
@@ -44,79 +44,81 @@ class DroppedNorm(nn.LayerNorm):
 class Sizes:
     """What embedding, blocks and heads have in common."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.d, self.vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
-        self.d_ff, self.function = settings.whole("intermediate_size"), settings.text("hidden_act", "gelu_new")
-        self.eps, self.dropout = settings.eps("layer_norm_eps", 1e-12), settings.number("hidden_dropout_prob", 0.1)
+    def __init__(self, config: Config) -> None:
+        self.d, self.vocabulary = config.int("hidden_size"), config.int("vocab_size")
+        self.d_ff, self.function = config.int("intermediate_size"), config.str("hidden_act", "gelu_new")
+        self.eps, self.dropout = config.eps("layer_norm_eps", 1e-12), config.float("hidden_dropout_prob", 0.1)
 
     def feed_forward(self) -> FeedForward:
         """A feed-forward of a block, or of the head for answers."""
         return FeedForward(self.d, self.d_ff, self.function)
 
 
-def attention(settings: Settings, layer: int) -> MultiHeadAttention:
+def attention(config: Config, layer: int) -> MultiHeadAttention:
     """The attention of one layer, whose number seeds what it draws."""
-    settings.only("attention_type", "block_sparse", "original_full")
-    d, heads = settings.whole("hidden_size"), settings.whole("num_attention_heads")
-    bias, dropout = settings.flag("use_bias", True), settings.number("attention_probs_dropout_prob", 0.1)
-    size, random = settings.whole("block_size", 64), settings.whole("num_random_blocks", 3, least=0)
-    if settings.get("attention_type") == "original_full":
+    config.only("attention_type", "block_sparse", "original_full")
+    d, heads = config.int("hidden_size"), config.int("num_attention_heads")
+    bias, dropout = config.bool("use_bias", True), config.float("attention_probs_dropout_prob", 0.1)
+    size, random = config.int("block_size", 64), config.int("num_random_blocks", 3, minimum=0)
+    if config.get("attention_type") == "original_full":
         return MultiHeadAttention(d, heads, bias=bias, out_bias=True, fused=True, dropout=dropout)
-    longest = settings.whole("max_position_embeddings", 4096)
+    longest = config.int("max_position_embeddings", 4096)
     return BlockAttention(d, heads, size=size, random=random, seed=layer, longest=longest, bias=bias, dropout=dropout)
 
 
-def tower(settings: Settings) -> Tower:
+def tower(config: Config) -> Tower:
     """Embedding and blocks."""
-    settings.only("position_embedding_type", "absolute")
-    sizes = Sizes(settings)
+    config.only("position_embedding_type", "absolute")
+    sizes = Sizes(config)
     d = sizes.d
     embed = Embedding(
         sizes.vocabulary,
         d,
-        positions=nn.Embedding(settings.whole("max_position_embeddings", 4096), d),
-        types=settings.whole("type_vocab_size", 2),
+        positions=nn.Embedding(config.int("max_position_embeddings", 4096), d),
+        types=config.int("type_vocab_size", 2),
         norm=DroppedNorm(d, sizes.eps, sizes.dropout),
-        scale=d**0.5 if settings.flag("rescale_embeddings", False) else 1.0,
+        scale=d**0.5 if config.bool("rescale_embeddings", False) else 1.0,
     )
 
     def block(layer: int) -> Block:
         norms = [nn.LayerNorm(d, sizes.eps) for _ in range(2)]
-        made = attention(settings, layer)
+        made = attention(config, layer)
         return Block(made, sizes.feed_forward(), norms, norm_first=False, dropout=sizes.dropout)
 
-    return Tower(embed, [block(i) for i in range(settings.layers("num_hidden_layers"))], causal=False)
+    return Tower(embed, [block(i) for i in range(config.layers("num_hidden_layers"))], causal=False)
 
 
-def words(settings: Settings) -> LanguageHead:
+def words(config: Config) -> LanguageHead:
     """The masked LM: transformed vectors scored against the token table, or one of its own."""
-    sizes = Sizes(settings)
+    sizes = Sizes(config)
     transform = Transform(sizes.d, sizes.d, sizes.function, nn.LayerNorm(sizes.d, sizes.eps))
-    return LanguageHead(sizes.vocabulary, None if settings.tied() else sizes.d, transform=transform, bias=True)
+    return LanguageHead(
+        sizes.vocabulary, None if config.tie_word_embeddings() else sizes.d, transform=transform, bias=True
+    )
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every BigBird."""
     return NAMES
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    sizes, n = Sizes(settings), settings.label_count()
-    d, dropout = sizes.d, settings.number("classifier_dropout", sizes.dropout)
-    if task == "answer":
-        settings.whole("type_vocab_size", 2, least=2)  # the question and the rest
+    sizes, n = Sizes(config), config.num_labels()
+    d, dropout = sizes.d, config.float("classifier_dropout", sizes.dropout)
+    if task == "question-answering":
+        config.int("type_vocab_size", 2, minimum=2)  # the question and the rest
         head = AnswerHead(sizes.feed_forward(), d, sizes.eps, sizes.dropout)
-        separator = settings.whole("sep_token_id", 66, least=0)
-        return AnsweringModel(settings, tower(settings), head=head, separator=separator)
+        separator = config.int("sep_token_id", 66, minimum=0)
+        return AnsweringModel(config, tower(config), head=head, separator=separator)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill": lambda: words(settings),
-        "pretrain": lambda: PretrainingHead(words(settings), Labels(d, 2, pooled=True)),
-        "classify": lambda: FirstToken(d, n, sizes.function, before=dropout, dropout=dropout),
-        "tag": lambda: Labels(d, n, pooled=False, dropout=dropout),
-        "none": lambda: None,
+        "fill-mask": lambda: words(config),
+        "pretraining": lambda: PretrainingHead(words(config), Labels(d, 2, pooled=True)),
+        "text-classification": lambda: FirstToken(d, n, sizes.function, before=dropout, dropout=dropout),
+        "token-classification": lambda: Labels(d, n, pooled=False, dropout=dropout),
+        "feature-extraction": lambda: None,
     }
-    return TextModel(settings, tower(settings), pooler=Pooler(d), head=heads[task]())
+    return TextModel(config, tower(config), pooler=Pooler(d), head=heads[task]())
 
 
 FAMILY = Family(
@@ -126,19 +128,19 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="BigBirdModel"),
-        "fill": Task(architecture="BigBirdForMaskedLM", names=bert.WORDS, copies=bert.COPIES),
-        "pretrain": Task(
+        "feature-extraction": Task(architecture="BigBirdModel"),
+        "fill-mask": Task(architecture="BigBirdForMaskedLM", names=bert.WORDS, copies=bert.COPIES),
+        "pretraining": Task(
             architecture="BigBirdForPreTraining",
-            names=bert.FAMILY.tasks["pretrain"].names,
+            names=bert.FAMILY.tasks["pretraining"].names,
             copies=bert.COPIES,
         ),
-        "classify": Task(
+        "text-classification": Task(
             architecture="BigBirdForSequenceClassification",
             names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},
         ),
-        "tag": Task(architecture="BigBirdForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(
+        "token-classification": Task(architecture="BigBirdForTokenClassification", names={"head.score": "classifier"}),
+        "question-answering": Task(
             architecture="BigBirdForQuestionAnswering",
             names={
                 "head.feed_forward.w_in": f"{ANSWER}intermediate.dense",

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import Comparison, DualModel
 from regard.models.families import bert
-from regard.models.family import Family, Led, Names, Task, nested
+from regard.models.family import Family, Names, Squeeze, Task, nested
 from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
 from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
@@ -24,8 +24,8 @@ __all__ = ["FAMILY"]
 
 SEES = "encoder.layers.{i}."
 VISION: Names = {
-    "embed.cls": Led("embeddings.class_embedding", 2),
-    "embed.positions": Led("embeddings.position_embedding"),
+    "embed.cls": Squeeze("embeddings.class_embedding", 2),
+    "embed.positions": Squeeze("embeddings.position_embedding"),
     "embed.patches": "embeddings.patch_embedding",
     "blocks.{i}.attention_norm": f"{SEES}layer_norm1",
     "blocks.{i}.attention.w_qkv": f"{SEES}self_attn.qkv",
@@ -63,20 +63,20 @@ OTHERS = ("image_text_hidden_size", "logit_scale_init_value", "projection_dim")
 UNREAD = ("attention_dropout", "dropout", "encoder_hidden_size", "label_smoothing")
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The weights of all towers, the same in every BLIP."""
     return BODY
 
 
-def vision_tower(vision: Settings) -> VisionTower:
+def vision_tower(vision: Config) -> VisionTower:
     """The ViT; its query, key and value are one matrix."""
-    d, eps = vision.whole("hidden_size", 768), vision.eps("layer_norm_eps", 1e-5)
+    d, eps = vision.int("hidden_size", 768), vision.eps("layer_norm_eps", 1e-5)
     vision.only("num_channels", 3)
 
     def block() -> Block:
-        heads, dropout = vision.whole("num_attention_heads", 12), vision.number("attention_dropout", 0.0)
+        heads, dropout = vision.int("num_attention_heads", 12), vision.float("attention_dropout", 0.0)
         attention = MultiHeadAttention(d, heads, fused=True, dropout=dropout)
-        feed_forward = FeedForward(d, vision.whole("intermediate_size", 3072), vision.text("hidden_act", "gelu"))
+        feed_forward = FeedForward(d, vision.int("intermediate_size", 3072), vision.str("hidden_act", "gelu"))
         return Block(attention, feed_forward, [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True)
 
     embed = PatchEmbedding(Patches(3, d, vision.pair("patch_size", 16)), vision.pair("image_size", 384))
@@ -84,60 +84,58 @@ def vision_tower(vision: Settings) -> VisionTower:
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def text_tower(text: Settings, memory: int, *, causal: bool = False) -> Tower:
+def text_tower(text: Config, memory: int, *, causal: bool = False) -> Tower:
     """The BERT. memory: width of what its blocks look at.  causal: does it write."""
-    d, eps = text.whole("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
-    dropout = text.number("hidden_dropout_prob", 0.0)
+    d, eps = text.int("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
+    dropout = text.float("hidden_dropout_prob", 0.0)
     text.only("is_decoder", True)  # without, its blocks have no attention to a picture
-    positions = nn.Embedding(text.whole("max_position_embeddings", 512), d)
-    embed = Embedding(
-        text.whole("vocab_size", 30524), d, positions=positions, norm=nn.LayerNorm(d, eps), dropout=dropout
-    )
+    positions = nn.Embedding(text.int("max_position_embeddings", 512), d)
+    embed = Embedding(text.int("vocab_size", 30524), d, positions=positions, norm=nn.LayerNorm(d, eps), dropout=dropout)
 
     def attention(looks_at: int) -> MultiHeadAttention:
-        heads, lost = text.whole("num_attention_heads", 8), text.number("attention_probs_dropout_prob", 0.0)
+        heads, lost = text.int("num_attention_heads", 8), text.float("attention_probs_dropout_prob", 0.0)
         return MultiHeadAttention(d, heads, d_context=looks_at, dropout=lost)
 
     def block() -> Block:
-        feed_forward = FeedForward(d, text.whole("intermediate_size", 3072), text.text("hidden_act", "gelu"))
+        feed_forward = FeedForward(d, text.int("intermediate_size", 3072), text.str("hidden_act", "gelu"))
         norms = [nn.LayerNorm(d, eps) for _ in range(3)]
         return Block(attention(d), feed_forward, norms, norm_first=False, cross=attention(memory), dropout=dropout)
 
     return Tower(embed, [block() for _ in range(text.layers("num_hidden_layers", 12))], causal=causal)
 
 
-def words(text: Settings) -> LanguageHead:
+def words(text: Config) -> LanguageHead:
     """BERT's masked LM: transformed vectors scored against the table of words."""
     text.only("tie_word_embeddings", True)
-    d, norm = text.whole("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
-    transform = Transform(d, d, text.text("hidden_act", "gelu"), nn.LayerNorm(d, norm))
-    return LanguageHead(text.whole("vocab_size", 30524), None, transform=transform, bias=True)
+    d, norm = text.int("hidden_size", 768), text.eps("layer_norm_eps", 1e-12)
+    transform = Transform(d, d, text.str("hidden_act", "gelu"), nn.LayerNorm(d, norm))
+    return LanguageHead(text.int("vocab_size", 30524), None, transform=transform, bias=True)
 
 
-def build(settings: Settings, task: str) -> Model:
+def build(config: Config, task: str) -> Model:
     """The model for a task."""
-    settings.only("tie_word_embeddings", True)
-    text, vision = settings.inner("text_config"), vision_tower(settings.inner("vision_config"))
-    d, seen = text.whole("hidden_size", 768), vision.embed.cls.shape[0]
+    config.only("tie_word_embeddings", True)
+    text, vision = config.sub_config("text_config"), vision_tower(config.sub_config("vision_config"))
+    d, seen = text.int("hidden_size", 768), vision.embed.cls.shape[0]
     ids = zip(("bos_token_id", "sep_token_id", "pad_token_id"), (30522, 102, 0), strict=True)
-    bounds = Bounds(*(text.whole(name, usual, least=0) for name, usual in ids))
-    if task == "caption":
-        return Captioner(settings, vision, text_tower(text, seen, causal=True), words(text), bounds)
-    if task == "answer":
+    bounds = Bounds(*(text.int(name, usual, minimum=0) for name, usual in ids))
+    if task == "image-to-text":
+        return Captioner(config, vision, text_tower(text, seen, causal=True), words(text), bounds)
+    if task == "visual-question-answering":
         if seen != d:
             raise ValueError(
-                f"{settings.where}: who answers looks at the question as at a picture, so hidden_size must be the same "
+                f"{config.where}: who answers looks at the question as at a picture, so hidden_size must be the same "
                 f"in vision_config and text_config; it is {seen} and {d}"
             )
         encoder, decoder = text_tower(text, d), text_tower(text, d, causal=True)
-        return Answerer(settings, vision, encoder, decoder, words(text), bounds)
-    if task == "match":
-        head = Matching(d, seen, settings.whole("image_text_hidden_size", 256))
-        return Matcher(settings, vision, text_tower(text, seen), head)
+        return Answerer(config, vision, encoder, decoder, words(text), bounds)
+    if task == "image-text-matching":
+        head = Matching(d, seen, config.int("image_text_hidden_size", 256))
+        return Matcher(config, vision, text_tower(text, seen), head)
     assert vision.norm is not None
     return DualModel(
-        settings,
-        Comparison(settings.whole("projection_dim", 512), text=d, picture=seen),
+        config,
+        Comparison(config.int("projection_dim", 512), text=d, picture=seen),
         text=text_tower(text, seen),
         text_pooler=Pooler(d),
         vision=vision,
@@ -152,13 +150,13 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(
+        "zero-shot-image-classification": Task(
             architecture="BlipModel",
             names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
         ),
-        "caption": Task(architecture="BlipForConditionalGeneration", names=WORDS, copies=COPIES),
-        "answer": Task(architecture="BlipForQuestionAnswering", names=WORDS, copies=COPIES),
-        "match": Task(
+        "image-to-text": Task(architecture="BlipForConditionalGeneration", names=WORDS, copies=COPIES),
+        "visual-question-answering": Task(architecture="BlipForQuestionAnswering", names=WORDS, copies=COPIES),
+        "image-text-matching": Task(
             architecture="BlipForImageTextRetrieval",
             names={"head.score": "itm_head", "head.text": "text_proj", "head.picture": "vision_proj"},
         ),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import Comparison, DualModel
-from regard.models.family import Family, Names, Rows, Task, nested
+from regard.models.family import Concat, Family, Names, Task, nested
 from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
@@ -24,7 +24,7 @@ __all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_
 LAYER = "encoder.layers.{i}."
 BLOCKS: Names = {
     "blocks.{i}.attention_norm": f"{LAYER}layer_norm1",
-    "blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}self_attn.{x}_proj" for x in "qkv")),
+    "blocks.{i}.attention.w_qkv": Concat(*(f"{LAYER}self_attn.{x}_proj" for x in "qkv")),
     "blocks.{i}.attention.w_o": f"{LAYER}self_attn.out_proj",
     "blocks.{i}.feed_forward_norm": f"{LAYER}layer_norm2",
     "blocks.{i}.feed_forward.w_in": f"{LAYER}mlp.fc1",
@@ -50,64 +50,64 @@ HARMLESS = ("dropout", "projection_dim", "logit_scale_init_value")
 OLD_END = 2  # an eos_token_id from before anything read it: it is wrong, and a text ends in its largest id
 
 
-def block(settings: Settings, d: int, heads: int, inner: int) -> Block:
+def block(config: Config, d: int, heads: int, inner: int) -> Block:
     """A block of either tower. heads, inner: how many, and how wide feed-forward is, where nothing is said."""
-    eps, function = settings.eps("layer_norm_eps", 1e-5), settings.text("hidden_act", "quick_gelu")
-    heads, dropout = settings.whole("num_attention_heads", heads), settings.number("attention_dropout", 0.0)
+    eps, function = config.eps("layer_norm_eps", 1e-5), config.str("hidden_act", "quick_gelu")
+    heads, dropout = config.int("num_attention_heads", heads), config.float("attention_dropout", 0.0)
     return Block(
         MultiHeadAttention(d, heads, fused=True, dropout=dropout),
-        FeedForward(d, settings.whole("intermediate_size", inner), function),
+        FeedForward(d, config.int("intermediate_size", inner), function),
         [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
         norm_first=True,
     )
 
 
-def text_tower(settings: Settings) -> Tower:
+def text_tower(config: Config) -> Tower:
     """Words, their positions, and blocks that see nothing ahead."""
-    d, eps = settings.whole("hidden_size", 512), settings.eps("layer_norm_eps", 1e-5)
-    positions = nn.Embedding(settings.whole("max_position_embeddings", 77), d)
-    embed = Embedding(settings.whole("vocab_size", 49408), d, positions=positions)
-    blocks = [block(settings, d, 8, 2048) for _ in range(settings.layers("num_hidden_layers", 12))]
+    d, eps = config.int("hidden_size", 512), config.eps("layer_norm_eps", 1e-5)
+    positions = nn.Embedding(config.int("max_position_embeddings", 77), d)
+    embed = Embedding(config.int("vocab_size", 49408), d, positions=positions)
+    blocks = [block(config, d, 8, 2048) for _ in range(config.layers("num_hidden_layers", 12))]
     return Tower(embed, blocks, causal=True, norm=nn.LayerNorm(d, eps), last_is_normed=False)
 
 
-def vision_tower(settings: Settings) -> VisionTower:
+def vision_tower(config: Config) -> VisionTower:
     """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
-    d, eps = settings.whole("hidden_size", 768), settings.eps("layer_norm_eps", 1e-5)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 32), bias=False)
-    embed = PatchEmbedding(patches, settings.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
-    return VisionTower(embed, [block(settings, d, 12, 3072) for _ in range(settings.layers("num_hidden_layers", 12))])
+    d, eps = config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)
+    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", 32), bias=False)
+    embed = PatchEmbedding(patches, config.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
+    return VisionTower(embed, [block(config, d, 12, 3072) for _ in range(config.layers("num_hidden_layers", 12))])
 
 
-def text_pooler(settings: Settings) -> EndPooler:
+def text_pooler(config: Config) -> EndPooler:
     """Where a text is summed up."""
-    end = settings.whole("eos_token_id", 49407, least=0)
+    end = config.int("eos_token_id", 49407, minimum=0)
     return EndPooler(None if end == OLD_END else end)
 
 
-def vision_pooler(settings: Settings) -> NormedFirst:
+def vision_pooler(config: Config) -> NormedFirst:
     """What sums up a picture."""
-    return NormedFirst(nn.LayerNorm(settings.whole("hidden_size", 768), settings.eps("layer_norm_eps", 1e-5)))
+    return NormedFirst(nn.LayerNorm(config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)))
 
 
-def tower_settings(settings: Settings, name: str) -> Settings:
+def tower_settings(config: Config, name: str) -> Config:
     """Those of one tower. Where the older key stands beside the newer, transformers takes all of them from there."""
-    settings.get(name)
-    return settings.inner(f"{name}_dict" if f"{name}_dict" in settings else name)
+    config.get(name)
+    return config.sub_config(f"{name}_dict" if f"{name}_dict" in config else name)
 
 
-def build(settings: Settings, task: str) -> Model:
+def build(config: Config, task: str) -> Model:
     """Both towers; to classify pictures, theirs."""
-    vision = tower_settings(settings, "vision_config")
-    if task == "classify":
+    vision = tower_settings(config, "vision_config")
+    if task == "image-classification":
         for key in ("text_config", "text_config_dict"):
-            settings.get(key)  # of a tower that is not there
-        scores = PictureLabels(vision.whole("hidden_size", 768), settings.label_count(), pooling="mean")
-        return VisionModel(settings, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
-    text, e = tower_settings(settings, "text_config"), settings.whole("projection_dim", 512)
+            config.get(key)  # of a tower that is not there
+        scores = PictureLabels(vision.int("hidden_size", 768), config.num_labels(), pooling="mean")
+        return VisionModel(config, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
+    text, e = tower_settings(config, "text_config"), config.int("projection_dim", 512)
     return DualModel(
-        settings,
-        Comparison(e, text=text.whole("hidden_size", 512), picture=vision.whole("hidden_size", 768)),
+        config,
+        Comparison(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),
         text=text_tower(text),
         text_pooler=text_pooler(text),
         vision=vision_tower(vision),
@@ -115,7 +115,7 @@ def build(settings: Settings, task: str) -> Model:
     )
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """Weights of both towers, and of the one that classifies."""
     towers = nested(TEXT, "text.", "text_model.") | nested(VISION, "vision.", "vision_model.")
     alone = nested(VISION, "tower.", "vision_model.")
@@ -129,11 +129,11 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(
+        "zero-shot-image-classification": Task(
             architecture="CLIPModel",
             names={"head.text": "text_projection", "head.picture": "visual_projection", "head.scale": "logit_scale"},
         ),
-        "classify": Task(architecture="CLIPForImageClassification", names={"head.score": "classifier"}),
+        "image-classification": Task(architecture="CLIPForImageClassification", names={"head.score": "classifier"}),
     },
     ignored=(r"embeddings\.position_ids$",),
     harmless=HARMLESS,

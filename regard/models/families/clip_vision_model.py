@@ -1,11 +1,11 @@
 """CLIP's tower of pictures, stored alone. See clip.py.
 
-Peculiar: with its last layer (task "encode") it gives vectors that compare with those of texts.
+Peculiar: with its last layer (task "image-encoding") it gives vectors that compare with those of texts.
 """
 
 from __future__ import annotations
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.dual_encoder import Comparison, DualModel
 from regard.models.families.clip import HARMLESS, NORM, VISION, vision_pooler, vision_tower
 from regard.models.family import Family, Names, Task, nested
@@ -14,19 +14,19 @@ from regard.models.vision import VisionModel
 __all__ = ["FAMILY"]
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The tower's weights, for either task."""
     towers = nested(VISION, "tower.", "vision_model.") | nested(VISION, "vision.", "vision_model.")
     return {**towers, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
 
 
-def build(settings: Settings, task: str) -> VisionModel | DualModel:
+def build(config: Config, task: str) -> VisionModel | DualModel:
     """The tower; to encode, with the layer that brings its summary to the width shared with texts."""
-    tower, pooler = vision_tower(settings), vision_pooler(settings)
-    if task == "none":
-        return VisionModel(settings, tower, pooler=pooler)
-    head = Comparison(settings.whole("projection_dim", 512), picture=settings.whole("hidden_size", 768))
-    return DualModel(settings, head, vision=tower, vision_pooler=pooler)
+    tower, pooler = vision_tower(config), vision_pooler(config)
+    if task == "feature-extraction":
+        return VisionModel(config, tower, pooler=pooler)
+    head = Comparison(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
+    return DualModel(config, head, vision=tower, vision_pooler=pooler)
 
 
 FAMILY = Family(
@@ -36,8 +36,10 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="CLIPVisionModel"),
-        "encode": Task(architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}),
+        "feature-extraction": Task(architecture="CLIPVisionModel"),
+        "image-encoding": Task(
+            architecture="CLIPVisionModelWithProjection", names={"head.picture": "visual_projection"}
+        ),
     },
     moved={r"^(?=embeddings\.|encoder\.|pre_|post_)": "vision_model."},  # which transformers 5 leaves out, and reads
     ignored=(r"embeddings\.position_ids$",),

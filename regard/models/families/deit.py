@@ -11,9 +11,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.vit import NAMES, rebuilding, tower
-from regard.models.family import Family, Led, Names, Task
+from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.heads import Pooler
 from regard.nn.linear import Linear
@@ -34,24 +34,24 @@ class Taught(nn.Module):
         return cast(Tensor, (self.score(hidden[:, 0]) + self.taught(hidden[:, 1])) / 2)
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """ViT's, and the second token."""
-    return {**NAMES, "tower.embed.distillation": Led("embeddings.distillation_token", 2)}
+    return {**NAMES, "tower.embed.distillation": Squeeze("embeddings.distillation_token", 2)}
 
 
-def build(settings: Settings, task: str) -> VisionModel:
+def build(config: Config, task: str) -> VisionModel:
     """The model for a task."""
-    d, n = settings.whole("hidden_size"), settings.label_count()
+    d, n = config.int("hidden_size"), config.num_labels()
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "classify": lambda: Taught(d, n),
-        "classify-cls": lambda: PictureLabels(d, n),
-        "rebuild": lambda: rebuilding(settings),
-        "none": lambda: None,
+        "image-classification": lambda: Taught(d, n),
+        "image-classification-cls": lambda: PictureLabels(d, n),
+        "masked-image-modeling": lambda: rebuilding(config),
+        "feature-extraction": lambda: None,
     }
-    out, function = settings.whole("pooler_output_size", d), settings.text("pooler_act", "tanh")
-    pooler = Pooler(d, function, out=out) if task == "none" else False
-    made = tower(settings, masked=task == "rebuild", distilled=True)
-    return VisionModel(settings, made, pooler=pooler, head=heads[task]())
+    out, function = config.int("pooler_output_size", d), config.str("pooler_act", "tanh")
+    pooler = Pooler(d, function, out=out) if task == "feature-extraction" else False
+    made = tower(config, masked=task == "masked-image-modeling", distilled=True)
+    return VisionModel(config, made, pooler=pooler, head=heads[task]())
 
 
 FAMILY = Family(
@@ -61,13 +61,13 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="DeiTModel"),
-        "classify": Task(
+        "feature-extraction": Task(architecture="DeiTModel"),
+        "image-classification": Task(
             architecture="DeiTForImageClassificationWithTeacher",
             names={"head.score": "cls_classifier", "head.taught": "distillation_classifier"},
         ),
-        "classify-cls": Task(architecture="DeiTForImageClassification", names={"head.score": "classifier"}),
-        "rebuild": Task(architecture="DeiTForMaskedImageModeling", names={"head.score": "decoder.0"}),
+        "image-classification-cls": Task(architecture="DeiTForImageClassification", names={"head.score": "classifier"}),
+        "masked-image-modeling": Task(architecture="DeiTForMaskedImageModeling", names={"head.score": "decoder.0"}),
     },
     harmless=("encoder_stride", "pooler_act", "pooler_output_size"),
     ignored=(r"embeddings\.mask_token$",),

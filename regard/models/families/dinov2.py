@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families.vit import NAMES as VIT
-from regard.models.family import Family, Led, Names, Task
+from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, DropPath, FeedForward
@@ -22,8 +22,8 @@ __all__ = ["FAMILY", "REGISTERS"]
 LAYER = "encoder.layer.{i}."
 NAMES: Names = {
     **VIT,
-    "tower.embed.hidden": Led("embeddings.mask_token"),
-    "tower.embed.registers": Led("embeddings.register_tokens"),
+    "tower.embed.hidden": Squeeze("embeddings.mask_token"),
+    "tower.embed.registers": Squeeze("embeddings.register_tokens"),
     "tower.blocks.{i}.attention_norm": f"{LAYER}norm1",
     "tower.blocks.{i}.attention_scale": f"{LAYER}layer_scale1.lambda1",
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}norm2",
@@ -33,66 +33,66 @@ PLAIN = {"w_in": "fc1", "w_out": "fc2"}
 GATED = {"w_in": "weights_in", "w_out": "weights_out"}  # gate over up, one matrix, as ours
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """ViT's, with scales, and a feed-forward that is called as what it is."""
-    called = GATED if settings.flag("use_swiglu_ffn", False) else PLAIN
+    called = GATED if config.bool("use_swiglu_ffn", False) else PLAIN
     inside = {f"tower.blocks.{{i}}.feed_forward.{ours}": f"{LAYER}mlp.{theirs}" for ours, theirs in called.items()}
     return {**NAMES, **inside}
 
 
-def feed_forward(settings: Settings, d: int) -> FeedForward:
+def feed_forward(config: Config, d: int) -> FeedForward:
     """Two layers, or gated with two thirds of their width, rounded up to a multiple of 8."""
-    inner = int(d * settings.number("mlp_ratio", 4.0))
-    if not settings.flag("use_swiglu_ffn", False):
-        return FeedForward(d, inner, settings.text("hidden_act", "gelu"))
-    settings.get("hidden_act")  # the gate's is SiLU, whatever this says
+    inner = int(d * config.float("mlp_ratio", 4.0))
+    if not config.bool("use_swiglu_ffn", False):
+        return FeedForward(d, inner, config.str("hidden_act", "gelu"))
+    config.get("hidden_act")  # the gate's is SiLU, whatever this says
     return FeedForward(d, (int(inner * 2 / 3) + 7) // 8 * 8, "silu", gated=True)
 
 
-def tower(settings: Settings, *, registers: int, patch: int) -> VisionTower:
+def tower(config: Config, *, registers: int, patch: int) -> VisionTower:
     """Patches and blocks. registers: how many.  patch: its size where config.json says nothing."""
-    d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-6)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", patch))
+    d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-6)
+    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", patch))
     embed = PatchEmbedding(
         patches,
-        settings.pair("image_size", 224),
+        config.pair("image_size", 224),
         registers=registers,
-        masked=settings.flag("use_mask_token", True),
+        masked=config.bool("use_mask_token", True),
         antialias=registers > 0,
-        dropout=settings.number("hidden_dropout_prob", 0.0),
+        dropout=config.float("hidden_dropout_prob", 0.0),
     )
 
     def block() -> Block:
         attention = MultiHeadAttention(
             d,
-            settings.whole("num_attention_heads"),
+            config.int("num_attention_heads"),
             fused=True,
-            bias=settings.flag("qkv_bias", True),
+            bias=config.bool("qkv_bias", True),
             out_bias=True,
-            dropout=settings.number("attention_probs_dropout_prob", 0.0),
+            dropout=config.float("attention_probs_dropout_prob", 0.0),
         )
         norms = [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)]
-        dropped = DropPath(settings.number("drop_path_rate", 0.0))
-        return Block(attention, feed_forward(settings, d), norms, norm_first=True, dropout=dropped, scales=True)
+        dropped = DropPath(config.float("drop_path_rate", 0.0))
+        return Block(attention, feed_forward(config, d), norms, norm_first=True, dropout=dropped, scales=True)
 
-    blocks = [block() for _ in range(settings.layers("num_hidden_layers"))]
+    blocks = [block() for _ in range(config.layers("num_hidden_layers"))]
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def build(settings: Settings, task: str) -> VisionModel:
+def build(config: Config, task: str) -> VisionModel:
     """The model for a task."""
-    return _model(settings, task, tower(settings, registers=0, patch=14))
+    return _model(config, task, tower(config, registers=0, patch=14))
 
 
-def build_with_registers(settings: Settings, task: str) -> VisionModel:
+def build_with_registers(config: Config, task: str) -> VisionModel:
     """The model for a task, with registers."""
-    return _model(settings, task, tower(settings, registers=settings.whole("num_register_tokens", 4), patch=16))
+    return _model(config, task, tower(config, registers=config.int("num_register_tokens", 4), patch=16))
 
 
-def _model(settings: Settings, task: str, made: VisionTower) -> VisionModel:
-    d, n = settings.whole("hidden_size"), settings.label_count()
-    head = PictureLabels(2 * d, n, pooling="both") if task == "classify" else None
-    return VisionModel(settings, made, pooler=True, head=head)
+def _model(config: Config, task: str, made: VisionTower) -> VisionModel:
+    d, n = config.int("hidden_size"), config.num_labels()
+    head = PictureLabels(2 * d, n, pooling="both") if task == "image-classification" else None
+    return VisionModel(config, made, pooler=True, head=head)
 
 
 # What the model says where it is the backbone of another; and how scales are drawn before training.
@@ -112,8 +112,8 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="Dinov2Model"),
-        "classify": Task(architecture="Dinov2ForImageClassification", names={"head.score": "classifier"}),
+        "feature-extraction": Task(architecture="Dinov2Model"),
+        "image-classification": Task(architecture="Dinov2ForImageClassification", names={"head.score": "classifier"}),
     },
     harmless=HARMLESS,
 )
@@ -124,8 +124,10 @@ REGISTERS = Family(
     build=build_with_registers,
     names=names,
     tasks={
-        "none": Task(architecture="Dinov2WithRegistersModel"),
-        "classify": Task(architecture="Dinov2WithRegistersForImageClassification", names={"head.score": "classifier"}),
+        "feature-extraction": Task(architecture="Dinov2WithRegistersModel"),
+        "image-classification": Task(
+            architecture="Dinov2WithRegistersForImageClassification", names={"head.score": "classifier"}
+        ),
     },
     harmless=HARMLESS,
 )

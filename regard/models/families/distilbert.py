@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.family import Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, Tower, encoder_block
@@ -39,18 +39,18 @@ WORDS: Names = {
 EPS = 1e-12
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every DistilBERT."""
     return NAMES
 
 
-def tower(settings: Settings) -> Tower:
+def tower(config: Config) -> Tower:
     """Embedding and blocks."""
-    d, dropout = settings.whole("dim"), settings.number("dropout", 0.1)
+    d, dropout = config.int("dim"), config.float("dropout", 0.1)
     embed = Embedding(
-        settings.whole("vocab_size"),
+        config.int("vocab_size"),
         d,
-        positions=nn.Embedding(settings.whole("max_position_embeddings"), d),
+        positions=nn.Embedding(config.int("max_position_embeddings"), d),
         norm=nn.LayerNorm(d, EPS),
         dropout=dropout,
     )
@@ -58,37 +58,37 @@ def tower(settings: Settings) -> Tower:
     def block() -> Block:
         return encoder_block(
             d,
-            settings.whole("n_heads"),
-            settings.whole("hidden_dim"),
-            settings.text("activation", "gelu"),
+            config.int("n_heads"),
+            config.int("hidden_dim"),
+            config.str("activation", "gelu"),
             eps=EPS,
             dropout=dropout,
-            attention_dropout=settings.number("attention_dropout", 0.1),
+            attention_dropout=config.float("attention_dropout", 0.1),
         )
 
-    return Tower(embed, [block() for _ in range(settings.layers("n_layers"))], causal=False)
+    return Tower(embed, [block() for _ in range(config.layers("n_layers"))], causal=False)
 
 
-def words(settings: Settings) -> LanguageHead:
+def words(config: Config) -> LanguageHead:
     """The masked LM: transformed vectors scored against the token table, or one of its own."""
-    d, vocabulary = settings.whole("dim"), settings.whole("vocab_size")
-    transform = Transform(d, d, settings.text("activation", "gelu"), nn.LayerNorm(d, EPS))
-    return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
+    d, vocabulary = config.int("dim"), config.int("vocab_size")
+    transform = Transform(d, d, config.str("activation", "gelu"), nn.LayerNorm(d, EPS))
+    return LanguageHead(vocabulary, None if config.tie_word_embeddings() else d, transform=transform, bias=True)
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, n = settings.whole("dim"), settings.label_count()
-    text, answer = settings.number("seq_classif_dropout", 0.2), settings.number("qa_dropout", 0.1)
-    settings.only("tie_weights_", True)  # the first models say so; `tie_word_embeddings` is what is read now
+    d, n = config.int("dim"), config.num_labels()
+    text, answer = config.float("seq_classif_dropout", 0.2), config.float("qa_dropout", 0.1)
+    config.only("tie_weights_", True)  # the first models say so; `tie_word_embeddings` is what is read now
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill": lambda: words(settings),
-        "classify": lambda: FirstToken(d, n, "relu", dropout=text),
-        "tag": lambda: Labels(d, n, pooled=False, dropout=settings.number("dropout", 0.1)),
-        "answer": lambda: Labels(d, 2, pooled=False, dropout=answer),
-        "none": lambda: None,
+        "fill-mask": lambda: words(config),
+        "text-classification": lambda: FirstToken(d, n, "relu", dropout=text),
+        "token-classification": lambda: Labels(d, n, pooled=False, dropout=config.float("dropout", 0.1)),
+        "question-answering": lambda: Labels(d, 2, pooled=False, dropout=answer),
+        "feature-extraction": lambda: None,
     }
-    return TextModel(settings, tower(settings), head=heads[task]())
+    return TextModel(config, tower(config), head=heads[task]())
 
 
 FAMILY = Family(
@@ -98,18 +98,20 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="DistilBertModel"),
-        "fill": Task(
+        "feature-extraction": Task(architecture="DistilBertModel"),
+        "fill-mask": Task(
             architecture="DistilBertForMaskedLM",
             names=WORDS,
             copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
         ),
-        "classify": Task(
+        "text-classification": Task(
             architecture="DistilBertForSequenceClassification",
             names={"head.dense": "pre_classifier", "head.score": "classifier"},
         ),
-        "tag": Task(architecture="DistilBertForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(architecture="DistilBertForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "token-classification": Task(
+            architecture="DistilBertForTokenClassification", names={"head.score": "classifier"}
+        ),
+        "question-answering": Task(architecture="DistilBertForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"embeddings\.position_ids$", r"^vocab_projector\.weight$"),
     # Sines and cosines or not, the table of positions is in the checkpoint.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Settings
-from regard.models.family import Family, Names, Task, Turned
+from regard.models.config import Config
+from regard.models.family import Family, Names, Task, Transpose
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
@@ -21,34 +21,34 @@ NAMES: Names = {
     "tower.embed.tokens": "wte",
     "tower.embed.positions": "wpe",
     "tower.blocks.{i}.attention_norm": "h.{i}.ln_1",
-    "tower.blocks.{i}.attention.w_qkv": Turned("h.{i}.attn.c_attn"),
-    "tower.blocks.{i}.attention.w_o": Turned("h.{i}.attn.c_proj"),
+    "tower.blocks.{i}.attention.w_qkv": Transpose("h.{i}.attn.c_attn"),
+    "tower.blocks.{i}.attention.w_o": Transpose("h.{i}.attn.c_proj"),
     "tower.blocks.{i}.feed_forward_norm": "h.{i}.ln_2",
-    "tower.blocks.{i}.feed_forward.w_in": Turned("h.{i}.mlp.c_fc"),
-    "tower.blocks.{i}.feed_forward.w_out": Turned("h.{i}.mlp.c_proj"),
+    "tower.blocks.{i}.feed_forward.w_in": Transpose("h.{i}.mlp.c_fc"),
+    "tower.blocks.{i}.feed_forward.w_out": Transpose("h.{i}.mlp.c_proj"),
     "tower.norm": "ln_f",
 }
 
 SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every GPT-2."""
     return NAMES
 
 
-def tower(settings: Settings) -> Tower:
+def tower(config: Config) -> Tower:
     """Embedding and blocks."""
-    d, eps = settings.whole("n_embd"), settings.eps("layer_norm_epsilon", 1e-5)
-    heads, inner = settings.whole("n_head"), settings.whole("n_inner", 4 * d)
-    added = settings.number("resid_pdrop", 0.1)
-    shrinking = settings.flag("scale_attn_by_inverse_layer_idx", False)
-    scale = (d // heads) ** -0.5 if settings.flag("scale_attn_weights", True) else 1.0
+    d, eps = config.int("n_embd"), config.eps("layer_norm_epsilon", 1e-5)
+    heads, inner = config.int("n_head"), config.int("n_inner", 4 * d)
+    added = config.float("resid_pdrop", 0.1)
+    shrinking = config.bool("scale_attn_by_inverse_layer_idx", False)
+    scale = (d // heads) ** -0.5 if config.bool("scale_attn_weights", True) else 1.0
     embed = Embedding(
-        settings.whole("vocab_size"),
+        config.int("vocab_size"),
         d,
-        positions=nn.Embedding(settings.whole("n_positions"), d),
-        dropout=settings.number("embd_pdrop", 0.1),
+        positions=nn.Embedding(config.int("n_positions"), d),
+        dropout=config.float("embd_pdrop", 0.1),
     )
 
     def block(number: int) -> Block:
@@ -57,31 +57,31 @@ def tower(settings: Settings) -> Tower:
                 d,
                 heads,
                 fused=True,
-                dropout=settings.number("attn_pdrop", 0.1),
+                dropout=config.float("attn_pdrop", 0.1),
                 scale=scale / (number + 1) if shrinking else scale,
             ),
-            FeedForward(d, inner, settings.text("activation_function", "gelu_new")),
+            FeedForward(d, inner, config.str("activation_function", "gelu_new")),
             [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)],
             norm_first=True,
             dropout=added,
         )
 
-    blocks = [block(number) for number in range(settings.layers("n_layer"))]
+    blocks = [block(number) for number in range(config.layers("n_layer"))]
     return Tower(embed, blocks, causal=True, norm=nn.LayerNorm(d, eps))
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d = settings.whole("n_embd")
+    d = config.int("n_embd")
     head = decoder_head(
         task,
         d,
-        vocabulary=settings.whole("vocab_size"),
-        labels=settings.label_count(),
-        tied=settings.tied(),
-        dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
+        vocabulary=config.int("vocab_size"),
+        labels=config.num_labels(),
+        tied=config.tie_word_embeddings(),
+        dropout=config.float("classifier_dropout", config.float("hidden_dropout", 0.1)),
     )
-    return TextModel(settings, tower(settings), head=head)
+    return TextModel(config, tower(config), head=head)
 
 
 FAMILY = Family(
@@ -91,13 +91,13 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="GPT2Model"),
-        "generate": Task(
+        "feature-extraction": Task(architecture="GPT2Model"),
+        "text-generation": Task(
             architecture="GPT2LMHeadModel", names={"head.words": "lm_head"}, copies={"lm_head.weight": "wte.weight"}
         ),
-        "classify": Task(architecture="GPT2ForSequenceClassification", names={"head.score": "score"}),
-        "tag": Task(architecture="GPT2ForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(architecture="GPT2ForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "text-classification": Task(architecture="GPT2ForSequenceClassification", names={"head.score": "score"}),
+        "token-classification": Task(architecture="GPT2ForTokenClassification", names={"head.score": "classifier"}),
+        "question-answering": Task(architecture="GPT2ForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
     # A precision of attention's scores, which are fp32 or wider here always; and a head nobody trains any more.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.models.config import Settings, reach, rotary
-from regard.models.family import Family, Names, Rows, Task
+from regard.models.config import Config, reach, rotary
+from regard.models.family import Concat, Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
@@ -22,71 +22,71 @@ LAYER = "layers.{i}."
 NAMES: Names = {
     "tower.embed.tokens": "embed_tokens",
     "tower.blocks.{i}.attention_norm": f"{LAYER}input_layernorm",
-    "tower.blocks.{i}.attention.w_qkv": Rows(*(f"{LAYER}self_attn.{x}_proj" for x in "qkv")),
+    "tower.blocks.{i}.attention.w_qkv": Concat(*(f"{LAYER}self_attn.{x}_proj" for x in "qkv")),
     "tower.blocks.{i}.attention.w_o": f"{LAYER}self_attn.o_proj",
     "tower.blocks.{i}.feed_forward_norm": f"{LAYER}post_attention_layernorm",
-    "tower.blocks.{i}.feed_forward.w_in": Rows(*(f"{LAYER}mlp.{x}_proj" for x in ("gate", "up"))),
+    "tower.blocks.{i}.feed_forward.w_in": Concat(*(f"{LAYER}mlp.{x}_proj" for x in ("gate", "up"))),
     "tower.blocks.{i}.feed_forward.w_out": f"{LAYER}mlp.down_proj",
     "tower.norm": "norm",
 }
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every LLaMA."""
     return NAMES
 
 
-def tower(settings: Settings, turning: Rotary) -> Tower:
+def tower(config: Config, turning: Rotary) -> Tower:
     """Embedding and blocks. turning: the positions."""
-    d, eps = settings.whole("hidden_size", 4096), settings.eps("rms_norm_eps", 1e-6)
-    heads, inner = settings.whole("num_attention_heads", 32), settings.whole("intermediate_size", 11008)
-    attention_bias, mlp_bias = settings.flag("attention_bias", False), settings.flag("mlp_bias", False)
+    d, eps = config.int("hidden_size", 4096), config.eps("rms_norm_eps", 1e-6)
+    heads, inner = config.int("num_attention_heads", 32), config.int("intermediate_size", 11008)
+    attention_bias, mlp_bias = config.bool("attention_bias", False), config.bool("mlp_bias", False)
 
     def block() -> Block:
         return Block(
             MultiHeadAttention(
                 d,
                 heads,
-                num_kv_heads=settings.whole("num_key_value_heads", heads),
+                num_kv_heads=config.int("num_key_value_heads", heads),
                 head_dim=turning.dim,
                 bias=attention_bias,
                 fused=True,
                 position=turning,
-                dropout=settings.number("attention_dropout", 0.0),
+                dropout=config.float("attention_dropout", 0.0),
             ),
-            FeedForward(d, inner, settings.text("hidden_act", "silu"), gated=True, bias=mlp_bias),
+            FeedForward(d, inner, config.str("hidden_act", "silu"), gated=True, bias=mlp_bias),
             [nn.RMSNorm(d, eps), nn.RMSNorm(d, eps)],
             norm_first=True,
         )
 
-    blocks = [block() for _ in range(settings.layers("num_hidden_layers", 32))]
-    embed = Embedding(settings.whole("vocab_size", 32000), d)
+    blocks = [block() for _ in range(config.layers("num_hidden_layers", 32))]
+    embed = Embedding(config.int("vocab_size", 32000), d)
     return Tower(embed, blocks, causal=True, norm=nn.RMSNorm(d, eps), rotary=turning)
 
 
-def decoder(settings: Settings, task: str, *, tied: bool) -> TextModel:
+def decoder(config: Config, task: str, *, tied: bool) -> TextModel:
     """The model for a task, alone or beside another tower. tied: are words scored with the table that embeds them.
 
     What settings leave out is as in the first LLaMA of 7 billion weights: LLaVA's say little of their LLaMA.
     """
-    d, heads = settings.whole("hidden_size", 4096), settings.whole("num_attention_heads", 32)
-    most = settings.whole("max_position_embeddings", 2048)
-    turning = rotary(settings, settings.whole("head_dim", d // heads), most=most)
-    settings.only("rope_interleaved", False)
+    d, heads = config.int("hidden_size", 4096), config.int("num_attention_heads", 32)
+    trained = config.int("max_position_embeddings", 2048)
+    turning = rotary(config, config.int("head_dim", d // heads), max_positions=trained)
+    config.only("rope_interleaved", False)
     head = decoder_head(
         task,
         d,
-        vocabulary=settings.whole("vocab_size", 32000),
-        labels=settings.label_count(),
+        vocabulary=config.int("vocab_size", 32000),
+        labels=config.num_labels(),
         tied=tied,
-        dropout=settings.number("classifier_dropout", settings.number("hidden_dropout", 0.1)),
+        dropout=config.float("classifier_dropout", config.float("hidden_dropout", 0.1)),
     )
-    return TextModel(settings, tower(settings, turning), head=head, most=reach(turning, most))
+    return TextModel(config, tower(config, turning), head=head, max_positions=reach(turning, trained))
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    return decoder(settings, task, tied=settings.tied(False))
+    return decoder(config, task, tied=config.tie_word_embeddings(False))
 
 
 FAMILY = Family(
@@ -96,15 +96,15 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="LlamaModel"),
-        "generate": Task(
+        "feature-extraction": Task(architecture="LlamaModel"),
+        "text-generation": Task(
             architecture="LlamaForCausalLM",
             names={"head.words": "lm_head"},
             copies={"lm_head.weight": "embed_tokens.weight"},
         ),
-        "classify": Task(architecture="LlamaForSequenceClassification", names={"head.score": "score"}),
-        "tag": Task(architecture="LlamaForTokenClassification", names={"head.score": "score"}),
-        "answer": Task(
+        "text-classification": Task(architecture="LlamaForSequenceClassification", names={"head.score": "score"}),
+        "token-classification": Task(architecture="LlamaForTokenClassification", names={"head.score": "score"}),
+        "question-answering": Task(
             architecture="LlamaForQuestionAnswering", names={"head.score": "qa_outputs"}, prefix="transformer"
         ),
     },

@@ -6,7 +6,7 @@ each a vector that LLaMA could have read as a word. Nothing else is new: what fo
 
 from __future__ import annotations
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families import clip, llama
 from regard.models.family import Family, Names, Task, nested
 from regard.models.vision_language import PictureWriter, Projector
@@ -23,73 +23,75 @@ NAMES: Names = {
 USUAL = 32000  # the placeholder where config.json names none: the first id after LLaMA's
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """All weights. The projector's are named one by one, so that biases which config.json denies have no place."""
-    leaves = ("weight", "bias") if settings.flag("multimodal_projector_bias", True) else ("weight",)
+    leaves = ("weight", "bias") if config.bool("multimodal_projector_bias", True) else ("weight",)
     layers = {"w_in": "linear_1", "w_out": "linear_2"}
     projector = {f"projector.{x}.{y}": f"multi_modal_projector.{layers[x]}.{y}" for x in layers for y in leaves}
     return {**NAMES, **projector}
 
 
-def build(settings: Settings, task: str) -> PictureWriter:
+def build(config: Config, task: str) -> PictureWriter:
     """The model for a task."""
-    vision, text = settings.inner("vision_config"), settings.inner("text_config")
+    vision, text = config.sub_config("vision_config"), config.sub_config("text_config")
     vision.only("model_type", "clip_vision_model")
     text.only("model_type", "llama")
-    settings.only("vision_feature_select_strategy", "default", "full")
-    reader = llama.decoder(text, task, tied=settings.tied(False) or text.tied(False))
-    reader.family, reader.task = llama.FAMILY, task
-    tower, layers = clip.vision_tower(vision), feature_layers(settings)
+    config.only("vision_feature_select_strategy", "default", "full")
+    tied = config.tie_word_embeddings(False) or text.tie_word_embeddings(False)
+    text_task = "text-generation" if task == "image-text-to-text" else task
+    reader = llama.decoder(text, text_task, tied=tied)
+    reader.family, reader.task = llama.FAMILY, text_task
+    tower, layers = clip.vision_tower(vision), feature_layers(config)
     projector = Projector(
         len(layers) * tower.embed.cls.shape[0],
         reader.tower.embed.tokens.embedding_dim,
-        settings.text("projector_hidden_act", "gelu"),
-        bias=settings.flag("multimodal_projector_bias", True),
+        config.str("projector_hidden_act", "gelu"),
+        bias=config.bool("multimodal_projector_bias", True),
     )
     return PictureWriter(
-        settings,
+        config,
         tower,
         projector,
         reader,
-        placeholder=placeholder(settings, reader.vocabulary),
+        placeholder=placeholder(config, reader.vocabulary),
         layers=layers,
-        full=settings.text("vision_feature_select_strategy", "default") == "full",
+        full=config.str("vision_feature_select_strategy", "default") == "full",
         vision_pooler=clip.vision_pooler(vision),
     )
 
 
-def placeholder(settings: Settings, vocabulary: int) -> int:
+def placeholder(config: Config, vocabulary: int) -> int:
     """The token that stands for a picture: image_token_index, or image_token_id, as `transformers` 5 also calls it.
 
-    >>> placeholder(Settings({"image_token_id": 7}), 11), placeholder(Settings({}), 32064)
+    >>> placeholder(Config({"image_token_id": 7}), 11), placeholder(Config({}), 32064)
     (7, 32000)
 
     vocabulary: how many tokens there are. Raises ValueError for two that differ, and for one beyond the vocabulary.
     """
-    index, number = settings.get("image_token_index"), settings.get("image_token_id")
+    index, number = config.get("image_token_index"), config.get("image_token_id")
     if index is not None and number is not None and index != number:
         raise ValueError(
-            f"{settings.where}: image_token_index is {index!r} and image_token_id is {number!r}, two names of one "
+            f"{config.where}: image_token_index is {index!r} and image_token_id is {number!r}, two names of one "
             "token: take the wrong one out"
         )
     key = "image_token_id" if index is None and number is not None else "image_token_index"
     usual = USUAL if vocabulary > USUAL else None  # in a smaller vocabulary it is missing
-    return settings.whole(key, usual, least=0, most=vocabulary - 1)
+    return config.int(key, usual, minimum=0, maximum=vocabulary - 1)
 
 
-def feature_layers(settings: Settings) -> list[int]:
+def feature_layers(config: Config) -> list[int]:
     """After which blocks the picture's vectors are taken: one number, or a list of them.
 
-    >>> feature_layers(Settings({"vision_feature_layer": [-2, 5]})), feature_layers(Settings({}))
+    >>> feature_layers(Config({"vision_feature_layer": [-2, 5]})), feature_layers(Config({}))
     ([-2, 5], [-2])
 
     Raises ValueError for anything else.
     """
-    given = settings.get("vision_feature_layer", -2)
+    given = config.get("vision_feature_layer", -2)
     layers = given if isinstance(given, list) else [given]
     if not layers or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
         raise ValueError(
-            f"{settings.where}: vision_feature_layer must be a whole number, or a list of them, got {given!r}"
+            f"{config.where}: vision_feature_layer must be a whole number, or a list of them, got {given!r}"
         )
     return layers
 
@@ -101,8 +103,8 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="LlavaModel"),
-        "generate": Task(
+        "feature-extraction": Task(architecture="LlavaModel"),
+        "image-text-to-text": Task(
             architecture="LlavaForConditionalGeneration",
             copies={"language_model.lm_head.weight": "language_model.model.embed_tokens.weight"},
         ),

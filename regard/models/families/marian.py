@@ -6,7 +6,7 @@ added to the score of each word, as in BART. Sines have no end, so max_position_
 
 from __future__ import annotations
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.families.bart import COPIES, HARMLESS, HEAD_COPIES, WORDS, words
 from regard.models.families.transformer import BLOCKS, refuse_others, tower
@@ -16,35 +16,35 @@ from regard.nn.blocks import Embedding, Waves
 __all__ = ["FAMILY"]
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights: one table of words, or one on each side."""
-    if settings.flag("share_encoder_decoder_embeddings", True):
+    if config.bool("share_encoder_decoder_embeddings", True):
         return {**BLOCKS, "encoder.embed.tokens": "shared"}
     return {**BLOCKS, **{f"{side}.embed.tokens": f"{side}.embed_tokens" for side in ("encoder", "decoder")}}
 
 
-def build(settings: Settings, task: str) -> EncoderDecoder:
+def build(config: Config, task: str) -> EncoderDecoder:
     """The model for a task."""
-    d, source = settings.whole("d_model"), settings.whole("vocab_size")
-    shared = settings.flag("share_encoder_decoder_embeddings", True)
-    target = settings.whole("decoder_vocab_size", source)
-    refuse_others(settings, normed=False, waves=True)
+    d, source = config.int("d_model"), config.int("vocab_size")
+    shared = config.bool("share_encoder_decoder_embeddings", True)
+    target = config.int("decoder_vocab_size", source)
+    refuse_others(config, normed=False, waves=True)
     if shared:
-        settings.only("decoder_vocab_size", source)
-        settings.only("tie_word_embeddings", True)
+        config.only("decoder_vocab_size", source)
+        config.only("tie_word_embeddings", True)
 
     def embed(vocabulary: int) -> Embedding:
-        scale = d**0.5 if settings.flag("scale_embedding", False) else 1.0
+        scale = d**0.5 if config.bool("scale_embedding", False) else 1.0
         waves = Waves(d, halves=True)
-        return Embedding(vocabulary, d, positions=waves, scale=scale, dropout=settings.number("dropout", 0.1))
+        return Embedding(vocabulary, d, positions=waves, scale=scale, dropout=config.float("dropout", 0.1))
 
-    encoder = tower(settings, "encoder", embed(source), "gelu")
-    decoder = tower(settings, "decoder", embed(target), "gelu")
+    encoder = tower(config, "encoder", embed(source), "gelu")
+    decoder = tower(config, "decoder", embed(target), "gelu")
     if shared:
         decoder.embed.tokens = encoder.embed.tokens
-    head = words(target, None if settings.tied() else d) if task == "generate" else None
-    start = settings.whole("decoder_start_token_id", 58100, least=0)
-    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=False, head=head)
+    head = words(target, None if config.tie_word_embeddings() else d) if task == "text2text-generation" else None
+    start = config.int("decoder_start_token_id", 58100, minimum=0)
+    return EncoderDecoder(config, encoder, decoder, start=start, rereads=False, head=head)
 
 
 FAMILY = Family(
@@ -54,8 +54,8 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="MarianModel"),
-        "generate": Task(architecture="MarianMTModel", names=WORDS, copies=HEAD_COPIES),
+        "feature-extraction": Task(architecture="MarianModel"),
+        "text2text-generation": Task(architecture="MarianMTModel", names=WORDS, copies=HEAD_COPIES),
     },
     # The sines, and the one table of words once more under other names.
     ignored=(r"(encoder|decoder)\.(embed_positions|embed_tokens)\.weight$", r"^lm_head\.weight$"),

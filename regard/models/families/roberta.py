@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.families import bert
 from regard.models.family import Family, Names, Task
 from regard.models.text import TextModel
@@ -28,32 +28,32 @@ WORDS: Names = {
 COPIES = {"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
 
 
-def words(settings: Settings) -> LanguageHead:
+def words(config: Config) -> LanguageHead:
     """The masked LM. Its activation is GELU whatever that of the blocks is."""
-    d, vocabulary = settings.whole("hidden_size"), settings.whole("vocab_size")
-    transform = Transform(d, d, "gelu", nn.LayerNorm(d, settings.eps("layer_norm_eps", 1e-12)))
-    return LanguageHead(vocabulary, None if settings.tied() else d, transform=transform, bias=True)
+    d, vocabulary = config.int("hidden_size"), config.int("vocab_size")
+    transform = Transform(d, d, "gelu", nn.LayerNorm(d, config.eps("layer_norm_eps", 1e-12)))
+    return LanguageHead(vocabulary, None if config.tie_word_embeddings() else d, transform=transform, bias=True)
 
 
-def text_labels(settings: Settings) -> FirstToken:
+def text_labels(config: Config) -> FirstToken:
     """Scores of the labels of a text."""
-    dropout = settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1))
-    d, n = settings.whole("hidden_size"), settings.label_count()
+    dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
+    d, n = config.int("hidden_size"), config.num_labels()
     return FirstToken(d, n, "tanh", before=dropout, dropout=dropout)
 
 
-def build(settings: Settings, task: str) -> TextModel:
+def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d = settings.whole("hidden_size")
-    tower = bert.tower(settings, offset=settings.whole("pad_token_id", 1, least=0) + 1)
+    d = config.int("hidden_size")
+    tower = bert.tower(config, offset=config.int("pad_token_id", 1, minimum=0) + 1)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "fill": lambda: words(settings),
-        "classify": lambda: text_labels(settings),
-        "tag": lambda: bert.labels(settings, settings.label_count(), pooled=False),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "none": lambda: None,
+        "fill-mask": lambda: words(config),
+        "text-classification": lambda: text_labels(config),
+        "token-classification": lambda: bert.labels(config, config.num_labels(), pooled=False),
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "feature-extraction": lambda: None,
     }
-    return TextModel(settings, tower, pooler=Pooler(d) if task == "none" else None, head=heads[task]())
+    return TextModel(config, tower, pooler=Pooler(d) if task == "feature-extraction" else None, head=heads[task]())
 
 
 FAMILY = Family(
@@ -63,14 +63,14 @@ FAMILY = Family(
     build=build,
     names=bert.names,
     tasks={
-        "none": Task(architecture="RobertaModel"),
-        "fill": Task(architecture="RobertaForMaskedLM", names=WORDS, copies=COPIES),
-        "classify": Task(
+        "feature-extraction": Task(architecture="RobertaModel"),
+        "fill-mask": Task(architecture="RobertaForMaskedLM", names=WORDS, copies=COPIES),
+        "text-classification": Task(
             architecture="RobertaForSequenceClassification",
             names={"head.dense": "classifier.dense", "head.score": "classifier.out_proj"},
         ),
-        "tag": Task(architecture="RobertaForTokenClassification", names={"head.score": "classifier"}),
-        "answer": Task(architecture="RobertaForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "token-classification": Task(architecture="RobertaForTokenClassification", names={"head.score": "classifier"}),
+        "question-answering": Task(architecture="RobertaForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     ignored=(r"embeddings\.position_ids$", r"^lm_head\.decoder\.(weight|bias)$"),
 )

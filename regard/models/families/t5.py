@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 
 from torch import nn
 
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import Family, Names, Rows, Task
+from regard.models.family import Concat, Family, Names, Task
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.nn.attention import MultiHeadAttention
@@ -26,9 +26,9 @@ __all__ = ["FAMILY"]
 FARTHEST = 2**20  # a distance: each has a place in the run of its bucket
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights. A lone encoder is called `tower` here, and in the file what it is called beside a decoder."""
-    _, gated = _feed_forward(settings)
+    _, gated = _feed_forward(config)
     both = {"encoder.embed.tokens": "shared", **_tower("encoder", 1, gated), **_tower("decoder", 2, gated)}
     lone = {f"tower{name.removeprefix('encoder')}": s for name, s in both.items() if name.startswith("encoder")}
     return {**both, **lone}
@@ -39,36 +39,36 @@ def _tower(side: str, last: int, gated: bool) -> Names:
     ours, theirs = side + ".blocks.{i}.", side + ".block.{i}.layer."
     first, inner = f"{side}.block.0.layer.0.", f"{theirs}{last}.DenseReluDense."
     return {
-        f"{ours}attention.w_qkv": Rows(*(f"{theirs}0.SelfAttention.{x}" for x in "qkv")),
+        f"{ours}attention.w_qkv": Concat(*(f"{theirs}0.SelfAttention.{x}" for x in "qkv")),
         f"{ours}attention.w_o": f"{theirs}0.SelfAttention.o",
         f"{side}.blocks.0.attention.position.table": f"{first}SelfAttention.relative_attention_bias.weight",
         f"{ours}attention_norm": f"{theirs}0.layer_norm",
-        f"{ours}cross.w_qkv": Rows(*(f"{theirs}1.EncDecAttention.{x}" for x in "qkv")),
+        f"{ours}cross.w_qkv": Concat(*(f"{theirs}1.EncDecAttention.{x}" for x in "qkv")),
         f"{ours}cross.w_o": f"{theirs}1.EncDecAttention.o",
         f"{ours}cross_norm": f"{theirs}1.layer_norm",
-        f"{ours}feed_forward.w_in": Rows(f"{inner}wi_0", f"{inner}wi_1") if gated else f"{inner}wi",
+        f"{ours}feed_forward.w_in": Concat(f"{inner}wi_0", f"{inner}wi_1") if gated else f"{inner}wi",
         f"{ours}feed_forward.w_out": f"{inner}wo",
         f"{ours}feed_forward_norm": f"{theirs}{last}.layer_norm",
         f"{side}.norm": f"{side}.final_layer_norm",
     }
 
 
-def _feed_forward(settings: Settings) -> tuple[str, bool]:
+def _feed_forward(config: Config) -> tuple[str, bool]:
     """The activation, and whether it gates: feed_forward_proj says both, and newer keys overrule it."""
-    said = settings.text("feed_forward_proj", "relu")
+    said = config.str("feed_forward_proj", "relu")
     function = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
-    return settings.text("dense_act_fn", function), settings.flag("is_gated_act", said.startswith("gated-"))
+    return config.str("dense_act_fn", function), config.bool("is_gated_act", said.startswith("gated-"))
 
 
-def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
+def tower(config: Config, layers: int, *, decoder: bool) -> Tower:
     """One side, its blocks sharing one table of distances."""
-    d, heads, width = settings.whole("d_model"), settings.whole("num_heads"), settings.whole("d_kv")
-    eps, dropout = settings.eps("layer_norm_epsilon", 1e-6), settings.number("dropout_rate", 0.1)
-    inner, (function, gated) = settings.whole("d_ff"), _feed_forward(settings)
+    d, heads, width = config.int("d_model"), config.int("num_heads"), config.int("d_kv")
+    eps, dropout = config.eps("layer_norm_epsilon", 1e-6), config.float("dropout_rate", 0.1)
+    inner, (function, gated) = config.int("d_ff"), _feed_forward(config)
     distances = T5(
         heads,
-        buckets=settings.whole("relative_attention_num_buckets", 32),
-        max_distance=settings.whole("relative_attention_max_distance", 128, most=FARTHEST),
+        buckets=config.int("relative_attention_num_buckets", 32),
+        max_distance=config.int("relative_attention_max_distance", 128, maximum=FARTHEST),
         bidirectional=not decoder,
     )
 
@@ -87,7 +87,7 @@ def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
             dropout=dropout,
         )
 
-    embed = Embedding(settings.whole("vocab_size"), d, dropout=dropout)
+    embed = Embedding(config.int("vocab_size"), d, dropout=dropout)
     blocks = [block() for _ in range(layers)]
     return Tower(embed, blocks, causal=decoder, norm=nn.RMSNorm(d, eps), dropout=dropout)
 
@@ -95,41 +95,41 @@ def tower(settings: Settings, layers: int, *, decoder: bool) -> Tower:
 TABLES = ("shared.weight", "embed_tokens.weight")
 
 
-def settle(settings: Settings, stored: Collection[str]) -> Settings:
+def settle(config: Config, stored: Collection[str]) -> Config:
     """Words have a table of their own where the file has one: `transformers` 5 writes that T5 never does.
 
     Where it is the only table that the file has it is the shared one, under one of its names.
     """
     if "lm_head.weight" not in stored or not any(name.endswith(TABLES) for name in stored):
-        return settings
-    scaled = settings.flag("scale_decoder_outputs", settings.tied())
+        return config
+    scaled = config.bool("scale_decoder_outputs", config.tie_word_embeddings())
     said = {"tie_word_embeddings": False, "scale_decoder_outputs": scaled}
-    return Settings(settings.values | said, settings.where)
+    return Config(config.values | said, config.where)
 
 
-def build(settings: Settings, task: str) -> Model:
+def build(config: Config, task: str) -> Model:
     """The model for a task."""
-    d, layers, tied = settings.whole("d_model"), settings.layers("num_layers"), settings.tied()
-    depth, dropout = settings.layers("num_decoder_layers", layers), settings.number("classifier_dropout", 0.0)
-    scale = d**-0.5 if settings.flag("scale_decoder_outputs", tied) else 1.0
+    d, layers, tied = config.int("d_model"), config.layers("num_layers"), config.tie_word_embeddings()
+    depth, dropout = config.layers("num_decoder_layers", layers), config.float("classifier_dropout", 0.0)
+    scale = d**-0.5 if config.bool("scale_decoder_outputs", tied) else 1.0
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "generate": lambda: LanguageHead(settings.whole("vocab_size"), None if tied else d, scale=scale),
-        "classify": lambda: EndToken(
-            d, settings.label_count(), settings.whole("eos_token_id", 1, least=0), dropout=dropout
+        "text2text-generation": lambda: LanguageHead(config.int("vocab_size"), None if tied else d, scale=scale),
+        "text-classification": lambda: EndToken(
+            d, config.num_labels(), config.int("eos_token_id", 1, minimum=0), dropout=dropout
         ),
-        "tag": lambda: Labels(d, settings.label_count(), pooled=False, dropout=dropout),
-        "answer": lambda: Labels(d, 2, pooled=False),
-        "encode": lambda: None,
-        "none": lambda: None,
+        "token-classification": lambda: Labels(d, config.num_labels(), pooled=False, dropout=dropout),
+        "question-answering": lambda: Labels(d, 2, pooled=False),
+        "text-encoding": lambda: None,
+        "feature-extraction": lambda: None,
     }
-    encoder, head = tower(settings, layers, decoder=False), heads[task]()
-    if task in ("encode", "tag"):
-        return TextModel(settings, encoder, head=head)
-    decoder = tower(settings, depth, decoder=True)
+    encoder, head = tower(config, layers, decoder=False), heads[task]()
+    if task in ("text-encoding", "token-classification"):
+        return TextModel(config, encoder, head=head)
+    decoder = tower(config, depth, decoder=True)
     decoder.embed.tokens = encoder.embed.tokens
-    start = settings.whole("decoder_start_token_id", settings.whole("pad_token_id", 0, least=0), least=0)
-    rereads = task in ("classify", "answer")
-    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=rereads, head=head)
+    start = config.int("decoder_start_token_id", config.int("pad_token_id", 0, minimum=0), minimum=0)
+    rereads = task in ("text-classification", "question-answering")
+    return EncoderDecoder(config, encoder, decoder, start=start, rereads=rereads, head=head)
 
 
 DECODER = (r"^(transformer\.)?decoder\.", r"^lm_head\.weight$")
@@ -141,29 +141,29 @@ FAMILY = Family(
     build=build,
     names=names,
     tasks={
-        "none": Task(architecture="T5Model"),
-        "generate": Task(
+        "feature-extraction": Task(architecture="T5Model"),
+        "text2text-generation": Task(
             architecture="T5ForConditionalGeneration",
             names={"head.words": "lm_head"},
             copies={"lm_head.weight": "shared.weight"},
         ),
-        "encode": Task(architecture="T5EncoderModel", unused=DECODER),
-        "classify": Task(
+        "text-encoding": Task(architecture="T5EncoderModel", unused=DECODER),
+        "text-classification": Task(
             architecture="T5ForSequenceClassification",
             names={"head.dense": "classification_head.dense", "head.score": "classification_head.out_proj"},
             prefix="transformer",
         ),
-        "tag": Task(
+        "token-classification": Task(
             architecture="T5ForTokenClassification",
             names={"head.score": "classifier"},
             prefix="transformer",
             unused=DECODER,
         ),
-        "answer": Task(architecture="T5ForQuestionAnswering", names={"head.score": "qa_outputs"}),
+        "question-answering": Task(architecture="T5ForQuestionAnswering", names={"head.score": "qa_outputs"}),
     },
     # The one table of words under other names, and a table that was never looked at.
     ignored=(r"(encoder|decoder)\.embed_tokens\.weight$", r"EncDecAttention\.relative_attention_bias\.weight$"),
     copies={f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")},
     harmless=("n_positions",),
-    settle=settle,
+    adjust=settle,
 )

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from regard.checks import check_int
-from regard.models.config import Settings
+from regard.models.config import Config
 from regard.models.encoder_decoder import EncoderDecoder, shift_right
-from regard.models.family import Family, Names, Rows, Task
+from regard.models.family import Concat, Family, Names, Task
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower, Waves
 from regard.nn.heads import LanguageHead
@@ -33,10 +33,10 @@ __all__ = ["BLOCKS", "FAMILY", "refuse_others", "shift_right", "tower", "transfo
 def _blocks(side: str) -> Names:
     ours, theirs = side + ".blocks.{i}.", side + ".layers.{i}."
     return {
-        f"{ours}attention.w_qkv": Rows(*(f"{theirs}self_attn.{x}_proj" for x in "qkv")),
+        f"{ours}attention.w_qkv": Concat(*(f"{theirs}self_attn.{x}_proj" for x in "qkv")),
         f"{ours}attention.w_o": f"{theirs}self_attn.out_proj",
         f"{ours}attention_norm": f"{theirs}self_attn_layer_norm",
-        f"{ours}cross.w_qkv": Rows(*(f"{theirs}encoder_attn.{x}_proj" for x in "qkv")),
+        f"{ours}cross.w_qkv": Concat(*(f"{theirs}encoder_attn.{x}_proj" for x in "qkv")),
         f"{ours}cross.w_o": f"{theirs}encoder_attn.out_proj",
         f"{ours}cross_norm": f"{theirs}encoder_attn_layer_norm",
         f"{ours}feed_forward.w_in": f"{theirs}fc1",
@@ -49,57 +49,57 @@ BLOCKS: Names = {**_blocks("encoder"), **_blocks("decoder")}
 NAMES: Names = {**BLOCKS, "encoder.embed.tokens": "shared"}
 
 
-def names(settings: Settings) -> Names:
+def names(config: Config) -> Names:
     """The body's weights, the same in every Transformer."""
     return NAMES
 
 
-def tower(settings: Settings, side: str, embed: Embedding, function: str) -> Tower:
+def tower(config: Config, side: str, embed: Embedding, function: str) -> Tower:
     """One side. side: "encoder" or "decoder".  function: the activation where config.json names none."""
-    d, heads = settings.whole("d_model"), settings.whole(f"{side}_attention_heads")
-    inner, dropout = settings.whole(f"{side}_ffn_dim"), settings.number("dropout", 0.1)
-    unseen = settings.number("attention_dropout", 0.0)
-    function = settings.text("activation_function", function)
+    d, heads = config.int("d_model"), config.int(f"{side}_attention_heads")
+    inner, dropout = config.int(f"{side}_ffn_dim"), config.float("dropout", 0.1)
+    unseen = config.float("attention_dropout", 0.0)
+    function = config.str("activation_function", function)
     decoder = side == "decoder"
 
     def block() -> Block:
         return Block(
             MultiHeadAttention(d, heads, fused=True, dropout=unseen),
-            FeedForward(d, inner, function, dropout=settings.number("activation_dropout", 0.0)),
+            FeedForward(d, inner, function, dropout=config.float("activation_dropout", 0.0)),
             [nn.LayerNorm(d) for _ in range(3 if decoder else 2)],
             norm_first=False,
             cross=MultiHeadAttention(d, heads, fused=True, dropout=unseen) if decoder else None,
             dropout=dropout,
         )
 
-    return Tower(embed, [block() for _ in range(settings.layers(f"{side}_layers"))], causal=decoder)
+    return Tower(embed, [block() for _ in range(config.layers(f"{side}_layers"))], causal=decoder)
 
 
-def refuse_others(settings: Settings, *, normed: bool, waves: bool) -> None:
+def refuse_others(config: Config, *, normed: bool, waves: bool) -> None:
     """Older config.json say what BART and Marian are like: refuse what they are not.
 
     normed: are embeddings normed.  waves: are positions sines.
     """
     for key, value in (("normalize_before", False), ("add_final_layer_norm", False), ("add_bias_logits", False)):
-        settings.only(key, value)
-    settings.only("normalize_embedding", normed)
-    settings.only("static_position_embeddings", waves)
-    settings.only("num_hidden_layers", settings.layers("encoder_layers"))
+        config.only(key, value)
+    config.only("normalize_embedding", normed)
+    config.only("static_position_embeddings", waves)
+    config.only("num_hidden_layers", config.layers("encoder_layers"))
 
 
-def build(settings: Settings, task: str) -> EncoderDecoder:
+def build(config: Config, task: str) -> EncoderDecoder:
     """The model for a task, written by regard: `transformers` has no such family."""
-    d, vocabulary = settings.whole("d_model"), settings.whole("vocab_size")
+    d, vocabulary = config.int("d_model"), config.int("vocab_size")
 
     def embed() -> Embedding:
-        dropout = settings.number("dropout", 0.1)
+        dropout = config.float("dropout", 0.1)
         return Embedding(vocabulary, d, positions=Waves(d), scale=d**0.5, dropout=dropout)
 
-    encoder, decoder = (tower(settings, side, embed(), "relu") for side in ("encoder", "decoder"))
+    encoder, decoder = (tower(config, side, embed(), "relu") for side in ("encoder", "decoder"))
     decoder.embed.tokens = encoder.embed.tokens
-    head = LanguageHead(vocabulary, None) if task == "generate" else None
-    start = settings.whole("decoder_start_token_id", least=0)
-    return EncoderDecoder(settings, encoder, decoder, start=start, rereads=False, head=head)
+    head = LanguageHead(vocabulary, None) if task == "text2text-generation" else None
+    start = config.int("decoder_start_token_id", minimum=0)
+    return EncoderDecoder(config, encoder, decoder, start=start, rereads=False, head=head)
 
 
 FAMILY = Family(
@@ -108,7 +108,10 @@ FAMILY = Family(
     prefix="model",
     build=build,
     names=names,
-    tasks={"none": Task(architecture="TransformerBody"), "generate": Task(architecture="Transformer")},
+    tasks={
+        "feature-extraction": Task(architecture="TransformerBody"),
+        "text2text-generation": Task(architecture="Transformer"),
+    },
 )
 
 
@@ -161,8 +164,8 @@ def transformer(
         "eos_token_id": end,
         "pad_token_id": pad,
     }
-    model = build(Settings(values, "transformer(…)"), "generate")
-    model.family, model.task = FAMILY, "generate"
+    model = build(Config(values, "transformer(…)"), "text2text-generation")
+    model.family, model.task = FAMILY, "text2text-generation"
     _draw(model)
     return model
 

@@ -5,10 +5,10 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from regard.models.config import Settings, reach, rotary
+from regard.models.config import Config, reach, rotary
 from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Yarn
 
-DIM, MOST = 10, 67
+DIM, MAX = 10, 67
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 1.2, 1.7], "long_factor": [1, 1.5, 2.5, 3.5, 4.5]}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 0.2, "high_freq_factor": 1.5}
 ORIGINAL = "original_max_position_embeddings"
@@ -16,28 +16,28 @@ ORIGINAL = "original_max_position_embeddings"
 # What a config says → the value it stands for.
 KINDS = {
     "linear": ({"factor": 3.0}, Linear(3.0)),
-    "dynamic": ({"factor": 2}, DynamicNTK(2.0, original=MOST)),
-    "yarn": ({"factor": 4.0}, Yarn(4.0, original=MOST)),
+    "dynamic": ({"factor": 2}, DynamicNTK(2.0, original=MAX)),
+    "yarn": ({"factor": 4.0}, Yarn(4.0, original=MAX)),
     "yarn, all of it": (
         {"factor": 4.0, ORIGINAL: 13, "beta_fast": 7.0, "beta_slow": 2, "attention_factor": 1.7, "truncate": False},
         Yarn(4.0, 13, beta_fast=7.0, beta_slow=2.0, attention_factor=1.7, truncate=False),
     ),
-    "yarn, no factor": ({"factor": None, ORIGINAL: 13}, Yarn(MOST / 13, original=13)),
+    "yarn, no factor": ({"factor": None, ORIGINAL: 13}, Yarn(MAX / 13, original=13)),
     "yarn, mscales": (
         {"factor": 4.0, ORIGINAL: 13, "mscale": 0.7, "mscale_all_dim": 1.3},
         Yarn(4.0, original=13, mscale=0.7, mscale_all_dim=1.3),
     ),
     "yarn, mscales beside attention_factor": (
         {"factor": 4.0, "attention_factor": 1.7, "mscale": 0.7, "mscale_all_dim": 1.3},
-        Yarn(4.0, original=MOST, attention_factor=1.7),
+        Yarn(4.0, original=MAX, attention_factor=1.7),
     ),
-    "yarn, one mscale": ({"factor": 4.0, "mscale": 0.7}, Yarn(4.0, original=MOST)),
-    "yarn, the other mscale 0": ({"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0}, Yarn(4.0, original=MOST)),
-    "yarn, betas 0": ({"factor": 4.0, "beta_fast": 0, "beta_slow": 0}, Yarn(4.0, original=MOST)),
+    "yarn, one mscale": ({"factor": 4.0, "mscale": 0.7}, Yarn(4.0, original=MAX)),
+    "yarn, the other mscale 0": ({"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0}, Yarn(4.0, original=MAX)),
+    "yarn, betas 0": ({"factor": 4.0, "beta_fast": 0, "beta_slow": 0}, Yarn(4.0, original=MAX)),
     "llama3": ({**LLAMA3, ORIGINAL: 13}, Llama3(8.0, low=0.2, high=1.5, original=13)),
-    "llama3, no original": (LLAMA3, Llama3(8.0, low=0.2, high=1.5, original=MOST)),
+    "llama3, no original": (LLAMA3, Llama3(8.0, low=0.2, high=1.5, original=MAX)),
     "longrope": ({**LISTS, "factor": 3.0, ORIGINAL: 5}, LongRope(*LISTS.values(), original=5, factor=3.0)),
-    "longrope, no factor": ({**LISTS, ORIGINAL: 5}, LongRope(*LISTS.values(), original=5, factor=MOST / 5)),
+    "longrope, no factor": ({**LISTS, ORIGINAL: 5}, LongRope(*LISTS.values(), original=5, factor=MAX / 5)),
     "longrope, attention_factor": (
         {**LISTS, "factor": 3.0, "attention_factor": 1.9, ORIGINAL: 5},
         LongRope(*LISTS.values(), original=5, attention_factor=1.9),
@@ -54,7 +54,7 @@ def old(kind, given, **beside):
 
 
 def read(values):
-    return rotary(Settings(values), DIM, most=MOST)
+    return rotary(Config(values), DIM, max_positions=MAX)
 
 
 @pytest.mark.parametrize("form", [new, old])
@@ -68,12 +68,12 @@ def test_every_kind_is_read_in_the_old_form_and_the_new(name, form):
 @pytest.mark.parametrize("name", KINDS)
 def test_transformers_reads_the_same(name, form):
     values = form(name.split(",")[0], dict(KINDS[name][0]))
-    config = LlamaConfig(hidden_size=40, num_attention_heads=4, max_position_embeddings=MOST, **values)
+    config = LlamaConfig(hidden_size=40, num_attention_heads=4, max_position_embeddings=MAX, **values)
     module = LlamaRotaryEmbedding(config)
-    cos, sin = module(torch.zeros(1), torch.arange(MOST + 5)[None])
-    ours = read(values).angles(torch.arange(MOST + 5))
+    cos, sin = module(torch.zeros(1), torch.arange(MAX + 5)[None])
+    ours = read(values).angles(torch.arange(MAX + 5))
     eps = 4 * torch.finfo(torch.float32).eps
-    torch.testing.assert_close(read(values).frequencies(MOST + 5), module.inv_freq, rtol=eps, atol=0)
+    torch.testing.assert_close(read(values).frequencies(MAX + 5), module.inv_freq, rtol=eps, atol=0)
     # An angle up to 72 turns one rounding step of it into an error of the cosine.
     for mine, theirs in ((ours.cos, cos), (ours.sin, sin)):
         torch.testing.assert_close(mine, theirs[0, :, : DIM // 2], rtol=0, atol=72 * eps)
@@ -104,9 +104,9 @@ def test_both_names_may_say_the_same():
 def test_everything_is_read_so_that_nothing_is_left_to_refuse():
     for kind, given in (("linear", {"factor": 2.0}), ("llama3", LLAMA3)):
         beside = {"partial_rotary_factor": 1.0} | ({ORIGINAL: 13} if kind == "llama3" else {})
-        settings = Settings(old(kind, given, **beside))
-        rotary(settings, DIM, most=MOST)
-        assert settings.unread() == {}
+        config = Config(old(kind, given, **beside))
+        rotary(config, DIM, max_positions=MAX)
+        assert config.unused_keys() == {}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from regard.models.family import Plain, Row, Rows, Turned, lookup
+from regard.models.family import Concat, OptionalSqueeze, Squeeze, Transpose, Unchanged, lookup
 
 NAMES = {
     "tower.embed.tokens": "wte",
-    "tower.blocks.{i}.attention.w_qkv": Rows("h.{i}.q", "h.{i}.k", "h.{i}.v"),
-    "tower.blocks.{i}.feed_forward.w_in": Turned("h.{i}.mlp.c_fc"),
+    "tower.blocks.{i}.attention.w_qkv": Concat("h.{i}.q", "h.{i}.k", "h.{i}.v"),
+    "tower.blocks.{i}.feed_forward.w_in": Transpose("h.{i}.mlp.c_fc"),
     "tower.blocks.{i}.sinks": "h.{i}.sinks",
     "tower.blocks.0.relative.table": "h.0.first",
     "head.bias": "cls.bias",
@@ -45,12 +45,13 @@ def test_a_parameter_without_a_template_is_an_incomplete_family(parameter):
 @pytest.mark.parametrize(
     ("source", "theirs", "rows", "ours"),
     [
-        (Plain("a"), [(5, 3)], None, (5, 3)),
-        (Turned("a"), [(5, 3)], None, (3, 5)),
-        (Turned("a"), [(5,)], None, (5,)),  # a bias
-        (Row("a"), [(1, 7)], None, (7,)),
-        (Rows("a", "b", "c"), [(5, 3), (2, 3), (2, 3)], (5, 2, 2), (9, 3)),
-        (Rows("a", "b"), [(5,), (2,)], (5, 2), (7,)),
+        (Unchanged("a"), [(5, 3)], None, (5, 3)),
+        (Transpose("a"), [(5, 3)], None, (3, 5)),
+        (Transpose("a"), [(5,)], None, (5,)),  # a bias
+        (OptionalSqueeze("a"), [(1, 7)], None, (7,)),
+        (Squeeze("a", 2), [(1, 1, 7)], None, (7,)),
+        (Concat("a", "b", "c"), [(5, 3), (2, 3), (2, 3)], (5, 2, 2), (9, 3)),
+        (Concat("a", "b"), [(5,), (2,)], (5, 2), (7,)),
     ],
 )
 def test_shapes_join_and_split_agree_and_undo_each_other(source, theirs, rows, ours):
@@ -65,17 +66,18 @@ def test_shapes_join_and_split_agree_and_undo_each_other(source, theirs, rows, o
         assert one.is_contiguous()  # safetensors writes nothing else
 
 
-def test_rows_stand_one_under_another_in_order():
+def test_concat_keeps_the_order_of_its_parts():
     a, b = torch.ones(2, 3), torch.zeros(1, 3)
-    assert torch.equal(Rows("a", "b").join([a, b]), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]))
+    assert torch.equal(Concat("a", "b").join([a, b]), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]))
 
 
-def test_turned_is_the_transpose_laid_out_anew():
+def test_a_transposed_matrix_is_contiguous():
     stored = torch.arange(6.0).reshape(2, 3)
-    ours = Turned("a").join([stored])
+    ours = Transpose("a").join([stored])
     assert torch.equal(ours, stored.mT)
     assert ours.is_contiguous()
 
 
-def test_only_a_row_may_be_missing_from_a_checkpoint():
-    assert [source.needed for source in (Plain("a"), Turned("a"), Rows("a"), Row("a"))] == [True, True, True, False]
+def test_only_an_optional_tensor_may_be_missing_from_a_checkpoint():
+    sources = Unchanged("a"), Transpose("a"), Squeeze("a"), Concat("a"), OptionalSqueeze("a")
+    assert [source.optional for source in sources] == [False, False, False, False, True]
