@@ -323,9 +323,9 @@ def _show_call(call: _Call, chosen: Chosen, figure: Path | None, json_: bool, la
     said = {"title": call.title, "mask": call.mask} | as_plain(call.view, chosen, call.tokens)
     b, h, say = chosen.batch or 0, chosen.head or 0, speaker(lang)
     if figure is not None:
-        from regard.lens.show import picture_of
+        from regard.lens.show import view_figure
 
-        files.write(picture_of(call.view, batch=b, head=h, tokens=said["tokens"]), figure)
+        files.write(view_figure(call.view, batch=b, head=h, tokens=said["tokens"]), figure)
     if json_:
         print(_json({**said, "figure": figure}))
         return
@@ -339,9 +339,9 @@ def _show_capture(session: "Session", file: Path, figure: Path | None, json_: bo
     if not capture.names:
         capture.summary(lang)  # which raises, and says what is known about why
     if figure is not None:
-        from regard.lens.show import atlas_of
+        from regard.lens.show import atlas_figure
 
-        files.write(atlas_of(capture), figure)
+        files.write(atlas_figure(capture), figure)
     if json_:
         print(_json({"title": str(file), **_plain_capture(capture), "figure": figure}))
         return

@@ -354,11 +354,11 @@ def _focus(session: Session, asked: Asked, at: tuple[float, float] | None) -> _F
 
 def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[float, float] | None) -> int | None:
     """Which of the queries of all windows a token is, or the patch at a place; None for neither."""
-    from regard.lens.placement import Patches, find_token
+    from regard.lens.placement import ImagePatches, find_token
 
     sides, words = view.placed.entry(0)
     if at is not None:
-        window, index = Patches(sides.queries, sides.frames[0], 0).at(*at)
+        window, index = ImagePatches(sides.queries, sides.frames[0], 0).at(*at)
     elif token is not None:
         window, index = find_token(sides.queries, token, words, "query")
     else:

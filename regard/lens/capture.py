@@ -16,11 +16,11 @@ from regard.layouts import Sides
 from regard.lens.assembly import Link, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import doctor as doctors
 from regard.lens.doctor.facts import Facts
-from regard.lens.doctor.findings import places
+from regard.lens.doctor.findings import merge_paths
 from regard.lens.doctor.report import Diagnosis
 from regard.lens.head_values import known_values, no_such_value, per_head, table_of
 from regard.lens.patterns import NAMES
-from regard.lens.placement import Placed, Run, fit_layouts, read_layouts
+from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.validity import index_among
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
@@ -61,7 +61,7 @@ class Record:
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class ModuleRun:
     """What a module did in one run: a call, or the steps of a generation put together.
 
     path: of the module.  call: which of its calls the run begins with, where the module has several runs; else None.
@@ -122,7 +122,7 @@ class Capture:
         runs = {name: self._runs(name) for name in self.names}
         self._layouts = {} if given is None else fit_layouts(read_layouts(given), runs)
 
-    def _runs(self, path: str, *, shown: bool = False) -> list[Run]:
+    def _runs(self, path: str, *, shown: bool = False) -> list[RunSizes]:
         """The sizes of the calls of each run of a module.
 
         shown: leave out what the assembled view leaves out: calls after the end of all that a beam search returned.
@@ -132,7 +132,7 @@ class Capture:
         for group in groups:
             group = [n for n in group if not shown or max(links[n].returned or (0,)) >= 0]
             first = tuple(links[n].first - links[group[0]].first for n in group)
-            runs.append(Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), first))
+            runs.append(RunSizes(found[0].kind, tuple(_view(found[n]).sizes for n in group), first))
         return runs
 
     def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
@@ -147,7 +147,7 @@ class Capture:
 
     def _placed(self, view: View, path: str, n: int | None) -> View:
         """The view with what is known of where its tokens lie; it is of call n, or of the only run."""
-        place = Placed(path, words=self.tokens)
+        place = TokenPlacement(path, words=self.tokens)
         if path in self._layouts:
             sides, (_, links, groups) = self._layouts[path], self._linked(path)
             at = next(at for at, group in enumerate(groups) if n is None or n in group)
@@ -260,7 +260,7 @@ class Capture:
         for links, _ in chosen:
             follow(links, found)
 
-    def runs(self) -> list[Ran]:
+    def runs(self) -> list[ModuleRun]:
         """What every module did, one view for each of its runs, in the order of their first calls.
 
         The steps of one generation are one run. Pooled measures cannot be put together: there each call is one.
@@ -269,13 +269,13 @@ class Capture:
         found = [run for path in self.names for run in self._ran(path)]
         return sorted(found, key=lambda run: number[id(run.records[0])])
 
-    def _ran(self, path: str) -> Iterator[Ran]:
+    def _ran(self, path: str) -> Iterator[ModuleRun]:
         found, links, groups = self._linked(path)
         if any(_view(record).pooled for record in found):
             groups = [[n] for n in range(len(found))]
         for group in groups:
             view = assemble([_view(found[n]) for n in group], [links[n] for n in group])
-            yield Ran(path, group[0] if len(groups) > 1 else None, tuple(found[n] for n in group), view)
+            yield ModuleRun(path, group[0] if len(groups) > 1 else None, tuple(found[n] for n in group), view)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -429,15 +429,15 @@ class Capture:
 
         lang: "en" or "ko". Raises ValueError for another, LookupError where nothing was seen.
         """
-        from regard.lens.summarising import summary_of  # which asks captures, and so imports this file
+        from regard.lens.summarising import summarise  # which asks captures, and so imports this file
 
         self._anything()
-        return summary_of(self, lang)
+        return summarise(self, lang)
 
     def __repr__(self) -> str:
         if not self.names:
             return f"Capture({self.model or 'nothing'}: no attention was seen)"
-        return f"Capture({self.model}: {places(self.names)}; {len(self.records)} calls)"
+        return f"Capture({self.model}: {merge_paths(self.names)}; {len(self.records)} calls)"
 
 
 NOTHING_RAN = (

@@ -28,7 +28,7 @@ __all__ = ["Head", "Linked", "describe_heads", "plain", "strongest_links"]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadSummary:
     """What one head of one batch row did.
 
     entropy, effective: means over its queries: −Σ p ln p in nats, and 1/Σp², the effective number of keys.
@@ -68,7 +68,7 @@ def plain(view: View) -> View:
     return replace(view, lead=None, numpy=False)
 
 
-def describe_heads(view: View, batch: int = 0) -> list[Head]:
+def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
     """A line for each head of a batch row.
 
     >>> import torch, regard
@@ -94,7 +94,7 @@ def describe_heads(view: View, batch: int = 0) -> list[Head]:
         entropy, effective = (None if values is None else values[h] for values in means.values())
         keys, share = most[h] or (None, None)
         patterns = {name: float(values[0, h]) for name, values in scores.items()}
-        lines.append(Head(batch, h, entropy, effective, keys, share, patterns, tuple(labels[h]), rest[h]))
+        lines.append(HeadSummary(batch, h, entropy, effective, keys, share, patterns, tuple(labels[h]), rest[h]))
     return lines
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from regard.layouts import KINDS
 from regard.lens.measures.weights import sources
-from regard.lens.placement import Patches, Place, Placed, Token, beyond, find_token, name_token
+from regard.lens.placement import ImagePatches, Token, TokenIndex, TokenPlacement, beyond, find_token, name_token
 from regard.lens.validity import index_among
 from regard.lens.view import View
 from regard.viz.overlay import Floats, box_heat, overlay, read_photograph
@@ -118,7 +118,7 @@ class Overlay:
         return f"Overlay({self.title}; {self._sums})"
 
 
-def overlay_of(
+def make_overlay(
     view: View,
     image: object = None,
     token: Token = None,
@@ -135,7 +135,7 @@ def overlay_of(
     entry = index_among("batch", batch, view.sizes[0] // placed.windows, "batch entries")
     sides, words = placed.entry(entry)
     picture = index_among("picture", picture, len(sides.frames), "pictures")
-    queries, keys = (Patches(side, sides.frames[picture], picture) for side in (sides.queries, sides.keys))
+    queries, keys = (ImagePatches(side, sides.frames[picture], picture) for side in (sides.queries, sides.keys))
     asker, shown = (keys, queries) if column else (queries, keys)
     turned = "leave column=True out to see its row" if column else "column=True shows who looks at a patch"
     _check_patches(shown, asker, "query" if column else "key", turned)
@@ -167,7 +167,7 @@ def overlay_of(
     )
 
 
-def _check_asked(placed: Placed, token: Token, at: object, column: bool) -> None:
+def _check_asked(placed: TokenPlacement, token: Token, at: object, column: bool) -> None:
     if not placed.sides:
         raise LookupError(placed.lacking)
     if token is not None and at is not None:
@@ -178,14 +178,14 @@ def _check_asked(placed: Placed, token: Token, at: object, column: bool) -> None
         raise ValueError("column=True shows who looks at a token: name it with token= or at=")
 
 
-def _check_patches(side: Patches, other: Patches, name: str, hint: str) -> None:
+def _check_patches(side: ImagePatches, other: ImagePatches, name: str, hint: str) -> None:
     """Raise LookupError where a side has no patch of the picture, and say so if the other has."""
     if not len(side.tokens):
         advice = f"; {hint}" if len(other.tokens) else ""
         raise LookupError(f"no {name} of this attention is a patch of picture {side.picture}: {side.layout}{advice}")
 
 
-def _line(view: View, entry: int, found: Place, head: int | None, windows: int, column: bool) -> Floats:
+def _line(view: View, entry: int, found: TokenIndex, head: int | None, windows: int, column: bool) -> Floats:
     """(W, N) a token's row or column, of one head or the mean of all; 0 in the windows that are not its own."""
     window, i = found
     line = (view.column(i) if column else view.row(i))[entry * windows + window, _heads(view, head)]  # (H, N)
@@ -238,7 +238,7 @@ def received_from(view: View, entry: int, real: NDArray[np.bool_]) -> Tensor:
     return total
 
 
-def _shares(weights: Floats, shown: Patches) -> dict[str, float]:
+def _shares(weights: Floats, shown: ImagePatches) -> dict[str, float]:
     """What the weights sum up to, by kind, for the kinds that there are."""
     layout = shown.layout
     others = (layout.kind == "patch") & (layout.picture != shown.picture)

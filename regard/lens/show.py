@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.lens.doctor.findings import calls_in_words
+from regard.lens.doctor.findings import format_calls
 from regard.lens.head_values import table_of
 from regard.lens.measures.measures import MAP_SIZE
 from regard.lens.view import View
@@ -30,7 +30,7 @@ __all__ = ["atlas_of", "html_of", "picture_of", "png_of"]
 MOST_HEADS = 16  # side by side in one picture
 
 
-def picture_of(
+def view_figure(
     view: View, *, batch: int = 0, head: int | None = None, tokens: Sequence[str] | None = None, dark: bool = False
 ) -> Figure:
     """One head's map with what each key receives and each query's entropy; or the maps of all heads side by side.
@@ -75,7 +75,7 @@ def _strip(view: View, name: str, n: int, batch: int, head: int) -> Tensor | Non
     return _four(view, getattr(view, name))[batch, head] if fits else None
 
 
-def atlas_of(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
+def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
     """All heads of a run, layers × heads, coloured by a measure; a head whose number is NaN is red.
 
     measure, batch: as for `Capture.atlas`.  dark: for dark paper.
@@ -91,7 +91,7 @@ def _atlas(capture: Capture, measure: str, batch: int | None = None) -> tuple[Te
     return table_of(rows, max(heads)), heads
 
 
-def html_of(capture: Capture) -> str:
+def capture_html(capture: Capture) -> str:
     """What a notebook shows of a capture: the atlas, without matplotlib, and what was not seen."""
     if not capture.names:
         return f"<pre>{escape(repr(capture))}</pre>"
@@ -100,17 +100,17 @@ def html_of(capture: Capture) -> str:
         values, heads = _atlas(capture, "entropy")
         parts.append(figures.atlas_html(values, layers=capture.row_names, heads=heads, measure="entropy"))
     of_all = "(the model itself)"
-    notes = [f"edited after softmax: {p or of_all}: {calls_in_words(calls)}" for p, calls in capture.edited.items()]
+    notes = [f"edited after softmax: {p or of_all}: {format_calls(calls)}" for p, calls in capture.edited.items()]
     notes += [f"not seen: {path or of_all}: {why}" for path, why in capture.unseen.items()]
     return "\n".join([*parts, *([f"<pre>{escape(chr(10).join(notes))}</pre>"] if notes else [])])
 
 
-def png_of(view: View) -> bytes | None:
+def view_png(view: View) -> bytes | None:
     """What a notebook shows of a view; None, and so its text, where matplotlib is not installed or no map is held."""
     if find_spec("matplotlib") is None or "map" not in view.held or 0 in view.sizes:
         return None
     buffer = BytesIO()
-    picture_of(view).savefig(buffer, format="png")
+    view_figure(view).savefig(buffer, format="png")
     return buffer.getvalue()
 
 

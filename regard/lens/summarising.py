@@ -10,8 +10,8 @@ from math import prod
 import torch
 
 from regard import tables
-from regard.lens.capture import Capture, Ran
-from regard.lens.doctor.findings import calls_in_words, spoken
+from regard.lens.capture import Capture, ModuleRun
+from regard.lens.doctor.findings import check_lang, format_calls
 from regard.lens.doctor.report import SAID
 from regard.lens.head_values import per_head
 from regard.lens.patterns import CALLED, label
@@ -42,7 +42,7 @@ WORDS: dict[Lang, dict[str, str]] = {
 }
 
 
-def summary_of(capture: Capture, lang: Lang = "en") -> str:
+def summarise(capture: Capture, lang: Lang = "en") -> str:
     """The table of a capture that is not empty, and what was not seen.
 
     >>> import torch, regard
@@ -54,12 +54,12 @@ def summary_of(capture: Capture, lang: Lang = "en") -> str:
 
     Raises ValueError for a language that is not spoken here.
     """
-    words = WORDS[spoken(lang)]
+    words = WORDS[check_lang(lang)]
     rows = [_line(i, run, lang) for i, run in enumerate(capture.runs())]
     lines = [words["title"].format(capture.model or "model", len(capture.names), len(capture.records)), ""]
     lines.append(tables.text(words["headers"].split("|"), rows, right=[0, 3, 5, 6]))
     notes = [
-        f"{words['edited']}: {path or '(the model itself)'}: {calls_in_words(calls, lang)}"
+        f"{words['edited']}: {path or '(the model itself)'}: {format_calls(calls, lang)}"
         for path, calls in capture.edited.items()
     ]
     notes += [f"{words['unseen']}: {path or '(the model itself)'}: {why}" for path, why in capture.unseen.items()]
@@ -69,7 +69,7 @@ def summary_of(capture: Capture, lang: Lang = "en") -> str:
     return "\n".join([*lines, "", *notes]).rstrip()
 
 
-def _line(i: int, run: Ran, lang: Lang) -> list[str]:
+def _line(i: int, run: ModuleRun, lang: Lang) -> list[str]:
     """A line of the summary."""
     first, view = run.records[0], run.view
     _, heads, nq, nk = view.sizes

@@ -22,7 +22,7 @@ from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
 from regard.lens.measures.weights import Weights, sources
 from regard.lens.patterns import Patterns
-from regard.lens.placement import NOWHERE, Placed
+from regard.lens.placement import UNPLACED, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import Grid
 from regard.masks.token_masks import at_positions
@@ -40,7 +40,7 @@ CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
 
 
 @dataclass(frozen=True)
-class Top:
+class TopLinks:
     """The strongest links of each row: what `View.top` gives.
 
     index: (…, H, Nq, k) keys, strongest first, the lower key first among equals; −1 beyond what is visible.
@@ -53,7 +53,7 @@ class Top:
     tied: Any
 
 
-class Place(Protocol):
+class Visibility(Protocol):
     """How a call's queries stand among its keys: `regard.lens.doctor.mask_summary.Sight`, or what a file says of it."""
 
     @property
@@ -70,7 +70,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Told:
+class KnownVisibility:
     """A `Place` whose parts are known already."""
 
     visible: Tensor | None = None
@@ -79,7 +79,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class KeyTokens:
     """What is known of the tokens that a call's keys stand for.
 
     ids: (B or 1, Nk) token numbers.  delimiters: (B or 1, Nk) True for full stops, [SEP] and the like.
@@ -107,8 +107,8 @@ class View:
     given_output: Any = None
     weights: Weights | None = None
     kind: str = "self"
-    place: Place = Told()
-    tokens: Tokens = Tokens()
+    place: Visibility = KnownVisibility()
+    tokens: KeyTokens = KeyTokens()
     size: int = MAP_SIZE  # of the map that is held
     lead: tuple[int, ...] | None = None  # the queries' axes before N, where they are not (B, H)
     numpy: bool = False
@@ -116,7 +116,7 @@ class View:
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
     links: int = TOP  # that `top` gives, where none are held
     overview: bool = False  # saved with overview=True, which leaves out q, k, outputs and links
-    placed: Placed = NOWHERE  # where the tokens lie in a picture, and their words
+    placed: TokenPlacement = UNPLACED  # where the tokens lie in a picture, and their words
     edited: bool = False  # the model changed the weights after its softmax: these are those that it applied
 
     # ------------------------------------------------------------------------------------------------------- measures
@@ -178,7 +178,7 @@ class View:
         weights = self._exact(f"a map of size {size}", hint, f"size={size}")
         return self._give(engines.measure_weights(weights, Wanted(frozenset(["map"]), size))["map"])
 
-    def top(self, k: int | None = None) -> Top:
+    def top(self, k: int | None = None) -> TopLinks:
         """The k strongest links of each row, exact.
 
         >>> import torch, regard
@@ -201,7 +201,7 @@ class View:
             tied = (weight[..., k] == weight[..., k - 1]) & (key[..., k] >= 0)
         short = (0, max(0, k - have))  # beyond all the keys there are
         key, weight = pad(key[..., :k], short, value=-1), pad(weight[..., :k], short)
-        return Top(self._give(key), self._give(weight), self._give(tied))
+        return TopLinks(self._give(key), self._give(weight), self._give(tied))
 
     def how(self, name: str) -> str:
         """Do a measure's numbers stand for single positions ("exact") or for several together ("pooled")?
@@ -350,9 +350,9 @@ class View:
         Raises LookupError where layouts are not known (`capture.layouts`), q and k were not kept, or there is no such
         token or place; IndexError for a number that is not there; ValueError, TypeError for an image that does not fit.
         """
-        from regard.lens.overlays import overlay_of  # which asks views, and so imports this file
+        from regard.lens.overlays import make_overlay  # which asks views, and so imports this file
 
-        return overlay_of(self, image, token, at=at, head=head, batch=batch, picture=picture, column=column)
+        return make_overlay(self, image, token, at=at, head=head, batch=batch, picture=picture, column=column)
 
     def check(self) -> Report:
         """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.

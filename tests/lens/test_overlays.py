@@ -16,9 +16,9 @@ from PIL import Image
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens import overlays
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.overlays import Overlay
-from regard.lens.placement import Patches, Placed, find_token, name_token
+from regard.lens.placement import ImagePatches, TokenPlacement, find_token, name_token
 from regard.lens.view import View
 
 H, D = 3, 5
@@ -32,7 +32,7 @@ def looked(sides: Sides | list[Sides], entries: int = 1, words: list[list[str]] 
     q = torch.randn(batch, H, several[0].queries.shape[1], D, dtype=torch.float64)
     k, v = torch.randn(2, batch, H, several[0].keys.shape[1], D, dtype=torch.float64)
     view = regard.look(q * 2, k, v, **more)
-    view.placed = Placed("layer", tuple(several), words)
+    view.placed = TokenPlacement("layer", tuple(several), words)
     return view
 
 
@@ -284,13 +284,13 @@ def test_a_latent_has_one_name_among_queries_and_keys():
     latents = Layout.latents(3, picture=0)
     view = looked(Sides(latents, Layout.grid(2, 2, (4, 4)) + latents, (Frame.whole(8, 8),)))
     assert view.overlay(token=1).title.endswith(": latent 1 → the picture")
-    assert name_token(Patches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
+    assert name_token(ImagePatches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
 
 
 def test_tokens_of_a_kind_are_counted_in_each_picture():
     both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(2, picture=0)
     both += Layout.grid(1, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1) + Layout.text(2)
-    patches = Patches(both, Frame.whole(4, 8), 0)
+    patches = ImagePatches(both, Frame.whole(4, 8), 0)
     names = [name_token(patches, (0, n), None) for n in range(both.shape[1])]
     first = ["cls of picture 0", "register 0", "register 1", "patch (0, 0)", "patch (0, 1)"]
     first += ["latent 0 of picture 0", "latent 1 of picture 0"]
@@ -330,7 +330,7 @@ def test_a_sink_has_its_share():
 def test_views_of_arrays_without_batch_and_heads_have_overlays_too():
     x = np.random.default_rng(0).normal(size=(5, 4))
     view = regard.look(x, x, x)
-    view.placed = Placed(sides=(Sides.patches(8, patch=4),))
+    view.placed = TokenPlacement(sides=(Sides.patches(8, patch=4),))
     np.testing.assert_allclose(view.overlay(token=2).weights, view.row(2), rtol=1e-12)
     assert repr(view.overlay(token="cls")).startswith("Overlay(head 0: cls → the picture; patch 0.")
 
@@ -445,7 +445,7 @@ def test_rows_that_were_not_kept_are_refused_and_received_mass_is_not():
 
 def test_received_mass_that_was_pooled_is_refused():
     view = looked(Sides.patches(40, patch=4))
-    small = overview_of(view)
+    small = make_overview(view)
     with pytest.raises(
         LookupError,
         match="overview=True",

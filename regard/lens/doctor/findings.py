@@ -9,7 +9,7 @@ from typing import Literal
 from regard.stages import Lang
 
 
-def places(paths: Iterable[str]) -> str:
+def merge_paths(paths: Iterable[str]) -> str:
     """Paths that differ in numbers only as one, with ranges; in the order in which they first come.
 
     >>> places(["layers.0.attn", "layers.1.attn", "layers.3.attn", "head"])
@@ -251,7 +251,7 @@ WHY: dict[Lang, dict[str, str]] = {
 CALLS: dict[Lang, tuple[str, str]] = {"en": ("call {}", "calls {}"), "ko": ("호출 {}", "호출 {}")}
 
 
-def calls_in_words(numbers: Sequence[int], lang: Lang = "en") -> str:
+def format_calls(numbers: Sequence[int], lang: Lang = "en") -> str:
     """Some of the calls of a module.
 
     >>> calls_in_words([0, 1, 2, 5]), calls_in_words([3], "ko")
@@ -273,7 +273,7 @@ EXAMPLE: dict[Lang, str] = {
 }
 
 
-def spoken(lang: Lang) -> Lang:
+def check_lang(lang: Lang) -> Lang:
     """A language that there are sentences in. Raises ValueError for another.
 
     >>> spoken("ko")
@@ -313,22 +313,22 @@ class Finding:
     @property
     def where(self) -> str:
         """All its modules, in few words."""
-        return places(self.paths)
+        return merge_paths(self.paths)
 
     def text(self, lang: Lang = "en") -> str:
         """What is wrong. lang: "en" or "ko"."""
-        return WORDS[spoken(lang)][self.code][0].format(**self._said(lang))
+        return WORDS[check_lang(lang)][self.code][0].format(**self._said(lang))
 
     def advice(self, lang: Lang = "en") -> str:
         """What to do about it. lang: "en" or "ko"."""
-        return WORDS[spoken(lang)][self.code][1].format(**self._said(lang))
+        return WORDS[check_lang(lang)][self.code][1].format(**self._said(lang))
 
     def _said(self, lang: Lang) -> dict[str, object]:
         said: dict[str, object] = dict(self.values)
         if isinstance(example := said.get("example"), tuple):
             said["example"] = EXAMPLE[lang].format(*example)
         if isinstance(calls := said.get("calls"), tuple):
-            said["calls"] = calls_in_words(calls, lang)
+            said["calls"] = format_calls(calls, lang)
         if isinstance(why := said.get("why"), str):
             said["why"] = WHY[lang][why]
         return said

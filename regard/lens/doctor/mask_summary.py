@@ -138,7 +138,7 @@ class Outline:
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class TracedBand:
     """The outline of a mask as tensors, still on its device.
 
     numbers: near, far and choice, as below.
@@ -154,7 +154,7 @@ class Traced:
         return Outline(near, far, choice, nq, nk)
 
 
-def trace(seen: Visible, kind: str = "self") -> Traced:
+def trace(seen: Visible, kind: str = "self") -> TracedBand:
     """Find the simplest band that shows exactly what is seen, and the padding that it leaves. Reads no number back.
 
     >>> from math import inf
@@ -180,7 +180,7 @@ def trace(seen: Visible, kind: str = "self") -> Traced:
     choice = torch.where(fits.any(), index + 3 - len(bands), 3)
     paddings = torch.stack([padding for _, padding in tried])  # (bands, B', Nk)
     choice = torch.where(any_, choice, 4)
-    return Traced(torch.stack([near, far, choice]), paddings.index_select(0, index.view(1))[0])
+    return TracedBand(torch.stack([near, far, choice]), paddings.index_select(0, index.view(1))[0])
 
 
 def _fits(seen: Visible, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,7 +221,7 @@ def _side(some: bool, real: bool, before: bool, after: bool, between: bool) -> S
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class MaskSummary:
     """What a call's queries see.
 
     nq, nk: how many queries and keys.
@@ -274,7 +274,7 @@ class Sight:
         return survey(self.mask, self.hiding, THRESHOLD.get(self.bias_kind, -inf), self.nq, self.nk, self.device)
 
     @cached_property
-    def traced(self) -> Traced:
+    def traced(self) -> TracedBand:
         """The band that the mask follows, and its padding, still on the device."""
         return trace(self.survey, self.kind)
 
@@ -288,7 +288,7 @@ class Sight:
         return self.hiding is None and (self.mask is None or self.mask.band(self.nq, self.nk) is not None)
 
 
-def see(call: Call, kind: str = "self") -> Sight:
+def summarise_mask(call: Call, kind: str = "self") -> MaskSummary:
     """What a call's queries see.
 
     >>> from regard.backends.call import prepare
@@ -302,7 +302,7 @@ def see(call: Call, kind: str = "self") -> Sight:
     _, _, nq, nk = call.sizes
     bias_kind, bias_from = kind_of(call.bias)
     hiding = hiding_numbers(call.bias, bias_kind)
-    return Sight(nq, nk, call.device, call.mask, hiding, kind, bias_kind, bias_from)
+    return MaskSummary(nq, nk, call.device, call.mask, hiding, kind, bias_kind, bias_from)
 
 
 def visible_counts(call: Call) -> Tensor:
@@ -314,4 +314,4 @@ def visible_counts(call: Call) -> Tensor:
     >>> visible_counts(prepare(x, x, x, mask=masks.window(1, 0))).tolist()
     [[[1, 2, 2, 2]]]
     """
-    return see(call).visible
+    return summarise_mask(call).visible

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.doctor.facts import Facts
-from regard.lens.doctor.findings import SEVERITIES, Finding, places, spoken
+from regard.lens.doctor.findings import SEVERITIES, Finding, check_lang, merge_paths
 from regard.stages import Lang
 
 __all__ = ["Diagnosis", "MaskUse", "draw"]
@@ -88,7 +88,7 @@ class MaskUse:
         low, high = self.keys
         sizes = f"{facts.sizes[2]} × {low if low == high else f'{low}–{high}'}"
         names = (self.kind, facts.mask, facts.causal, facts.bias_kind or "–")
-        return [places(self.paths), *(said.get(name, name) for name in names), sizes, str(self.calls)]
+        return [merge_paths(self.paths), *(said.get(name, name) for name in names), sizes, str(self.calls)]
 
     @property
     def drawable(self) -> bool:
@@ -103,7 +103,7 @@ class MaskUse:
         batch = WORDS[lang]["batch"].format(b=b, h=0) if bands.shape[0] * bands.shape[1] > 1 else ""
         _, _, nq, nk = self.facts.sizes
         mask = SAID[lang].get(self.facts.mask, self.facts.mask)
-        caption = WORDS[lang]["bands"].format(where=places(self.paths), mask=mask, batch=batch, nq=nq, nk=nk)
+        caption = WORDS[lang]["bands"].format(where=merge_paths(self.paths), mask=mask, batch=batch, nq=nq, nk=nk)
         return f"{caption}\n{draw(bands[b, 0])}"
 
 
@@ -130,7 +130,7 @@ class Diagnosis:
 
     def text(self, lang: Lang = "en") -> str:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
-        words = WORDS[spoken(lang)]
+        words = WORDS[check_lang(lang)]
         parts = [self._title(lang), *(_paragraph(finding, lang) for finding in self.findings)]
         if self.masks:
             parts.append(tables.text(*self._table(lang), right=[6]))

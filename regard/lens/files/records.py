@@ -37,7 +37,7 @@ from regard.lens.files.container import (
 from regard.lens.files.exact_weights import Sizes, pack_weights, unpack_weights
 from regard.lens.measures.weights import Given
 from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 
 __all__ = ["check_runs", "pack_record", "unpack_record"]
 
@@ -317,7 +317,7 @@ def _taken(reference: Any, what: str, shape: tuple[Axis, ...] | None, kind: Kind
     return None if reference is None else tensors.take(reference, what, shape, kind)
 
 
-def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Told:
+def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> KnownVisibility:
     batch, heads, nq, nk = sizes
     lead, offset = ((1, batch), (1, heads)), found["offset"]
     visible = _taken(found["visible"], f"visible of {where}", (*lead, nq), "integers", tensors)
@@ -330,12 +330,12 @@ def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: I
     elif offset is not None and abs(offset) > FARTHEST:
         raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}: {FORGED}")
     padding = _taken(found["padding"], f"padding of {where}", (lead[0], nk), "booleans", tensors)
-    return Told(visible=visible, padding=padding, offset=offset)
+    return KnownVisibility(visible=visible, padding=padding, offset=offset)
 
 
-def _unpack_tokens(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Tokens:
+def _unpack_tokens(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> KeyTokens:
     shape = ((1, sizes[0]), sizes[3])
-    return Tokens(
+    return KeyTokens(
         ids=_taken(found["ids"], f"ids of {where}", shape, "integers", tensors),
         delimiters=_taken(found["delimiters"], f"delimiters of {where}", shape, "booleans", tensors),
     )

@@ -33,7 +33,7 @@ from regard.lens.files.container import (
 )
 from regard.lens.files.media import pack_layouts, pack_photos, unpack_layouts, unpack_photos
 from regard.lens.files.records import check_runs, pack_record, unpack_record
-from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 
 __all__ = ["open", "overview_of", "save"]
 
@@ -186,7 +186,7 @@ def _check_photos(capture: Capture) -> None:
 # ------------------------------------------------------------------------------------------------------------- overview
 
 
-def overview_of(view: View) -> View:
+def make_overview(view: View) -> View:
     """What a first look needs of a view: at most 64 numbers per head and measure, and the map.
 
     >>> import regard
@@ -209,8 +209,8 @@ def overview_of(view: View) -> View:
         elif not name.startswith("top_"):
             held[name] = values.half() if name == "map" and view.how("map") == "pooled" else values
     short = max(view.sizes[2:]) <= LONGEST
-    told = view.place if short else Told(offset=view.place.offset)
-    tokens = view.tokens if short else Tokens()
+    told = view.place if short else KnownVisibility(offset=view.place.offset)
+    tokens = view.tokens if short else KeyTokens()
     slim = replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
     return replace(slim, overview=True)
 
@@ -219,4 +219,4 @@ def _overview_of_record(record: Record) -> Record:
     facts, view = record.facts, record.view
     if facts is not None and max(facts.sizes[2:]) > LONGEST:
         facts = replace(facts, padding=None)
-    return replace(record, facts=facts, view=None if view is None else overview_of(view))
+    return replace(record, facts=facts, view=None if view is None else make_overview(view))
