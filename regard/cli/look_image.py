@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from regard.data.image_processing import Plan
     from regard.data.image_steps import Numbers, Pad, Step, Target
-    from regard.lens.files.media import Photo
+    from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
     from regard.session.ranking import Layer, SeenLayer

@@ -555,7 +555,7 @@ def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | 
 
 def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
     """The map of one head, or the atlas of all."""
-    from regard.lens.show import atlas_figure, view_figure
+    from regard.lens.display import atlas_figure, view_figure
 
     if asked.layer is None:
         return atlas_figure(session.capture, asked.measure)

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.layouts import Frame, Layout
 from regard.lens.assembly import Assembled
 from regard.lens.files.container import pool
-from regard.lens.files.media import Photo
+from regard.lens.files.saving import Photo
 from regard.lens.measures.measures import cell_edges
 from regard.lens.measures.weights import Remembered, Weights
 from regard.lens.placement import ImagePatches

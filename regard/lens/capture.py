@@ -16,19 +16,17 @@ from regard.layouts import Sides
 from regard.lens.assembly import Link, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import doctor as doctors
 from regard.lens.doctor.facts import Facts
-from regard.lens.doctor.findings import merge_paths
-from regard.lens.doctor.report import Diagnosis
-from regard.lens.head_values import known_values, no_such_value, per_head, table_of
+from regard.lens.doctor.report import Diagnosis, merge_paths
 from regard.lens.patterns import NAMES
 from regard.lens.placement import RunSizes, TokenPlacement, fit_layouts, read_layouts
 from regard.lens.validity import index_among
-from regard.lens.view import PER_QUERY, View
+from regard.lens.view import PER_QUERY, View, known_values, no_such_value, per_head, table_of
 from regard.stages import Lang
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.files.media import Photo
+    from regard.lens.files.saving import Photo
 
 __all__ = ["Capture", "Ran", "Record"]
 
@@ -385,22 +383,22 @@ class Capture:
         Raises as capture[layer] and `atlas` do, IndexError for a head or batch row that is not there, ValueError for a
         head without a layer and for a measure with one.
         """
-        from regard.lens import show as showing
+        from regard.lens import display
 
         if layer is None:
             if head is not None:
                 raise ValueError(f"head {head} of which layer? Say show(layer, {head}), by a number or a path")
-            return showing.atlas_of(self, "entropy" if measure is None else measure, dark, batch=batch)
+            return display.atlas_of(self, "entropy" if measure is None else measure, dark, batch=batch)
         if measure is not None:
             raise ValueError(f"a layer's maps are its weights; measure={measure!r} colours all heads: leave layer out")
         row = batch or 0
         tokens = None if self.tokens is None else self.tokens[row if row < len(self.tokens) else 0]
-        return showing.picture_of(self[layer], batch=row, head=head, tokens=tokens, dark=dark)
+        return display.picture_of(self[layer], batch=row, head=head, tokens=tokens, dark=dark)
 
     def _repr_html_(self) -> str:
-        from regard.lens import show as showing
+        from regard.lens import display
 
-        return showing.html_of(self)
+        return display.html_of(self)
 
     def doctor(self) -> Diagnosis:
         """What is wrong with the masks and numbers of this run, and what is worth a look.
@@ -429,7 +427,7 @@ class Capture:
 
         lang: "en" or "ko". Raises ValueError for another, LookupError where nothing was seen.
         """
-        from regard.lens.summarising import summarise  # which asks captures, and so imports this file
+        from regard.lens.display import summarise  # which asks captures, and so imports this file
 
         self._anything()
         return summarise(self, lang)

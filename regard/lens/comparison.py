@@ -31,10 +31,9 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.findings import check_lang, merge_paths
+from regard.lens.doctor.report import check_lang, merge_paths
 from regard.lens.files.container import pool
-from regard.lens.head_values import per_head
-from regard.lens.view import PER_QUERY, View
+from regard.lens.view import PER_QUERY, View, per_head
 from regard.stages import Lang
 
 __all__ = ["Change", "Comparison", "Unlike", "compare"]

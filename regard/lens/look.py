@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends.call import Call, prepare
 from regard.checks import check_dense
-from regard.lens.doctor.mask_summary import summarise_mask
+from regard.lens.doctor.visibility import summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP, read_wanted
 from regard.lens.measures.weights import Remembered

@@ -18,8 +18,8 @@ from regard.backends.call import Call
 from regard.lens.assembly import Link, Runs, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
-from regard.lens.doctor.findings import merge_paths
-from regard.lens.doctor.mask_summary import MaskSummary, summarise_mask
+from regard.lens.doctor.report import merge_paths
+from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
 from regard.lens.measures.weights import Given, Remembered, Weights

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.lens.description import describe_heads, plain, strongest_links
+from regard.lens.display import describe_heads, plain, strongest_links
 from regard.lens.files.saving import make_overview
 from regard.lens.patterns import label
 from regard.lens.view import KnownVisibility, View

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import mask_summary
+from regard.lens.doctor import visibility
 from regard.lens.doctor.facts import Facts, RowCount, read, read_weights, see, visible_counts
 from regard.positions import alibi
 
@@ -421,7 +421,7 @@ def test_what_was_counted_once_is_not_counted_again(monkeypatch):
     call = call_of(mask=cells(masks.causal()))
     sight = see(call)
     assert sight.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
-    monkeypatch.setattr(mask_summary, "survey", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted again"))
     assert read(call, sight=sight).mask == "causal"
 
 

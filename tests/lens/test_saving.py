@@ -19,7 +19,8 @@ from regard import masks, positions
 from regard.lens.assembly import Link
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor.facts import Facts, RowCount
-from regard.lens.files import container, exact_weights, saving
+from regard.lens.files import container, saving
+from regard.lens.files import records as exact_weights
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
 from regard.lens.files.saving import make_overview

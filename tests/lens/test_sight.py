@@ -8,8 +8,8 @@ import torch
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import mask_summary
-from regard.lens.doctor.mask_summary import MaskSummary, summarise_mask, visible_counts
+from regard.lens.doctor import visibility
+from regard.lens.doctor.visibility import MaskSummary, summarise_mask, visible_counts
 
 B, H, N, D = 2, 3, 7, 5
 BANDS = [None, masks.causal(), masks.causal(offset=-2), masks.window(2, 1), masks.window(0, 3, offset=1)]
@@ -40,7 +40,7 @@ def test_visible_keys_are_those_of_the_definition(mask, sizes):
 @pytest.mark.parametrize("mask", BANDS)
 def test_bands_are_answered_without_counting(mask, monkeypatch):
     """This stands on the way of every look."""
-    monkeypatch.setattr(mask_summary, "survey", lambda *_: pytest.fail("counted"))
+    monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted"))
     seen = summarise_mask(call_of(mask=mask))
     assert seen.padding is None
     assert seen.visible.shape == (1, 1, N)

@@ -288,7 +288,7 @@ sees(model, x)
 FORKS = """
 import os, signal, time
 from functools import cached_property
-from regard.lens.doctor.mask_summary import Sight
+from regard.lens.doctor.visibility import Sight
 
 torch.set_num_threads(1)
 locks = [softmax_taps._LOCK, installing._LOCK, watching._LOCK]

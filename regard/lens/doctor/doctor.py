@@ -18,8 +18,7 @@ import torch
 
 from regard import tables
 from regard.lens.doctor.facts import Facts, RowCount
-from regard.lens.doctor.findings import SEVERITIES, Finding, Severity, Value, merge_paths, stack_of
-from regard.lens.doctor.report import Diagnosis, MaskUse
+from regard.lens.doctor.report import SEVERITIES, Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
 
 __all__ = ["CHECKS", "Case", "Check", "Record", "examine"]
 

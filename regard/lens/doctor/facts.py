@@ -28,18 +28,20 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.doctor.mask_summary import (
+from regard.lens.doctor.visibility import (
     THRESHOLD,
     BiasKind,
     MaskSummary,
     Outline,
     Side,
     classify,
+    conjuncts,
+    dense_cells,
+    holds_cells,
     sides,
     summarise_mask,
     visible_counts,
 )
-from regard.lens.doctor.visibility import conjuncts, dense_cells, holds_cells
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import Grid
