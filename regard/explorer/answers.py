@@ -14,10 +14,10 @@ from regard.layouts import Frame, Layout
 from regard.lens.assembly import Assembled
 from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
-from regard.lens.measures.measures import cell_edges
 from regard.lens.measures.weights import Remembered, Weights
 from regard.lens.placement import ImagePatches
 from regard.lens.view import View
+from regard.masks.tiles import cell_edges
 from regard.session.head_weights import (
     FEW_CELLS,
     Scored,

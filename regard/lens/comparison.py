@@ -33,10 +33,10 @@ from regard import tables
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor.report import check_lang, merge_paths
 from regard.lens.files.container import pool
-from regard.lens.view import PER_QUERY, View, per_head
+from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
 
-__all__ = ["Change", "Comparison", "Unlike", "compare"]
+__all__ = ["Change", "Comparison", "Mismatch", "compare"]
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table
@@ -310,7 +310,7 @@ def _has(view: View, name: str) -> bool:
 
 def _change(record: Record, measure: str, a: View, b: View) -> Change:
     """The difference of a measure by query, position by position where it can be, or of a pattern's score."""
-    x, y = (per_head(v, measure).detach().double().cpu() for v in (a, b))  # (B, H)
+    x, y = (v.per_head(measure).detach().double().cpu() for v in (a, b))  # (B, H)
     same_places = measure in PER_QUERY and (measure in a.pooled) == (measure in b.pooled)
     p, q = (v.held.get(measure) for v in (a, b))
     if same_places and p is not None and q is not None and p.shape == q.shape:

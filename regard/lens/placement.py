@@ -345,7 +345,7 @@ def name_kind(layout: Layout, place: TokenIndex) -> str:
     kind, picture = str(layout.kind[place]), int(layout.picture[place])
     alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
     several = (layout.kind == kind).sum() > len(alike)
-    of = f" of picture {picture}" if several and picture >= 0 else ""
+    of = f" of image {picture}" if several and picture >= 0 else ""
     return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
 
 
@@ -361,7 +361,7 @@ def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | 
         own = patches if picture == patches.picture else ImagePatches(layout, patches.frame, picture)
         number = own.number(place)
         assert number is not None
-        of = "" if own is patches else f" of picture {picture}"
+        of = "" if own is patches else f" of image {picture}"
         return f"patch ({own.cells[number, 0]}, {own.cells[number, 1]}){of}"
     if words is not None and layout.shape == (1, len(words)):
         return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"

@@ -15,10 +15,10 @@ from torch import Tensor
 from regard.layouts import Layout, Sides
 from regard.lens.capture import Capture, ModuleRun
 from regard.lens.display import plain
-from regard.lens.measures.measures import cell_edges
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View
+from regard.masks.tiles import cell_edges
 from regard.session.labels import is_word, word_numbers
 from regard.session.types import Opening
 

@@ -51,7 +51,7 @@ def test_one_layout_for_all_is_kept_where_it_fits():
     assert seen.layouts == {}
     seen.layouts = PATCHES
     assert seen.layouts == {"patches": (PATCHES,)}
-    assert seen["patches"].overlay(token="cls").picture == (8, 12)
+    assert seen["patches"].overlay(token="cls").image_size == (8, 12)
     with pytest.raises(LookupError, match=r"'words'.*'patches'"):
         seen["words"].overlay(token=0)
 
@@ -61,7 +61,7 @@ def test_layouts_by_path_are_kept_for_what_was_seen():
     seen.tokens = [list("abcde")]
     seen.layouts = {"patches": PATCHES, "words": [CROSS, CROSS], "somewhere.else": PATCHES}
     assert seen.layouts == {"patches": (PATCHES,), "words": (CROSS, CROSS)}
-    assert seen["words"].overlay(token="b", batch=1).title == "words, mean of 3 heads: “b” (1) → the picture"
+    assert seen["words"].overlay(token="b", batch=1).title == "words, mean of 3 heads: “b” (1) → the image"
     seen.layouts = None
     assert seen.layouts == {}
 
@@ -71,7 +71,7 @@ def test_layouts_by_path_may_be_given_for_each_batch_entry():
     across = Sides(Layout.text(5), wide.keys, wide.frames)
     seen = seen_of(layouts=[{"patches": PATCHES, "words": CROSS}, {"words": across, "patches": wide}])
     assert seen.layouts == {"patches": (PATCHES, wide), "words": (CROSS, across)}
-    assert [seen["words"].overlay(batch=n).picture for n in range(2)] == [(8, 12), (31, 47)]
+    assert [seen["words"].overlay(batch=n).image_size for n in range(2)] == [(8, 12), (31, 47)]
 
 
 def test_layouts_may_be_given_before_the_model_runs():

@@ -20,7 +20,7 @@ from regard import tables
 from regard.lens.doctor.facts import Facts, RowCount
 from regard.lens.doctor.report import SEVERITIES, Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
 
-__all__ = ["CHECKS", "Case", "Check", "Record", "examine"]
+__all__ = ["CHECKS", "Check", "Examination", "ExaminedCall", "examine"]
 
 SINK = 0.9  # of a head's attention on one key
 EVEN = 0.98  # of the largest entropy

@@ -47,7 +47,7 @@ from regard.masks.biases import DenseBias
 from regard.masks.mask import Grid
 from regard.masks.token_masks import Queries, at_positions
 
-__all__ = ["Causality", "Facts", "Rows", "Sight", "read", "read_weights", "see", "visible_counts"]
+__all__ = ["Causality", "Facts", "MaskSummary", "RowCount", "read", "read_weights", "summarise_mask", "visible_counts"]
 
 Causality = Literal["no", "flag", "in mask", "both", "one query"]
 """Is the future hidden: no, by a causal rule, by cells, numbers or another rule, by both; one query has no future."""

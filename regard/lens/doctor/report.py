@@ -259,7 +259,7 @@ CALLS: dict[Lang, tuple[str, str]] = {"en": ("call {}", "calls {}"), "ko": ("호
 def format_calls(numbers: Sequence[int], lang: Lang = "en") -> str:
     """Some of the calls of a module.
 
-    >>> calls_in_words([0, 1, 2, 5]), calls_in_words([3], "ko")
+    >>> format_calls([0, 1, 2, 5]), format_calls([3], "ko")
     ('calls 0–2, 5', '호출 3')
     """
     spans: list[list[int]] = []

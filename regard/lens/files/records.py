@@ -1,4 +1,4 @@
-"""What a capture file says of one call: its record, its view and its facts, as JSON and tensors; and back, all checked."""
+"""Records, views, facts and exact weights as JSON and tensors, and back with every value checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from regard.backends.call import Call
 from regard.lens.assembly import Link
-from regard.lens.capture import Record
 from regard.lens.doctor.facts import Causality, Facts
 from regard.lens.doctor.visibility import BiasKind, Side
 from regard.lens.files.container import (
@@ -31,7 +30,7 @@ from regard.lens.files.container import (
 )
 from regard.lens.measures.weights import Given, Remembered, Weights
 from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.positional import NO_LIMIT
