@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regard import backends, masks, nn, positions, testing
     from regard.costs import cost
-    from regard.lens.files.saving import open
+    from regard.lens.capture import open
     from regard.lens.look import look
     from regard.lens.validity import check
     from regard.lens.watch import watch
@@ -40,7 +40,7 @@ _HOME = {
     "look": "regard.lens.look",
     "masks": "regard.masks",
     "nn": "regard.nn",
-    "open": "regard.lens.files.saving",
+    "open": "regard.lens.capture",
     "positions": "regard.positions",
     "steps": "regard.op",
     "testing": "regard.testing",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends import reference
 from regard.backends.call import Call, cells_of_bias, cells_of_mask, prepare
-from regard.lens.measures.measures import cell_edges
+from regard.masks.tiles import cell_edges
 from regard.testing import Case, assert_rule
 
 

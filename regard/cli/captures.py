@@ -41,7 +41,7 @@ def read_capture(path: Path) -> "Capture":
 
     Raises ValueError for what is no capture, OSError that names what cannot be read.
     """
-    from regard.lens.files.saving import open
+    from regard.lens.capture import open
 
     try:
         return open(path)

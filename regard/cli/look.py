@@ -283,7 +283,7 @@ def _check_positive(*options: tuple[str, int | None]) -> None:
 
 def _of_arrays(file: Path, causal: bool, mask: str | None, scale: float | None, chosen: Chosen) -> _Call:
     from regard.cli.mask import read_mask
-    from regard.lens.description import plain
+    from regard.lens.display import plain
     from regard.lens.look import look
     from regard.lens.measures.measures import MAP_SIZE, NAMES
 
@@ -299,7 +299,7 @@ def _of_arrays(file: Path, causal: bool, mask: str | None, scale: float | None, 
 
 def _of_capture(file: Path, capture: "Capture", layer: str, call: int | None, size: int | None) -> _Call:
     """One module, by its number or its path; LookupError for a map of a size that cannot be made any more."""
-    from regard.lens.description import plain
+    from regard.lens.display import plain
 
     path, names = layer, capture.names
     if layer not in capture and layer.isascii() and layer.isdigit():
@@ -323,9 +323,9 @@ def _show_call(call: _Call, chosen: Chosen, figure: Path | None, json_: bool, la
     said = {"title": call.title, "mask": call.mask} | as_plain(call.view, chosen, call.tokens)
     b, h, say = chosen.batch or 0, chosen.head or 0, speaker(lang)
     if figure is not None:
-        from regard.lens.show import picture_of
+        from regard.lens.display import view_figure
 
-        files.write(picture_of(call.view, batch=b, head=h, tokens=said["tokens"]), figure)
+        files.write(view_figure(call.view, batch=b, head=h, tokens=said["tokens"]), figure)
     if json_:
         print(_json({**said, "figure": figure}))
         return
@@ -339,9 +339,9 @@ def _show_capture(session: "Session", file: Path, figure: Path | None, json_: bo
     if not capture.names:
         capture.summary(lang)  # which raises, and says what is known about why
     if figure is not None:
-        from regard.lens.show import atlas_of
+        from regard.lens.display import atlas_figure
 
-        files.write(atlas_of(capture), figure)
+        files.write(atlas_figure(capture), figure)
     if json_:
         print(_json({"title": str(file), **_plain_capture(capture), "figure": figure}))
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from regard.data.image_processing import Plan
     from regard.data.image_steps import Numbers, Pad, Step, Target
-    from regard.lens.files.media import Photo
+    from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
     from regard.session.ranking import Layer, SeenLayer
@@ -117,17 +117,17 @@ KINDS = {  # as the page calls them
     "register": "레지스터",
     "latent": "잠재 토큰",
     "padding": "패딩",
-    "other pictures": "다른 이미지",
-    "beyond the picture": "이미지 밖",
+    "other images": "다른 이미지",
+    "beyond the image": "이미지 밖",
     "sink": "싱크",
 }
 # What an overlay's title is made of; a word in “…” stays as it was read.
 TITLES = (
     (r"^all queries(?= → | \()|(?<= → )all queries$", "모든 쿼리"),
     (r"\(padding included\)", "(패딩 포함)"),
-    (r"^the picture(?= → )|(?<= → )the picture$", "이미지"),
-    (r"^picture (\d+)(?= → )|(?<= → )picture (\d+)$", r"이미지 \1\2"),
-    (r"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of picture (\d+)", r"이미지 \2의 \1"),
+    (r"^the image(?= → )|(?<= → )the image$", "이미지"),
+    (r"^image (\d+)(?= → )|(?<= → )image (\d+)$", r"이미지 \1\2"),
+    (r"^(patch \(\d+, \d+\)|[a-z]+(?: \d+)?) of image (\d+)", r"이미지 \2의 \1"),
 )
 
 
@@ -143,9 +143,9 @@ def kind_in_korean(kind: str) -> str:
 def title_in_korean(title: str) -> str:
     """Whose attention an overlay shows, and of what.
 
-    >>> title_in_korean("cls → the picture"), title_in_korean("patch (1, 0) → picture 2")
+    >>> title_in_korean("cls → the image"), title_in_korean("patch (1, 0) → image 2")
     ('cls → 이미지', '패치 (1, 0) → 이미지 2')
-    >>> title_in_korean("latent 0 of picture 1 → picture 1"), title_in_korean("all queries (padding included) → text")
+    >>> title_in_korean("latent 0 of image 1 → image 1"), title_in_korean("all queries (padding included) → text")
     ('이미지 1의 잠재 토큰 0 → 이미지 1', '모든 쿼리 (패딩 포함) → 텍스트')
     """
     for english, korean in TITLES:
@@ -354,11 +354,11 @@ def _focus(session: Session, asked: Asked, at: tuple[float, float] | None) -> _F
 
 def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[float, float] | None) -> int | None:
     """Which of the queries of all windows a token is, or the patch at a place; None for neither."""
-    from regard.lens.placement import Patches, find_token
+    from regard.lens.placement import ImagePatches, find_token
 
     sides, words = view.placed.entry(0)
     if at is not None:
-        window, index = Patches(sides.queries, sides.frames[0], 0).at(*at)
+        window, index = ImagePatches(sides.queries, sides.frames[0], 0).at(*at)
     elif token is not None:
         window, index = find_token(sides.queries, token, words, "query")
     else:

@@ -555,10 +555,10 @@ def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | 
 
 def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
     """The map of one head, or the atlas of all."""
-    from regard.lens.show import atlas_of, picture_of
+    from regard.lens.display import atlas_figure, view_figure
 
     if asked.layer is None:
-        return atlas_of(session.capture, asked.measure)
+        return atlas_figure(session.capture, asked.measure)
     layer = session.layers[said["layers"][0]["index"]]
     labels = list(session.tokens) if any(session.tokens) and layer.view.sizes[3] == len(session.tokens) else None
-    return picture_of(layer.view, batch=0, head=asked.head, tokens=labels)
+    return view_figure(layer.view, batch=0, head=asked.head, tokens=labels)

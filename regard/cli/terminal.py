@@ -17,7 +17,7 @@ from regard.cli.options import Lang, Say, speaker
 from regard.tables import number, pad, width
 
 if TYPE_CHECKING:
-    from regard.lens.description import Linked
+    from regard.lens.display import Linked
     from regard.lens.view import View
 
 Part = str | tuple[str, str]
@@ -238,7 +238,7 @@ def as_plain(view: View, chosen: Choice, tokens: list[list[str]] | None) -> dict
     Raises IndexError for a batch row, head or query that is not there; LookupError for a row or links that need q and
     k where they were not kept.
     """
-    from regard.lens.description import describe_heads
+    from regard.lens.display import describe_heads
 
     batch, heads, nq, nk = view.sizes
     for name, index, count in (("--batch", chosen.batch, batch), ("--head", chosen.head, heads)):
@@ -284,7 +284,7 @@ def _words(tokens: list[list[str]] | None, sizes: tuple[int, ...], batch: int) -
 
 def _links(view: View, chosen: Choice, batch: int) -> list[dict[str, Any]] | None:
     """The strongest links; None where nobody asked for them and they are not there."""
-    from regard.lens.description import strongest_links
+    from regard.lens.display import strongest_links
 
     count = LINKS if chosen.top is None else chosen.top
     try:

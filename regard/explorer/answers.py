@@ -13,11 +13,11 @@ from torch import Tensor
 from regard.layouts import Frame, Layout
 from regard.lens.assembly import Assembled
 from regard.lens.files.container import pool
-from regard.lens.files.media import Photo
-from regard.lens.measures.measures import cell_edges
+from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import Remembered, Weights
-from regard.lens.placement import Patches
+from regard.lens.placement import ImagePatches
 from regard.lens.view import View
+from regard.masks.tiles import cell_edges
 from regard.session.head_weights import (
     FEW_CELLS,
     Scored,
@@ -134,11 +134,11 @@ def _layout(layout: Layout, frames: Sequence[Frame]) -> TokenLayout:
         {"kind": kind, "picture": None if number < 0 else number, "count": len(list(run))}
         for (kind, number), run in groupby(pairs)
     ]
-    patches = [Patches(layout, frame, number) for number, frame in enumerate(frames)]
+    patches = [ImagePatches(layout, frame, number) for number, frame in enumerate(frames)]
     return {"runs": runs, "grids": [_grid(one) for one in patches if len(one.tokens)]}
 
 
-def _grid(patches: Patches) -> Grid:
+def _grid(patches: ImagePatches) -> Grid:
     """Rows and columns as they are found among the boxes; those of unlike heights at one place are unlike rows."""
     high, wide = patches.frame.picture
     boxes = (patches.boxes / (high, wide, high, wide)).round(DIGITS)  # (P, 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.lens.measures.weights import Part, Remembered, Weights
-from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 
 Sizes = tuple[int, int, int, int]
 
@@ -389,7 +389,7 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
         weights=Assembled(kept, first, rows) if len(kept) == len(views) else None,
         kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
-        tokens=last.tokens if labelled else Tokens(),
+        tokens=last.tokens if labelled else KeyTokens(),
         size=views[0].size,
         links=views[0].links,
         engine=views[0].engine,
@@ -409,7 +409,7 @@ def rows_of(links: Sequence[Link]) -> list[Rows]:
     return _ancestors(links)
 
 
-def _one_for_all(tokens: Tokens) -> bool:
+def _one_for_all(tokens: KeyTokens) -> bool:
     return tokens.ids is not None and len(tokens.ids) == 1
 
 
@@ -466,7 +466,7 @@ def _outputs(views: Sequence[View], rows: Sequence[Rows]) -> Tensor | None:
     return _together(found, rows) if len(found) == len(views) and found[0].ndim == 4 else None
 
 
-def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq: int, nk: int) -> Told:
+def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq: int, nk: int) -> KnownVisibility:
     """The queries stand one after the other from where the first call's stood; padding is what no call sees."""
     visible = None
     parts = [_batch(v.place.visible, r) for v, r in zip(views, rows, strict=True) if v.place.visible is not None]
@@ -474,12 +474,12 @@ def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq
         shape = tuple(max(p.shape[axis] for p in parts) for axis in (0, 1))  # B or 1, H or 1
         visible = _together([p.expand(*shape, p.shape[2]) for p in parts], [None] * len(parts))
     if views[0].kind == "cross":
-        return Told(visible, _padding(views, first, rows, nk))
+        return KnownVisibility(visible, _padding(views, first, rows, nk))
     start = views[0].place.offset
     if start is None:
         start = views[0].sizes[3] - views[0].sizes[2]
     usual = isinstance(start, int) and start == nk - nq
-    return Told(visible, _padding(views, first, rows, nk), None if usual else start)
+    return KnownVisibility(visible, _padding(views, first, rows, nk), None if usual else start)
 
 
 def _padding(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> Tensor | None:

@@ -31,13 +31,12 @@ from torch import Tensor
 
 from regard import tables
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.findings import places, spoken
+from regard.lens.doctor.report import check_lang, merge_paths
 from regard.lens.files.container import pool
-from regard.lens.head_values import per_head
 from regard.lens.view import PER_QUERY, View
 from regard.stages import Lang
 
-__all__ = ["Change", "Comparison", "Unlike", "compare"]
+__all__ = ["Change", "Comparison", "Mismatch", "compare"]
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table
@@ -116,7 +115,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Unlike:
+class Mismatch:
     """Something else that differs between two calls.
 
     what: "mask", "kernel", "sizes" or "calls".
@@ -144,7 +143,7 @@ class Comparison:
     modules: int
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    unlike: tuple[Unlike, ...]
+    unlike: tuple[Mismatch, ...]
     changes: tuple[Change, ...]
     compared: int
     tolerance: float
@@ -174,7 +173,7 @@ class Comparison:
 
     def text(self, lang: Lang = "en") -> str:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
-        parts = self._lines(spoken(lang))
+        parts = self._lines(check_lang(lang))
         if self.unlike:
             parts.append(tables.text(*self._unlike_table(lang)))
         if self.changes:
@@ -198,7 +197,7 @@ class Comparison:
         counted = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
         lines = [words["same" if self.same else "title"].format(**counted, tolerance=tolerance)]
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
-            lines += [words["only"].format(name, places(paths))] if paths else []
+            lines += [words["only"].format(name, merge_paths(paths))] if paths else []
         return lines
 
     def _unlike_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
@@ -206,7 +205,7 @@ class Comparison:
         alike: dict[tuple[str, str, str], list[str]] = {}
         for u in self.unlike:
             alike.setdefault((u.what, u.a, u.b), []).append(u.path)
-        rows = [[NAMED[lang].get(what, what), places(paths), a, b] for (what, a, b), paths in alike.items()]
+        rows = [[NAMED[lang].get(what, what), merge_paths(paths), a, b] for (what, a, b), paths in alike.items()]
         return WORDS[lang]["unlike"].split("|"), rows
 
     def _changes_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
@@ -249,12 +248,12 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
     a_names, b_names = a.names, b.names
     both = [path for path in a_names if path in b]
-    unlike: list[Unlike] = []
+    unlike: list[Mismatch] = []
     changes: list[Change] = []
     for path in both:
         calls = a.calls(path), b.calls(path)
         if len(calls[0]) != len(calls[1]):
-            unlike.append(Unlike("calls", path, 0, str(len(calls[0])), str(len(calls[1]))))
+            unlike.append(Mismatch("calls", path, 0, str(len(calls[0])), str(len(calls[1]))))
         for one, other in zip(*calls, strict=False):
             unlike += _unlike(one, other)
             changes += _changes(one, other)
@@ -270,11 +269,11 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
     )
 
 
-def _unlike(a: Record, b: Record) -> list[Unlike]:
+def _unlike(a: Record, b: Record) -> list[Mismatch]:
     """Mask, sizes and kernel, where they differ."""
     said = [(r.facts.mask if r.facts is not None else "", _sizes(_view(r)), r.kernel) for r in (a, b)]
     pairs = zip(("mask", "sizes", "kernel"), *said, strict=True)
-    return [Unlike(what, a.path, a.n, x, y) for what, x, y in pairs if x != y]
+    return [Mismatch(what, a.path, a.n, x, y) for what, x, y in pairs if x != y]
 
 
 def _sizes(view: View) -> str:
@@ -311,7 +310,7 @@ def _has(view: View, name: str) -> bool:
 
 def _change(record: Record, measure: str, a: View, b: View) -> Change:
     """The difference of a measure by query, position by position where it can be, or of a pattern's score."""
-    x, y = (per_head(v, measure).detach().double().cpu() for v in (a, b))  # (B, H)
+    x, y = (v.per_head(measure).detach().double().cpu() for v in (a, b))  # (B, H)
     same_places = measure in PER_QUERY and (measure in a.pooled) == (measure in b.pooled)
     p, q = (v.held.get(measure) for v in (a, b))
     if same_places and p is not None and q is not None and p.shape == q.shape:

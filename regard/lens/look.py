@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends.call import Call, prepare
 from regard.checks import check_dense
-from regard.lens.doctor.mask_summary import see
+from regard.lens.doctor.visibility import summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP, read_wanted
 from regard.lens.measures.weights import Remembered
@@ -70,7 +70,7 @@ def look(
         held=found | {"lse": weights.lse.to(inner.wide)},
         given_output=output.detach().numpy() if call.numpy else output,
         weights=weights,
-        place=see(weights.call),
+        place=summarise_mask(weights.call),
         size=wanted.size,
         lead=None if q.ndim == 4 else tuple(q.shape[:-2]),
         numpy=call.numpy,

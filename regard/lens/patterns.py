@@ -162,8 +162,8 @@ def measure(
         raise ValueError(f"kind must be 'self' or 'cross', got {kind!r}")
     if kind == "cross" and (offset is not None or ids is not None):
         raise ValueError("offset and ids place queries among the keys, which cross-attention does not; leave them out")
-    layout = _Layout(weights, offset, padding, kind)
-    looks: dict[str, tuple[Look, ...]] = {"first": (layout.look(layout.first()),)}
+    layout = _Positions(weights, offset, padding, kind)
+    looks: dict[str, tuple[KeyWeights, ...]] = {"first": (layout.look(layout.first()),)}
     if kind == "self":
         looks |= _by_place(layout)
     if ids is not None:
@@ -235,7 +235,7 @@ def _names(shares: dict[str, float], least: Mapping[str, float]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ who looks where
 
 
-class Look(NamedTuple):
+class KeyWeights(NamedTuple):
     """A weight per query, (B, H, Nq); which queries count, and of which the key is the first token, (B, H, Nq) or 1."""
 
     weight: Tensor
@@ -243,7 +243,7 @@ class Look(NamedTuple):
     at_first: Tensor
 
 
-class _Layout:
+class _Positions:
     """Where the queries of one call stand among its keys, and which of either are padding."""
 
     def __init__(self, weights: Weights, offset: Tensor | int | None, padding: Tensor | None, kind: str) -> None:
@@ -268,15 +268,15 @@ class _Layout:
         where = torch.where(self.padding.all(1), -1, (~self.padding).long().argmax(1))
         return where.view(-1, 1, 1).expand(-1, -1, self.nq)
 
-    def look(self, keys: Tensor) -> Look:
+    def look(self, keys: Tensor) -> KeyWeights:
         """The weight of one key per query, −1 for none; a query counts if it and its key are there and no padding."""
         if self.nk == 0:
             there = torch.zeros_like(keys, dtype=torch.bool)
         else:
             there = self.real & ~at_positions(self.padding, keys, outside=True)
-        return Look(self.weights.pairs(torch.where(there, keys, -1)), there, there & (keys == self.first()))
+        return KeyWeights(self.weights.pairs(torch.where(there, keys, -1)), there, there & (keys == self.first()))
 
-    def share(self, *looks: Look, first: bool = True) -> Tensor:
+    def share(self, *looks: KeyWeights, first: bool = True) -> Tensor:
         """What several looks find together of all attention of real queries, (B, H); first: the first token counts."""
         device = looks[0].weight.device
         parts = [x.weight if first else x.weight.masked_fill(x.at_first.to(device), 0) for x in looks]
@@ -285,13 +285,13 @@ class _Layout:
         return torch.where(real, found, 0).sum(-1) / real.sum(-1).clamp(min=1)
 
 
-def _by_place(layout: _Layout) -> dict[str, tuple[Look, ...]]:
+def _by_place(layout: _Positions) -> dict[str, tuple[KeyWeights, ...]]:
     back2, back, here, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
     near = (back2, back, ahead, ahead2)
     return {"own": (here,), "previous": (back,), "next": (ahead,), "neighbours": near}
 
 
-def _uniform(layout: _Layout, entropy: Tensor, visible: Tensor) -> Tensor:
+def _uniform(layout: _Positions, entropy: Tensor, visible: Tensor) -> Tensor:
     """The mean of H_i / ln(number of keys), over queries that see two keys or more."""
     _shaped("entropy", entropy, (layout.batch, layout.heads, layout.nq), shared=False)
     _shaped("visible", visible, (layout.batch, layout.heads, layout.nq))
@@ -300,7 +300,7 @@ def _uniform(layout: _Layout, entropy: Tensor, visible: Tensor) -> Tensor:
     return _mean_over(share.clamp(max=1), layout.real.to(entropy.device) & (visible >= 2))
 
 
-def _delimiter(layout: _Layout, received: Tensor, delimiters: Tensor, rows: Tensor | int | None) -> Tensor:
+def _delimiter(layout: _Positions, received: Tensor, delimiters: Tensor, rows: Tensor | int | None) -> Tensor:
     """The part of all attention that delimiters receive, the first token left out."""
     _shaped("received", received, (layout.batch, layout.heads, layout.nk), shared=False)
     chosen = _marks("delimiters", delimiters, layout.batch, layout.nk).to(received.device)
@@ -315,7 +315,7 @@ def _delimiter(layout: _Layout, received: Tensor, delimiters: Tensor, rows: Tens
     return total / count.clamp(min=1)
 
 
-def _by_token(layout: _Layout, ids: Tensor) -> dict[str, tuple[Look, ...]]:
+def _by_token(layout: _Positions, ids: Tensor) -> dict[str, tuple[KeyWeights, ...]]:
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise TypeError(f"ids must be integers, got {ids.dtype}")
     _shaped("ids", ids, (layout.batch, layout.nk))
@@ -357,7 +357,7 @@ def _later(group: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _mean(*looks: Look) -> Tensor:
+def _mean(*looks: KeyWeights) -> Tensor:
     """The mean of what several looks find together, over the queries that count for one of them; 0 where none does."""
     found = sum((look.weight for look in looks[1:]), looks[0].weight)  # (B, H, Nq)
     return _mean_over(found, reduce(torch.logical_or, (look.counts for look in looks)).to(found.device))

@@ -24,7 +24,7 @@ HOW = (
 
 
 @dataclass(frozen=True)
-class Placed:
+class TokenPlacement:
     """What a view knows of its tokens: the module's path, their layouts and their words.
 
     sides: one for all batch entries, or one for each; none where they were not given or do not fit, as `lacking` says.
@@ -47,12 +47,12 @@ class Placed:
         return self.sides[batch if len(self.sides) > 1 else 0], words
 
 
-NOWHERE = Placed()
+UNPLACED = TokenPlacement()
 """Of a view of which nothing was said."""
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSizes:
     """The calls of a module that carry each other on, in order; mostly one.
 
     kind: "self" or "cross".  sizes: B, H, Nq, Nk of each.  first: the place of its first key among those of the run.
@@ -152,7 +152,7 @@ def _read_sides(given: object) -> tuple[Sides, ...]:
     return read
 
 
-def fit_layouts(given: GivenLayouts, runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[Sides, ...]]:
+def fit_layouts(given: GivenLayouts, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
     """Path → layouts, for the modules that were seen, each checked against the runs of its module.
 
     runs: of each module that was seen. Layouts of others are left out, also those for all paths where they do not fit.
@@ -190,12 +190,12 @@ HAIR = 1e-6  # of a picture's longer side: rounding, and no part of a patch
 Token = int | str | tuple[int, int] | None
 """Which token is asked for: its index, its kind or word where there is one such, or its window and its index there."""
 
-Place = tuple[int, int]
+TokenIndex = tuple[int, int]
 """Window and index of a token."""
 
 
 @dataclass(frozen=True)
-class Patches:
+class ImagePatches:
     """The patches of one picture.
 
     >>> three = Patches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
@@ -229,12 +229,12 @@ class Patches:
         ranks = [np.unique(edge, return_inverse=True)[1].ravel() for edge in (top, left)]
         return np.stack(ranks, -1).astype(np.int64)
 
-    def number(self, place: Place) -> int | None:
+    def number(self, place: TokenIndex) -> int | None:
         """Which of the patches a token is; None for none of them."""
         found = np.flatnonzero((self.tokens == place).all(-1))
         return int(found[0]) if len(found) else None
 
-    def at(self, y: float, x: float) -> Place:
+    def at(self, y: float, x: float) -> TokenIndex:
         """The patch at a place in the photograph.
 
         Raises LookupError where the model did not see it, TypeError for what is no number.
@@ -270,7 +270,7 @@ def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.b
     return np.asarray((bottom <= near) | (right <= near) | (top >= height - near) | (left >= width - near))
 
 
-def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: str) -> Place:
+def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: str) -> TokenIndex:
     """Window and index of the token that is meant.
 
     >>> find_token(Layout.grid(2, 2, size=(4, 4)), "cls", None, "query")
@@ -302,7 +302,7 @@ def _index(token: object, n: int, name: str) -> int:
         raise IndexError(f"no {name} of this attention: {error}") from None
 
 
-def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> Place:
+def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str) -> TokenIndex:
     """A token by its kind, or else by its word."""
     found = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
     known = list(words) if words is not None and layout.shape == (1, len(words)) else None
@@ -316,7 +316,7 @@ def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str)
     raise LookupError(f"no {name} of this attention is {token!r}: {layout}{'' if token in KINDS else _words(known)}")
 
 
-def _by_word(words: Sequence[str], token: str) -> list[Place]:
+def _by_word(words: Sequence[str], token: str) -> list[TokenIndex]:
     """The tokens of a word: as it is written, or else without space around it, or else whatever its capitals."""
     ways: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
     for way in ways:
@@ -335,7 +335,7 @@ def _words(words: Sequence[str] | None, most: int = 6) -> str:
     return f"; its words are {', '.join(map(repr, known[:most]))}{', …' if len(known) > most else ''}" if known else ""
 
 
-def name_kind(layout: Layout, place: Place) -> str:
+def name_kind(layout: Layout, place: TokenIndex) -> str:
     """A token by its kind, counted among those of its kind in its picture where there are several.
 
     >>> resampled = Layout.grid(2, 2, size=(4, 4)) + Layout.latents(3, picture=0)
@@ -345,11 +345,11 @@ def name_kind(layout: Layout, place: Place) -> str:
     kind, picture = str(layout.kind[place]), int(layout.picture[place])
     alike = np.argwhere((layout.kind == kind) & (layout.picture == picture))
     several = (layout.kind == kind).sum() > len(alike)
-    of = f" of picture {picture}" if several and picture >= 0 else ""
+    of = f" of image {picture}" if several and picture >= 0 else ""
     return (kind if len(alike) == 1 else f"{kind} {int((alike == place).all(-1).argmax())}") + of
 
 
-def name_token(patches: Patches, place: Place, words: Sequence[str] | None) -> str:
+def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
     """A token in words: a patch by its row and column, text by its word, any other by its kind.
 
     >>> name_token(Patches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
@@ -358,10 +358,10 @@ def name_token(patches: Patches, place: Place, words: Sequence[str] | None) -> s
     layout = patches.layout
     kind, picture = str(layout.kind[place]), int(layout.picture[place])
     if kind == "patch":
-        own = patches if picture == patches.picture else Patches(layout, patches.frame, picture)
+        own = patches if picture == patches.picture else ImagePatches(layout, patches.frame, picture)
         number = own.number(place)
         assert number is not None
-        of = "" if own is patches else f" of picture {picture}"
+        of = "" if own is patches else f" of image {picture}"
         return f"patch ({own.cells[number, 0]}, {own.cells[number, 1]}){of}"
     if words is not None and layout.shape == (1, len(words)):
         return f"“{words[place[1]].strip() or words[place[1]]}” ({place[1]})"

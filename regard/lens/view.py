@@ -1,15 +1,9 @@
-"""What one attention call did: its output, measures of every head, and exact weights on demand.
-
-A view holds what was measured, small arrays only. Whatever else is asked for is computed from q and k, if they are
-there: always after `look`, after `watch` where `keep="qk"` was asked for.
-
-It does not know how calls are made or caught.
-"""
+"""`View`: the output, the measures and the exact weights of one attention call; `Record`: the call in a capture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.lens import patterns
+from regard.lens import display, patterns
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
 from regard.lens.measures.weights import Weights, sources
+from regard.lens.overlays import Overlay, make_overlay
 from regard.lens.patterns import Patterns
-from regard.lens.placement import NOWHERE, Placed
+from regard.lens.placement import UNPLACED, Token, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
 from regard.masks.mask import Grid
 from regard.masks.token_masks import at_positions
@@ -30,22 +25,25 @@ from regard.masks.token_masks import at_positions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.overlays import Overlay
+    from regard.lens.assembly import Link
+    from regard.lens.doctor.facts import Facts
 
-__all__ = ["PER_QUERY", "Place", "Tokens", "Told", "Top", "View"]
+__all__ = ["PER_QUERY", "KeyTokens", "KnownVisibility", "Record", "TopLinks", "View", "Visibility"]
 
 PER_QUERY = ("lse", "entropy", "max_logit", "effective")
+BY_TOKEN = ("delimiter", "same token", "induction")
 OVERVIEW = "a file saved with overview=True. Save the capture without overview=True"
 CHECK_CELLS = 1 << 24  # weights held at once while rows are checked
 
 
 @dataclass(frozen=True)
-class Top:
-    """The strongest links of each row: what `View.top` gives.
+class TopLinks:
+    """The strongest links of each row: the result of `View.top`.
 
-    index: (…, H, Nq, k) keys, strongest first, the lower key first among equals; −1 beyond what is visible.
-    weight: (…, H, Nq, k) their weights, 0 there.
-    tied: (…, H, Nq) whether a key that was left out is as strong as the last one taken.
+    Attributes:
+        index: (…, H, Nq, k) keys, strongest first, the lower key first among equals; −1 beyond what is visible.
+        weight: (…, H, Nq, k) their weights, 0 where the index is −1.
+        tied: (…, H, Nq) whether a key that was left out is as strong as the last one taken.
     """
 
     index: Any
@@ -53,12 +51,12 @@ class Top:
     tied: Any
 
 
-class Place(Protocol):
-    """How a call's queries stand among its keys: `regard.lens.doctor.mask_summary.Sight`, or what a file says of it."""
+class Visibility(Protocol):
+    """What the mask of a call leaves visible: `regard.lens.doctor.visibility.MaskSummary` or `KnownVisibility`."""
 
     @property
     def visible(self) -> Tensor | None:
-        """(B or 1, H or 1, Nq) keys each query sees."""
+        """(B or 1, H or 1, Nq) number of keys each query sees."""
 
     @property
     def padding(self) -> Tensor | None:
@@ -66,12 +64,12 @@ class Place(Protocol):
 
     @property
     def offset(self) -> Tensor | int | None:
-        """The position of query 0, where it is not Nk − Nq."""
+        """Position of query 0, where it is not Nk − Nq."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """A `Place` whose parts are known already."""
+class KnownVisibility:
+    """A `Visibility` whose parts are already computed, as read from a file."""
 
     visible: Tensor | None = None
     padding: Tensor | None = None
@@ -79,10 +77,12 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """What is known of the tokens that a call's keys stand for.
+class KeyTokens:
+    """The tokens that a call's keys stand for.
 
-    ids: (B or 1, Nk) token numbers.  delimiters: (B or 1, Nk) True for full stops, [SEP] and the like.
+    Attributes:
+        ids: (B or 1, Nk) token numbers.
+        delimiters: (B or 1, Nk) True for full stops, [SEP] and the like.
     """
 
     ids: Tensor | None = None
@@ -91,15 +91,22 @@ class Tokens:
 
 @dataclass(repr=False, eq=False)
 class View:
-    """One attention call seen from all sides. Arrays are of the inputs' kind, with leading axes (…, H) as the queries'.
+    """One attention call: its output, its measures, and exact weights computed on demand.
 
-    `output`; `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`, `top(k)`;
-    exact weights by `row`, `column`, `tile`; `patterns()`, `mean(name)` per head, `check()`.
+    A view holds small arrays only. Anything else is computed from q and k, which `look` always keeps and `watch` keeps
+    with `keep="qk"`. Arrays are of the inputs' kind (NumPy or torch), with leading axes (…, H) as the queries'.
 
-    >>> import regard
-    >>> x = torch.zeros(1, 2, 3, 4)
-    >>> regard.look(x, x, x)
-    View(1 × 2 heads, 3 queries, 3 keys; lse, entropy, received, max_logit, map; exact rows at hand)
+    Measures: `output`; `lse`, `max_logit`, `entropy`, `effective` (…, H, Nq); `received` (…, H, Nk); `map(size)`;
+    `top(k)`. Exact weights: `row(i)`, `column(j)`, `tile(rows, cols)`. Per head: `mean(name)`, `patterns()`.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> view = regard.look(x, x, x)
+        >>> view
+        View(1 × 2 heads, 3 queries, 3 keys; lse, entropy, received, max_logit, map; exact rows at hand)
+        >>> view.row(0).shape
+        torch.Size([1, 2, 3])
     """
 
     sizes: tuple[int, int, int, int]  # B, H, Nq, Nk
@@ -107,23 +114,23 @@ class View:
     given_output: Any = None
     weights: Weights | None = None
     kind: str = "self"
-    place: Place = Told()
-    tokens: Tokens = Tokens()
+    place: Visibility = KnownVisibility()
+    tokens: KeyTokens = KeyTokens()
     size: int = MAP_SIZE  # of the map that is held
     lead: tuple[int, ...] | None = None  # the queries' axes before N, where they are not (B, H)
     numpy: bool = False
     engine: str = ""
     pooled: tuple[str, ...] = ()  # measures whose positions were averaged into bins
-    links: int = TOP  # that `top` gives, where none are held
-    overview: bool = False  # saved with overview=True, which leaves out q, k, outputs and links
-    placed: Placed = NOWHERE  # where the tokens lie in a picture, and their words
-    edited: bool = False  # the model changed the weights after its softmax: these are those that it applied
+    links: int = TOP  # default k of `top`, where no links are held
+    overview: bool = False  # saved with overview=True: without q, k, outputs and links
+    placed: TokenPlacement = UNPLACED  # where the tokens lie in an image, and their words
+    edited: bool = False  # the model changed the weights after its softmax; these are the ones it applied
 
     # ------------------------------------------------------------------------------------------------------- measures
 
     @property
     def output(self) -> Any:
-        """The result of the attention itself. Raises LookupError where it was not kept."""
+        """The result of the attention itself. Raises LookupError if it was not kept."""
         if self.given_output is None:
             if self.overview:
                 raise LookupError(
@@ -149,27 +156,31 @@ class View:
 
     @property
     def effective(self) -> Any:
-        """(…, H, Nq) 1/Σp², how many keys a row spreads over, a sink counted as one more; 0 without either."""
+        """(…, H, Nq) 1/Σp², the effective number of keys of a row, a sink counted as one; 0 if there are none."""
         return self._give(self._held("effective"))
 
     @property
     def received(self) -> Any:
-        """(…, H, Nk) Σ p over the queries: what each key gets from all of them."""
+        """(…, H, Nk) Σ p over the queries: the total weight that each key gets."""
         return self._give(self._held("received"))
 
     def map(self, size: int | None = None) -> Any:
-        """Weights pooled to at most size × size cells, (…, H, cells, cells); with N ≤ size they are exact.
+        """Pooled weights, (…, H, size, size), or fewer cells where N < size.
 
-        A cell is the sum over its queries and keys, divided by the number of its queries: a row of cells sums to 1.
+        A cell is the sum of p over its queries and keys, divided by its number of queries: a row of cells sums to 1.
 
-        >>> import torch, regard
-        >>> x = torch.zeros(100, 4)
-        >>> regard.look(x, x, x).map(2)
-        tensor([[0.5000, 0.5000],
-                [0.5000, 0.5000]])
+        Args:
+            size: cells per axis; default the size that was measured with the view.
 
-        size: default that of the map which was measured, or to be measured, with the view.
-        Raises LookupError where another size was measured and q and k were not kept.
+        Raises:
+            LookupError: if another size was measured and q and k were not kept.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(4, 2)
+            >>> regard.look(x, x, x).map(2)
+            tensor([[0.5000, 0.5000],
+                    [0.5000, 0.5000]])
         """
         size = self.size if size is None else at_least_one("size", size)
         if all(min(size, n) == min(self.size, n) for n in self.sizes[2:]):
@@ -178,16 +189,20 @@ class View:
         weights = self._exact(f"a map of size {size}", hint, f"size={size}")
         return self._give(engines.measure_weights(weights, Wanted(frozenset(["map"]), size))["map"])
 
-    def top(self, k: int | None = None) -> Top:
+    def top(self, k: int | None = None) -> TopLinks:
         """The k strongest links of each row, exact.
 
-        >>> import torch, regard
-        >>> x = torch.eye(3) * 30
-        >>> regard.look(x, x, x).top(1).index[:, 0]
-        tensor([0, 1, 2])
+        Args:
+            k: links per row; default as many as were measured with the view.
 
-        k: default as many as were measured, or asked for, with the view.
-        Raises LookupError where fewer were measured and q and k were not kept.
+        Raises:
+            LookupError: if fewer were measured and q and k were not kept.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.eye(3) * 30
+            >>> regard.look(x, x, x).top(1).index[:, 0]
+            tensor([0, 1, 2])
         """
         have = self.held["top_key"].shape[-1] if "top_key" in self.held else 0
         k = (have or self.links) if k is None else at_least_one("k", k)
@@ -197,22 +212,27 @@ class View:
             self.held |= engines.measure_weights(weights, Wanted(frozenset(["top"]), top=k))
             have = k
         key, weight, tied = (self.held[f"top_{part}"] for part in ("key", "weight", "tied"))
-        if k < have:  # the next one is known
+        if k < have:  # the next link is held, so ties are visible
             tied = (weight[..., k] == weight[..., k - 1]) & (key[..., k] >= 0)
-        short = (0, max(0, k - have))  # beyond all the keys there are
+        short = (0, max(0, k - have))  # more links than keys
         key, weight = pad(key[..., :k], short, value=-1), pad(weight[..., :k], short)
-        return Top(self._give(key), self._give(weight), self._give(tied))
+        return TopLinks(self._give(key), self._give(weight), self._give(tied))
 
     def how(self, name: str) -> str:
-        """Do a measure's numbers stand for single positions ("exact") or for several together ("pooled")?
+        """Whether a measure's numbers belong to single positions ("exact") or to several together ("pooled").
 
-        >>> import torch, regard
-        >>> x = torch.zeros(100, 4)
-        >>> view = regard.look(x, x, x)
-        >>> view.how("entropy"), view.how("map")
-        ('exact', 'pooled')
+        Args:
+            name: a measure, or "lse"; for "map", the answer is about `map()`.
 
-        name: a measure, or "lse"; of the map, it is said of `map()`. Raises ValueError for another.
+        Raises:
+            ValueError: for an unknown name.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(100, 4)
+            >>> view = regard.look(x, x, x)
+            >>> view.how("entropy"), view.how("map")
+            ('exact', 'pooled')
         """
         if name not in ("lse", *NAMES):
             raise ValueError(f"no measure {name!r}; there are lse, {', '.join(NAMES)}")
@@ -221,41 +241,56 @@ class View:
         return "pooled" if name in self.pooled else "exact"
 
     def mean(self, name: str) -> Any:
-        """One number per head, (…, H): a measure's mean over the queries that are neither padding nor see nothing.
+        """Mean of a measure over the queries of each head, (…, H); padding and rows that see nothing do not count.
 
-        >>> import torch, regard
-        >>> x = torch.zeros(2, 4)
-        >>> regard.look(x, x, x, mask=regard.masks.causal()).mean("effective")
-        tensor(1.5000)
+        Args:
+            name: "lse", "entropy", "max_logit" or "effective".
 
-        name: "lse", "entropy", "max_logit" or "effective". Raises ValueError for another, and LookupError where the
-            numbers were pooled before, or not measured with q and k gone.
+        Raises:
+            ValueError: for another name.
+            LookupError: if the numbers were pooled, or not measured and q and k were not kept.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(2, 4)
+            >>> regard.look(x, x, x, mask=regard.masks.causal()).mean("effective")
+            tensor(1.5000)
         """
         if name not in PER_QUERY:
             raise ValueError(f"mean is over queries: one of {', '.join(PER_QUERY)}; got {name!r}")
         if f"mean {name}" in self.held:
             return self._give(self.held[f"mean {name}"])
         if name in self.pooled:
-            raise LookupError(f"{name} was pooled, padding and all; a mean over the queries can no longer be told")
+            raise LookupError(f"{name} was pooled together with padding, so its mean over the queries is not known")
         values = self._held(name)
-        counted = self._counted(values.device)
+        (_, _, nq, nk), place, device = self.sizes, self.place, values.device
+        counted = torch.ones(1, 1, nq, dtype=torch.bool, device=device)  # (B or 1, H or 1, Nq)
+        if place.padding is not None and self.kind == "self" and nk:
+            positions = Grid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
+            counted = ~at_positions(place.padding, positions, outside=False).to(device)
+        if place.visible is not None:
+            counted = counted & (place.visible > 0).to(device)
+        if "lse" in self.held and "lse" not in self.pooled:  # a bias may hide all keys of a row
+            counted = counted & (self.held["lse"] != -inf)
         total = torch.where(counted, values, 0.0).sum(-1)
         return self._give(total / counted.expand_as(values).sum(-1).clamp(min=1))
 
     def patterns(self) -> dict[str, Any]:
-        """Name → (…, H) in [0, 1]: how far each head follows a pattern, see `regard.lens.patterns`.
+        """Scores of attention patterns, name → (…, H) in [0, 1]; see `regard.lens.patterns`.
 
-        >>> import torch, regard
-        >>> x = torch.eye(4) * 30
-        >>> regard.look(x, x, x).patterns()["own"]
-        tensor(1.)
+        Raises:
+            LookupError: if they were not measured and q and k were not kept.
 
-        Raises LookupError if they were not measured and q and k were not kept.
+        Example:
+            >>> import torch, regard
+            >>> x = torch.eye(4) * 30
+            >>> regard.look(x, x, x).patterns()["own"]
+            tensor(1.)
         """
         return {name: self._give(values) for name, values in self.head_patterns().scores.items()}
 
     def head_patterns(self) -> Patterns:
-        """Scores and shares of the patterns as tensors (B, H): those that are held, or else from exact weights."""
+        """Scores and shares of the patterns as tensors (B, H): those that are held, else from exact weights."""
         held = [
             {name.removeprefix(kind): t for name, t in self.held.items() if name.startswith(kind)}
             for kind in ("pattern ", "share ", "beside ")
@@ -281,45 +316,98 @@ class View:
             delimiters=tokens.delimiters,
         )
 
+    def per_head(self, measure: str) -> Tensor:
+        """One number per head as a tensor (B, H): a measure's mean over the queries, or a pattern's score.
+
+        Args:
+            measure: "entropy", "effective", "max_logit", "lse", or a pattern's name.
+
+        Raises:
+            LookupError: if it is not known; the message lists `known_values`.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(1, 2, 4, 3)
+            >>> regard.look(x, x, x).per_head("entropy")
+            tensor([[1.3863, 1.3863]])
+        """
+        plain = replace(self, lead=None, numpy=False)
+        if measure in PER_QUERY:
+            mean: Tensor = plain.mean(measure)
+            return mean
+        scores: dict[str, Tensor] = plain.patterns()
+        if measure in scores:
+            return scores[measure]
+        reason = ""
+        if measure in BY_TOKEN and self.kind == "cross" and measure != "delimiter":
+            reason = f"; {measure!r} compares the tokens of one sequence, and this is cross-attention"
+        elif measure in BY_TOKEN and self.tokens.ids is None:
+            reason = f"; {measure!r} needs tokens: pass tokens= to watch, one for each of the {self.sizes[3]} keys"
+        elif measure == "delimiter":
+            reason = "; none of the tokens= is a delimiter, such as '.' or '[SEP]': pass them as words, not numbers"
+        known = ", ".join(self.known_values()) or "none"
+        raise LookupError(f"no measure or pattern {measure!r} here; there are {known}{reason}")
+
+    def known_values(self) -> list[str]:
+        """Names of the measures and patterns that `per_head` accepts."""
+        exact = self.weights is not None
+        known = [n for n in PER_QUERY if f"mean {n}" in self.held or (n in self.held and n not in self.pooled)]
+        known += [n for n in ("entropy", "effective") if exact and n not in known]
+        scored = exact or any(name.startswith("pattern ") for name in self.held)
+        return [*known, *(self.patterns() if scored else ())]
+
     # --------------------------------------------------------------------------------------------------- exact weights
 
     def row(self, i: int) -> Any:
-        """The exact weights of query i over all keys, (…, H, Nk). Negative i counts from the end.
+        """The exact weights of query i over all keys, (…, H, Nk). A negative i counts from the end.
 
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.look(x, x, x, mask=regard.masks.causal()).row(1)
-        tensor([0.5000, 0.5000, 0.0000, 0.0000])
+        Raises:
+            IndexError: if there is no such query.
+            LookupError: if q and k were not kept.
 
-        Raises IndexError for a query that is not there, LookupError where q and k were not kept.
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(4, 2)
+            >>> regard.look(x, x, x, mask=regard.masks.causal()).row(1)
+            tensor([0.5000, 0.5000, 0.0000, 0.0000])
         """
         i = index_among("row", i, self.sizes[2], "queries")
         return self._give(self._exact("row").tile(slice(i, i + 1), slice(None))[:, :, 0])
 
     def column(self, j: int) -> Any:
-        """The exact weights that key j gets from all queries, (…, H, Nq). Negative j counts from the end.
+        """The exact weights that all queries give to key j, (…, H, Nq). A negative j counts from the end.
 
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.look(x, x, x, mask=regard.masks.causal()).column(0)
-        tensor([1.0000, 0.5000, 0.3333, 0.2500])
+        Raises:
+            IndexError: if there is no such key.
+            LookupError: if q and k were not kept.
 
-        Raises IndexError for a key that is not there, LookupError where q and k were not kept.
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(4, 2)
+            >>> regard.look(x, x, x, mask=regard.masks.causal()).column(0)
+            tensor([1.0000, 0.5000, 0.3333, 0.2500])
         """
         j = index_among("column", j, self.sizes[3], "keys")
         return self._give(self._exact("column").tile(slice(None), slice(j, j + 1))[..., 0])
 
     def tile(self, rows: slice | range | Sequence[int], cols: slice | range | Sequence[int]) -> Any:
-        """The exact weights of these queries and keys, (…, H, rows, columns). As many as you ask for are made.
+        """The exact weights of some queries and keys, (…, H, rows, columns).
 
-        >>> import numpy as np, regard
-        >>> x = np.eye(3)
-        >>> regard.look(x, x, x).tile(slice(0, 2), [2, 0]).round(2)
-        array([[0.26, 0.47],
-               [0.26, 0.26]])
+        Args:
+            rows: queries as a slice, a range or integers; negative integers count from the end.
+            cols: keys, likewise.
 
-        rows, cols: a slice, a range, or integers, of which negative ones count from the end.
-        Raises IndexError and LookupError as `row` does, TypeError for what is none of these.
+        Raises:
+            IndexError: if there is no such query or key.
+            LookupError: if q and k were not kept.
+            TypeError: for another kind of index.
+
+        Example:
+            >>> import numpy as np, regard
+            >>> x = np.eye(3)
+            >>> regard.look(x, x, x).tile(slice(0, 2), [2, 0]).round(2)
+            array([[0.26, 0.47],
+                   [0.26, 0.26]])
         """
         r, c = part_of_axis("rows", rows, self.sizes[2], "queries"), part_of_axis("cols", cols, self.sizes[3], "keys")
         return self._give(self._exact("tile").tile(r, c))
@@ -327,45 +415,56 @@ class View:
     def overlay(
         self,
         image: object = None,
-        token: int | str | tuple[int, int] | None = None,
+        token: Token = None,
         *,
         at: tuple[float, float] | None = None,
         head: int | None = None,
         batch: int = 0,
-        picture: int = 0,
+        image_index: int = 0,
         column: bool = False,
     ) -> Overlay:
-        """What a token looks at, on the photograph; without a token, what all but padding look at. See docs/lens.md.
+        """The weights of a token on the image that its keys are patches of. See docs/lens.md.
 
-        >>> import torch, regard
-        >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
-        >>> replace(regard.look(x, x, x), placed=Placed(sides=(sides,))).overlay(token="cls").mass.round(2)
-        array([0.2, 0.2, 0.2, 0.2])
+        Args:
+            image: a Pillow image or an array to draw on; without one the overlay is drawn on blank paper.
+            token: its index, its kind ("cls") or word if there is one such, or (window, index). Default: the mean of
+                all queries but padding.
+            at: instead of a token, a place (y, x) in the image's pixels: the patch there.
+            head: which head; default the mean of all.
+            batch: which batch entry.
+            image_index: which of the entry's images.
+            column: show who looks at the token, instead of what it looks at.
 
-        image: the photograph, a Pillow image or an array; without one the overlay is drawn on bare paper.
-        token: its index, its kind ("cls") or its word where there is one such, or (window, index).
-        at: instead, a place (y, x) in the photograph's pixels: the patch there.
-        head: by default the mean of all.  batch, picture: which batch entry, and which of its pictures.
-        column: not what the token looks at, but from where it is looked at.
-        Raises LookupError where layouts are not known (`capture.layouts`), q and k were not kept, or there is no such
-        token or place; IndexError for a number that is not there; ValueError, TypeError for an image that does not fit.
+        Raises:
+            LookupError: if the layouts are not known (`capture.layouts`), q and k were not kept, or there is no such
+                token or place.
+            IndexError: if there is no such head, batch entry or image.
+            ValueError, TypeError: for an image or arguments that do not fit.
+
+        Example:
+            >>> import torch, regard
+            >>> from regard.lens.placement import TokenPlacement
+            >>> x, sides = torch.zeros(1, 1, 5, 4), regard.layouts.Sides.patches(32, patch=16)
+            >>> view = replace(regard.look(x, x, x), placed=TokenPlacement(sides=(sides,)))
+            >>> view.overlay(token="cls").mass.round(2)
+            array([0.2, 0.2, 0.2, 0.2])
         """
-        from regard.lens.overlays import overlay_of  # which asks views, and so imports this file
-
-        return overlay_of(self, image, token, at=at, head=head, batch=batch, picture=picture, column=column)
+        return make_overlay(self, image, token, at=at, head=head, batch=batch, image_index=image_index, column=column)
 
     def check(self) -> Report:
-        """Look at every row, a few at a time: does it sum to 1 (or to 0), is anything NaN or infinite.
+        """Check every row: it must sum to 1 (or be 0), without NaN or infinite weights.
 
         Rows of weights that the model edited after its softmax may have any sum and sign.
 
-        >>> import torch, regard
-        >>> x = torch.eye(2)
-        >>> print(regard.look(x / torch.tensor([[1], [0]]), x, x).check())
-        1 of 2 rows is not attention weights (tolerance 2.35e-06):
-          row 1: holds NaN; often a row whose keys are all hidden
+        Raises:
+            LookupError: if q and k were not kept.
 
-        Raises LookupError if q and k were not kept.
+        Example:
+            >>> import torch, regard
+            >>> x = torch.eye(2)
+            >>> print(regard.look(x / torch.tensor([[1], [0]]), x, x).check())
+            1 of 2 rows is not attention weights (tolerance 2.35e-06):
+              row 1: holds NaN; often a row whose keys are all hidden
         """
         weights, (batch, heads, nq, nk) = self._exact("check"), self.sizes
         at_once = max(1, CHECK_CELLS // max(1, batch * heads * nk))
@@ -387,13 +486,13 @@ class View:
             edited=self.edited,
         )
 
-    # ------------------------------------------------------------------------------------------------------- plumbing
+    # -------------------------------------------------------------------------------------------------------- helpers
 
     def _held(self, name: str) -> Tensor:
-        """A measure that is there, or by one more pass; after that it is there."""
+        """A measure; one that is not held is measured now and held from then on."""
         if name not in self.held:
             if self.edited and name in ("lse", "max_logit"):
-                raise LookupError(f"{name} is of a softmax, and the model edited the weights after it")
+                raise LookupError(f"{name} belongs to a softmax, and the model edited the weights after it")
             if name not in NAMES:
                 raise LookupError(f"this view holds no {name}")
             weights = self._exact(name, "", f"measures=['{name}']")
@@ -411,19 +510,6 @@ class View:
             )
         return self.weights
 
-    def _counted(self, device: torch.device) -> Tensor:
-        """(B or 1, H or 1, Nq): which queries are no padding and see something."""
-        (_, _, nq, nk), place = self.sizes, self.place
-        counted = torch.ones(1, 1, nq, dtype=torch.bool, device=device)
-        if place.padding is not None and self.kind == "self" and nk:
-            positions = Grid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
-            counted = ~at_positions(place.padding, positions, outside=False).to(device)
-        if place.visible is not None:
-            counted = counted & (place.visible > 0).to(device)
-        if "lse" in self.held and "lse" not in self.pooled:  # a bias may hide all keys of a row
-            counted = counted & (self.held["lse"] != -inf)
-        return counted
-
     def _give(self, x: Tensor) -> Any:
         """A tensor (B, H, …) as the caller's kind of array, with the caller's leading axes."""
         if self.lead is not None:
@@ -431,24 +517,27 @@ class View:
         return x.detach().cpu().numpy() if self.numpy else x
 
     def show(self, head: int | None = None, *, batch: int = 0, dark: bool = False) -> Figure:
-        """A picture: the maps of all heads, or one head's with what keys receive and its queries' entropy.
+        """A figure of the maps of all heads; or of one head, with received weights and entropy at the margins.
 
-        >>> import torch, regard
-        >>> x = torch.zeros(1, 2, 3, 4)
-        >>> regard.look(x, x, x).show(head=1).texts[0].get_text()
-        'head 1'
+        Args:
+            head: which head; default all.
+            batch: which batch row.
+            dark: draw on a dark background.
 
-        head: default all.  batch: which batch row.  dark: for dark paper.
-        Raises IndexError for a head or batch row that is not there, LookupError where no map was measured.
+        Raises:
+            IndexError: if there is no such head or batch row.
+            LookupError: if no map was measured and q and k were not kept.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(1, 2, 3, 4)
+            >>> regard.look(x, x, x).show(head=1).texts[0].get_text()
+            'head 1'
         """
-        from regard.lens import show as showing
-
-        return showing.picture_of(self, batch=batch, head=head, dark=dark)
+        return display.view_figure(self, batch=batch, head=head, dark=dark)
 
     def _repr_png_(self) -> bytes | None:
-        from regard.lens import show as showing
-
-        return showing.png_of(self)
+        return display.view_png(self)
 
     def __repr__(self) -> str:
         batch, heads, nq, nk = self.sizes
@@ -461,3 +550,35 @@ class View:
     def moved(self, device: str | torch.device) -> View:
         """The same view with its measures on another device; q and k stay where they are."""
         return replace(self, held={name: t.to(device) for name, t in self.held.items()})
+
+
+@dataclass
+class Record:
+    """One attention call of a watched model.
+
+    Attributes:
+        path: the module that made the call, as `named_modules()` names it.
+        n: number of this call among the module's calls, from 0.
+        kind: "self" or "cross".
+        source: what was tapped.
+        kernel: what ran.
+        compiled: seen inside compiled code, where only the compiled module is known: `path` is that module, plus the
+            number of the call in a run of it if there are several ("layers.3.compiled_call.1").
+        view: its measures; None if the call could not be read.
+        facts: its mask and numbers; None likewise.
+        heads: numbers per head for the doctor, (B, H).
+        trouble: why the call could not be read.
+        link: which call it continues, in generation; None if that is not known.
+    """
+
+    path: str
+    n: int
+    kind: str
+    source: str
+    kernel: str
+    compiled: bool = False
+    view: View | None = None
+    facts: Facts | None = None
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    trouble: str | None = None
+    link: Link | None = None

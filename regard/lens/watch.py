@@ -18,8 +18,8 @@ from regard.backends.call import Call
 from regard.lens.assembly import Link, Runs, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
-from regard.lens.doctor.findings import places
-from regard.lens.doctor.mask_summary import Sight, see
+from regard.lens.doctor.report import merge_paths
+from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
 from regard.lens.measures.weights import Given, Remembered, Weights
@@ -27,7 +27,7 @@ from regard.lens.placement import read_layouts
 from regard.lens.taps.callers import original_path
 from regard.lens.taps.calls import Sighting, raise_rows
 from regard.lens.taps.installation import Taps
-from regard.lens.view import Told, View
+from regard.lens.view import KnownVisibility, View
 from regard.lens.watch_options import Keeper, Layers, Plan, read_plan
 from regard.nn.attention import MultiHeadAttention
 
@@ -76,7 +76,7 @@ def name_unseen(
         if layers.may_have(path):
             found.setdefault(path, f"a product of shape {shape} that met another without a softmax that is known here")
     for want in layers.unmet([*names, *(path for path in seen if path not in names)]):
-        there = f"those that ran are {places(names)}" if names else "none ran"
+        there = f"those that ran are {merge_paths(names)}" if names else "none ran"
         found[str(want)] = f"layers={want!r} fits no attention that was seen: {there}"
     return found
 
@@ -288,11 +288,11 @@ class Watching:
         def offset() -> object:
             if view is not None:
                 return view.place.offset
-            return None if call is None else see(call, sighting.kind).offset
+            return None if call is None else summarise_mask(call, sighting.kind).offset
 
         return self._runs.link(place, n, sizes, sighting.kind, marks, offset)
 
-    def _kept(self, record: Record, place: str, weights: Weights, sight: Sight | None) -> Weights:
+    def _kept(self, record: Record, place: str, weights: Weights, sight: MaskSummary | None) -> Weights:
         device, link = self.plan.device, record.link
         if isinstance(weights, Given):
             scores = None if weights.scores is None else _moved(weights.scores, device)
@@ -328,11 +328,11 @@ def _sizes(call: Call | None, made: Tensor | None) -> tuple[int, int, int, int]:
     return batch, heads, nq, nk
 
 
-def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, Sight | None]:
+def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, MaskSummary | None]:
     """The record of one call, measured now, because its tensors are the model's; its weights, and what queries see."""
     record = Record(sighting.path, 0, sighting.kind, sighting.source, sighting.kernel, sighting.compiled)
     if sighting.call is not None and sighting.trouble is None:
-        sight = see(sighting.call, sighting.kind)
+        sight = summarise_mask(sighting.call, sighting.kind)
         return record, _from_call(record, sighting, sighting.call, sight, plan), sight
     if sighting.weights is not None or sighting.scores is not None:
         return record, _from_weights(record, sighting, plan), None
@@ -340,7 +340,7 @@ def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, S
     return record, None, None
 
 
-def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, plan: Plan) -> Weights:
+def _from_call(record: Record, sighting: Sighting, call: Call, sight: MaskSummary, plan: Plan) -> Weights:
     raised, taken = raise_rows(call)
     lse = engines.exact_lse(raised, None if taken is not None else sighting.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
@@ -366,7 +366,7 @@ def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
     if sighting.edited:
         empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
         record.facts = replace(record.facts, edited=True, empty_rows=empty)
-    sight = Told(None, record.facts.padding, record.facts.offset)
+    sight = KnownVisibility(None, record.facts.padding, record.facts.offset)
     _finish(record, weights, found, sight, sighting.output, plan, "torch")
     return weights
 
@@ -375,13 +375,13 @@ def _finish(
     record: Record,
     weights: Weights,
     found: dict[str, Tensor],
-    sight: Sight | Told,
+    sight: MaskSummary | KnownVisibility,
     output: Tensor | None,
     plan: Plan,
     engine: str,
 ) -> None:
     """Patterns, what the doctor wants to know, and the view."""
-    place = Told(sight.visible, sight.padding, sight.offset)
+    place = KnownVisibility(sight.visible, sight.padding, sight.offset)
     view = View(
         weights.sizes,
         found,
@@ -402,7 +402,7 @@ def _finish(
     view.given_output = _copied(output, plan.device) if "output" in plan.keep and output is not None else None
     if plan.device is not None:
         parts = (_moved(x, plan.device) if isinstance(x, Tensor) else x for x in vars(place).values())
-        view = replace(view.moved(plan.device), place=Told(*parts))
+        view = replace(view.moved(plan.device), place=KnownVisibility(*parts))
     record.view = view
 
 
@@ -431,7 +431,7 @@ def _copied(x: Tensor, device: torch.device | None) -> Tensor:
     return x.clone() if device in (None, x.device) else x.to(device)
 
 
-def _rest_hidden(sight: Sight, link: Link) -> bool:
+def _rest_hidden(sight: MaskSummary, link: Link) -> bool:
     """Does no query see a key beyond those that are written so far? A cache of fixed size has room there."""
     written = link.known + sight.nq
     if written >= sight.nk:

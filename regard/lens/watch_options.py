@@ -16,7 +16,7 @@ from regard.backends.call import Call
 from regard.lens.assembly import Link
 from regard.lens.measures.measures import NAMES, Wanted, read_wanted
 from regard.lens.measures.weights import Remembered
-from regard.lens.view import Tokens
+from regard.lens.view import KeyTokens
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
 
@@ -62,13 +62,13 @@ class Plan:
     keep: frozenset[str]
     device: torch.device | None
     words: list[list[str]] | None
-    tokens: Tokens
+    tokens: KeyTokens
 
-    def tokens_for(self, sizes: Sequence[int]) -> Tokens:
+    def tokens_for(self, sizes: Sequence[int]) -> KeyTokens:
         """The tokens that the keys of a call are, where there are as many."""
         batch, _, _, nk = sizes
         ids = self.tokens.ids
-        return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else Tokens()
+        return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else KeyTokens()
 
 
 def read_plan(
@@ -159,14 +159,14 @@ def _read_tokens(tokens: object) -> list[list[str]] | None:
     return [[str(t) for t in (row.tolist() if isinstance(row, Tensor) else row)] for row in rows]
 
 
-def _numbered(words: list[list[str]] | None) -> Tokens:
+def _numbered(words: list[list[str]] | None) -> KeyTokens:
     """Words as numbers, equal for equal words, and which of them are delimiters; nothing for rows of unlike lengths."""
     if words is None or len({len(row) for row in words}) > 1:
-        return Tokens()
+        return KeyTokens()
     number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
     ids = torch.tensor([[number[w] for w in row] for row in words])
     marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
-    return Tokens(ids, marks if bool(marks.any()) else None)
+    return KeyTokens(ids, marks if bool(marks.any()) else None)
 
 
 MASKS = 4

@@ -421,3 +421,13 @@ def mixed_cells(mask: Mask, at: Tensor, size: tuple[int, int], nq: int, nk: int)
         inside = (i < nq) & (j < nk)
         cells[part : part + TILES_AT_ONCE] = see(b, h, i.clamp(max=nq - 1), j.clamp(max=nk - 1)) & inside
     return cells
+
+
+def cell_edges(n: int, size: int) -> list[int]:
+    """Edges of min(size, n) cells over n positions, as even as integers allow.
+
+    >>> cell_edges(7, 3), cell_edges(2, 64)
+    ([0, 2, 4, 7], [0, 1, 2])
+    """
+    cells = min(size, n)
+    return [c * n // cells for c in range(cells + 1)] if cells else [0]

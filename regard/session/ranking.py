@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import Layout, Sides
-from regard.lens.capture import Capture, Ran
-from regard.lens.description import plain
-from regard.lens.measures.measures import cell_edges
+from regard.lens.capture import Capture, ModuleRun
+from regard.lens.display import plain
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View
+from regard.masks.tiles import cell_edges
 from regard.session.labels import is_word, word_numbers
 from regard.session.types import Opening
 
@@ -69,7 +69,7 @@ def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
     )
 
 
-def _sides(capture: Capture, run: Ran) -> Sides | None:
+def _sides(capture: Capture, run: ModuleRun) -> Sides | None:
     """What the tokens of a run are, in the first batch entry."""
     if run.path not in capture.layouts or not (run.call is None or len(run.records) == 1):
         return None

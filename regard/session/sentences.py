@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.layouts import Layout
 from regard.lens.patterns import KEYS, REST
-from regard.lens.placement import Patches, name_kind
+from regard.lens.placement import ImagePatches, name_kind
 from regard.session.labels import shown
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
@@ -39,7 +39,7 @@ def _placed(session: Session, seen: SeenLayer, layout: Layout, number: int) -> s
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""
     if kind == "patch":
-        patches = Patches(layout, seen.sides.frames[picture], picture)
+        patches = ImagePatches(layout, seen.sides.frames[picture], picture)
         own = patches.number((window, index))
         assert own is not None
         row, column = patches.cells[own].tolist()

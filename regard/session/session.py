@@ -18,8 +18,8 @@ from regard.backends.call import Call
 from regard.data.images import Source, open_picture
 from regard.layouts import Frame
 from regard.lens.capture import Capture
-from regard.lens.files.media import Photo
-from regard.lens.files.saving import open as open_capture
+from regard.lens.capture import open as open_capture
+from regard.lens.files.saving import Photo
 from regard.lens.watch import watch
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.image_text import Answerer, Captioner, Matcher

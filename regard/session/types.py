@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from regard.lens.measures.measures import cell_edges
+from regard.masks.tiles import cell_edges
 
 # pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from regard.lens.measures.measures import cell_edges
 from regard.masks.rules import numbers
+from regard.masks.tiles import cell_edges
 from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, legend, readable_on, rgb
 from regard.viz.inputs import read_numbers, read_tokens
 from regard.viz.sheet import (

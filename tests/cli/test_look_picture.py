@@ -82,7 +82,7 @@ def test_what_the_model_saw_and_where_cls_looks_are_printed(run, photo, model, s
     assert lines[1] == "photo.png: 37 × 53 pixels, high and wide"
     assert lines[2].startswith("prepared: resize the shorter side to 30")
     assert lines[3].endswith("as 30 × 42 pixels in 5 × 7 patches")
-    assert lines[5] == "cls → the picture   layer 2, mean of 5 heads"
+    assert lines[5] == "cls → the image   layer 2, mean of 5 heads"
     overlay = session.capture[2].overlay(token="cls")
     best = int(overlay.mass.argmax())
     first = lines[lines.index("Strongest patches") + 1]
@@ -152,7 +152,7 @@ def test_token_of_a_window_counts_through_the_windows(run, photo, windowed):
 
 
 def test_without_cls_it_is_what_all_look_at(run, photo, windowed):
-    assert json.loads(run(photo, "--model", windowed, "--json"))["of"] == "all queries → the picture"
+    assert json.loads(run(photo, "--model", windowed, "--json"))["of"] == "all queries → the image"
 
 
 def test_korean_says_the_same(run, photo, model):
@@ -171,13 +171,13 @@ def test_korean_says_the_same(run, photo, model):
 @pytest.mark.parametrize(
     ("english", "korean"),
     [
-        ("cls → the picture", "cls → 이미지"),
-        ("all queries → picture 1", "모든 쿼리 → 이미지 1"),
-        ("patch (1, 0) of picture 2 → picture 0", "이미지 2의 패치 (1, 0) → 이미지 0"),
-        ("picture 13 → register 4", "이미지 13 → 레지스터 4"),
-        ("the picture → latent (2, 3)", "이미지 → 잠재 토큰 (2, 3)"),
-        ("“the picture” (4) → the picture", "“the picture” (4) → 이미지"),
-        ("“patch” (4) → the picture", "“patch” (4) → 이미지"),
+        ("cls → the image", "cls → 이미지"),
+        ("all queries → image 1", "모든 쿼리 → 이미지 1"),
+        ("patch (1, 0) of image 2 → image 0", "이미지 2의 패치 (1, 0) → 이미지 0"),
+        ("image 13 → register 4", "이미지 13 → 레지스터 4"),
+        ("the image → latent (2, 3)", "이미지 → 잠재 토큰 (2, 3)"),
+        ("“the image” (4) → the image", "“the image” (4) → 이미지"),
+        ("“patch” (4) → the image", "“patch” (4) → 이미지"),
     ],
 )
 def test_title_of_an_overlay_is_said_in_korean(english, korean):
@@ -439,7 +439,7 @@ def test_options_of_pictures_are_refused_for_texts(fail, option):
 
 def test_plain_values_are_those_that_are_printed(session):
     said = look_image.as_plain(session, Asked(layer="2", head=0), None, "en")
-    assert said["of"] == "cls → the picture"
+    assert said["of"] == "cls → the image"
     with pytest.raises(LookupError, match="session"):
         look_image.as_plain(Session("empty", type(session.capture)(), ()), Asked(), None, "en")
 

@@ -21,9 +21,9 @@ from regard.backends.call import prepare
 from regard.explorer import answers
 from regard.lens.assembly import Assembled
 from regard.lens.capture import Capture, Record
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.measures.weights import Given, Remembered
-from regard.lens.view import Told, View
+from regard.lens.view import KnownVisibility, View
 from regard.session import session as sessions
 from regard.session.head_weights import one_head
 from regard.session.session import Session, look_at, open_file, session_of
@@ -429,7 +429,7 @@ def test_links_that_were_measured_are_used_without_queries_and_keys():
 def test_query_that_sees_a_single_key_makes_no_link():
     q = torch.randn(1, 1, 5, D)
     view = regard.look(q, q, q, mask=regard.masks.causal())
-    made = replace(view, place=Told(visible=torch.arange(1, 6).view(1, 1, 5)))
+    made = replace(view, place=KnownVisibility(visible=torch.arange(1, 6).view(1, 1, 5)))
     assert 0 not in [link["query"] for link in answers.links(session_with(made), 0, 0, 15)["links"]]
 
 
@@ -470,7 +470,7 @@ def test_overview_file_is_answered_from_what_it_holds(tmp_path: Path):
 
 
 def test_pooled_view_needs_no_row():
-    view = overview_of(seen(nq=131, nk=137))
+    view = make_overview(seen(nq=131, nk=137))
     assert answers.head(session_with(view), 0, 0)["map"]["shape"] == [64, 64]
 
 

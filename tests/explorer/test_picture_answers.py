@@ -300,7 +300,7 @@ console.log(JSON.stringify(tokens.kinds.map((_, token) => tokens.name(token))));
     names = json.loads(done.stdout)
     assert names == [key_label(found, 0, key) for key in range(both.shape[1])]
     assert names[1:3] == ["register 0", "register 1"]
-    assert names[5:9] == ["latent 0 of picture 0", "latent 1 of picture 0", "latent 2 of picture 0", "cls of picture 1"]
+    assert names[5:9] == ["latent 0 of image 0", "latent 1 of image 0", "latent 2 of image 0", "cls of image 1"]
     assert names[-2:] == ["padding 0", "padding 1"]
 
 

@@ -210,10 +210,10 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
     with serving([Session("toy", seen, ())]) as address:
         ready(page, f"{address}#session=1&layer=0&head=1&token=0")
         expected = seen[0].overlay(token="cls", head=1).shares
-        assert set(expected) == {"cls", "patch", "beyond the picture"}
+        assert set(expected) == {"cls", "patch", "beyond the image"}
         assert shares(page) == pytest.approx(expected, abs=1e-6)
-        outside = page.locator('.photo-share[data-kind="beyond the picture"]')
-        expect(outside).to_contain_text("beyond the picture 0.")
+        outside = page.locator('.photo-share[data-kind="beyond the image"]')
+        expect(outside).to_contain_text("beyond the image 0.")
         page.locator("[data-choice=lang] [data-value=ko]").click()
         expect(outside).to_contain_text("이미지 밖 0.")
 

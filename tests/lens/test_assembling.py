@@ -11,7 +11,7 @@ from torch import Tensor
 import regard
 from regard.lens.assembly import Assembled, Link, assemble
 from regard.lens.measures.weights import Given
-from regard.lens.view import Tokens, Told, View
+from regard.lens.view import KeyTokens, KnownVisibility, View
 
 B, H = 3, 2
 ALL = slice(None)
@@ -167,7 +167,7 @@ def test_padding_is_what_no_call_sees() -> None:
     second[1, 0] = second[:, 3] = True
     made = [torch.rand(B, H, 2, 4), torch.rand(B, H, 1, 4)]
     few = [
-        View((B, H, p.shape[2], 4), {}, place=Told(torch.full((1, 1, p.shape[2]), n), padding, offset))
+        View((B, H, p.shape[2], 4), {}, place=KnownVisibility(torch.full((1, 1, p.shape[2]), n), padding, offset))
         for p, padding, offset, n in zip(made, (first, second), (0, 2), (2, 3), strict=True)
     ]
     view = assemble(few, [Link(), Link(0, 0, 2)])
@@ -180,8 +180,8 @@ def test_padding_is_what_no_call_sees() -> None:
 def test_key_that_was_dropped_counts_as_the_calls_before_saw_it() -> None:
     early = torch.tensor([[True, False, False]])
     few = [
-        View((1, H, 3, 3), {}, place=Told(None, early)),
-        View((1, H, 1, 2), {}, place=Told(None, None)),
+        View((1, H, 3, 3), {}, place=KnownVisibility(None, early)),
+        View((1, H, 1, 2), {}, place=KnownVisibility(None, None)),
     ]
     view = assemble(few, [Link(), Link(0, 2, 1)])
     assert view.place.padding.tolist() == [[True, False, False, False]]
@@ -195,10 +195,10 @@ def test_cross_attention_has_no_offset() -> None:
 
 
 def test_tokens_are_those_of_a_call_that_has_all_keys() -> None:
-    tokens = Tokens(torch.arange(6).view(1, 6))
+    tokens = KeyTokens(torch.arange(6).view(1, 6))
     few = [View((B, H, 5, 5), {}), View((B, H, 1, 6), {}, tokens=tokens)]
     assert assemble(few, [Link(), Link(0, 0, 5)]).tokens is tokens
-    assert assemble(few, [Link(), Link(0, 1, 5)]).tokens == Tokens()
+    assert assemble(few, [Link(), Link(0, 1, 5)]).tokens == KeyTokens()
 
 
 def test_sink_counts_in_effective_keys_of_the_whole() -> None:

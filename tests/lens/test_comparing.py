@@ -10,9 +10,9 @@ import torch
 from regard import masks
 from regard.backends.call import prepare
 from regard.lens.capture import Capture, Record
-from regard.lens.comparison import Change, Unlike, compare
+from regard.lens.comparison import Change, Mismatch, compare
 from regard.lens.doctor.facts import read
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.look import look
 from regard.lens.measures.measures import NAMES
 from regard.lens.view import PER_QUERY, View
@@ -73,7 +73,7 @@ def test_rows_that_see_nothing_and_nan_are_the_same_as_themselves():
 def test_another_kernel_is_named_but_makes_no_difference():
     found = compare(capture(record()), capture(replace(record(), kernel="math")))
     assert found.same
-    assert found.unlike == (Unlike("kernel", "layers.0.attn", 0, "flash", "math"),)
+    assert found.unlike == (Mismatch("kernel", "layers.0.attn", 0, "flash", "math"),)
     assert "kernel  layers.0.attn  flash  math" in found.text()
 
 
@@ -105,7 +105,7 @@ def test_measures_by_position_differ_by_the_mean_of_their_differences():
 def test_pooled_measures_are_compared_part_by_part():
     a, b = (record(sizes=(1, 2, 70, 70), seed=seed) for seed in (0, 1))
     whole = compare(capture(a), capture(b))
-    small = [capture(replace(r, view=overview_of(r.view))) for r in (a, b)]
+    small = [capture(replace(r, view=make_overview(r.view))) for r in (a, b)]
     found = compare(*small)
     assert {c.measure for c in found.changes} == {c.measure for c in whole.changes}
     entropy = next(c for c in found.changes if c.measure == "entropy")
@@ -116,7 +116,7 @@ def test_pooled_measures_are_compared_part_by_part():
 
 def test_overview_and_whole_capture_of_one_run_have_the_same_means():
     one = record(sizes=(1, 2, 70, 70))
-    found = compare(capture(one), capture(replace(one, view=overview_of(one.view))), tolerance=1e-3)
+    found = compare(capture(one), capture(replace(one, view=make_overview(one.view))), tolerance=1e-3)
     assert found.same
     assert found.compared == len(PER_QUERY) + len(PATTERNS) + 2
 
@@ -124,7 +124,7 @@ def test_overview_and_whole_capture_of_one_run_have_the_same_means():
 def test_sizes_that_differ_leave_the_means_to_compare():
     a, b = record(), record(sizes=(B, H, NQ, NK + 2))
     found = compare(capture(a), capture(b))
-    assert found.unlike == (Unlike("sizes", "layers.0.attn", 0, "2 × 3, 7 × 11", "2 × 3, 7 × 13"),)
+    assert found.unlike == (Mismatch("sizes", "layers.0.attn", 0, "2 × 3, 7 × 11", "2 × 3, 7 × 13"),)
     assert {c.measure for c in found.changes} == {*PER_QUERY, *PATTERNS}
     lse = next(c for c in found.changes if c.measure == "lse")  # same shape: position by position
     assert lse.heads == pytest.approx((a.view.lse - b.view.lse).abs().mean((0, 2)).tolist(), rel=1e-5)
@@ -218,7 +218,7 @@ def test_calls_are_matched_by_their_number():
     a = capture(*(record(n=n, seed=n) for n in range(3)))
     b = capture(*(record(n=n, seed=n + (n == 1) * 7) for n in range(2)))
     found = compare(a, b)
-    assert found.unlike == (Unlike("calls", "layers.0.attn", 0, "3", "2"),)
+    assert found.unlike == (Mismatch("calls", "layers.0.attn", 0, "3", "2"),)
     assert {(c.n, c.where) for c in found.changes} == {(1, "layers.0.attn[1]")}
 
 

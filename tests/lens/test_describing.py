@@ -8,10 +8,10 @@ import torch
 
 import regard
 from regard import masks
-from regard.lens.description import describe_heads, plain, strongest_links
-from regard.lens.files.saving import overview_of
+from regard.lens.display import describe_heads, plain, strongest_links
+from regard.lens.files.saving import make_overview
 from regard.lens.patterns import label
-from regard.lens.view import Told, View
+from regard.lens.view import KnownVisibility, View
 
 B, H, NQ, NK, D = 2, 3, 7, 11, 5
 
@@ -46,7 +46,7 @@ def test_what_was_not_measured_is_none():
 
 def test_pooled_mass_names_a_part_of_the_keys():
     seen = view(nq=70, nk=150)
-    small = overview_of(seen)
+    small = make_overview(seen)
     for h, line in enumerate(describe_heads(small, 1)):
         part = int(small.received[1, h].argmax())
         assert line.keys == (part * 150 // 64, (part + 1) * 150 // 64 - 1)
@@ -90,7 +90,7 @@ def test_broken_weights_make_no_links():
 
 
 def test_where_counts_are_unknown_every_query_has_links():
-    seen = replace(view(masks.causal(), nq=3, nk=3), place=Told())
+    seen = replace(view(masks.causal(), nq=3, nk=3), place=KnownVisibility())
     assert (0, 0) in [(link.query, link.key) for link in strongest_links(seen, head=1)]
 
 

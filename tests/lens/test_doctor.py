@@ -11,10 +11,9 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends.call import prepare
-from regard.lens.doctor.doctor import CHECKS, Case, examine
+from regard.lens.doctor.doctor import CHECKS, Examination, examine
 from regard.lens.doctor.facts import Facts, read
-from regard.lens.doctor.findings import Finding
-from regard.lens.doctor.report import Diagnosis
+from regard.lens.doctor.report import Diagnosis, Finding
 
 B, H, N, D = 3, 5, 7, 2
 LEAST = torch.finfo(torch.float32).min
@@ -382,7 +381,7 @@ def test_findings_alike_are_said_once_for_all_layers():
 def test_checks_of_the_caller_run_instead_of_ours():
     """For instance a softcap that the model's settings ask for and its kernel was not given."""
 
-    def softcap(case: Case) -> list[Finding]:
+    def softcap(case: Examination) -> list[Finding]:
         return [Finding("note", "causal twice", (r.path,)) for r, f in case.read if f.softcap is None]
 
     run = [Seen("a", facts(bias=torch.ones(N, N).tril())), Seen("b", facts(softcap=30.0))]

@@ -13,8 +13,8 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import mask_summary
-from regard.lens.doctor.facts import Facts, Rows, read, read_weights, see, visible_counts
+from regard.lens.doctor import visibility
+from regard.lens.doctor.facts import Facts, RowCount, read, read_weights, see, visible_counts
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -202,15 +202,15 @@ def test_sides_are_as_many_as_batch_rows_where_all_share_one_mask():
 def test_rows_that_see_nothing_are_counted_in_every_batch_row_and_head():
     mask = torch.ones(B, H, N, N, dtype=torch.bool)
     mask[1, 1, 3:5] = False
-    assert read(call_of(mask=mask)).empty_rows == Rows(2, 2, (1, 1, 3))
+    assert read(call_of(mask=mask)).empty_rows == RowCount(2, 2, (1, 1, 3))
     shared = torch.ones(N, N, dtype=torch.bool)
     shared[4] = False
-    assert read(call_of(mask=shared)).empty_rows == Rows(B * H, B * H, (0, 0, 4))
+    assert read(call_of(mask=shared)).empty_rows == RowCount(B * H, B * H, (0, 0, 4))
 
 
 def test_rows_of_padding_that_see_nothing_are_no_tokens():
     facts = read(call_of(mask=cells(LEFT & masks.causal())))
-    assert facts.empty_rows == Rows((3 + 0 + 1) * H, 0, (0, 0, 0))
+    assert facts.empty_rows == RowCount((3 + 0 + 1) * H, 0, (0, 0, 0))
     assert read(call_of(mask=cells(LEFT & masks.causal())), kind="cross").empty_rows.tokens == 4 * H
 
 
@@ -219,14 +219,14 @@ def test_rows_of_padding_follow_the_offset_of_the_causal_mask():
     real = torch.ones(B, 1, 1, 7, dtype=torch.bool)
     real[0, ..., :2] = False
     cells_ = masks.causal(offset=1).dense(3, 7) & real
-    assert read(call_of(3, 7, mask=cells_)).empty_rows == Rows(H, 0, (0, 0, 0))
+    assert read(call_of(3, 7, mask=cells_)).empty_rows == RowCount(H, 0, (0, 0, 0))
     rule = masks.causal(offset=1) & masks.padding(real[:, 0, 0])
-    assert read(call_of(3, 7, mask=rule)).empty_rows == Rows(H, 0, (0, 0, 0))
+    assert read(call_of(3, 7, mask=rule)).empty_rows == RowCount(H, 0, (0, 0, 0))
 
 
 def test_batch_row_of_nothing_but_padding_is_not_excused():
     facts = read(call_of(mask=masks.padding([0, 7, 7])))
-    assert facts.empty_rows == Rows(H * N, H * N, (0, 0, 0))
+    assert facts.empty_rows == RowCount(H * N, H * N, (0, 0, 0))
     assert facts.sides == ("whole", None, None)
 
 
@@ -236,10 +236,10 @@ LOOKING = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [False] + [True] *
 @pytest.mark.parametrize(
     ("mask", "rows"),
     [
-        (masks.queries([0, 1, 2, 3, 6]), Rows(B * H * 2, 0, (0, 0, 4))),
-        (~masks.queries([4, 5]), Rows(B * H * 2, 0, (0, 0, 4))),
-        (masks.window(1, 1) & masks.queries(LOOKING), Rows(4 * H, 0, (1, 0, 4))),
-        (masks.queries(LOOKING) & ~masks.queries([0]), Rows((1 + 4 + 1) * H, 0, (0, 0, 0))),
+        (masks.queries([0, 1, 2, 3, 6]), RowCount(B * H * 2, 0, (0, 0, 4))),
+        (~masks.queries([4, 5]), RowCount(B * H * 2, 0, (0, 0, 4))),
+        (masks.window(1, 1) & masks.queries(LOOKING), RowCount(4 * H, 0, (1, 0, 4))),
+        (masks.queries(LOOKING) & ~masks.queries([0]), RowCount((1 + 4 + 1) * H, 0, (0, 0, 0))),
     ],
 )
 @pytest.mark.parametrize("kind", ["self", "cross"])
@@ -250,7 +250,7 @@ def test_rows_of_queries_that_do_not_look_are_excused(mask, rows, kind):
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_rows_that_are_empty_for_another_reason_are_not_excused(kind):
     """Query 0 looks and sees nothing, query 4 does not look."""
-    rows = Rows(B * H * 2, B * H, (0, 0, 0))
+    rows = RowCount(B * H * 2, B * H, (0, 0, 0))
     assert read(call_of(mask=masks.causal(offset=-1) & ~masks.queries([4])), kind=kind).empty_rows == rows
     either = (masks.causal(offset=-1) & ~masks.queries([4])) | masks.queries([])
     assert read(call_of(mask=either), kind=kind).empty_rows.tokens == 2 * B * H  # who looks is not said of the whole
@@ -258,22 +258,22 @@ def test_rows_that_are_empty_for_another_reason_are_not_excused(kind):
 
 def test_padding_and_queries_that_do_not_look_are_excused_together():
     mask = LEFT & masks.causal() & ~masks.queries([5])
-    assert read(call_of(mask=mask)).empty_rows == Rows((3 + 0 + 1 + B) * H, 0, (0, 0, 0))
+    assert read(call_of(mask=mask)).empty_rows == RowCount((3 + 0 + 1 + B) * H, 0, (0, 0, 0))
     assert read(call_of(mask=mask), kind="cross").empty_rows.tokens == 4 * H
 
 
 def test_example_is_a_token_where_there_is_one():
     mask = cells(LEFT & masks.causal()).clone()
     mask[2, 0, 5] = False
-    assert read(call_of(mask=mask)).empty_rows == Rows(4 * H + H, H, (2, 0, 5))
+    assert read(call_of(mask=mask)).empty_rows == RowCount(4 * H + H, H, (2, 0, 5))
 
 
 def test_rows_hidden_by_finite_numbers_alone_see_everything():
     bias = numbers(masks.causal(), LEAST)
     bias[..., 2, :] = LEAST
     facts = read(call_of(bias=bias))
-    assert facts.unhidden_rows == Rows(B * H, B * H, (0, 0, 2))
-    assert facts.empty_rows == Rows()
+    assert facts.unhidden_rows == RowCount(B * H, B * H, (0, 0, 2))
+    assert facts.empty_rows == RowCount()
     assert visible_counts(call_of(bias=bias)).tolist() == [[[1, 2, 7, 4, 5, 6, 7]]]
 
 
@@ -421,7 +421,7 @@ def test_what_was_counted_once_is_not_counted_again(monkeypatch):
     call = call_of(mask=cells(masks.causal()))
     sight = see(call)
     assert sight.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
-    monkeypatch.setattr(mask_summary, "survey", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted again"))
     assert read(call, sight=sight).mask == "causal"
 
 

@@ -12,8 +12,7 @@ import regard
 from regard.layouts import KINDS, Frame, Layout, Sides
 from regard.lens.capture import Capture
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing, read, write
-from regard.lens.files.media import pack_layouts, unpack_layouts
-from regard.lens.files.saving import HEADER
+from regard.lens.files.saving import HEADER, pack_layouts, unpack_layouts
 
 FRAME = Frame.whole(31, 47).resized(20, 30).cropped(-1, 2, 21, 24)  # scales that no short decimal holds
 SWIN = Sides.windows(FRAME, stage=1, shifted=True, patch=3, window=2)

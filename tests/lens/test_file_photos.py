@@ -13,10 +13,9 @@ from torch import nn
 import regard
 from regard.layouts import Frame, Sides
 from regard.lens.capture import Capture
-from regard.lens.files import media
+from regard.lens.files import saving
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing, read, write
-from regard.lens.files.media import Photo, pack_photos, unpack_photos
-from regard.lens.files.saving import HEADER
+from regard.lens.files.saving import HEADER, Photo, pack_photos, unpack_photos
 from regard.session.session import show_picture
 
 HIGH, WIDE = 31, 47
@@ -151,7 +150,7 @@ def test_bytes_that_are_no_bounded_picture_are_refused(data, words):
 def test_photo_of_too_many_bytes_is_refused(monkeypatch):
     out = Outgoing()
     packed = pack_photos([photo()], out)
-    monkeypatch.setattr(media, "MOST_BYTES", len(PNG) - 1)
+    monkeypatch.setattr(saving, "MOST_BYTES", len(PNG) - 1)
     with pytest.raises(CaptureFileError, match=rf"0.*{len(PNG):,}.*bytes.*{len(PNG) - 1:,}"):
         unpack_photos(packed, Incoming(out.tensors))
 

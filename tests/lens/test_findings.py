@@ -5,7 +5,7 @@ from string import Formatter
 
 import pytest
 
-from regard.lens.doctor.findings import EXAMPLE, SEVERITIES, WHY, WORDS, Finding
+from regard.lens.doctor.report import EXAMPLE, SEVERITIES, WHY, Finding, WORDS_findings
 
 
 def asked_for(template: str) -> set[str]:
@@ -13,28 +13,30 @@ def asked_for(template: str) -> set[str]:
 
 
 def test_both_languages_have_the_same_sentences():
-    assert list(WORDS["en"]) == list(WORDS["ko"])
+    assert list(WORDS_findings["en"]) == list(WORDS_findings["ko"])
     assert list(SEVERITIES["en"]) == list(SEVERITIES["ko"])
     assert list(WHY["en"]) == list(WHY["ko"])
-    assert set(EXAMPLE) == set(WORDS)
+    assert set(EXAMPLE) == set(WORDS_findings)
 
 
-@pytest.mark.parametrize("code", WORDS["en"])
+@pytest.mark.parametrize("code", WORDS_findings["en"])
 def test_both_languages_tell_the_same_values(code):
-    for english, korean in zip(WORDS["en"][code], WORDS["ko"][code], strict=True):
+    for english, korean in zip(WORDS_findings["en"][code], WORDS_findings["ko"][code], strict=True):
         assert asked_for(english) == asked_for(korean)
         assert english != korean or english == "{why}"  # which has sentences of its own
 
 
-@pytest.mark.parametrize("code", WORDS["ko"])
+@pytest.mark.parametrize("code", WORDS_findings["ko"])
 def test_one_korean_term_stands_for_one_thing(code):
-    assert not re.search("층|창|교차|전역|같은 말", " ".join(WORDS["ko"][code]))  # 레이어, 윈도, 크로스, 글로벌, 가중치
+    assert not re.search(
+        "층|창|교차|전역|같은 말", " ".join(WORDS_findings["ko"][code])
+    )  # 레이어, 윈도, 크로스, 글로벌, 가중치
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
-@pytest.mark.parametrize("code", WORDS["en"])
+@pytest.mark.parametrize("code", WORDS_findings["en"])
 def test_every_finding_can_be_said(code, lang):
-    names = set().union(*map(asked_for, WORDS["en"][code]))
+    names = set().union(*map(asked_for, WORDS_findings["en"][code]))
     given = dict.fromkeys(names, 41) | ({"why": "overflow"} if "why" in names else {})
     given |= {"example": (2, 3, 5)} if "example" in names else {}
     finding = Finding("note", code, ("a.0", "a.1"), tuple(given.items()))

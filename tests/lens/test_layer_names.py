@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.lens.doctor.findings import places, stack_of
+from regard.lens.doctor.report import merge_paths, stack_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from regard.lens.doctor.findings import places, stack_of
     ],
 )
 def test_paths_that_differ_in_numbers_are_one(paths, text):
-    assert places(paths) == text
+    assert merge_paths(paths) == text
 
 
 def test_stack_is_the_path_without_numbers():

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard import masks
-from regard.lens.doctor.mask_summary import Outline, sides, trace
-from regard.lens.doctor.visibility import survey
+from regard.lens.doctor.visibility import Outline, sides, survey, trace
 
 CPU = torch.device("cpu")
 

@@ -26,7 +26,6 @@ from regard.lens.measures.measures import (
     Tile,
     Wanted,
     at_least_one,
-    cell_edges,
     cell_of_positions,
     finish_effective,
     finish_entropy,
@@ -34,6 +33,7 @@ from regard.lens.measures.measures import (
     finish_top,
     read_wanted,
 )
+from regard.masks.tiles import cell_edges
 
 ALL = slice(None)
 

@@ -16,9 +16,9 @@ from PIL import Image
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens import overlays
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.overlays import Overlay
-from regard.lens.placement import Patches, Placed, find_token, name_token
+from regard.lens.placement import ImagePatches, TokenPlacement, find_token, name_token
 from regard.lens.view import View
 
 H, D = 3, 5
@@ -32,7 +32,7 @@ def looked(sides: Sides | list[Sides], entries: int = 1, words: list[list[str]] 
     q = torch.randn(batch, H, several[0].queries.shape[1], D, dtype=torch.float64)
     k, v = torch.randn(2, batch, H, several[0].keys.shape[1], D, dtype=torch.float64)
     view = regard.look(q * 2, k, v, **more)
-    view.placed = Placed("layer", tuple(several), words)
+    view.placed = TokenPlacement("layer", tuple(several), words)
     return view
 
 
@@ -96,9 +96,9 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own():
     view = looked(Sides.patches(frame, patch=3))
     row = exact(view)[0].mean(0)[0]
     seen = view.overlay(token="cls")
-    parts = {"cls": row[0], "patch": row[5:13], "beyond the picture": np.concatenate([row[1:5], row[13:]])}
+    parts = {"cls": row[0], "patch": row[5:13], "beyond the image": np.concatenate([row[1:5], row[13:]])}
     assert seen.shares == pytest.approx({name: part.sum() for name, part in parts.items()}, rel=1e-12)
-    assert "beyond the picture 0." in repr(seen)
+    assert "beyond the image 0." in repr(seen)
     beside, within = (view.overlay(token=token).figure() for token in (2, 6))
     assert "the patch itself" not in [text.get_text() for text in beside.texts]
     assert "the patch itself" in [text.get_text() for text in within.texts]
@@ -106,7 +106,7 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own():
 
 def test_a_patch_that_reaches_into_the_photograph_is_not_beyond_it():
     frame = Frame.whole(5, 7).cropped(-2, -1, 9, 9)
-    assert "beyond the picture" not in looked(Sides.patches(frame, patch=3)).overlay(token="cls").shares
+    assert "beyond the image" not in looked(Sides.patches(frame, patch=3)).overlay(token="cls").shares
 
 
 SWINS = {
@@ -153,7 +153,7 @@ def test_heat_of_a_swin_is_that_of_every_pixel_pushed_through_merging_shift_and_
 
     found = view.overlay(token=(at_window, index), batch=1)
     np.testing.assert_allclose(found.heat, expected, rtol=STEP)
-    assert found.title.endswith(f": patch {asked} → the picture")
+    assert found.title.endswith(f": patch {asked} → the image")
     padding = cut[at_window] < 0
     assert found.shares.get("padding", 0.0) == pytest.approx(weights[at_window, index][padding].sum(), abs=1e-12)
     y, x = divmod(int(owned[asked][0]), pixels[1])
@@ -172,7 +172,7 @@ def test_a_column_is_where_a_patch_is_looked_at_from():
     for number, (window, token) in enumerate(seen.tokens):
         assert seen.mass[number] == (seen.weights[token] if window == 4 else 0)
     assert sum(seen.shares.values()) == pytest.approx(column.sum())
-    assert "head 1: the picture → patch" in seen.title
+    assert "head 1: the image → patch" in seen.title
 
 
 def test_without_a_token_it_is_the_mean_of_all_queries():
@@ -184,7 +184,7 @@ def test_without_a_token_it_is_the_mean_of_all_queries():
     np.testing.assert_allclose(seen.mass, mean[tuple(seen.tokens.T)], rtol=1e-12)
     assert sum(seen.shares.values()) == pytest.approx(1)
     assert seen.asked is None
-    assert seen.title == "layer, mean of 3 heads: all queries → the picture"
+    assert seen.title == "layer, mean of 3 heads: all queries → the image"
 
 
 PADDED = Sides.windows((10, 14), stage=0, shifted=True, patch=2, window=3)  # 5 × 7 patches in 6 × 9
@@ -199,7 +199,7 @@ def test_queries_that_are_padding_have_no_part_in_the_mean_of_all(monkeypatch):
     np.testing.assert_allclose(seen.weights, mean.ravel(), rtol=1e-12)
     assert seen.shares == pytest.approx({"patch": mean[real].sum(), "padding": mean[~real].sum()}, rel=1e-12)
     assert sum(seen.shares.values()) == pytest.approx(1)
-    assert seen.title == "layer, mean of 3 heads: all queries → the picture"
+    assert seen.title == "layer, mean of 3 heads: all queries → the image"
     one = view.overlay(batch=1, head=2).weights
     np.testing.assert_allclose(one, (rows[:, 2] * real[..., None]).sum(1).ravel() / 35, rtol=1e-12)
 
@@ -210,7 +210,7 @@ def test_padding_that_cannot_be_left_out_is_said():
     view.weights = None
     seen = view.overlay()
     np.testing.assert_allclose(seen.weights, every.ravel(), rtol=1e-12)
-    assert seen.title == "layer, mean of 3 heads: all queries (padding included) → the picture"
+    assert seen.title == "layer, mean of 3 heads: all queries (padding included) → the image"
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
@@ -239,22 +239,22 @@ def words_and_pictures() -> Sides:
 def test_a_word_looks_at_either_picture():
     view = looked(words_and_pictures(), words=WORDS)
     row = exact(view)[0].mean(0)[1]
-    first, second = (view.overlay(token="cat", picture=n) for n in (0, 1))
-    assert first.title == "layer, mean of 3 heads: “cat” (1) → picture 0"
+    first, second = (view.overlay(token="cat", image_index=n) for n in (0, 1))
+    assert first.title == "layer, mean of 3 heads: “cat” (1) → image 0"
     np.testing.assert_allclose(first.mass, row[4:10], rtol=1e-12)
     np.testing.assert_allclose(second.mass, row[11:13], rtol=1e-12)
-    assert first.picture == (16, 24)
+    assert first.image_size == (16, 24)
     assert second.heat.shape == (4, 8)
-    parts = {"text": row[:4], "cls": row[10], "latent": row[13:], "patch": row[4:10], "other pictures": row[11:13]}
+    parts = {"text": row[:4], "cls": row[10], "latent": row[13:], "patch": row[4:10], "other images": row[11:13]}
     assert first.shares == pytest.approx({name: part.sum() for name, part in parts.items()}, rel=1e-12)
-    assert second.shares["patch"] == first.shares["other pictures"]
+    assert second.shares["patch"] == first.shares["other images"]
 
 
 def test_a_token_is_named_by_index_kind_word_or_place():
     frame = Frame.whole(18, 24).resized(9, 12)
     view = looked(Sides.patches(frame, patch=3), words=[[f"w{n}" for n in range(13)]])
     by_index = view.overlay(token=7)
-    assert by_index.title.endswith(": patch (1, 2) → the picture")
+    assert by_index.title.endswith(": patch (1, 2) → the image")
     assert by_index.asked.tolist() == [6, 12, 12, 18]
     for same in (
         view.overlay(token=-6),
@@ -266,35 +266,35 @@ def test_a_token_is_named_by_index_kind_word_or_place():
     ):
         assert np.array_equal(same.weights, by_index.weights)
         assert same.title == by_index.title
-    assert view.overlay(token="cls").title.endswith(": “w0” (0) → the picture")
+    assert view.overlay(token="cls").title.endswith(": “w0” (0) → the image")
     assert view.overlay(token="cls").asked is None
 
 
 def test_a_patch_of_another_picture_is_named_as_such():
     both = Layout.grid(1, 2, (4, 4), before=()) + Layout.grid(2, 1, (4, 4), before=("register",) * 2, picture=1)
     view = looked(Sides(both, both, (Frame.whole(4, 8), Frame.whole(8, 4))))
-    seen = view.overlay(token=5, picture=0)
-    assert seen.title.endswith(": patch (1, 0) of picture 1 → picture 0")
+    seen = view.overlay(token=5, image_index=0)
+    assert seen.title.endswith(": patch (1, 0) of image 1 → image 0")
     assert seen.asked is None
-    assert view.overlay(token=3).title.endswith(": register 1 → picture 0")
-    assert view.overlay(token=5, picture=1).asked.tolist() == [4, 0, 8, 4]
+    assert view.overlay(token=3).title.endswith(": register 1 → image 0")
+    assert view.overlay(token=5, image_index=1).asked.tolist() == [4, 0, 8, 4]
 
 
 def test_a_latent_has_one_name_among_queries_and_keys():
     latents = Layout.latents(3, picture=0)
     view = looked(Sides(latents, Layout.grid(2, 2, (4, 4)) + latents, (Frame.whole(8, 8),)))
-    assert view.overlay(token=1).title.endswith(": latent 1 → the picture")
-    assert name_token(Patches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
+    assert view.overlay(token=1).title.endswith(": latent 1 → the image")
+    assert name_token(ImagePatches(view.placed.sides[0].keys, Frame.whole(8, 8), 0), (0, 6), None) == "latent 1"
 
 
 def test_tokens_of_a_kind_are_counted_in_each_picture():
     both = Layout.grid(1, 2, (4, 4), before=("cls", "register", "register")) + Layout.latents(2, picture=0)
     both += Layout.grid(1, 1, (4, 4), before=("cls",), picture=1) + Layout.latents(2, picture=1) + Layout.text(2)
-    patches = Patches(both, Frame.whole(4, 8), 0)
+    patches = ImagePatches(both, Frame.whole(4, 8), 0)
     names = [name_token(patches, (0, n), None) for n in range(both.shape[1])]
-    first = ["cls of picture 0", "register 0", "register 1", "patch (0, 0)", "patch (0, 1)"]
-    first += ["latent 0 of picture 0", "latent 1 of picture 0"]
-    second = ["cls of picture 1", "patch (0, 0) of picture 1", "latent 0 of picture 1", "latent 1 of picture 1"]
+    first = ["cls of image 0", "register 0", "register 1", "patch (0, 0)", "patch (0, 1)"]
+    first += ["latent 0 of image 0", "latent 1 of image 0"]
+    second = ["cls of image 1", "patch (0, 0) of image 1", "latent 0 of image 1", "latent 1 of image 1"]
     assert names == [*first, *second, "text 0", "text 1"]
 
 
@@ -314,8 +314,8 @@ def test_words_with_space_around_them_are_named_without():
     with pytest.raises(LookupError, match=r"'w0'.*'w1'.*'w2'.*'w3'.*'w4'.*'w5'"):
         find_token(layout, "dog", [f" w{n}" for n in range(7)], "query")
     view = looked(words_and_pictures(), words=[["the", " cat", " sat", " "]])
-    assert view.overlay(token="cat").title.endswith(": “cat” (1) → picture 0")
-    assert view.overlay(token=3).title.endswith(": “ ” (3) → picture 0")
+    assert view.overlay(token="cat").title.endswith(": “cat” (1) → image 0")
+    assert view.overlay(token=3).title.endswith(": “ ” (3) → image 0")
 
 
 def test_a_sink_has_its_share():
@@ -330,16 +330,16 @@ def test_a_sink_has_its_share():
 def test_views_of_arrays_without_batch_and_heads_have_overlays_too():
     x = np.random.default_rng(0).normal(size=(5, 4))
     view = regard.look(x, x, x)
-    view.placed = Placed(sides=(Sides.patches(8, patch=4),))
+    view.placed = TokenPlacement(sides=(Sides.patches(8, patch=4),))
     np.testing.assert_allclose(view.overlay(token=2).weights, view.row(2), rtol=1e-12)
-    assert repr(view.overlay(token="cls")).startswith("Overlay(head 0: cls → the picture; patch 0.")
+    assert repr(view.overlay(token="cls")).startswith("Overlay(head 0: cls → the image; patch 0.")
 
 
 def test_each_batch_entry_has_the_layout_that_is_its_own():
     one, other = Sides.patches(Frame.whole(8, 12), patch=4), Sides.patches(Frame.whole(12, 8), patch=4)
     view = looked([one, other], entries=2)
-    assert view.overlay(batch=0).picture == (8, 12)
-    assert view.overlay(batch=1).picture == (12, 8)
+    assert view.overlay(batch=0).image_size == (8, 12)
+    assert view.overlay(batch=1).image_size == (12, 8)
     assert view.overlay(batch=-1).cells.tolist()[-1] == [2, 1]
     np.testing.assert_allclose(view.overlay(token=1, batch=1, head=2).weights, exact(view)[1, 2, 1], rtol=1e-12)
 
@@ -401,15 +401,15 @@ def test_a_place_that_was_not_seen_is_refused():
 
 def test_an_attention_without_patches_on_a_side_is_refused_there():
     view = looked(words_and_pictures())
-    with pytest.raises(LookupError, match=r"picture.*0.*column=True"):
+    with pytest.raises(LookupError, match=r"image.*0.*column=True"):
         view.overlay(at=(1, 1))
-    with pytest.raises(LookupError, match=r"picture.*0.*column=True"):
+    with pytest.raises(LookupError, match=r"image.*0.*column=True"):
         view.overlay(token=5, column=True)
     turned = looked(Sides(words_and_pictures().keys, Layout.text(4), words_and_pictures().frames))
-    with pytest.raises(LookupError, match=r"picture.*1.*Layout\(4 text\).*column=True"):
-        turned.overlay(token=5, picture=1)
+    with pytest.raises(LookupError, match=r"image.*1.*Layout\(4 text\).*column=True"):
+        turned.overlay(token=5, image_index=1)
     neither = looked(Sides(Layout.text(4), Layout.text(4), (Frame.whole(4, 4),)))
-    with pytest.raises(LookupError, match=r"picture.*0.*Layout\(4 text\)"):
+    with pytest.raises(LookupError, match=r"image.*0.*Layout\(4 text\)"):
         neither.overlay(token=1)
 
 
@@ -430,8 +430,8 @@ def test_arguments_that_do_not_go_together_are_refused():
         view.overlay(batch=2)
     with pytest.raises(IndexError, match=r"head.*3"):
         view.overlay(token=0, head=3)
-    with pytest.raises(IndexError, match=r"picture.*1"):
-        view.overlay(token=0, picture=1)
+    with pytest.raises(IndexError, match="image.*1"):
+        view.overlay(token=0, image_index=1)
 
 
 def test_rows_that_were_not_kept_are_refused_and_received_mass_is_not():
@@ -445,7 +445,7 @@ def test_rows_that_were_not_kept_are_refused_and_received_mass_is_not():
 
 def test_received_mass_that_was_pooled_is_refused():
     view = looked(Sides.patches(40, patch=4))
-    small = overview_of(view)
+    small = make_overview(view)
     with pytest.raises(
         LookupError,
         match="overview=True",
@@ -529,7 +529,7 @@ def test_the_picture_says_whose_it_is_and_where_the_rest_went():
     frame = Frame.whole(60, 80).resized(30, 40).cropped(3, 5, 24, 30)
     shown = looked(Sides.patches(frame, patch=6)).overlay(photograph(60, 80), at=(30, 40), head=1)
     words = drawn(shown).words
-    assert words[0] == "layer, head 1: patch (2, 2) → the picture"
+    assert words[0] == "layer, head 1: patch (2, 2) → the image"
     assert words[-1] == f"weight in all: patch {shown.shares['patch']:.3f}, cls {shown.shares['cls']:.3f}"
     assert {"the patch itself", "hatched: the model did not see it", "0", f"{shown.mass.max():.3g}"} <= set(words)
 

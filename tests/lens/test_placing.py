@@ -9,7 +9,7 @@ from torch import nn
 import regard
 from regard.layouts import Frame, Layout, Sides
 from regard.lens.capture import Capture
-from regard.lens.placement import Run, fit_layouts, read_layouts
+from regard.lens.placement import RunSizes, fit_layouts, read_layouts
 
 H, D = 3, 4
 
@@ -51,7 +51,7 @@ def test_one_layout_for_all_is_kept_where_it_fits():
     assert seen.layouts == {}
     seen.layouts = PATCHES
     assert seen.layouts == {"patches": (PATCHES,)}
-    assert seen["patches"].overlay(token="cls").picture == (8, 12)
+    assert seen["patches"].overlay(token="cls").image_size == (8, 12)
     with pytest.raises(LookupError, match=r"'words'.*'patches'"):
         seen["words"].overlay(token=0)
 
@@ -61,7 +61,7 @@ def test_layouts_by_path_are_kept_for_what_was_seen():
     seen.tokens = [list("abcde")]
     seen.layouts = {"patches": PATCHES, "words": [CROSS, CROSS], "somewhere.else": PATCHES}
     assert seen.layouts == {"patches": (PATCHES,), "words": (CROSS, CROSS)}
-    assert seen["words"].overlay(token="b", batch=1).title == "words, mean of 3 heads: “b” (1) → the picture"
+    assert seen["words"].overlay(token="b", batch=1).title == "words, mean of 3 heads: “b” (1) → the image"
     seen.layouts = None
     assert seen.layouts == {}
 
@@ -71,7 +71,7 @@ def test_layouts_by_path_may_be_given_for_each_batch_entry():
     across = Sides(Layout.text(5), wide.keys, wide.frames)
     seen = seen_of(layouts=[{"patches": PATCHES, "words": CROSS}, {"words": across, "patches": wide}])
     assert seen.layouts == {"patches": (PATCHES, wide), "words": (CROSS, across)}
-    assert [seen["words"].overlay(batch=n).picture for n in range(2)] == [(8, 12), (31, 47)]
+    assert [seen["words"].overlay(batch=n).image_size for n in range(2)] == [(8, 12), (31, 47)]
 
 
 def test_layouts_may_be_given_before_the_model_runs():
@@ -171,7 +171,7 @@ def test_layouts_that_do_not_fit_their_calls_are_refused(given, message):
 
 
 def test_unlike_numbers_of_windows_in_one_batch_are_refused():
-    run = Run("self", ((3, H, 4, 4),), (0,))
+    run = RunSizes("self", ((3, H, 4, 4),), (0,))
     two, one = (Sides.windows((6, n), stage=0, shifted=False, patch=3, window=2) for n in (9, 6))
     misfit = run.misfit((two, one))
     assert [sign for sign in misfit if sign.isdigit()] == ["2", "1", "2", "3"]
@@ -231,7 +231,7 @@ def test_what_a_generation_adds_to_its_prompt_is_text(given):
 
 
 def test_a_step_that_drops_the_oldest_keys_keeps_the_places_of_the_others():
-    run = Run("self", ((1, H, 9, 9), (1, H, 1, 9)), (0, 1))
+    run = RunSizes("self", ((1, H, 9, 9), (1, H, 1, 9)), (0, 1))
     sides = (Sides(PROMPT, PROMPT, FRAMES),)
     (step,) = run.cut(sides, 1)
     assert step.keys.kind[0].tolist() == [*PROMPT.kind[0, 1:].tolist(), "text"]
@@ -239,16 +239,16 @@ def test_a_step_that_drops_the_oldest_keys_keeps_the_places_of_the_others():
 
 
 def test_room_that_a_cache_of_fixed_size_has_left_counts_as_text():
-    run = Run("self", ((1, H, 9, 20), (1, H, 1, 20)), (0, 0))
+    run = RunSizes("self", ((1, H, 9, 20), (1, H, 1, 20)), (0, 0))
     sides = (Sides(PROMPT, PROMPT, FRAMES),)
     assert run.misfit(sides) is None
     assert run.cut(sides, 0)[0].keys == PROMPT + Layout.text(11)
-    for other in (Run("cross", run.sizes, run.first), Run("self", run.sizes[:1], (0,))):
+    for other in (RunSizes("cross", run.sizes, run.first), RunSizes("self", run.sizes[:1], (0,))):
         assert all(str(named) in other.misfit(sides) for named in (20, 9, PROMPT))
 
 
 def test_a_layout_that_fits_is_not_copied():
-    run = Run("self", ((1, H, 9, 9),), (0,))
+    run = RunSizes("self", ((1, H, 9, 9),), (0,))
     sides = (Sides(PROMPT, PROMPT, FRAMES),)
     assert run.cut(sides, None) is sides
     assert fit_layouts(read_layouts(sides), {"a": [run]})["a"] == sides

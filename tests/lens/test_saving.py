@@ -18,15 +18,16 @@ import regard
 from regard import masks, positions
 from regard.lens.assembly import Link
 from regard.lens.capture import Capture, Record
-from regard.lens.doctor.facts import Facts, Rows
-from regard.lens.files import container, exact_weights, saving
+from regard.lens.doctor.facts import Facts, RowCount
+from regard.lens.files import container, saving
+from regard.lens.files import records as exact_weights
 from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.measures.measures import NAMES
 from regard.lens.measures.weights import Given, Remembered
 from regard.lens.patterns import NAMES as PATTERNS
-from regard.lens.view import PER_QUERY, Told, View
+from regard.lens.view import PER_QUERY, KnownVisibility, View
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
 ALL = slice(None)
@@ -213,8 +214,8 @@ def test_facts_with_everything_come_back(tmp_path):
         offset=3,
         bias_kind="large negative",
         bias_from=-1e9,
-        empty_rows=Rows(4, 2, (1, 0, 3)),
-        unhidden_rows=Rows(),
+        empty_rows=RowCount(4, 2, (1, 0, 3)),
+        unhidden_rows=RowCount(),
         sides=("left", None),
         bad={"v": (3, 0), "k": (1, 5)},
         softcap=30.0,
@@ -229,7 +230,9 @@ def test_facts_with_everything_come_back(tmp_path):
 def test_place_with_an_offset_per_row_comes_back(tmp_path):
     seen = watched()
     view = seen.records[0].view
-    view.place = Told(torch.ones(1, H, NQ, dtype=torch.int64), torch.rand(1, NK) < 0.5, torch.tensor([[2], [4]]))
+    view.place = KnownVisibility(
+        torch.ones(1, H, NQ, dtype=torch.int64), torch.rand(1, NK) < 0.5, torch.tensor([[2], [4]])
+    )
     assert_same_capture(seen, there_and_back(seen, tmp_path))
 
 
@@ -322,7 +325,9 @@ def long_view(n: int, heads: int, **more: torch.Tensor) -> View:
     held = {name: torch.rand(1, heads, n) for name in (*PER_QUERY, "received")}
     held["map"] = torch.rand(1, heads, 64, 64).softmax(-1)
     held |= {f"pattern {name}": torch.rand(1, heads) for name in PATTERNS}
-    return View((1, heads, n, n), held | more, place=Told(torch.arange(1, n + 1).view(1, 1, n)), engine="triton")
+    return View(
+        (1, heads, n, n), held | more, place=KnownVisibility(torch.arange(1, n + 1).view(1, 1, n)), engine="triton"
+    )
 
 
 def long_capture(layers: int, heads: int, n: int) -> Capture:
@@ -336,8 +341,8 @@ def long_capture(layers: int, heads: int, n: int) -> Capture:
             offset=0,
             bias_kind=None,
             bias_from=None,
-            empty_rows=Rows(),
-            unhidden_rows=Rows(),
+            empty_rows=RowCount(),
+            unhidden_rows=RowCount(),
             sides=(None,),
             bad={},
             softcap=None,
@@ -358,7 +363,7 @@ def test_overview_of_a_long_run_is_at_most_five_megabytes(tmp_path):
     for record in capture.records:  # a number per head and measure: all unlike, so that nothing is written once for two
         by_position = {name: torch.rand(1, 32, 1).expand(1, 32, n) for name in (*PER_QUERY, "received")}
         record.view = replace(
-            long_view(64, 32), sizes=(1, 32, n, n), place=Told(torch.ones(1, 1, n, dtype=torch.int64))
+            long_view(64, 32), sizes=(1, 32, n, n), place=KnownVisibility(torch.ones(1, 1, n, dtype=torch.int64))
         )
         record.view.held |= by_position
         record.facts = replace(record.facts, sizes=(1, 32, n, n), padding=torch.rand(1, n) < 0.5)
@@ -422,7 +427,7 @@ def test_means_of_an_overview_leave_padding_out_as_before(tmp_path):
     view = capture.records[0].view
     padding = torch.zeros(1, 197, dtype=torch.bool)
     padding[:, :90] = True
-    view.place = Told(view.place.visible, padding)
+    view.place = KnownVisibility(view.place.visible, padding)
     opened = there_and_back(capture, tmp_path, overview=True)
     for name in PER_QUERY:
         assert torch.equal(opened.atlas(name), capture.atlas(name))
@@ -440,7 +445,7 @@ def test_overview_of_a_generation_is_taken_call_by_call(tmp_path):
     capture = Capture("generation")
     views = [long_view(70, 2), replace(long_view(71, 2), sizes=(1, 2, 1, 71))]
     views[1].held = {"entropy": torch.rand(1, 2, 1), "received": torch.rand(1, 2, 71)}
-    views[1].place = Told(torch.tensor([[[71]]]))
+    views[1].place = KnownVisibility(torch.tensor([[[71]]]))
     for n, view in enumerate(views):
         capture.records.append(Record("attn", n, "self", "sdpa", "flash", view=view))
     assert capture[0].sizes == (1, 2, 71, 71)
@@ -455,7 +460,7 @@ def test_overview_of_a_generation_is_taken_call_by_call(tmp_path):
 
 def test_overview_of_numpy_views_keeps_their_kind():
     x = np.random.default_rng(0).normal(size=(3, 70, 5))
-    view = overview_of(regard.look(x, x, x))
+    view = make_overview(regard.look(x, x, x))
     assert isinstance(view.entropy, np.ndarray)
     assert view.entropy.shape == (3, 64)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.lens import show
+from regard.lens import display
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -78,7 +78,7 @@ def test_a_notebook_gets_text_where_no_map_is_held() -> None:
 
 
 def test_a_notebook_gets_text_without_matplotlib(view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "find_spec", lambda name: None)
+    monkeypatch.setattr(display, "find_spec", lambda name: None)
     assert view._repr_png_() is None
 
 

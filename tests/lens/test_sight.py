@@ -8,8 +8,8 @@ import torch
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
-from regard.lens.doctor import mask_summary
-from regard.lens.doctor.mask_summary import Sight, see, visible_counts
+from regard.lens.doctor import visibility
+from regard.lens.doctor.visibility import MaskSummary, summarise_mask, visible_counts
 
 B, H, N, D = 2, 3, 7, 5
 BANDS = [None, masks.causal(), masks.causal(offset=-2), masks.window(2, 1), masks.window(0, 3, offset=1)]
@@ -33,15 +33,15 @@ def test_visible_keys_are_those_of_the_definition(mask, sizes):
         mask = mask[:, :, : sizes[0]]
     call = call_of(*sizes, mask=mask)
     shown = reference.stages(call).masked > -inf
-    assert torch.equal(see(call).visible.expand(B, H, sizes[0]), shown.sum(-1))
-    assert torch.equal(visible_counts(call), see(call).visible)
+    assert torch.equal(summarise_mask(call).visible.expand(B, H, sizes[0]), shown.sum(-1))
+    assert torch.equal(visible_counts(call), summarise_mask(call).visible)
 
 
 @pytest.mark.parametrize("mask", BANDS)
 def test_bands_are_answered_without_counting(mask, monkeypatch):
     """This stands on the way of every look."""
-    monkeypatch.setattr(mask_summary, "survey", lambda *_: pytest.fail("counted"))
-    seen = see(call_of(mask=mask))
+    monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted"))
+    seen = summarise_mask(call_of(mask=mask))
     assert seen.padding is None
     assert seen.visible.shape == (1, 1, N)
     assert seen.offset == (mask.offset if mask is not None else None)
@@ -61,11 +61,11 @@ def test_no_keys_are_seen_by_any_query():
     ],
 )
 def test_padding_is_what_nobody_sees(mask, padding):
-    assert see(call_of(mask=mask)).padding.int().tolist() == padding
+    assert summarise_mask(call_of(mask=mask)).padding.int().tolist() == padding
 
 
 def test_padding_that_is_not_there_is_none():
-    assert see(call_of(mask=masks.causal() & masks.padding([7, 7]))).padding is None
+    assert summarise_mask(call_of(mask=masks.causal() & masks.padding([7, 7]))).padding is None
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_padding_that_is_not_there_is_none():
 )
 def test_offset_comes_from_the_mask(mask, offset):
     call = call_of(3, 7, mask=mask)
-    assert see(call).offset == offset
-    assert see(call, "cross").offset is None
+    assert summarise_mask(call).offset == offset
+    assert summarise_mask(call, "cross").offset is None
 
 
 def test_offsets_per_batch_row_are_handed_on():
-    assert see(call_of(mask=masks.causal(offset=[0, 2]))).offset.tolist() == [[0], [2]]
+    assert summarise_mask(call_of(mask=masks.causal(offset=[0, 2]))).offset.tolist() == [[0], [2]]
 
 
 def test_rows_that_finite_numbers_hide_see_all_their_keys():
@@ -97,9 +97,9 @@ def test_rows_that_finite_numbers_hide_see_all_their_keys():
 
 def test_numpy_calls_can_be_seen():
     x = torch.zeros(N, D).numpy()
-    assert see(prepare(x, x, x, mask=masks.causal())).visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
+    assert summarise_mask(prepare(x, x, x, mask=masks.causal())).visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
 
 
 def test_unknown_kind_is_refused():
     with pytest.raises(ValueError, match=r"kind.*'self'.*'cross'.*'both'"):
-        Sight(3, 3, torch.device("cpu"), kind="both")
+        MaskSummary(3, 3, torch.device("cpu"), kind="both")

@@ -19,7 +19,7 @@ from regard.lens import view as module
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP
 from regard.lens.measures.weights import Given, Remembered
-from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, View
 from regard.testing import Case
 
 B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
@@ -199,7 +199,7 @@ def test_means_leave_out_padding_and_rows_that_see_nothing(name):
 @pytest.mark.parametrize("name", PER_QUERY)
 def test_means_leave_out_rows_that_see_nothing_where_nobody_counted_what_they_see(name):
     view = look(mask=masks.causal(offset=-2))
-    assert torch.allclose(replace(view, place=Told()).mean(name), getattr(view, name)[:, :, 2:].mean(-1))
+    assert torch.allclose(replace(view, place=KnownVisibility()).mean(name), getattr(view, name)[:, :, 2:].mean(-1))
 
 
 def test_means_find_padding_where_offsets_differ_by_batch_row():
@@ -218,7 +218,7 @@ def test_a_row_that_sees_its_sink_alone_is_not_counted(measures):
 
 
 def test_means_of_cross_attention_count_every_query():
-    padded = Told(padding=torch.tensor([[True] * NK]))
+    padded = KnownVisibility(padding=torch.tensor([[True] * NK]))
     view = replace(look(mask=None), kind="cross", place=padded)
     assert torch.allclose(view.mean("lse"), view.lse.mean(-1))
 
@@ -301,14 +301,14 @@ def test_patterns_count_a_sink_among_what_a_row_may_spread_over():
     expected = (view.entropy / log(NK + 1)).mean(-1)
     assert torch.allclose(view.patterns()["uniform"], expected)
     scores = torch.randn(1, 2, 4, 6)
-    place = Told(torch.tensor([[[5] * 4]]))
+    place = KnownVisibility(torch.tensor([[[5] * 4]]))
     given = View((1, 2, 4, 5), {}, weights=Given(scores.softmax(-1)[..., :5], scores), place=place)
     assert torch.allclose(given.patterns()["uniform"], (given.entropy / log(6)).mean(-1))
 
 
 def test_tokens_add_patterns_by_token_but_not_across():
     q = torch.randn(1, 2, 4, 3)
-    tokens = Tokens(torch.tensor([[5, 6, 5, 6]]), torch.tensor([[False, True, False, False]]))
+    tokens = KeyTokens(torch.tensor([[5, 6, 5, 6]]), torch.tensor([[False, True, False, False]]))
     view = replace(regard.look(q, q, q), tokens=tokens)
     assert {"same token", "induction", "delimiter"} < view.patterns().keys()
     assert view.patterns()["delimiter"].tolist() == [pytest.approx((view.received[0, :, 1] / 4).tolist())]

@@ -288,11 +288,12 @@ sees(model, x)
 FORKS = """
 import os, signal, time
 from functools import cached_property
-from regard.lens.doctor.mask_summary import Sight
+from regard.lens.doctor.visibility import Sight
 
 torch.set_num_threads(1)
 locks = [softmax_taps._LOCK, installing._LOCK, watching._LOCK]
-locks += [value.lock for value in vars(Sight).values() if isinstance(value, cached_property) and hasattr(value, "lock")]
+cached = [value for value in vars(MaskSummary).values() if isinstance(value, cached_property)]
+locks += [value.lock for value in cached if hasattr(value, "lock")]
 
 
 def forked(check):

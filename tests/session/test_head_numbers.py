@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from regard.layouts import Layout
-from regard.lens.files.saving import overview_of
+from regard.lens.files.saving import make_overview
 from regard.lens.view import View
 from regard.session import ranking
 from regard.session.ranking import head_numbers
@@ -72,7 +72,7 @@ def test_a_large_call_keeps_what_was_measured_of_keys(monkeypatch):
 
 
 def test_an_overview_keeps_its_means():
-    small = overview_of(regard.look(*torch.randn(3, 1, H, 131, D)))  # so long that it is pooled
+    small = make_overview(regard.look(*torch.randn(3, 1, H, 131, D)))  # so long that it is pooled
     assert "entropy" in small.pooled
     told, plain = head_numbers(small, 1, Layout.text(100) + Layout.of(["padding"] * 31)), head_numbers(small)
     assert torch.equal(told.entropy, plain.entropy)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.transforms import Bbox
 
-from regard.lens.measures.measures import cell_edges
+from regard.masks.tiles import cell_edges
 from regard.viz.atlas import short_names
 from regard.viz.colors import DARK, LIGHT
 from regard.viz.figures import atlas, atlas_html, links, map_with_marginals, save, text_heat, text_heat_html

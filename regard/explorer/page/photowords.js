@@ -19,7 +19,7 @@ import { say } from "./words.js";
 const HAIR = 1e-4;
 
 /** Patches that lie wholly on what was padded around the photograph, as overlays call them. */
-const BEYOND = "beyond the picture";
+const BEYOND = "beyond the image";
 
 export class PhotoBar {
   /** @param {(picture: number) => void} choose  told which of several pictures is wanted */

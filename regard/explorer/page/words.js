@@ -91,7 +91,7 @@ const en = {
   patterns: "Patterns",
   strongest: "Strongest links",
   no_links: "No links are known.",
-  photo_beyond: "beyond the picture",
+  photo_beyond: "beyond the image",
   photo_part: "of bare patches this file does not hold the weight",
   looks_at: "looks at",
   steps: "Steps of one query",

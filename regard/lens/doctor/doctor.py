@@ -17,11 +17,10 @@ from typing import Any, Protocol
 import torch
 
 from regard import tables
-from regard.lens.doctor.facts import Facts, Rows
-from regard.lens.doctor.findings import SEVERITIES, Finding, Severity, Value, places, stack_of
-from regard.lens.doctor.report import Diagnosis, MaskUse
+from regard.lens.doctor.facts import Facts, RowCount
+from regard.lens.doctor.report import SEVERITIES, Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
 
-__all__ = ["CHECKS", "Case", "Check", "Record", "examine"]
+__all__ = ["CHECKS", "Check", "Examination", "ExaminedCall", "examine"]
 
 SINK = 0.9  # of a head's attention on one key
 EVEN = 0.98  # of the largest entropy
@@ -32,7 +31,7 @@ FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
 INPUTS = ("q", "k", "v", "bias", "scores")
 
 
-class Record(Protocol):
+class ExaminedCall(Protocol):
     """What the doctor reads of one attention call."""
 
     @property
@@ -61,40 +60,40 @@ class Record(Protocol):
 
 
 @dataclass(frozen=True)
-class Case:
+class Examination:
     """One run.
 
     records: its calls, in the order in which they were made.
     generates: were tokens generated one after the other?
     """
 
-    records: tuple[Record, ...]
+    records: tuple[ExaminedCall, ...]
     generates: bool
 
     @cached_property
-    def read(self) -> list[tuple[Record, Facts]]:
+    def read(self) -> list[tuple[ExaminedCall, Facts]]:
         """Each record with its facts."""
         return [(record, record.facts) for record in self.records if record.facts is not None]
 
     @cached_property
-    def of_self(self) -> list[tuple[Record, Facts]]:
+    def of_self(self) -> list[tuple[ExaminedCall, Facts]]:
         """Those of self-attention with several queries: whose mask has a shape."""
         return [(r, f) for r, f in self.read if r.kind == "self" and f.sizes[2] > 1]
 
     @cached_property
-    def stacks(self) -> list[list[tuple[Record, Facts]]]:
+    def stacks(self) -> list[list[tuple[ExaminedCall, Facts]]]:
         """Calls of self-attention by the layers of one stack, each layer's calls by their number."""
-        found: dict[object, list[tuple[Record, Facts]]] = {}
+        found: dict[object, list[tuple[ExaminedCall, Facts]]] = {}
         for record, facts in self.of_self:
             found.setdefault((stack_of(record.path), record.n), []).append((record, facts))
         return list(found.values())
 
 
-Check = Callable[[Case], Iterable[Finding]]
+Check = Callable[[Examination], Iterable[Finding]]
 
 
 def examine(
-    records: Sequence[Record], *, generates: bool | None = None, checks: Sequence[Check] | None = None
+    records: Sequence[ExaminedCall], *, generates: bool | None = None, checks: Sequence[Check] | None = None
 ) -> Diagnosis:
     """Judge the calls of one run, in the order in which they were made.
 
@@ -122,7 +121,7 @@ def examine(
     if generates is None:
         steps = [r.facts for r in records if r.facts is not None and r.kind == "self" and r.n > 0]
         generates = any(facts.sizes[2] < facts.sizes[3] for facts in steps)
-    case = Case(tuple(records), generates)
+    case = Examination(tuple(records), generates)
     found = _merged([finding for check in (CHECKS if checks is None else checks) for finding in check(case)])
     order: list[Severity] = list(SEVERITIES["en"])
     found.sort(key=lambda finding: order.index(finding.severity))
@@ -141,7 +140,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def empty_rows(case: Case) -> Iterable[Finding]:
+def empty_rows(case: Examination) -> Iterable[Finding]:
     """Queries that see nothing, are no padding, and were not told to see nothing by `masks.queries`."""
     return [
         _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
@@ -150,7 +149,7 @@ def empty_rows(case: Case) -> Iterable[Finding]:
     ]
 
 
-def unhidden_rows(case: Case) -> Iterable[Finding]:
+def unhidden_rows(case: Examination) -> Iterable[Finding]:
     """Queries whose every key is hidden by finite numbers, with the same exceptions."""
     return [
         _of("warning", "unhidden rows", r, **_row_values(facts.unhidden_rows, facts), start=_start(facts))
@@ -159,7 +158,7 @@ def unhidden_rows(case: Case) -> Iterable[Finding]:
     ]
 
 
-def _row_values(rows: Rows, facts: Facts) -> dict[str, Value]:
+def _row_values(rows: RowCount, facts: Facts) -> dict[str, Value]:
     batch, heads, nq, _ = facts.sizes
     assert rows.example is not None, "rows that were counted have a first"
     return {"tokens": rows.tokens, "total": batch * heads * nq, "example": rows.example}
@@ -169,7 +168,7 @@ def _start(facts: Facts) -> str:
     return tables.number(facts.bias_from or 0.0)
 
 
-def zero_one_masks(case: Case) -> Iterable[Finding]:
+def zero_one_masks(case: Examination) -> Iterable[Finding]:
     """Boolean masks that were cast to floats and are added to the scores."""
     return [_of("error", "zero-one mask", r) for r, facts in case.read if facts.bias_kind == "zero-one"]
 
@@ -177,7 +176,7 @@ def zero_one_masks(case: Case) -> Iterable[Finding]:
 # -------------------------------------------------------------------------------------------------------------- padding
 
 
-def padding_sides(case: Case) -> Iterable[Finding]:
+def padding_sides(case: Examination) -> Iterable[Finding]:
     """Left padding where nothing else is hidden, as in an encoder; right padding where the future is."""
     for record, facts in case.of_self:
         left, right, batch = facts.sides.count("left"), facts.sides.count("right"), facts.sizes[0]
@@ -192,7 +191,7 @@ def padding_sides(case: Case) -> Iterable[Finding]:
 # ------------------------------------------------------------------------------------------------------------ causality
 
 
-def upper_left(case: Case) -> Iterable[Finding]:
+def upper_left(case: Examination) -> Iterable[Finding]:
     """A causal flag that counts from the first key, though the queries are the last."""
     for record, facts in case.read:
         _, _, nq, nk = facts.sizes
@@ -206,17 +205,17 @@ def upper_left(case: Case) -> Iterable[Finding]:
             yield _of(severity, "upper left", record, **values)
 
 
-def mixed_causality(case: Case) -> Iterable[Finding]:
+def mixed_causality(case: Examination) -> Iterable[Finding]:
     """Layers of one stack of which some hide the future and some do not."""
     for stack in case.stacks:
         open_ = [record.path for record, facts in stack if facts.causal == "no"]
         causal = [record.path for record, facts in stack if facts.causal != "no"]
         if open_ and causal:
-            values = (("causal", places(causal)), ("open", places(open_)))
+            values = (("causal", merge_paths(causal)), ("open", merge_paths(open_)))
             yield Finding("warning", "mixed causality", tuple(open_), values)
 
 
-def decoder_sees_ahead(case: Case) -> Iterable[Finding]:
+def decoder_sees_ahead(case: Examination) -> Iterable[Finding]:
     """A layer called a decoder that hides nothing but padding."""
     return [
         _of("note", "decoder sees ahead", record, mask=facts.mask)
@@ -225,22 +224,22 @@ def decoder_sees_ahead(case: Case) -> Iterable[Finding]:
     ]
 
 
-def causal_twice(case: Case) -> Iterable[Finding]:
+def causal_twice(case: Examination) -> Iterable[Finding]:
     """The causal flag together with a mask that hides the future as well."""
     return [_of("note", "causal twice", record) for record, facts in case.read if facts.causal == "both"]
 
 
-def masks_differ(case: Case) -> Iterable[Finding]:
+def masks_differ(case: Examination) -> Iterable[Finding]:
     """Layers of one stack with different masks; where they differ in causality, that is said already."""
     for stack in case.stacks:
-        names: dict[object, list[Record]] = {}
+        names: dict[object, list[ExaminedCall]] = {}
         texts: dict[object, str] = {}
         for record, facts in stack:
             key = _mask_key(facts)
             names.setdefault(key, []).append(record)
             texts[key] = facts.mask if facts.bias_kind is None else f"{facts.mask} with a bias ({facts.bias_kind})"
         if len(names) > 1 and len({facts.causal == "no" for _, facts in stack}) == 1:
-            listed = "; ".join(f"{texts[key]}: {places(r.path for r in group)}" for key, group in names.items())
+            listed = "; ".join(f"{texts[key]}: {merge_paths(r.path for r in group)}" for key, group in names.items())
             paths = tuple(record.path for record, _ in stack)
             yield Finding("note", "masks differ", paths, (("count", len(names)), ("list", listed)))
 
@@ -248,7 +247,7 @@ def masks_differ(case: Case) -> Iterable[Finding]:
 # ---------------------------------------------------------------------------------------------------------- bad numbers
 
 
-def bad_numbers(case: Case) -> Iterable[Finding]:
+def bad_numbers(case: Examination) -> Iterable[Finding]:
     """The first call with NaN and the first with infinity, and whether it came in or was born there."""
     for which, name in enumerate(("nan", "infinity")):
         with_some = [(r, facts) for r, facts in case.read if any(counts[which] for counts in facts.bad.values())]
@@ -267,7 +266,7 @@ def bad_numbers(case: Case) -> Iterable[Finding]:
 # ---------------------------------------------------------------------------------------------------------------- heads
 
 
-def large_logits(case: Case) -> Iterable[Finding]:
+def large_logits(case: Examination) -> Iterable[Finding]:
     """Heads with logits above 10,000 in any call of their layer, the largest first."""
     largest: dict[str, torch.Tensor] = {}  # (H,) of each layer
     for record, _ in case.read:
@@ -284,17 +283,17 @@ def large_logits(case: Case) -> Iterable[Finding]:
             yield Finding("warning", "large logits", (path,), values)
 
 
-def sinks(case: Case) -> Iterable[Finding]:
+def sinks(case: Examination) -> Iterable[Finding]:
     """Heads that give nearly all their attention to one key."""
     return _heads(case, "sinks", {"first": lambda x: x >= SINK, "one key": lambda x: x >= SINK})
 
 
-def dead_heads(case: Case) -> Iterable[Finding]:
+def dead_heads(case: Examination) -> Iterable[Finding]:
     """Heads that look at all keys alike, or whose output is the same for every query."""
     return _heads(case, "dead heads", {"uniform": lambda x: x >= EVEN, "spread": lambda x: x <= STILL})
 
 
-def edited_weights(case: Case) -> Iterable[Finding]:
+def edited_weights(case: Examination) -> Iterable[Finding]:
     """Modules that changed their weights after the softmax, and in which of their calls."""
     calls: dict[str, list[int]] = {}
     for record, facts in case.read:
@@ -303,7 +302,7 @@ def edited_weights(case: Case) -> Iterable[Finding]:
     return [Finding("note", "edited weights", (path,), (("calls", tuple(n)),)) for path, n in calls.items()]
 
 
-def _heads(case: Case, code: str, tests: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> list[Finding]:
+def _heads(case: Examination, code: str, tests: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> list[Finding]:
     """Count the heads, on the mean over the batch, for which one of the tests holds: in each module's first call."""
     counts: dict[str, tuple[int, int]] = {}
     for record, facts in case.read:
@@ -319,7 +318,7 @@ def _heads(case: Case, code: str, tests: Mapping[str, Callable[[torch.Tensor], t
     by_number: dict[int, list[str]] = {}
     for path, n in found.items():
         by_number.setdefault(n, []).append(path)
-    listed = "; ".join(f"{places(paths)}: {n}" for n, paths in by_number.items())
+    listed = "; ".join(f"{merge_paths(paths)}: {n}" for n, paths in by_number.items())
     values: tuple[tuple[str, Value], ...] = (("count", sum(found.values())), ("total", total), ("list", listed))
     return [Finding("note", code, tuple(found), values)]
 
@@ -346,7 +345,7 @@ CHECKS: tuple[Check, ...] = (
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _of(severity: Severity, code: str, record: Record, **values: Value) -> Finding:
+def _of(severity: Severity, code: str, record: ExaminedCall, **values: Value) -> Finding:
     return Finding(severity, code, (record.path,), tuple(values.items()))
 
 
@@ -359,14 +358,14 @@ def _mask_key(facts: Facts) -> tuple[object, ...]:
     return (*same, facts.sizes[3], facts.bands.numpy().tobytes(), padding)
 
 
-def _mask_uses(case: Case) -> tuple[MaskUse, ...]:
-    groups: dict[object, list[tuple[Record, Facts]]] = {}
+def _mask_uses(case: Examination) -> tuple[MaskUse, ...]:
+    groups: dict[object, list[tuple[ExaminedCall, Facts]]] = {}
     for record, facts in case.read:
         groups.setdefault((record.kind, _mask_key(facts)), []).append((record, facts))
     return tuple(_mask_use(group) for group in groups.values())
 
 
-def _mask_use(group: list[tuple[Record, Facts]]) -> MaskUse:
+def _mask_use(group: list[tuple[ExaminedCall, Facts]]) -> MaskUse:
     (first, facts), keys = group[0], [f.sizes[3] for _, f in group]
     paths = tuple(dict.fromkeys(record.path for record, _ in group))
     return MaskUse(facts, first.kind, paths, len(group), (min(keys), max(keys)))

@@ -28,24 +28,26 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.doctor.mask_summary import (
+from regard.lens.doctor.visibility import (
     THRESHOLD,
     BiasKind,
+    MaskSummary,
     Outline,
     Side,
-    Sight,
     classify,
-    see,
+    conjuncts,
+    dense_cells,
+    holds_cells,
     sides,
+    summarise_mask,
     visible_counts,
 )
-from regard.lens.doctor.visibility import conjuncts, dense_cells, holds_cells
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import Grid
 from regard.masks.token_masks import Queries, at_positions
 
-__all__ = ["Causality", "Facts", "Rows", "Sight", "read", "read_weights", "see", "visible_counts"]
+__all__ = ["Causality", "Facts", "MaskSummary", "RowCount", "read", "read_weights", "summarise_mask", "visible_counts"]
 
 Causality = Literal["no", "flag", "in mask", "both", "one query"]
 """Is the future hidden: no, by a causal rule, by cells, numbers or another rule, by both; one query has no future."""
@@ -55,7 +57,7 @@ LONGEST = 100  # signs of a mask's repr
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowCount:
     """Queries of one kind: how many in all batch rows and heads, how many of them are not excused, and the first.
 
     tokens: without padding, and without queries that `masks.queries` keeps from looking: these are meant.
@@ -98,8 +100,8 @@ class Facts:
     offset: int | None
     bias_kind: BiasKind | None
     bias_from: float | None
-    empty_rows: Rows
-    unhidden_rows: Rows
+    empty_rows: RowCount
+    unhidden_rows: RowCount
     sides: tuple[Side | None, ...]
     bad: Mapping[str, tuple[int, int]]
     softcap: float | None
@@ -128,7 +130,7 @@ class Facts:
         if wrong:
             raise ValueError(f"these are not the facts of one call: {', '.join(wrong)} missing or unknown")
         held: dict[str, Any] = {name: values[name] for name in known}
-        rows = {name: Rows(**held[name] | {"example": _tuple(held[name]["example"])}) for name in _ROWS}
+        rows = {name: RowCount(**held[name] | {"example": _tuple(held[name]["example"])}) for name in _ROWS}
         lists = {name: _tuple(held[name]) for name in ("sizes", "sides")}
         bad = {name: _tuple(counts) for name, counts in held["bad"].items()}
         return cls(**held | rows | lists | {"bad": bad}, bands=tensors["bands"], padding=tensors.get("padding"))
@@ -155,7 +157,7 @@ def read(
     lse: Tensor | None = None,
     *,
     kind: str = "self",
-    sight: Sight | None = None,
+    sight: MaskSummary | None = None,
 ) -> Facts:
     """The facts of a call. On a GPU it waits three times at most, four where a rule needs its tiles looked into.
 
@@ -177,7 +179,7 @@ def read(
             f"the sight is of {sight.kind}-attention, but kind is {kind!r}: take it with see(call, {kind!r})"
         )
     call = call.in_torch()
-    sight = see(call, kind) if sight is None else sight
+    sight = summarise_mask(call, kind) if sight is None else sight
     given = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
     if isinstance(call.bias, DenseBias):
         given["bias"] = dense_cells(call.bias.cells)
@@ -204,13 +206,13 @@ def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "
     batch, heads, nq, nk = made.shape
     given = {"scores": scores, "weights": weights}
     if scores is None:
-        return _facts(Sight(nq, nk, made.device, DenseMask(made.detach() != 0), kind=kind), made.shape, given)
+        return _facts(MaskSummary(nq, nk, made.device, DenseMask(made.detach() != 0), kind=kind), made.shape, given)
     if tuple(scores.shape) not in ((batch, heads, nq, nk), (batch, heads, nq, nk + 1)):
         raise ValueError(f"scores {tuple(scores.shape)} do not go with weights {(batch, heads, nq, nk)}")
     hiding = scores[..., :nk].detach()
     found, start = classify(hiding)
     known: BiasKind | None = "large negative" if found == "large negative" else None
-    sight = Sight(nq, nk, made.device, None, hiding if found in THRESHOLD else None, kind, known, start)
+    sight = MaskSummary(nq, nk, made.device, None, hiding if found in THRESHOLD else None, kind, known, start)
     return _facts(sight, made.shape, given)
 
 
@@ -218,7 +220,7 @@ def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "
 
 
 def _facts(
-    sight: Sight, sizes: Sequence[int], given: Mapping[str, Tensor | None], softcap: float | None = None
+    sight: MaskSummary, sizes: Sequence[int], given: Mapping[str, Tensor | None], softcap: float | None = None
 ) -> Facts:
     """All facts, with everything that has to come back from the device in one tensor of numbers and one of bytes."""
     batch, heads, nq, nk = sizes
@@ -258,7 +260,7 @@ def _present(given: Mapping[str, Tensor | None], counts: Tensor) -> dict[str, Te
     return numbers
 
 
-def _excused(sight: Sight) -> Tensor:
+def _excused(sight: MaskSummary) -> Tensor:
     """Which queries may see nothing, (B or 1, H or 1, Nq): padding, and those that the mask says do not look."""
     rows = torch.zeros(1, 1, sight.nq, dtype=torch.bool, device=sight.device)
     if sight.kind == "self":
@@ -271,7 +273,7 @@ def _excused(sight: Sight) -> Tensor:
     return rows
 
 
-def _padding_rows(sight: Sight) -> Tensor:
+def _padding_rows(sight: MaskSummary) -> Tensor:
     """Which queries are padding themselves, (B or 1, H or 1, Nq); none in a batch row that is nothing else."""
     nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
     offset = None if sight.causal is None else sight.causal.offset
@@ -295,12 +297,12 @@ def _count(rows: Tensor, excused: Tensor, sizes: tuple[int, int, int]) -> Tensor
     return torch.stack([rows.sum(), tokens.sum(), *first])
 
 
-def _rows(numbers: Sequence[int], heads: int, nq: int) -> Rows:
+def _rows(numbers: Sequence[int], heads: int, nq: int) -> RowCount:
     count, tokens, first, first_token = numbers
     if count == 0:
-        return Rows()
+        return RowCount()
     at = first_token if tokens else first
-    return Rows(count, tokens, (at // (heads * nq), at // nq % heads, at % nq))
+    return RowCount(count, tokens, (at // (heads * nq), at // nq % heads, at % nq))
 
 
 def _fine(name: str, x: Tensor) -> Tensor:
@@ -326,7 +328,7 @@ def _bytes(padding: Tensor, bands: Tensor) -> tuple[Tensor, Tensor]:
     return padding, bands.contiguous()
 
 
-def _causality(sight: Sight, outline: Outline) -> Causality:
+def _causality(sight: MaskSummary, outline: Outline) -> Causality:
     if sight.causal is None:
         return "one query" if sight.nq == 1 else "in mask" if outline.hides_future else "no"
     others = [part for part in conjuncts(sight.mask) if part is not sight.causal and holds_cells(part)]
@@ -336,7 +338,7 @@ def _causality(sight: Sight, outline: Outline) -> Causality:
     return "both" if rest.traced.outline(sight.nq, sight.nk).hides_future else "flag"
 
 
-def _offset(sight: Sight, outline: Outline) -> int | None:
+def _offset(sight: MaskSummary, outline: Outline) -> int | None:
     if sight.kind == "cross":
         return None
     if sight.causal is None:
@@ -345,7 +347,7 @@ def _offset(sight: Sight, outline: Outline) -> int | None:
     return own if isinstance(own, int) else None
 
 
-def _text(sight: Sight, outline: Outline, where: Sequence[Side | None]) -> str:
+def _text(sight: MaskSummary, outline: Outline, where: Sequence[Side | None]) -> str:
     mask, usual = sight.mask, sight.nk - sight.nq
     if sight.hiding is None and mask is None:
         return "none"

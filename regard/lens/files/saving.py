@@ -1,25 +1,22 @@
-"""A capture as a file, and back: `capture.save(path)` and `regard.open(path)`.
-
-Every record comes back with all it had: its view, its facts, what is exact and what is pooled. An overview is a file of
-a few megabytes at any length: measures by position become means of neighbours, and neither q and k nor links are kept.
-
-It does not know how a file is laid out (`capture_file.py`), nor what is written of a call (`file_records.py`).
-"""
+"""Captures, token layouts and photos as files, and back."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard import __version__
-from regard.lens.capture import Capture, Record
+from regard.layouts import KINDS, Frame, Layout, Sides
 from regard.lens.files.container import (
     FORGED,
     CaptureFileError,
@@ -31,15 +28,17 @@ from regard.lens.files.container import (
     read,
     write,
 )
-from regard.lens.files.media import pack_layouts, pack_photos, unpack_layouts, unpack_photos
 from regard.lens.files.records import check_runs, pack_record, unpack_record
-from regard.lens.view import PER_QUERY, Tokens, Told, View
+from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 
-__all__ = ["open", "overview_of", "save"]
+if TYPE_CHECKING:
+    from regard.lens.capture import Capture
+
+Layouts = Mapping[str, tuple[Sides, ...]]
 
 BINS = 64  # of a measure by position in an overview
-LONGEST = 4096  # positions of which an overview keeps tokens, padding and how many keys each query sees
-MOST_TEXT = 32 * 2**20  # bytes of the header; the file's text, 64 MiB, has to name the tensors too
+LONGEST = 4096  # positions up to which an overview keeps tokens, padding and counts of visible keys
+MOST_TEXT = 32 * 2**20  # bytes of the header; the file's text, 64 MiB, names the tensors too
 HEADER = {
     "model": str,
     "tokens": list | None,
@@ -49,35 +48,27 @@ HEADER = {
     "torch": str,
     "written": str,
 }
-OPTIONAL = {
-    "layouts": dict,
-    "photos": list,
-    "overview": bool,
-}  # only where there are some: what has none is read by every regard
+OPTIONAL = {"layouts": dict, "photos": list, "overview": bool}  # written only if there are some: older versions read on
+
+MOST_PIXELS = 2**28  # of an image; a heat map of it takes 1 GiB
+FLOATS = (np.float16, np.float32, np.float64)
+INTEGERS = (np.int8, np.int16, np.int32, np.int64)
+
+LONGEST_SIDE = 4096  # pixels of a photo; copies are made of at most 1,600
+MOST_BYTES = 16 * 2**20  # of a photo; one of 1,600 × 1,600 pixels of noise takes 3 MB
+LONGEST_NAME = 255
+PNG = b"\x89PNG\r\n\x1a\n"
+JPEG = b"\xff\xd8\xff"
+SIZED = {0xC0, 0xC1, 0xC2}  # the frames of a JPEG that browsers and Pillow decode: baseline, extended, progressive
+
+
+# ------------------------------------------------------------------------------------------------------------- captures
 
 
 def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False, *, photos: bool = True) -> None:
-    """Write a capture to a file: whole, or not at all.
-
-    >>> import tempfile, regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer) as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     seen.save(f"{folder}/run.regard")
-    ...     regard.open(f"{folder}/run.regard")
-    Capture(TransformerEncoderLayer: self_attn; 1 calls)
-
-    path: used as it is; a file that is there is replaced.
-    overview: keep what a first look needs. Measures by position are pooled into at most 64 means, maps are rounded to
-        fp16, and q, k, outputs and links are left out; beyond 4,096 positions so are tokens, padding and counts.
-    photos: write `capture.photos` too, so that whoever opens the file sees them; False leaves them out.
-
-    Raises ValueError for a mask or bias whose cells are too many to write, and for more calls than a file holds;
-    OSError where no file can be written. Either way what was there before is untouched.
-    """
+    """Write a capture to a file, whole or not at all. See `Capture.save` for the arguments."""
     out, records = Outgoing(), list(capture.records)
-    chosen = [_overview_of_record(record) for record in records] if overview else records
+    chosen = [_record_overview(record) for record in records] if overview else records
     # The last first: keys of earlier steps are the beginning of its own, and are then not written again.
     packed = [pack_record(chosen[n], str(n), out) for n in reversed(range(len(chosen)))][::-1]
     tokens = capture.tokens
@@ -94,61 +85,44 @@ def save(capture: Capture, path: str | os.PathLike[str], overview: bool = False,
     }
     if overview or any(record.view is not None and record.view.overview for record in records):
         header["overview"] = True
-    laid_out = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
-    if laid_out:
-        header["layouts"] = pack_layouts(laid_out, out)
+    layouts = {name: sides for name, sides in capture.layouts.items() if name in capture.names}
+    if layouts:
+        header["layouts"] = pack_layouts(layouts, out)
     if photos and capture.photos:
         header["photos"] = pack_photos(capture.photos, out)
-    _check(header, out)
-    write(path, header, out.tensors)
-
-
-def _check(header: dict[str, Any], out: Outgoing) -> None:
-    """Raise ValueError for what the file has no room for, and for what could not be opened again."""
     text = json.dumps(header, ensure_ascii=False)
     if (size := len(text.encode(errors="replace"))) > MOST_TEXT:
         raise ValueError(
-            f"{len(header['records']):,} calls take {size:,} bytes to describe, and a file has room for {MOST_TEXT:,}: "
+            f"{len(packed):,} calls take {size:,} bytes to describe, and a file has room for {MOST_TEXT:,}: "
             "watch fewer layers (watch(model, layers=…)) or fewer steps, or save them as several captures"
         )
-    try:
-        _unpack_capture(json.loads(text), "", Incoming(out.tensors))
+    try:  # a file that could not be opened again is not written
+        _unpack(type(capture)(), json.loads(text), "", Incoming(out.tensors))
     except CaptureFileError as error:
         raise ValueError(
             f"the capture was changed so that it cannot be saved: {error}".removesuffix(f": {FORGED}")
         ) from None
+    write(path, header, out.tensors)
 
 
-def open(path: str | os.PathLike[str]) -> Capture:
-    """Open a capture that was saved. Its tensors are in memory, on the CPU; `capture.origin` says where it comes from.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(Capture("GPT2"), f"{folder}/run.regard")
-    ...     opened = open(f"{folder}/run.regard")
-    >>> opened.model, sorted(opened.origin)
-    ('GPT2', ['path', 'regard', 'torch', 'written'])
-
-    Raises CaptureFileError, a ValueError, for what is not a whole capture that this regard knows; OSError for what
-    cannot be opened.
-    """
-    header, tensors = read(
-        path, HEADER.keys() | OPTIONAL.keys(), lazy=False
-    )  # in memory: aligned, and nobody can cut it short
+def load(capture: Capture, path: str | os.PathLike[str]) -> None:
+    """Fill an empty capture from a file. Raises as `regard.open`."""
+    # In memory: aligned, and nobody can cut the file short meanwhile.
+    header, tensors = read(path, HEADER.keys() | OPTIONAL.keys(), lazy=False)
     try:
-        return _unpack_capture(header, os.fspath(path), Incoming(tensors))
+        _unpack(capture, header, os.fspath(path), Incoming(tensors))
     except CaptureFileError as error:
         raise CaptureFileError(f"cannot read {str(path)!r}: {error}") from None
 
 
-def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> Capture:
+def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Incoming) -> None:
     known = HEADER | {key: kind for key, kind in OPTIONAL.items() if key in header}
     model, tokens, unseen, records, regard, torch_, written, *_ = fields(header, "the header", known)
     if not all(is_list_of(row, str) for row in tokens or []):
         raise CaptureFileError(f"tokens must be lists of words: {FORGED}")
     if not all(is_list_of(item, str) and len(item) == 2 for item in unseen):
         raise CaptureFileError(f"unseen must be pairs of a path and a reason: {FORGED}")
-    capture = Capture(model, tokens)
+    capture.model, capture.tokens = model, tokens
     capture.origin = {"path": path, "regard": regard, "torch": torch_, "written": written}
     capture.unseen.update(unseen)
     capture.records.extend(unpack_record(value, f"record {n}", tensors) for n, value in enumerate(records))
@@ -158,44 +132,32 @@ def _unpack_capture(header: Mapping[str, Any], path: str, tensors: Incoming) -> 
             if record.view is not None:
                 record.view.overview = True
     if "layouts" in header:
-        _lay_out(capture, unpack_layouts(header["layouts"], tensors))
+        layouts = unpack_layouts(header["layouts"], tensors)
+        try:
+            capture.layouts = layouts  # type: ignore[assignment]  # the setter takes more than the property gives
+        except (ValueError, LookupError) as error:
+            raise CaptureFileError(f"{error}: {FORGED}") from None
+        if other := sorted(layouts.keys() - capture.layouts.keys()):
+            raise CaptureFileError(f"it has layouts of {other[0]!r} and no call of it: {FORGED}")
     if "photos" in header:
         capture.photos = unpack_photos(header["photos"], tensors)
-        _check_photos(capture)
+        frames = max((several[0].frames for several in capture.layouts.values()), key=len, default=())
+        sizes, wanted = [photo.size for photo in capture.photos], [frame.picture for frame in frames]
+        if sizes != wanted:
+            raise CaptureFileError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}: {FORGED}")
     tensors.finish()
-    return capture
 
 
-def _lay_out(capture: Capture, layouts: Mapping[str, Any]) -> None:
-    try:
-        capture.layouts = layouts
-    except (ValueError, LookupError) as error:
-        raise CaptureFileError(f"{error}: {FORGED}") from None
-    if other := sorted(layouts.keys() - capture.layouts.keys()):
-        raise CaptureFileError(f"it has layouts of {other[0]!r} and no call of it: {FORGED}")
+def make_overview(view: View) -> View:
+    """A small view: at most 64 numbers per head and measure, and the map.
 
-
-def _check_photos(capture: Capture) -> None:
-    """Refuse photographs that are not those that the tokens of the first batch entry are patches of."""
-    frames = max((several[0].frames for several in capture.layouts.values()), key=len, default=())
-    sizes, wanted = [photo.size for photo in capture.photos], [frame.picture for frame in frames]
-    if sizes != wanted:
-        raise CaptureFileError(f"its photos are of sizes {sizes}, and its patches lie in {wanted}: {FORGED}")
-
-
-# ------------------------------------------------------------------------------------------------------------- overview
-
-
-def overview_of(view: View) -> View:
-    """What a first look needs of a view: at most 64 numbers per head and measure, and the map.
+    Means over all queries stay exact, as "mean entropy" and such: means of pooled numbers would count padding.
 
     >>> import regard
     >>> x = torch.zeros(200, 4)
-    >>> small = overview_of(regard.look(x, x, x))
+    >>> small = make_overview(regard.look(x, x, x))
     >>> small.entropy.shape, small.how("entropy"), small.map().shape
     (torch.Size([64]), 'pooled', torch.Size([64, 64]))
-
-    Means over all queries stay exact, as "mean entropy" and such: those of pooled numbers would count padding in.
     """
     held: dict[str, Tensor] = {}
     pooled = list(view.pooled)
@@ -209,14 +171,231 @@ def overview_of(view: View) -> View:
         elif not name.startswith("top_"):
             held[name] = values.half() if name == "map" and view.how("map") == "pooled" else values
     short = max(view.sizes[2:]) <= LONGEST
-    told = view.place if short else Told(offset=view.place.offset)
-    tokens = view.tokens if short else Tokens()
-    slim = replace(view, held=held, given_output=None, weights=None, place=told, tokens=tokens, pooled=tuple(pooled))
-    return replace(slim, overview=True)
+    return replace(
+        view,
+        held=held,
+        given_output=None,
+        weights=None,
+        place=view.place if short else KnownVisibility(offset=view.place.offset),
+        tokens=view.tokens if short else KeyTokens(),
+        pooled=tuple(pooled),
+        overview=True,
+    )
 
 
-def _overview_of_record(record: Record) -> Record:
+def _record_overview(record: Record) -> Record:
     facts, view = record.facts, record.view
     if facts is not None and max(facts.sizes[2:]) > LONGEST:
         facts = replace(facts, padding=None)
-    return replace(record, facts=facts, view=None if view is None else overview_of(view))
+    return replace(record, facts=facts, view=None if view is None else make_overview(view))
+
+
+# -------------------------------------------------------------------------------------------------------------- layouts
+
+
+def pack_layouts(layouts: Layouts, out: Outgoing) -> dict[str, Any]:
+    """The JSON of token layouts; their tensors go to `out`.
+
+    >>> out = Outgoing()
+    >>> packed = pack_layouts({"attn": (Sides.patches(32),)}, out)
+    >>> packed["sides"], out.tensors["layouts/0/box"].dtype
+    ([['attn', [[0, 0, [0]]]]], torch.float16)
+    """
+    tokens: dict[Layout, int] = {}
+    frames: dict[Frame, int] = {}
+    sides: list[Any] = []
+    for path, several in layouts.items():
+        numbered = []
+        for side in several:
+            q, k = (tokens.setdefault(layout, len(tokens)) for layout in (side.queries, side.keys))
+            numbered.append([q, k, [frames.setdefault(frame, len(frames)) for frame in side.frames]])
+        sides.append([path, numbered])
+    packed = []
+    for n, layout in enumerate(tokens):
+        codes = np.select([layout.kind == kind for kind in KINDS], range(len(KINDS))).astype(np.uint8)
+        arrays = {"kind": codes, "picture": _narrow(layout.picture, INTEGERS), "box": _narrow(layout.box, FLOATS)}
+        packed.append([out.put(f"layouts/{n}/{key}", torch.from_numpy(array)) for key, array in arrays.items()])
+    return {
+        "frames": [
+            [*map(int, (*frame.picture, *frame.pixels)), *map(float, (*frame.scale, *frame.corner))] for frame in frames
+        ],
+        "kinds": list(KINDS),
+        "tokens": packed,
+        "sides": sides,
+    }
+
+
+def _narrow(numbers: np.ndarray[Any, Any], types: tuple[type, ...]) -> np.ndarray[Any, Any]:
+    """The numbers in the first type that holds each of them exactly."""
+    for type_ in types:
+        with np.errstate(over="ignore"):
+            narrow: np.ndarray[Any, Any] = numbers.astype(type_)
+        if np.array_equal(narrow, numbers, equal_nan=True):
+            return narrow
+    raise AssertionError("the last type is that of the numbers")
+
+
+def unpack_layouts(value: object, tensors: Incoming) -> dict[str, tuple[Sides, ...]]:
+    """The inverse of `pack_layouts`. Raises CaptureFileError for values that are missing, unknown or inconsistent.
+
+    >>> out = Outgoing()
+    >>> packed = pack_layouts({"attn": (Sides.patches(32),)}, out)
+    >>> unpack_layouts(packed, Incoming(out.tensors)) == {"attn": (Sides.patches(32),)}
+    True
+    """
+    expected = {"frames": list, "kinds": list, "tokens": list, "sides": list}
+    frame_values, kinds, tokens, sides = fields(value, "layouts", expected)
+    if not is_list_of(kinds, str):
+        raise CaptureFileError(f"layouts: kinds must be words: {FORGED}")
+    if strange := sorted(set(kinds) - set(KINDS)):
+        raise CaptureFileError(f"layouts have the kind {strange[0]!r}, unknown to this regard: upgrade regard")
+    frames = [_unpack_frame(frame, n) for n, frame in enumerate(frame_values)]
+    layouts = [_unpack_layout(parts, n, kinds, tensors) for n, parts in enumerate(tokens)]
+    by_path: dict[str, tuple[Sides, ...]] = {}
+    for item in sides:
+        match item:
+            case [str(path), list(several)] if several:
+                if path in by_path:
+                    raise CaptureFileError(f"layouts name a path twice: {FORGED}")
+                by_path[path] = tuple(_unpack_sides(numbers, path, layouts, frames) for numbers in several)
+            case _:
+                raise CaptureFileError(f"sides of the layouts must be a path and its layouts: {FORGED}")
+    return by_path
+
+
+def _unpack_frame(value: object, n: int) -> Frame:
+    sizes, rest = (value[:4], value[4:]) if isinstance(value, list) else ([], [])
+    if is_list_of(sizes, int) and is_list_of(rest, float) and len(sizes) == len(rest) == 4:
+        (high, wide, rows, columns), (down, across, top, left) = sizes, rest
+        few = max(high * wide, rows * columns) <= MOST_PIXELS
+        if min(sizes) >= 1 and few and min(down, across) > 0 and all(map(isfinite, rest)):
+            return Frame((high, wide), (rows, columns), (down, across), (top, left))
+    raise CaptureFileError(f"frame {n} of the layouts cannot be {reprlib.repr(value)}: {FORGED}")
+
+
+def _unpack_layout(value: object, n: int, kinds: list[str], tensors: Incoming) -> Layout:
+    where = f"layout {n}"
+    if not isinstance(value, list) or len(value) != 3:
+        raise CaptureFileError(f"{where} must be three tensors: kind, picture and box: {FORGED}")
+    codes = tensors.take(value[0], f"kind of {where}", (None, None), "bytes").long().numpy()
+    image = tensors.take(value[1], f"picture of {where}", codes.shape, "integers").long().numpy()
+    box = tensors.take(value[2], f"box of {where}", (*codes.shape, 4)).double().numpy()
+    if codes.size and codes.max() >= len(kinds):
+        raise CaptureFileError(f"{where} has a token of kind {codes.max()} of {len(kinds)}: {FORGED}")
+    kind = np.array(kinds, "U12")[codes] if kinds else np.zeros(codes.shape, "U12")
+    try:
+        return Layout(kind, image, box)
+    except ValueError as error:
+        raise CaptureFileError(f"{where}: {error}: {FORGED}") from None
+
+
+def _unpack_sides(value: object, path: str, layouts: list[Layout], frames: list[Frame]) -> Sides:
+    where = f"layouts of {path!r}"
+    match value:
+        case [int(q), int(k), list(images)] if is_list_of([q, k, *images], int):
+            if not all(0 <= n < len(layouts) for n in (q, k)) or not all(0 <= f < len(frames) for f in images):
+                raise CaptureFileError(f"{where} name a layout or frame that is not there: {FORGED}")
+            try:
+                return Sides(layouts[q], layouts[k], tuple(frames[f] for f in images))
+            except ValueError as error:
+                raise CaptureFileError(f"{where}: {error}: {FORGED}") from None
+    raise CaptureFileError(f"{where} must be two layouts and their frames: {FORGED}")
+
+
+# --------------------------------------------------------------------------------------------------------------- photos
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Photo:
+    """A copy of an image, to be shown under its attention.
+
+    Attributes:
+        name: for people, never a path.
+        size: height and width of the image itself, which boxes are measured in.
+        kind: media type of `data`: image/jpeg or image/png.
+        data: bytes of a copy, which may be smaller.
+    """
+
+    name: str
+    size: tuple[int, int]
+    kind: str
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"Photo({self.name}, {self.size[0]} high, {self.size[1]} wide, {len(self.data):,} bytes)"
+
+
+def pack_photos(photos: Sequence[Photo], out: Outgoing) -> list[Any]:
+    """The JSON of photos; their bytes go to `out`.
+
+    >>> out = Outgoing()
+    >>> pack_photos([Photo("cat.png", (480, 640), "image/png", b"...")], out), out.tensors["photos/0"].shape
+    ([['cat.png', 480, 640, 'photos/0']], torch.Size([3]))
+    """
+    packed = []
+    for n, photo in enumerate(photos):
+        # A file's name may hold what no JSON does, or what a terminal would obey.
+        name = "".join(letter for letter in photo.name if letter.isprintable())[:LONGEST_NAME]
+        data = torch.from_numpy(np.frombuffer(photo.data, np.uint8).copy())  # torch wants writable memory
+        packed.append([name, *photo.size, out.put(f"photos/{n}", data)])
+    return packed
+
+
+def unpack_photos(value: object, tensors: Incoming) -> tuple[Photo, ...]:
+    """The inverse of `pack_photos`. Nothing is decoded.
+
+    Raises:
+        CaptureFileError: for a photo that is missing, too large, or no JPEG or PNG by its first bytes.
+
+    Example:
+        >>> unpack_photos([["cat.png", 480, 640, "photos/0"]], Incoming({"photos/0": torch.zeros(3).byte()}))
+        Traceback (most recent call last):
+            ...
+        regard.lens.files.container.CaptureFileError: photo 0 is neither a JPEG nor a PNG with a size: \
+another program has written it, so it is not to be trusted
+    """
+    if not isinstance(value, list):
+        raise CaptureFileError(f"photos must be a list, got {type(value).__name__}: {FORGED}")
+    return tuple(_unpack_photo(item, n, tensors) for n, item in enumerate(value))
+
+
+def _unpack_photo(value: object, n: int, tensors: Incoming) -> Photo:
+    match value:
+        case [str(name), int(high), int(wide), reference] if (
+            name.isprintable()
+            and len(name) <= LONGEST_NAME
+            and type(high) is type(wide) is int
+            and min(high, wide) >= 1
+            and high * wide <= MOST_PIXELS
+        ):
+            taken = tensors.take(reference, f"photo {n}", (None,), "bytes")
+        case _:
+            raise CaptureFileError(f"photo {n} cannot be {reprlib.repr(value)}: {FORGED}")
+    if len(taken) > MOST_BYTES:
+        raise CaptureFileError(f"photo {n} takes {len(taken):,} bytes, and at most {MOST_BYTES:,} are read: {FORGED}")
+    data = taken.numpy().tobytes()
+    kind, *size = _kind_and_size(data)
+    if not all(1 <= side <= LONGEST_SIDE for side in size):
+        raise CaptureFileError(
+            f"photo {n} says to be {size[0]} × {size[1]} pixels, and copies have at most {LONGEST_SIDE:,} a side: "
+            f"{FORGED}"
+            if kind
+            else f"photo {n} is neither a JPEG nor a PNG with a size: {FORGED}"
+        )
+    return Photo(name, (high, wide), kind, data)
+
+
+def _kind_and_size(data: bytes) -> tuple[str, int, int]:
+    """The media type, height and width that an image's first bytes state; '' and 0 if it is neither JPEG nor PNG."""
+
+    def number(at: int, count: int) -> int:
+        return int.from_bytes(data[at : at + count], "big")
+
+    if data.startswith(PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
+        return "image/png", number(20, 4), number(16, 4)
+    at = 2 if data.startswith(JPEG) else len(data)
+    while at + 9 <= len(data) and data[at] == 0xFF:  # one segment after the other: mark, length, content
+        if data[at + 1] in SIZED:
+            return "image/jpeg", number(at + 5, 2), number(at + 7, 2)
+        at += 2 + max(2, number(at + 2, 2))
+    return "", 0, 0

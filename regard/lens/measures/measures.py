@@ -31,7 +31,6 @@ __all__ = [
     "Tile",
     "Wanted",
     "at_least_one",
-    "cell_edges",
     "cell_of_positions",
     "finish_effective",
     "finish_entropy",
@@ -87,16 +86,6 @@ def at_least_one(name: str, value: object) -> int:
     if value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return int(value)
-
-
-def cell_edges(n: int, size: int) -> list[int]:
-    """Where map cells begin and end: min(size, n) cells over n positions, as even as integers allow.
-
-    >>> cell_edges(7, 3), cell_edges(2, 64)
-    ([0, 2, 4, 7], [0, 1, 2])
-    """
-    cells = min(size, n)
-    return [c * n // cells for c in range(cells + 1)] if cells else [0]
 
 
 def cell_of_positions(positions: Tensor, n: int, size: int) -> Tensor:

@@ -1,0 +1,360 @@
+"""Views and captures for people: figures, notebook output, a table of a run, and the numbers of each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.util import find_spec
+from io import BytesIO
+from math import isnan, nan, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard import tables
+from regard.lens.doctor.report import SAID, check_lang, format_calls
+from regard.lens.measures.measures import MAP_SIZE
+from regard.lens.patterns import CALLED, Patterns, label, label_rest
+from regard.locale import translate
+from regard.masks.tiles import cell_edges
+from regard.stages import Lang
+from regard.viz import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regard.lens.capture import Capture, ModuleRun
+    from regard.lens.view import View
+
+MOST_HEADS = 16  # side by side in one figure
+SCORED = 1 << 21  # weights of a run up to which a summary scores patterns that were not measured
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def view_figure(
+    view: View, *, batch: int = 0, head: int | None = None, tokens: Sequence[str] | None = None, dark: bool = False
+) -> Figure:
+    """The maps of all heads side by side; or one head's map with received weights and entropy at the margins.
+
+    Args:
+        view: what to draw.
+        batch: which batch row.
+        head: which head; without one, the first 16 are drawn on one scale.
+        tokens: labels, drawn where the map's cells are single tokens.
+        dark: draw on a dark background.
+
+    Raises:
+        IndexError: if there is no such batch row or head.
+        LookupError: if no map was measured and q and k were not kept.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(1, 2, 5, 4)
+        >>> view_figure(regard.look(x, x, x), head=1).axes != []
+        True
+    """
+    view = plain(view)
+    rows, heads, nq, nk = view.sizes
+    for name, index, count in (("batch", batch, rows), ("head", head or 0, heads)):
+        if not -count <= index < count:
+            raise IndexError(f"{name} {index} is out of range: there are {count}")
+    cells = view.map(view.size if "map" in view.held else MAP_SIZE)[batch].detach().cpu()  # (H, rows, columns)
+    exact = max(nq, nk) <= max(cells.shape[1:])
+    labels = list(tokens) if tokens is not None and exact and nq == nk == len(tokens) else None
+    if head is None:
+        more = f", the first {MOST_HEADS} of {heads} heads" if heads > MOST_HEADS else ""
+        size = "exact" if exact else f"pooled, {cells.shape[1]} × {cells.shape[2]} cells"
+        return figures.heatmap(cells[:MOST_HEADS], labels, title=f"{nq} queries × {nk} keys, {size}{more}", dark=dark)
+    margins = {}
+    for name, n in (("received", nk), ("entropy", nq)):  # drawn if held for every position or every cell of the map
+        values = view.held.get(name)
+        if values is not None and values.shape[-1] in (n, min(view.size, n)):
+            margins[name] = values[batch, head].detach().cpu()
+    return figures.map_with_marginals(
+        cells[head],
+        received=margins.get("received"),
+        entropy=margins.get("entropy"),
+        rows=nq,
+        columns=nk,
+        tokens=labels,
+        exact=exact,
+        title=f"head {head}",
+        dark=dark,
+    )
+
+
+def view_png(view: View) -> bytes | None:
+    """The figure of a view for a notebook; None (its text is shown) without matplotlib or a map."""
+    if find_spec("matplotlib") is None or "map" not in view.held or 0 in view.sizes:
+        return None
+    buffer = BytesIO()
+    view_figure(view).savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def atlas_figure(capture: Capture, measure: str = "entropy", dark: bool = False, *, batch: int | None = None) -> Figure:
+    """All heads of a run, layers × heads, coloured by a measure; a head whose number is NaN is red.
+
+    Args:
+        capture: the run.
+        measure: as for `Capture.atlas`.
+        dark: draw on a dark background.
+        batch: as for `Capture.atlas`.
+    """
+    rows = capture.atlas_rows(measure, batch)
+    heads = [0 if row is None else len(row) for row in rows]
+    return figures.atlas(
+        stack_rows(rows, max(heads)), layers=capture.row_names, heads=heads, measure=measure, dark=dark
+    )
+
+
+def capture_html(capture: Capture) -> str:
+    """The atlas of a capture for a notebook, without matplotlib, and what was not seen."""
+    parts = [f"<pre>{escape(repr(capture))}</pre>"]
+    if not capture.names:
+        return parts[0]
+    if any("entropy" in record.view.held for record in capture.records if record.view is not None):
+        rows = capture.atlas_rows("entropy")
+        heads = [0 if row is None else len(row) for row in rows]
+        table = stack_rows(rows, max(heads))
+        parts.append(figures.atlas_html(table, layers=capture.row_names, heads=heads, measure="entropy"))
+    if notes := _notes(capture, "en"):
+        parts.append(f"<pre>{escape(chr(10).join(notes))}</pre>")
+    return "\n".join(parts)
+
+
+def stack_rows(rows: Sequence[Tensor | None], heads: int) -> Tensor:
+    """Rows of at most `heads` numbers as one tensor (rows, heads), NaN where there is none.
+
+    >>> stack_rows([torch.ones(1), None], 2)
+    tensor([[1., nan],
+            [nan, nan]])
+    """
+    table = torch.full((len(rows), heads), nan)
+    for line, row in zip(table, rows, strict=True):
+        if row is not None:
+            line[: len(row)] = row
+    return table
+
+
+# -------------------------------------------------------------------------------------------------------------- summary
+
+
+def summarise(capture: Capture, lang: Lang = "en") -> str:
+    """A table of a capture that is not empty, a line per run of a module, and notes on what was not seen.
+
+    Raises:
+        ValueError: for a language other than "en" and "ko".
+
+    Example:
+        >>> import torch, regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> print(summarise(seen).splitlines()[0])
+        TransformerEncoderLayer: 1 attention modules, 1 calls
+    """
+    check_lang(lang)
+    title = translate(
+        "{model}: {modules} attention modules, {calls} calls",
+        lang,
+        model=capture.model or "model",
+        modules=len(capture.names),
+        calls=len(capture.records),
+    )
+    headers = translate("|module|kind|heads|queries × keys|calls|entropy|patterns|seen by", lang).split("|")
+    rows = [_summary_row(i, run, lang) for i, run in enumerate(capture.runs())]
+    lines = [title, "", tables.text(headers, rows, right=[0, 3, 5, 6]), "", *_notes(capture, lang)]
+    links = [record.link for record in capture.records if record.link is not None]
+    if any(link.rows is not None for link in links) and all(link.returned is None for link in links):
+        lines.append(
+            translate(
+                "batch rows changed places, as in beam search: each is a beam of the last step; "
+                "capture.returned(output) shows the sequences that were returned",
+                lang,
+            )
+        )
+    return "\n".join(lines).rstrip()
+
+
+def _notes(capture: Capture, lang: Lang) -> list[str]:
+    edited, unseen = translate("edited after softmax", lang), translate("not seen", lang)
+    whole = "(the model itself)"
+    notes = [f"{edited}: {path or whole}: {format_calls(calls, lang)}" for path, calls in capture.edited.items()]
+    return notes + [f"{unseen}: {path or whole}: {why}" for path, why in capture.unseen.items()]
+
+
+def _summary_row(i: int, run: ModuleRun, lang: Lang) -> list[str]:
+    first, view = run.records[0], run.view
+    _, heads, nq, nk = view.sizes
+    entropy = "–"
+    if "entropy" in view.held:
+        entropy = f"{float(view.per_head('entropy').mean()):.2f}".replace("nan", "NaN")
+    source = first.source + (" (compiled)" if first.compiled else "")
+    kind, calls = SAID[lang].get(first.kind, first.kind), len(run.records)
+    name = run.name if run.path else f"(model){run.name}"
+    return [str(i), name, kind, str(heads), f"{nq} × {nk}", str(calls), entropy, _commonest(view, lang), source]
+
+
+def _commonest(view: View, lang: Lang) -> str:
+    """The patterns of the first batch row's heads with their number of heads, the most common first."""
+    measured = any(name.startswith("pattern ") for name in view.held)
+    if not measured and (view.weights is None or prod(view.sizes) > SCORED):
+        return "–"
+    shares = view.head_patterns().shares
+    if not shares:
+        return "–"
+    broken = torch.stack([values[0] for values in shares.values()]).isnan().any(0)  # (H,)
+    names = [names[0] for names, is_nan in zip(label(shares)[0], broken, strict=True) if names and not is_nan]
+    counts = sorted(((names.count(n), n) for n in set(names)), reverse=True)
+    parts = [f"{count} {CALLED[lang][name]}" for count, name in counts[:3]]
+    if broken.any():
+        parts.append(f"{int(broken.sum())} NaN")
+    return ", ".join(parts) or SAID[lang].get("none", "none")
+
+
+# ------------------------------------------------------------------------------------------------------ heads and links
+
+
+@dataclass(frozen=True)
+class HeadSummary:
+    """Numbers of one head of one batch row; None where something was not measured and q and k were not kept.
+
+    Attributes:
+        batch: the batch row.
+        head: the head.
+        entropy: mean over its queries of −Σ p ln p, in nats.
+        effective: mean over its queries of 1/Σp², the effective number of keys.
+        keys: first and last of the keys that receive most: one key, or a bin of keys where they are pooled; None if
+            a key receives NaN.
+        share: mean weight that a query gives to such a key.
+        patterns: the score of each pattern.
+        labels: the patterns that get half of its attention or more, the strongest first.
+        rest: if that is the first token, the pattern that gets half or more of what goes elsewhere.
+    """
+
+    batch: int
+    head: int
+    entropy: float | None
+    effective: float | None
+    keys: tuple[int, int] | None
+    share: float | None
+    patterns: dict[str, float]
+    labels: tuple[str, ...]
+    rest: str | None
+
+
+class Linked(NamedTuple):
+    """A link of one head: the weight that a query gives to a key."""
+
+    head: int
+    query: int
+    key: int
+    weight: float
+
+
+def plain(view: View) -> View:
+    """The view with torch tensors of axes (B, H, …).
+
+    >>> import numpy as np, regard
+    >>> plain(regard.look(*[np.zeros((3, 5))] * 3)).entropy.shape
+    torch.Size([1, 1, 3])
+    """
+    return replace(view, lead=None, numpy=False)
+
+
+def describe_heads(view: View, batch: int = 0) -> list[HeadSummary]:
+    """Summaries of the heads of a batch row.
+
+    Raises:
+        IndexError: if there is no such batch row.
+
+    Example:
+        >>> import torch, regard
+        >>> x = torch.zeros(1, 2, 4, 3)
+        >>> one = describe_heads(regard.look(x, x, x))[1]
+        >>> one.head, round(one.entropy, 2), one.keys, one.share, one.labels
+        (1, 1.39, (0, 0), 0.25, ('uniform', 'neighbours'))
+    """
+    view = plain(view)
+    count, heads, nq, nk = view.sizes
+    if not 0 <= batch < count:
+        raise IndexError(f"batch {batch} is out of range: there are {count}, counted from 0")
+
+    def known(name: str) -> bool:
+        return name in view.held or f"mean {name}" in view.held or view.weights is not None
+
+    nothing: list[Any] = [None] * heads
+    entropy, effective = (
+        view.per_head(name)[batch].tolist() if known(name) else nothing for name in ("entropy", "effective")
+    )
+    measured = any(name.startswith("pattern ") for name in view.held)
+    found = view.head_patterns() if measured or view.weights is not None else Patterns({}, {}, {})
+    scores, shares, beside = ({name: t[batch : batch + 1] for name, t in of.items()} for of in found)
+    labels = label(shares)[0] if shares else [[]] * heads
+    rest = label_rest(shares, beside)[0] if shares else nothing
+    keys, share = list(nothing), list(nothing)
+    if known("received") and nq and nk:
+        received = view.received[batch]  # (H, keys), or (H, bins) of means where they are pooled
+        edges = cell_edges(nk, received.shape[-1])
+        best, at = (x.tolist() for x in received.max(-1))
+        for h in range(heads):
+            if not isnan(best[h]):
+                keys[h], share[h] = (edges[at[h]], edges[at[h] + 1] - 1), best[h] / nq
+    return [
+        HeadSummary(
+            batch=batch,
+            head=h,
+            entropy=entropy[h],
+            effective=effective[h],
+            keys=keys[h],
+            share=share[h],
+            patterns={name: float(values[0, h]) for name, values in scores.items()},
+            labels=tuple(labels[h]),
+            rest=rest[h],
+        )
+        for h in range(heads)
+    ]
+
+
+def strongest_links(view: View, *, batch: int = 0, head: int | None = None, count: int = 8) -> list[Linked]:
+    """The strongest links of a batch row, strongest first. Queries that see a single key are left out.
+
+    Args:
+        view: where to look.
+        batch: which batch row.
+        head: which head; default all.
+        count: how many links.
+
+    Raises:
+        LookupError: if fewer links were measured and q and k were not kept.
+        IndexError: if there is no such batch row or head.
+
+    Example:
+        >>> import torch, regard
+        >>> q = torch.tensor([[1.0], [3.0]]).view(1, 1, 2, 1)
+        >>> strongest_links(regard.look(q, q, q, mask=regard.masks.causal()), count=1)[0][:3]  # head, query, key
+        (0, 1, 1)
+    """
+    view = plain(view)
+    rows, heads, nq, _ = view.sizes
+    for name, index, size in (("batch", batch, rows), ("head", head or 0, heads)):
+        if not 0 <= index < size:
+            raise IndexError(f"{name} {index} is out of range: there are {size}, counted from 0")
+    top = view.top(count)
+    weight, key = top.weight[batch].nan_to_num(0.0), top.index[batch]  # (H, Nq, k)
+    visible = view.place.visible
+    if visible is not None:
+        weight[(visible.expand(rows, heads, nq)[batch] == 1).to(weight.device)] = 0
+    chosen = range(heads) if head is None else [head]
+    best, at = weight[list(chosen)].reshape(-1).sort(descending=True, stable=True)
+    links = []
+    for value, place in zip(best[:count].tolist(), at[:count].tolist(), strict=True):
+        h, rest = divmod(place, nq * weight.shape[-1])
+        i, k = divmod(rest, weight.shape[-1])
+        links += [Linked(chosen[h], i, int(key[chosen[h], i, k]), value)] if value > 0 else []
+    return links
