@@ -130,11 +130,11 @@ AVIF
 
     Raises as `regard.data.images.glance`, with the picture's number where there are several.
     """
-    from regard.data.images import glance, numbered
+    from regard.data.images import numbered, peek_image
 
     for number, picture in enumerate(pictures):
         with numbered(number, len(pictures)):
-            glance(picture)
+            peek_image(picture)
 
 
 def require_sight(model: Model, verb: str) -> None:

@@ -14,8 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image_steps import FILTERS, MOST_MADE, Crop, Numbers, Pad, Resize, Square, Step, read_pair, read_target
-from regard.data.images import Picture, Source, are_several, numbered, open_picture
+from regard.data.image_steps import (
+    FILTERS,
+    MOST_MADE,
+    Crop,
+    Normalize,
+    Pad,
+    Resize,
+    Square,
+    Step,
+    read_pair,
+    read_target,
+)
+from regard.data.images import OpenedImage, Source, is_batch, numbered, open_image
 from regard.layouts import Frame
 from regard.models.checkpoint import read_side
 from regard.models.config import Settings
@@ -70,11 +81,11 @@ UNUSED = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImageTransforms:
     """Everything that is done to a picture, in order: steps, then numbers, then padding."""
 
     steps: tuple[Step, ...]
-    numbers: Numbers
+    numbers: Normalize
     pad: Pad | None
 
     def __str__(self) -> str:
@@ -121,7 +132,7 @@ def defaults(kind: str) -> dict[str, Any]:
     return {key: (value.copy() if isinstance(value, (dict, list)) else value) for key, value in KINDS[kind].items()}
 
 
-def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> Plan:
+def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> ImageTransforms:
     """The plan that the values of a kind mean.
 
     >>> print(read_plan("DeiT", Settings(defaults("DeiT") | {"do_resize": None})))
@@ -132,7 +143,7 @@ def read_plan(kind: str, settings: Settings, *, ignore: Iterable[str] = ()) -> P
     Raises ValueError for a value that is none, and for a key that is not known.
     """
     steps = (*_squaring(kind, settings), *_resizing(kind, settings), *_cropping(settings))
-    plan = Plan(steps, _numbers(settings), _padding(kind, settings))
+    plan = ImageTransforms(steps, _numbers(settings), _padding(kind, settings))
     settings.only("data_format", "channels_first")
     settings.finish(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
     return plan
@@ -182,16 +193,16 @@ def _padding(kind: str, settings: Settings) -> Pad | None:
     return Pad(_bounded(settings, "pad_size") if "pad_size" in settings else None)
 
 
-def _numbers(settings: Settings) -> Numbers:
+def _numbers(settings: Settings) -> Normalize:
     scale = settings.number("rescale_factor") if settings.flag("do_rescale", False) else None
     if scale is not None and not isfinite(scale):
         raise ValueError(f"{settings.where}: rescale_factor must be a number, got {scale}")
     if not settings.flag("do_normalize", False):
-        return Numbers(scale, None, None)
+        return Normalize(scale, None, None)
     mean, std = _three(settings, "image_mean"), _three(settings, "image_std")
     if 0.0 in std:
         raise ValueError(f"{settings.where}: image_std divides, so it must not be 0, got {std}")
-    return Numbers(scale, mean, std)
+    return Normalize(scale, mean, std)
 
 
 def _bounded(settings: Settings, key: str) -> tuple[int, int]:
@@ -218,7 +229,7 @@ NESTED = "processor_config.json"  # where newer checkpoints keep the same values
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class ImageBatch:
     """Pictures as a model takes them.
 
     pixels: (B, 3, H, W) float32.  frames: for each picture, where its pixels lie in it.
@@ -229,7 +240,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, repr=False)
-class Preprocessor:
+class ImageProcessor:
     """What a checkpoint does to pictures before it looks at them.
 
     kind: which of the kinds in `regard.data.image_processing.KINDS`.  plan: the steps, as values.
@@ -237,11 +248,11 @@ class Preprocessor:
     """
 
     kind: str
-    plan: Plan
+    plan: ImageTransforms
     values: dict[str, Any] = field(compare=False)
 
     @classmethod
-    def open(cls, directory: str | Path, *, ignore: Iterable[str] = ()) -> Preprocessor:
+    def open(cls, directory: str | Path, *, ignore: Iterable[str] = ()) -> ImageProcessor:
         """Read a checkpoint's preprocessor_config.json, or processor_config.json with an image_processor in it.
 
         >>> import tempfile
@@ -262,7 +273,7 @@ class Preprocessor:
         return cls._made(kind_of_type(named, where), values, where, ignore)
 
     @classmethod
-    def of(cls, kind: str, options: Mapping[str, Any] | None = None) -> Preprocessor:
+    def of(cls, kind: str, options: Mapping[str, Any] | None = None) -> ImageProcessor:
         """A preprocessor without a file: what the kind does, but for the options given.
 
         >>> Preprocessor.of("ViT", {"size": 384, "resample": 3})
@@ -276,11 +287,11 @@ class Preprocessor:
         return cls._made(kind, values, "options", ())
 
     @classmethod
-    def _made(cls, kind: str, values: dict[str, Any], where: str, ignore: Iterable[str]) -> Preprocessor:
+    def _made(cls, kind: str, values: dict[str, Any], where: str, ignore: Iterable[str]) -> ImageProcessor:
         plan = read_plan(kind, Settings(defaults(kind) | values, where), ignore=ignore)
         return cls(kind, plan, deepcopy(values))
 
-    def __call__(self, pictures: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> Prepared:
+    def __call__(self, pictures: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> ImageBatch:
         """Make the pixels of one picture or of several.
 
         >>> Preprocessor.of("ViT")([np.zeros((5, 7), np.uint8), np.zeros((11, 3), np.uint8)]).pixels.shape
@@ -290,11 +301,11 @@ class Preprocessor:
         Raises ValueError for no picture, for pictures that become pixels of different sizes, and for one so long and
         narrow that it would be enlarged beyond all bounds; and what `open_picture` raises; of several, with its number.
         """
-        several: list[Any] = list(cast(Iterable[Any], pictures)) if are_several(pictures) else [pictures]
-        opened: list[Picture] = []
+        several: list[Any] = list(cast(Iterable[Any], pictures)) if is_batch(pictures) else [pictures]
+        opened: list[OpenedImage] = []
         for number, picture in enumerate(several):
             with numbered(number, len(several)):
-                opened.append(open_picture(picture))
+                opened.append(open_image(picture))
         if not opened:
             raise ValueError("there is no picture to prepare: the list is empty")
         frames = self._frames([picture.size for picture in opened])  # all are checked before the first is touched
@@ -305,7 +316,7 @@ class Preprocessor:
             for step in self.plan.steps:
                 image = step.apply(image)
             self.plan.numbers.apply(image, row)  # what is left is padding
-        return Prepared(torch.from_numpy(pixels), tuple(frames))
+        return ImageBatch(torch.from_numpy(pixels), tuple(frames))
 
     def frame(self, height: int, width: int) -> Frame:
         """Where the pixels of one picture of this size will lie in it.

@@ -237,7 +237,7 @@ Step = Square | Resize | Crop
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Normalize:
     """Pixels 0 to 255 as float32: times `scale`, minus `mean`, divided by `std` (red, green, blue).
 
     >>> Numbers(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).table[0, [0, 255]].tolist()

@@ -152,7 +152,7 @@ QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Picture:
+class OpenedImage:
     """A picture, upright.
 
     image: Pillow, mode RGB.  name: its file's name, or what it was given as.
@@ -170,7 +170,7 @@ class Picture:
         return f"Picture({self.name}, {self.image.height} high, {self.image.width} wide)"
 
 
-def open_picture(source: Source, *, frame: int | None = None, background: Colour | None = None) -> Picture:
+def open_image(source: Source, *, frame: int | None = None, background: Colour | None = None) -> OpenedImage:
     """Open a picture: turned upright, RGB.
 
     >>> image = open_picture(np.full((5, 7, 4), 0, np.uint8), background=(255, 255, 255)).image
@@ -189,15 +189,15 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
     library = _pillow()
     _check_background(background)
     given: Any = source
-    if isinstance(given, Picture):
+    if isinstance(given, OpenedImage):
         _check_frame(given.name, 1, frame)
         return given
     if isinstance(given, np.ndarray):
         image, name = library.fromarray(_check_array(given)), "array"
-        return Picture(_made(image, name, frame, background), name)
+        return OpenedImage(_made(image, name, frame, background), name)
     if isinstance(given, library.Image):
         path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
-        return Picture(_made(given, path or "the image", frame, background), Path(path).name or "image")
+        return OpenedImage(_made(given, path or "the image", frame, background), Path(path).name or "image")
     if isinstance(given, (bytes, bytearray)):
         return _read(io.BytesIO(given), "the data", "bytes", frame, background)
     if hasattr(given, "read"):
@@ -207,7 +207,7 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
         return _read(file, path, Path(path).name, frame, background)
 
 
-def glance(source: Source) -> tuple[Source, tuple[int, int]]:
+def peek_image(source: Source) -> tuple[Source, tuple[int, int]]:
     """What can be told of a picture before it is decoded: what to open later, and its height and width.
 
     >>> glance(np.zeros((2, 3), np.uint8))[1]
@@ -221,7 +221,7 @@ def glance(source: Source) -> tuple[Source, tuple[int, int]]:
     """
     library = _pillow()
     given: Any = source
-    if isinstance(given, Picture):
+    if isinstance(given, OpenedImage):
         return given, given.size
     if isinstance(given, np.ndarray):
         height, width = _check_array(given).shape[:2]
@@ -231,7 +231,7 @@ def glance(source: Source) -> tuple[Source, tuple[int, int]]:
     if isinstance(given, (bytes, bytearray)):
         return given, _told(_identified(io.BytesIO(given), "the data"), "the data")
     if hasattr(given, "read"):
-        kept = _Kept(_held(given))
+        kept = _NamedBytes(_held(given))
         kept.name = _name(given)
         size = _told(_identified(kept, "the file"), "the file")
         kept.seek(0)
@@ -261,7 +261,7 @@ TIFF, JPEG2000, AVIF
         raise kind(f"{what} {number}: {error}") from None
 
 
-def are_several(pictures: object) -> bool:
+def is_batch(pictures: object) -> bool:
     """Are they several, of which each is opened: a list, a tuple, or what gives one after another?
 
     >>> are_several(["a.jpg"]), are_several(Path().glob("*.jpg")), are_several("a.jpg"), are_several(io.BytesIO())
@@ -300,7 +300,7 @@ def _check_path(source: object) -> str:
     return path
 
 
-class _Kept(io.BytesIO):
+class _NamedBytes(io.BytesIO):
     """What an open file held, under its name."""
 
     name: str
@@ -383,7 +383,7 @@ def _check_pixels(label: str, image: Image) -> None:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
-def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
+def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> OpenedImage:
     """The picture in an open file; `label` is what errors call it."""
     image = _identified(file, label)
     _check_pixels(label, image)
@@ -392,7 +392,7 @@ def _read(file: Any, label: str, name: str, frame: int | None, background: Colou
             image.verify()
             file.seek(0)
         image = _identified(file, label)
-    return Picture(_made(image, label, frame, background), name)
+    return OpenedImage(_made(image, label, frame, background), name)
 
 
 def _identified(file: Any, label: str) -> Image:

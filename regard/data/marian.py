@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.data.pipelines import Item, Pieces, clean_spaces, room, shares
+from regard.data.pipelines import Encoding, Item, clean_spaces, room, shares
 from regard.data.sentencepiece_file import CONTROL, NORMAL, SPACE, UNKNOWN, SentencePieceFile, normalise
 from regard.data.tokenizer_files import Folder, read_object, rust_library
 from regard.parsing import parsing
@@ -116,11 +116,11 @@ class MarianPieces:
         unknown = self.words[self.names["unk"]]
         return [self._added_ids.get(piece, self.words.get(piece, unknown)) for piece in pieces]
 
-    def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
         """Cut texts and pairs; `special`: end each with the end token."""
         return [self._framed([self._ids(text) for text in _texts(item)], special) for item in items]
 
-    def cut(self, item: Item, length: int, side: str) -> Pieces:
+    def cut(self, item: Item, length: int, side: str) -> Encoding:
         """Cut one text or pair and drop pieces on `side` until, with the end token, at most `length` are left."""
         parts = [self._ids(text) for text in _texts(item)]
         kept = shares([len(part) for part in parts], room(length, 1))
@@ -128,13 +128,13 @@ class MarianPieces:
             [part[:n] if side == "right" else part[len(part) - n :] for part, n in zip(parts, kept, strict=True)], True
         )
 
-    def _framed(self, parts: list[list[int]], special: bool) -> Pieces:
+    def _framed(self, parts: list[list[int]], special: bool) -> Encoding:
         ids = [number for part in parts for number in part]
         if special:
             end = self.id_of(self.names["eos"])
             assert end is not None  # each special token has an id, in the vocabulary or at its end
             ids.append(end)
-        return Pieces(ids, [0] * len(ids), [None] * len(ids))
+        return Encoding(ids, [0] * len(ids), [None] * len(ids))
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""

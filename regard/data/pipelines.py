@@ -27,7 +27,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Encoding:
     """One text, or a pair, cut: ids, token types, and where each came from (None for what the text does not hold)."""
 
     ids: list[int]
@@ -46,10 +46,10 @@ class Engine(Protocol):
     def added(self) -> Mapping[int, AddedToken]:
         """Tokens beside the vocabulary, by id."""
 
-    def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
         """Cut texts and pairs; `special`: frame them with the special tokens."""
 
-    def cut(self, item: Item, length: int, side: str) -> Pieces:
+    def cut(self, item: Item, length: int, side: str) -> Encoding:
         """Cut one text or pair and drop pieces on `side` until, framed, at most `length` are left."""
 
     def decode(self, ids: list[int], special: bool) -> str:
@@ -92,12 +92,12 @@ class Pipeline:
         """Tokens beside the vocabulary, by id."""
         return dict(self.rust.get_added_tokens_decoder())
 
-    def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
         """Cut texts and pairs; `special`: frame them with the special tokens."""
         with parsing(self.where):
             return [_pieces(found) for found in self.rust.encode_batch(list(items), add_special_tokens=special)]
 
-    def cut(self, item: Item, length: int, side: str) -> Pieces:
+    def cut(self, item: Item, length: int, side: str) -> Encoding:
         """Cut one text or pair and drop pieces on `side` until, framed, at most `length` are left."""
         pair = isinstance(item, tuple)
         with parsing(self.where):
@@ -201,7 +201,7 @@ def shares(sizes: list[int], space: int) -> list[int]:
     return [short, long] if sizes[0] <= sizes[1] else [long, short]
 
 
-def _pieces(found: Encoding) -> Pieces:
+def _pieces(found: Encoding) -> Encoding:
     framed = found.special_tokens_mask
     spans = [None if frame else span for frame, span in zip(framed, found.offsets, strict=True)]
-    return Pieces(list(found.ids), list(found.type_ids), spans)
+    return Encoding(list(found.ids), list(found.type_ids), spans)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from regard.atomic_files import atomic_file
-from regard.data.pipelines import Item, Pieces
+from regard.data.pipelines import Encoding, Item
 from regard.data.tokenizer_files import ROLES
-from regard.data.tokenizer_loading import Opened, open_directory
+from regard.data.tokenizer_loading import TokenizerParts, open_directory
 from regard.parsing import parsing
 
 __all__ = ["Batch", "Encoded", "Sides", "SpecialIds", "Tokenizer"]
@@ -45,7 +45,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchEncoding:
     """Several texts as ids, padded to one length: ids (B, N) int64, mask (B, N) bool, types (B, N) int64."""
 
     ids: Tensor
@@ -67,7 +67,7 @@ class SpecialIds:
 
 
 @dataclass(frozen=True)
-class Sides:
+class PaddingSides:
     """On which side the checkpoint pads and truncates."""
 
     pad: Side
@@ -93,12 +93,12 @@ class Tokenizer:
     checkpoint pads and truncates.  longest: positions it was made for, None where it does not say.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: TokenizerParts) -> None:
         self._opened = opened
         self._engine = opened.engine
         self.size = opened.engine.size
         self.ids_of = SpecialIds(**{role: self._role(role) for role in ROLES})
-        self.sides = Sides(opened.pad, opened.cut)  # type: ignore[arg-type]
+        self.sides = PaddingSides(opened.pad, opened.cut)  # type: ignore[arg-type]
         self.longest = opened.folder.longest
 
     @classmethod
@@ -135,7 +135,7 @@ class Tokenizer:
         pad: Side | None = None,
         length: int | None = None,
         truncate: bool = False,
-    ) -> Batch:
+    ) -> BatchEncoding:
         """Cut texts, or pairs of texts, and pad them to the longest.
 
         pad: the side to pad on; None is the checkpoint's own. A vocabulary without a padding token pads with its end
@@ -201,7 +201,7 @@ class Tokenizer:
             raise ValueError("truncate=True needs a length: the checkpoint does not say how many tokens it takes")
         return self.longest if truncate and length is None else length
 
-    def _rows(self, items: list[Item], limit: int | None, truncate: bool) -> list[Pieces]:
+    def _rows(self, items: list[Item], limit: int | None, truncate: bool) -> list[Encoding]:
         rows = self._engine.encode(items, True)
         if limit is None:
             return rows
@@ -214,10 +214,10 @@ class Tokenizer:
                 rows[n] = self._engine.cut(item, limit, self.sides.cut)
         return rows
 
-    def _padded(self, rows: list[Pieces], side: Side) -> Batch:
+    def _padded(self, rows: list[Encoding], side: Side) -> BatchEncoding:
         fill = next((n for n in (self.ids_of.pad, self.ids_of.eos) if n is not None), 0)
         shape = len(rows), max(len(row.ids) for row in rows)  # (B, N)
-        batch = Batch(
+        batch = BatchEncoding(
             torch.full(shape, fill), torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long)
         )
         for n, row in enumerate(rows):

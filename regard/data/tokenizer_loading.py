@@ -36,7 +36,7 @@ FILE_SETS = (
 
 
 @dataclass(frozen=True)
-class Opened:
+class TokenizerParts:
     """A tokenizer's directory, opened.
 
     class_name: the class that transformers opens it with.  names: role → special token.  extra: further special tokens.
@@ -52,7 +52,7 @@ class Opened:
     cut: str
 
 
-def open_directory(path: Path) -> Opened:
+def open_directory(path: Path) -> TokenizerParts:
     """Read the files and build the engine.
 
     Raises ValueError where no files are there, where they are broken, or where what they declare is not known;
@@ -78,14 +78,14 @@ def _is_marian(folder: Folder) -> bool:
     return declared and all((folder.path / name).is_file() for name in MARIAN_FILES)
 
 
-def _open_marian(folder: Folder) -> Opened:
+def _open_marian(folder: Folder) -> TokenizerParts:
     names = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
     texts = {role: text_of(token) for role, token in folder.named(names).items()}
     extra = tuple(text_of(token) for token in folder.extra)
     engine = MarianPieces.read(folder, texts, extra)
     folder = replace(folder, values={"model_max_length": 512, **folder.values})
     sides = folder.side("padding_side", "right"), folder.side("truncation_side", "right")
-    return Opened(engine, folder, "MarianTokenizer", texts, extra, *sides)
+    return TokenizerParts(engine, folder, "MarianTokenizer", texts, extra, *sides)
 
 
 def _kind(folder: Folder, json: Vocabulary | None, data: bytes) -> Kind:
@@ -138,7 +138,7 @@ def _no_files(folder: Folder) -> str:
 # ------------------------------------------------------------------------------------------------------------- assembly
 
 
-def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> Opened:
+def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> TokenizerParts:
     tokens = folder.named({**vocabulary.defaults, **kind.defaults})
     names = {role: text_of(token) for role, token in tokens.items()}
     extra = _extra(kind, folder, vocabulary)
@@ -152,7 +152,7 @@ def _open_kind(kind: Kind, folder: Folder, vocabulary: Vocabulary) -> Opened:
     sides = folder.side("padding_side", pad), folder.side("truncation_side", cut)
     texts = tuple(text_of(token) for token in extra)
     engine = Pipeline(rust, _cleans(rust, folder), kind.ending, str(folder.path))
-    return Opened(engine, folder, _class_name(kind, folder), names, texts, *sides)
+    return TokenizerParts(engine, folder, _class_name(kind, folder), names, texts, *sides)
 
 
 def _class_name(kind: Kind, folder: Folder) -> str:

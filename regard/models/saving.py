@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.atomic_files import atomic_directory
-from regard.data.image_processing import FILE, NESTED, Preprocessor, without_ignored
+from regard.data.image_processing import FILE, NESTED, ImageProcessor, without_ignored
 from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
 from regard.models.config import Settings
 from regard.models.hub import PICTURES, POOLING, TOKENIZER
@@ -204,7 +204,7 @@ def _save_preprocessor(model: Model, directory: Path) -> None:
     """
     held = vars(model).get("preprocessor")
     try:
-        own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
+        own = None if model.directory is None else ImageProcessor.open(model.directory, ignore=model.ignored)
     except (FileNotFoundError, ValueError):
         own = None  # there is none, or none that is understood
     written = own if held is None or held == own else held

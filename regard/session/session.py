@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.data.images import Source, open_picture
+from regard.data.images import Source, open_image
 from regard.layouts import Frame
 from regard.lens.capture import Capture
 from regard.lens.files.media import Photo
@@ -109,7 +109,7 @@ def show_picture(source: Source) -> Photo:
     >>> show_picture(np.zeros((5, 7), np.uint8)).kind
     'image/png'
     """
-    picture = open_picture(source)
+    picture = open_image(source)
     image = picture.image.copy()
     image.thumbnail((LONGEST, LONGEST))
     small = image.width * image.height <= FEW

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import Batch
+from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
 from regard.models.dual_encoder import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
@@ -163,7 +163,7 @@ def _lowered(text: Any) -> Any:
 
 
 @torch.no_grad()
-def _hidden(model: Model, batch: Batch) -> Tensor:
+def _hidden(model: Model, batch: BatchEncoding) -> Tensor:
     """Vectors of the tokens: the encoder's, where there are two towers."""
     if isinstance(model, EncoderDecoder):
         return model.encode(batch.ids, batch.mask)

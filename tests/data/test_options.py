@@ -9,7 +9,7 @@ import torch
 from seeing_twins import picture
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-from regard.data.image_processing import KINDS, Preprocessor, defaults, read_plan, without_ignored
+from regard.data.image_processing import KINDS, ImageProcessor, defaults, read_plan, without_ignored
 from regard.models.config import Settings
 
 
@@ -29,7 +29,7 @@ def test_pixels_of_a_published_blip_are_those_of_transformers(tmp_path):
     }  # fmt: skip
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
     theirs = BlipImageProcessorPil.from_pretrained(tmp_path)(picture(), return_tensors="pt")["pixel_values"]
-    ours = Preprocessor.open(tmp_path)(picture()).pixels
+    ours = ImageProcessor.open(tmp_path)(picture()).pixels
     assert ours.shape == (1, 3, 29, 31)
     assert torch.equal(ours, theirs)
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from regard.data.sentencepiece_file import Piece, SentencePieceFile, normalise
-from regard.data.tokenizer import Batch, SpecialIds, Tokenizer
+from regard.data.tokenizer import BatchEncoding, SpecialIds, Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'regard[dev]'")
 transformers.logging.set_verbosity_error()
@@ -653,7 +653,7 @@ def test_results_are_frozen(folder_of):
     ):
         with pytest.raises(AttributeError):
             setattr(value, name, None)
-    assert isinstance(ours.batch(["a"]), Batch)
+    assert isinstance(ours.batch(["a"]), BatchEncoding)
     assert re.fullmatch(r"Tokenizer\(BertTokenizer, \d+ tokens\)", repr(ours))
 
 

@@ -17,7 +17,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, widened
 
 import regard
-from regard.data.images import open_picture
+from regard.data.images import open_image
 from regard.generation.loop import generate
 from regard.layouts import Frame, Layout
 from regard.models.config import Settings
@@ -666,7 +666,7 @@ def test_questions_about_photographs_are_read_as_the_processor_reads_them(config
     model = twin.ours(torch.float32)
     for question, names in QUESTIONS.items():
         files = [data / "sample_photos" / name for name in names]
-        photos = [open_picture(file).image for file in files]
+        photos = [open_image(file).image for file in files]
         theirs = made(text=question, images=photos or None, return_tensors="pt")
         seen = model.preprocessor(files) if files else None
         ids = model.tokenizer.batch([model.expand(question, None if seen is None else seen.pixels)]).ids

@@ -24,8 +24,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from twins import widened
 
 import regard
-from regard.data.image_processing import Preprocessor
-from regard.data.images import open_picture
+from regard.data.image_processing import ImageProcessor
+from regard.data.images import open_image
 from regard.generation.text import Written
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
@@ -108,7 +108,7 @@ def test_a_picture_may_come_as_a_path_bytes_an_image_an_array_or_opened(twin, tm
     _, model = twin(vit)
     path = tmp_path / "photo.png"
     IMAGES[0].save(path)
-    given = [str(path), path, path.read_bytes(), IMAGES[0], PICTURES[0], open_picture(path)]
+    given = [str(path), path, path.read_bytes(), IMAGES[0], PICTURES[0], open_image(path)]
     found = [model.classify(one) for one in given]
     assert all(torch.equal(one.probabilities, found[0].probabilities) for one in found)
     assert [one.texts for one in found] == [
@@ -848,7 +848,7 @@ def test_questions_that_are_too_long_are_told_before_the_first_is_answered(twin,
 
 def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at(twin, monkeypatch) -> None:
     model = load(twin(clip)[0])
-    model.preprocessor = Preprocessor.of("CLIP", {"size": 700, "crop_size": 30})
+    model.preprocessor = ImageProcessor.of("CLIP", {"size": 700, "crop_size": 30})
     read_nothing(model, monkeypatch)
     with pytest.raises(ValueError, match=r"picture.*2.*1.*16,777,216"):
         model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
@@ -915,7 +915,7 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
     for ask in (lambda: model.classify(PICTURES[0]), lambda: model.features(PICTURES)):
         with pytest.raises(FileNotFoundError, match=message):
             ask()
-    model.preprocessor = Preprocessor.of("ViT", {"size": {"height": 30, "width": 30}})
+    model.preprocessor = ImageProcessor.of("ViT", {"size": {"height": 30, "width": 30}})
     close(model.classify(PICTURES[0]).probabilities, shown)
     model.save(tmp_path / "whole")
     close(load(tmp_path / "whole").classify(PICTURES[0]).probabilities, shown)
@@ -948,7 +948,7 @@ def test_a_preprocessor_that_was_set_is_saved_instead_of_the_old_one(nested, tmp
     assert model.preprocessor(PICTURES[0]).pixels.shape == (1, 3, 30, 30)
     model.save(tmp_path / "same")  # what was opened and is as the file says stays the file
     assert (tmp_path / "same" / ("processor_config.json" if nested else file.name)).read_bytes() == before
-    model.preprocessor = Preprocessor.of("ViT", {"size": {"height": 36, "width": 42}})
+    model.preprocessor = ImageProcessor.of("ViT", {"size": {"height": 36, "width": 42}})
     model.save(tmp_path / "other")
     again = load(tmp_path / "other")
     assert again.preprocessor == model.preprocessor
@@ -1062,7 +1062,7 @@ def test_tiny_and_long_pictures_are_answered_or_refused(twin, height, width) -> 
 
 def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> None:
     model = load(twin(clip)[0])
-    model.preprocessor = Preprocessor.of(
+    model.preprocessor = ImageProcessor.of(
         "CLIP", {"size": {"shortest_edge": 700}, "crop_size": {"height": 30, "width": 30}}
     )
     with pytest.raises(ValueError, match=r"700.*1400000.*1.*16,777,216"):
@@ -1072,7 +1072,7 @@ def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> 
 def test_a_picture_smaller_than_a_patch_is_refused(tmp_path) -> None:
     for make, arguments in ((vit, ()), (blip, ("ForConditionalGeneration",))):
         model = load(make(tmp_path / make.__name__, *arguments))
-        model.preprocessor = Preprocessor.of("ViT", {"do_resize": False})
+        model.preprocessor = ImageProcessor.of("ViT", {"do_resize": False})
         with pytest.raises(ValueError, match=r"5.*7.*6"):
             model.features(np.zeros((5, 7, 3), np.uint8))
 
@@ -1090,7 +1090,7 @@ def test_missing_pillow_is_named_with_the_command_that_installs_it(twin, monkeyp
 def test_photographs_of_every_kind_are_classified_as_transformers_classifies_them(twin, data) -> None:
     folder, model = twin(vit)
     files = [data / "sample_photos" / name for name in ("rocket.jpg", "coins.png", "chelsea.png", "horse.png")]
-    pixels = their_pixels(ViTImageProcessorPil, folder, [open_picture(file).image for file in files])
+    pixels = their_pixels(ViTImageProcessorPil, folder, [open_image(file).image for file in files])
     logits = their(theirs_of("ViTForImageClassification", folder), pixel_values=pixels).logits
     found = model.classify(files)
     close(found.probabilities, logits.softmax(-1))
