@@ -140,7 +140,7 @@ MOST_READ = 2**28
 # Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
 
-Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | Picture"
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | OpenedImage"
 """What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
 Picture."""
 
