@@ -128,7 +128,7 @@ def check_pictures(pictures: Sequence[str | bytes]) -> None:
     ValueError: the data is text, not a picture. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, TIFF, JPEG2000, \
 AVIF
 
-    Raises as `regard.data.images.glance`, with the picture's number where there are several.
+    Raises as `regard.data.images.peek_image`, with the picture's number where there are several.
     """
     from regard.data.images import numbered, peek_image
 

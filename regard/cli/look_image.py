@@ -156,14 +156,14 @@ def title_in_korean(title: str) -> str:
 def plan_in_korean(plan: ImageTransforms) -> str:
     """Everything that is done to a picture, in order.
 
-    >>> from regard.data.image_processing import Plan
-    >>> from regard.data.image_steps import Crop, Numbers, Resize
+    >>> from regard.data.image_processing import ImageTransforms
+    >>> from regard.data.image_steps import Crop, Normalize, Resize
     >>> from regard.data.image_steps import ShorterSide
-    >>> numbers = Numbers(1 / 255, (0, 0, 0), (1, 1, 1))
-    >>> plan_in_korean(Plan((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None))
+    >>> numbers = Normalize(1 / 255, (0, 0, 0), (1, 1, 1))
+    >>> plan_in_korean(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None))
     '짧은 변을 256으로 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
     """
-    parts = [*map(_step, plan.steps), _numbers(plan.numbers), *([] if plan.pad is None else [_pad(plan.pad)])]
+    parts = [*map(_step, plan.steps), _numbers(plan.normalize), *([] if plan.pad is None else [_pad(plan.pad)])]
     return ", ".join(parts)
 
 
@@ -394,7 +394,7 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
         "name": session.name,
         "text": session.text,
         "picture": {"name": _picture_name(session), "height": frame.picture[0], "width": frame.picture[1]},
-        "prepared": None if model is None else str(model.preprocessor.plan),
+        "prepared": None if model is None else str(model.preprocessor.transforms),
         "pixels": list(frame.pixels),
         "seen": frame.boxes([0, 0, *frame.pixels]).round(2).tolist(),
         "layer": {"index": focus.index, "path": seen.path, "windows": seen.windows},
@@ -576,7 +576,7 @@ def _print_seen(session: Session, said: dict[str, Any], say: Say, out: Terminal)
         )
     )
     if session.model is not None:
-        plan = session.model.preprocessor.plan
+        plan = session.model.preprocessor.transforms
         out.print((say(f"prepared: {plan}", f"전처리: {plan_in_korean(plan)}"), "dim"))
     top, left, bottom, right = said["seen"]
     rows, columns = len(said["grid"]), len(said["grid"][0])

@@ -338,7 +338,7 @@ def no_pictures(model: Offered) -> str:
 
 
 def _opened(data: bytes, name: str) -> OpenedImage:
-    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
+    """A picture by its bytes; what is none is refused in the words of `open_image`."""
     try:
         return OpenedImage(open_image(data).image, name)
     except ValueError as error:

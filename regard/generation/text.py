@@ -357,7 +357,7 @@ def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tens
     every = [picture for own in lists for picture in own]
     if not every:
         return [None] * prompts
-    found = iter(model.preprocessor(every).pixels.to(model.device))
+    found = iter(model.preprocessor(every).pixel_values.to(model.device))
     return [torch.stack([next(found) for _ in own]) if own else None for own in lists]
 
 

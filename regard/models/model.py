@@ -107,10 +107,10 @@ class Model(TextVerbs, PictureVerbs):
 
     @cached_property
     def preprocessor(self) -> ImageProcessor:
-        """How the checkpoint wants its pictures, opened on first use; or set it. Raises as `Preprocessor.open` does."""
+        """The checkpoint's image processor, opened on first use; or set it. Raises as `ImageProcessor.open`."""
         from regard.data.image_processing import ImageProcessor
 
-        remedy = 'set model.preprocessor = Preprocessor.of("ViT", {"size": 224}), or as it was trained'
+        remedy = 'set model.preprocessor = ImageProcessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
             raise ValueError(
                 "this model was not loaded from a directory, so nothing says how it wants its pictures: " + remedy

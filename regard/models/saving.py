@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.atomic_files import atomic_directory
-from regard.data.image_processing import FILE, NESTED, ImageProcessor, without_ignored
+from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
 from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
 from regard.models.config import Settings
 from regard.models.hub import PICTURES, POOLING, TOKENIZER
@@ -210,7 +210,7 @@ def _save_preprocessor(model: Model, directory: Path) -> None:
     written = own if held is None or held == own else held
     if written is None:
         return
-    values = without_ignored(written.kind, written.values)
+    values = known_values(written.kind, written.values)
     if own is not None and written is own and values == own.values:
         return
     nested = read_side(directory, NESTED, dict) or {}

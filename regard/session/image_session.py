@@ -204,7 +204,7 @@ def _labels(model: Model, ids: Tensor) -> list[str]:
 
 def _prepared(model: Model, picture: OpenedImage) -> tuple[Tensor, tuple[Frame, ...]]:
     prepared = model.preprocessor([picture])
-    return prepared.pixels.to(model.device), prepared.frames
+    return prepared.pixel_values.to(model.device), prepared.frames
 
 
 def look_at_picture(
@@ -219,7 +219,7 @@ def look_at_picture(
     >>> look_at_picture("cat.jpg", "models/blip", text="a cat").pictures[0].size              # doctest: +SKIP
     (300, 451)
 
-    picture: a path, bytes, a Pillow image or an array, as `open_picture` opens it.
+    picture: a path, bytes, a Pillow image or an array, as `open_image` opens it.
     model: one that `regard.load` gave and that looks at pictures, or what it takes.
     text: what is read beside it: a caption, a question, a text that may match. Models of pictures alone take none;
         those that write about a picture write without one, too.
@@ -232,7 +232,7 @@ def look_at_picture(
     to: session.capture.save(path, photos=False) leaves it out.
 
     Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that
-    it needs; else as `open_picture`, the model's preprocessor and `regard.load` do.
+    it needs; else as `open_image`, the model's preprocessor and `regard.load` do.
     """
     source, _ = peek_image(picture)  # what is none is refused before a model is loaded, which takes long
     tell = progress or (lambda said: None)

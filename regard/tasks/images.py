@@ -81,7 +81,7 @@ def as_list(pictures: Source | Several) -> list[Source]:
 def glance_at(model: Model, pictures: list[Source]) -> list[Glanced]:
     """All pictures before any is decoded: what is wrong with the last is told before the first is looked at.
 
-    Raises what `glance` and `model.preprocessor` raise, with the picture's number where there are several.
+    Raises what `peek_image` and `model.preprocessor` raise, with the picture's number where there are several.
     """
     prepare, found = model.preprocessor, []
     for number, picture in enumerate(pictures):
@@ -94,7 +94,7 @@ def glance_at(model: Model, pictures: list[Source]) -> list[Glanced]:
 def look_at(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked]:
     """Pictures opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
 
-    Several are glanced at first, all of them. Raises ValueError for a batch below 1, and what `open_picture` and
+    Several are glanced at first, all of them. Raises ValueError for a batch below 1, and what `open_image` and
     `model.preprocessor` raise, with the picture's number where there are several.
     """
     check_batch(batch)
@@ -112,10 +112,10 @@ def prepared(model: Model, pictures: list[Source], batch: int) -> Iterator[Looke
             with numbered(number, len(pictures)):
                 picture = open_image(pictures[number])
                 made = prepare(picture)
-            sizes.setdefault(made.pixels.shape, []).append((number, picture.name, made))
+            sizes.setdefault(made.pixel_values.shape, []).append((number, picture.name, made))
         for group in sizes.values():
             numbers, names, each = zip(*group, strict=True)
-            pixels = torch.cat([one.pixels for one in each]).to(model.device)
+            pixels = torch.cat([one.pixel_values for one in each]).to(model.device)
             yield Looked(numbers, names, pixels, tuple(one.frames[0] for one in each))
 
 

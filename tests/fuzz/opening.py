@@ -168,8 +168,8 @@ def open_image(path: Path) -> Numbers:
         attempt(numbers, lambda: open_picture(path).size)  # refused where there are several frames
         opened = open_picture(path, frame=0)
         numbers.append(np.asarray(opened.image))
-        attempt(numbers, lambda: ImageProcessor.of("CLIP")(opened).pixels)
-        attempt(numbers, lambda: ImageProcessor.of("Llava", {"do_pad": True})(opened).pixels)
+        attempt(numbers, lambda: ImageProcessor.of("CLIP")(opened).pixel_values)
+        attempt(numbers, lambda: ImageProcessor.of("Llava", {"do_pad": True})(opened).pixel_values)
         return numbers
 
 

@@ -125,7 +125,7 @@ def test_pictures_may_come_one_after_another(twin, tmp_path) -> None:
     assert seeing.classify(path for path in every).texts == ("a.png", "b.png")
     assert [one.name for one in seeing.features(iter(every))] == ["a.png", "b.png"]
     assert len(captioning.caption(iter(every[:1]), new_tokens=2)) == 1
-    assert seeing.preprocessor(iter(every)).pixels.shape == (2, 3, 30, 30)
+    assert seeing.preprocessor(iter(every)).pixel_values.shape == (2, 3, 30, 30)
     written = twin(llava)[1].generate(["<image>"] * 2, pictures=(path for path in every), new_tokens=2)
     assert len(written) == 2
     with every[0].open("rb") as file:  # which gives lines one after another, and is one picture
@@ -296,7 +296,7 @@ def test_a_picture_is_looked_at_once_for_all_texts_that_are_judged(twin) -> None
 
 def test_texts_are_judged_beside_one_picture(twin) -> None:
     _, model = twin(blip, "ForImageTextRetrieval")
-    seen = model.look(model.preprocessor(PICTURES[:2]).pixels)
+    seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
     ids = model.tokenizer.batch(TEXTS).ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
     with pytest.raises(ValueError, match=r"seen.*picture.*1.*\(2, 26, 20\)"):
@@ -418,7 +418,7 @@ def test_stages_of_a_swin_have_larger_patches_and_no_cls(twin) -> None:
 def test_towers_beside_a_text_have_features_too(twin, make, arguments) -> None:
     _, model = twin(make, *arguments)
     with torch.no_grad():
-        pixels = model.preprocessor(PICTURES[0]).pixels.double()
+        pixels = model.preprocessor(PICTURES[0]).pixel_values.double()
         hidden, layers = model.vision(pixels, every_layer=True)
     one = model.features(PICTURES[0])
     assert torch.equal(one.vectors, hidden[0])
@@ -911,7 +911,7 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
     complete.save(bare)
     (bare / "preprocessor_config.json").unlink()
     model = load(bare)
-    message = r"preprocessor_config\.json.*processor_config\.json.*model\.preprocessor.*Preprocessor\.of\(.ViT"
+    message = r"preprocessor_config\.json.*processor_config\.json.*model\.preprocessor.*ImageProcessor\.of\(.ViT"
     for ask in (lambda: model.classify(PICTURES[0]), lambda: model.features(PICTURES)):
         with pytest.raises(FileNotFoundError, match=message):
             ask()
@@ -922,7 +922,7 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
     theirs = ViTImageProcessorPil.from_pretrained(tmp_path / "whole")(images=IMAGES, return_tensors="pt")[
         "pixel_values"
     ]
-    assert torch.equal(theirs, model.preprocessor(PICTURES).pixels)
+    assert torch.equal(theirs, model.preprocessor(PICTURES).pixel_values)
 
 
 def test_a_model_that_was_not_loaded_says_so() -> None:
@@ -945,7 +945,7 @@ def test_a_preprocessor_that_was_set_is_saved_instead_of_the_old_one(nested, tmp
         (folder / "processor_config.json").write_text(json.dumps(values))
     model = load(folder)
     before = (folder / ("processor_config.json" if nested else file.name)).read_bytes()
-    assert model.preprocessor(PICTURES[0]).pixels.shape == (1, 3, 30, 30)
+    assert model.preprocessor(PICTURES[0]).pixel_values.shape == (1, 3, 30, 30)
     model.save(tmp_path / "same")  # what was opened and is as the file says stays the file
     assert (tmp_path / "same" / ("processor_config.json" if nested else file.name)).read_bytes() == before
     model.preprocessor = ImageProcessor.of("ViT", {"size": {"height": 36, "width": 42}})
@@ -1004,7 +1004,7 @@ def jpeg() -> bytes:
 BAD = {
     "truncated": (jpeg()[:700], r"cannot be decoded, it is broken or cut off: "),
     "decompression bomb": (bomb(), r"is 60000 high and 60000 wide, and at most 60,000,000 pixels|too many pixels"),
-    "animation": (animation(), r"has 2 frames: name one, open_picture\(…, frame=0\) to frame=1"),
+    "animation": (animation(), r"has 2 frames: name one, open_image\(…, frame=0\) to frame=1"),
     "text": (b"This is no picture.\n", r"is text, not a picture. What can be opened: JPEG, PNG"),
     "empty": (b"", "is empty: it has 0 bytes"),
 }

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from seeing_twins import picture
 from torch import Tensor
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
@@ -20,7 +21,7 @@ from transformers.models.idefics.image_processing_pil_idefics import IdeficsImag
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from regard.data.image_processing import KINDS, MODELS, ImageProcessor
+from regard.data.image_processing import KINDS, MODELS, ImageProcessor, known_values
 from regard.data.image_steps import MOST_MADE, ShorterSide
 from regard.data.images import open_image
 from regard.layouts import Frame
@@ -47,7 +48,7 @@ def theirs(kind: str, options: dict, images: list[Image.Image]) -> Tensor:
 
 def check_equal(kind: str, options: dict, *arrays: np.ndarray) -> None:
     """The same bits as theirs for pictures (H, W, 3)."""
-    ours = ImageProcessor.of(kind, options)(list(arrays)).pixels
+    ours = ImageProcessor.of(kind, options)(list(arrays)).pixel_values
     expected = theirs(kind, options, [Image.fromarray(array) for array in arrays])
     assert ours.dtype == torch.float32
     assert ours.shape == expected.shape
@@ -80,7 +81,7 @@ def test_pixels_of_photographs_are_those_of_transformers(kind, data):
     for name in ("rocket.jpg", "coins.png", "flower.jpg", "horse.png", "page.png"):
         picture = open_image(data / "sample_photos" / name)
         ours = ImageProcessor.of(kind)(picture)
-        assert torch.equal(ours.pixels, theirs(kind, {}, [picture.image])), name
+        assert torch.equal(ours.pixel_values, theirs(kind, {}, [picture.image])), name
         assert ours.frames[0].picture == picture.size
 
 
@@ -97,7 +98,7 @@ def test_pixels_of_a_photograph_in_any_mode_are_those_of_the_opened_picture(mode
         else image.convert(mode)
     )
     rgb = open_image(image).image
-    assert torch.equal(ImageProcessor.of("CLIP")(image).pixels, theirs("CLIP", {}, [rgb]))
+    assert torch.equal(ImageProcessor.of("CLIP")(image).pixel_values, theirs("CLIP", {}, [rgb]))
     assert rgb.convert("L").getextrema() > (0, 128)
 
 
@@ -113,7 +114,7 @@ def test_batch_is_each_picture_alone(kind):
     preprocessor = ImageProcessor.of(kind)
     together = preprocessor(arrays)
     alone = [preprocessor(array) for array in arrays]
-    assert torch.equal(together.pixels, torch.cat([one.pixels for one in alone]))
+    assert torch.equal(together.pixel_values, torch.cat([one.pixel_values for one in alone]))
     assert together.frames == tuple(one.frames[0] for one in alone)
 
 
@@ -168,7 +169,7 @@ def test_llava_pads_to_a_square_before_it_resizes(shape):
     options = {"do_pad": True, "size": {"shortest_edge": 29}, "crop_size": 29, "image_mean": [0.1, 0.5, 0.9]}
     check_equal("Llava", options, noise(*shape, 3))
     made = ImageProcessor.of("Llava", options | {"do_normalize": False, "do_rescale": False, "resample": 0})
-    corner = made(noise(*shape, 3)).pixels[0, :, 0, 0].tolist()
+    corner = made(noise(*shape, 3)).pixel_values[0, :, 0, 0].tolist()
     assert (corner == [25, 127, 229]) == (shape != (31, 31))
 
 
@@ -177,7 +178,7 @@ def test_pictures_of_several_sizes_are_padded_to_the_largest():
     arrays = [noise(31, 29, 3), noise(11, 53, 3)]
     check_equal("ViT", options, *arrays)
     prepared = ImageProcessor.of("ViT", options)(arrays)
-    assert prepared.pixels.shape == (2, 3, 31, 53)
+    assert prepared.pixel_values.shape == (2, 3, 31, 53)
     assert [frame.pixels for frame in prepared.frames] == [(31, 53), (31, 53)]
     assert [frame.corner for frame in prepared.frames] == [(0.0, 0.0), (0.0, 0.0)]
 
@@ -248,8 +249,8 @@ def test_block_of_light_lands_where_its_frame_says(way, height, width):
         light[top : top + 7, left : left + 7] = 200
         before, prepared = preprocessor(dark), preprocessor(light)
         expected = prepared.frames[0].pixel(top + 3.5, left + 3.5)
-        assert middle_of_light(prepared.pixels - before.pixels) == pytest.approx(expected, abs=0.05)
-        assert prepared.frames[0].pixels == tuple(prepared.pixels.shape[2:])
+        assert middle_of_light(prepared.pixel_values - before.pixel_values) == pytest.approx(expected, abs=0.05)
+        assert prepared.frames[0].pixels == tuple(prepared.pixel_values.shape[2:])
         assert prepared.frames[0].picture == (height, width)
 
 
@@ -265,7 +266,7 @@ def test_every_pixel_of_an_exact_resize_shows_the_box_its_frame_names():
         top, left, bottom, right = boxes[row, column].tolist()
         assert (bottom - top, right - left) == (3, 2)
         seen = picture[int(top) : int(bottom), int(left) : int(right)] if 0 <= top < 30 else np.zeros((3, 2, 3))
-        assert np.array_equal(seen, np.broadcast_to(prepared.pixels[0, :, row, column].numpy(), (3, 2, 3)))
+        assert np.array_equal(seen, np.broadcast_to(prepared.pixel_values[0, :, row, column].numpy(), (3, 2, 3)))
 
 
 def test_frame_of_a_turned_photograph_is_of_the_upright_one():
@@ -327,7 +328,7 @@ def test_file_that_transformers_saves_is_understood(kind, tmp_path):
     assert preprocessor.values == values
     assert preprocessor.kind == kind
     image = Image.fromarray(noise(41, 53, 3))
-    assert torch.equal(preprocessor(image).pixels, theirs(kind, values, [image]))
+    assert torch.equal(preprocessor(image).pixel_values, theirs(kind, values, [image]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -335,7 +336,7 @@ def test_values_written_again_mean_the_same_here_and_there(kind, tmp_path):
     preprocessor = ImageProcessor.of(kind, {"size": 31, "resample": 1})
     assert ImageProcessor.open(stored(tmp_path, preprocessor.values)) == preprocessor
     image = Image.fromarray(noise(41, 53, 3))
-    assert torch.equal(preprocessor(image).pixels, theirs(kind, preprocessor.values, [image]))
+    assert torch.equal(preprocessor(image).pixel_values, theirs(kind, preprocessor.values, [image]))
 
 
 def test_values_are_a_copy():
@@ -382,7 +383,7 @@ def test_values_are_a_copy():
     ],
 )
 def test_preprocessor_says_its_steps_in_words(kind, options, said):
-    assert repr(ImageProcessor.of(kind, options)) == f"Preprocessor({said})"
+    assert repr(ImageProcessor.of(kind, options)) == f"ImageProcessor({said})"
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -401,10 +402,10 @@ def test_no_picture_is_refused():
 
 
 def test_long_and_narrow_picture_that_would_be_enlarged_beyond_bounds_is_refused():
-    said = rf"picture.*20000.*10.*224.*448000.*224.*1.*{MOST_MADE:,}"
+    said = rf"image.*20000.*10.*224.*448000.*224.*1.*{MOST_MADE:,}"
     with pytest.raises(ValueError, match=said):
         ImageProcessor.of("CLIP")(noise(20000, 10))
-    assert ImageProcessor.of("ViT")(noise(20000, 10)).pixels.shape == (1, 3, 224, 224)
+    assert ImageProcessor.of("ViT")(noise(20000, 10)).pixel_values.shape == (1, 3, 224, 224)
 
 
 def test_picture_that_would_have_no_pixels_left_is_refused():
@@ -414,7 +415,7 @@ def test_picture_that_would_have_no_pixels_left_is_refused():
 
 
 def test_picture_too_long_for_a_square_is_refused():
-    said = r"picture.*20000.*10.*60,000,000"
+    said = r"image.*20000.*10.*60,000,000"
     with pytest.raises(ValueError, match=said):
         ImageProcessor.of("Llava", {"do_pad": True})(noise(20000, 10))
 
@@ -506,15 +507,44 @@ def test_value_that_is_none_is_refused(kind, options, said):
 def test_bad_picture_in_a_batch_is_refused_by_name(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_text("words")
-    with pytest.raises(ValueError, match=r"picture.*1.*photo\.jpg"):
+    with pytest.raises(ValueError, match=r"image.*1.*photo\.jpg"):
         ImageProcessor.of("ViT")([noise(3, 5), path])
-    with pytest.raises(ValueError, match=r"picture.*1"):
+    with pytest.raises(ValueError, match=r"image.*1"):
         ImageProcessor.of("CLIP", {"size": 700})([noise(3, 5), np.zeros((1, 2000), np.uint8)])
     with pytest.raises(ValueError, match=r"photo\.jpg") as alone:
         ImageProcessor.of("ViT")([path])
-    assert not str(alone.value).startswith("picture")
+    assert not str(alone.value).startswith("image")
 
 
 def test_shape_of_a_picture_whose_shorter_side_fits_already_is_left_alone():
     """As theirs: at most 31 long, the shorter side would be 9.7, which rounds to the 10 that it is."""
     assert ShorterSide(10, longest=31).of(10, 32) == (10, 32)
+
+
+# ------------------------------------------------------------------------------------- keys that are not read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_size_divisor_changes_nothing(kind):
+    assert ImageProcessor.of(kind, {"size_divisor": 32}) == ImageProcessor.of(kind)
+
+
+def test_pixels_of_a_published_blip_are_those_of_transformers(tmp_path):
+    """Salesforce's files say do_pad and size_divisor, and are neither padded nor divided."""
+    values = {
+        "do_normalize": True, "do_pad": True, "do_rescale": True, "do_resize": True, "resample": 3, "size_divisor": 32,
+        "image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor", "rescale_factor": 1 / 255,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "size": {"height": 29, "width": 31},
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    theirs = BlipImageProcessorPil.from_pretrained(tmp_path)(picture(), return_tensors="pt")["pixel_values"]
+    ours = ImageProcessor.open(tmp_path)(picture()).pixel_values
+    assert ours.shape == (1, 3, 29, 31)
+    assert torch.equal(ours, theirs)
+
+
+def test_only_keys_that_nobody_knows_are_left_out():
+    values = {"size": 30, "do_thumbnail": True, "size_divisor": 32, "resample": 3, "crop_size": 7, "odd": None}
+    assert known_values("ViT", values) == {key: value for key, value in values.items() if key != "do_thumbnail"}
+    assert values["do_thumbnail"] is True

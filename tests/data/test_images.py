@@ -238,7 +238,7 @@ def test_bytearray_and_open_file_are_pictures(tmp_path):
         found = open_image(file)
         assert (found.name, np.array_equal(np.asarray(found.image), noise(5, 7, 3))) == ("photo.png", True)
         assert not file.closed
-    assert repr(open_image(io.BytesIO(path.read_bytes()))) == "Picture(file, 5 high, 7 wide)"
+    assert repr(open_image(io.BytesIO(path.read_bytes()))) == "OpenedImage(file, 5 high, 7 wide)"
     with pytest.raises(ValueError, match=r"0.*bytes"):
         open_image(io.BytesIO())
     with pytest.raises(TypeError, match=r"bytes.*str.*'rb'"):
@@ -309,7 +309,7 @@ def test_glance_keeps_what_an_open_file_held_and_its_name(tmp_path):
     path.write_bytes(bytes_of(colours(), "PNG"))
     with path.open("rb") as file:
         later, _ = peek_image(file)
-    assert repr(open_image(later)) == "Picture(cat.png, 11 high, 7 wide)"
+    assert repr(open_image(later)) == "OpenedImage(cat.png, 11 high, 7 wide)"
 
 
 def test_glance_refuses_what_the_header_tells(tmp_path):
@@ -346,7 +346,7 @@ def test_picture_does_not_change_with_what_it_was_made_of():
 def test_picture_says_its_name_and_its_size(tmp_path):
     path = tmp_path / "cat.png"
     colours().save(path)
-    assert repr(open_image(path)) == "Picture(cat.png, 11 high, 7 wide)"
+    assert repr(open_image(path)) == "OpenedImage(cat.png, 11 high, 7 wide)"
     assert open_image(str(path)).name == "cat.png"
     assert open_image(Image.open(path)).name == "cat.png"
     assert open_image(path.read_bytes()).name == "bytes"
@@ -372,7 +372,7 @@ def several(kind: str, **options: object) -> bytes:
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_animation_is_refused_until_a_frame_is_named(kind):
     stored = several(kind, **({"lossless": True} if kind == "WEBP" else {}))
-    with pytest.raises(ValueError, match=r"3.*open_picture\(…, frame=0\).*frame=2"):
+    with pytest.raises(ValueError, match=r"3.*open_image\(…, frame=0\).*frame=2"):
         open_image(stored)
     assert [int(pixels(open_image(stored, frame=n))[0, 0, 0]) for n in (0, 1, 2)] == [10, 110, 210]
     with pytest.raises(ValueError, match=r"0.*2.*frame=3"):
