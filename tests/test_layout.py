@@ -45,7 +45,7 @@ LEVELS = [
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 # models, generation and tasks are three packages of one level
 ALSO = {(a, b) for a in ("models", "generation", "tasks") for b in ("models", "generation", "tasks")}
-ALSO |= {("data", "models")}  # still to be untangled
+
 ONLY = {"costs": {"tables"}}  # a cost is counted without running anything
 SHARED_BY_BACKENDS = ("call", "sparse_kernels", "sparse_gpu")  # each imports only those before it
 

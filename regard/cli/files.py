@@ -128,13 +128,13 @@ def check_pictures(pictures: Sequence[str | bytes]) -> None:
     ValueError: the data is text, not a picture. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, TIFF, JPEG2000, \
 AVIF
 
-    Raises as `regard.data.images.glance`, with the picture's number where there are several.
+    Raises as `regard.data.images.peek_image`, with the picture's number where there are several.
     """
-    from regard.data.images import glance, numbered
+    from regard.data.images import numbered, peek_image
 
     for number, picture in enumerate(pictures):
         with numbered(number, len(pictures)):
-            glance(picture)
+            peek_image(picture)
 
 
 def require_sight(model: Model, verb: str) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from regard.data.image_processing import Plan
-    from regard.data.image_steps import Numbers, Pad, Step, Target
+    from regard.data.image_processing import ImageTransforms
+    from regard.data.image_steps import Normalize, Pad, Step, Target
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
@@ -153,17 +153,17 @@ def title_in_korean(title: str) -> str:
     return re.sub(r"(?<!“)\b(text|patch|distillation|register|latent|padding)\b(?= \(| \d| →|$)", _kind, title, count=1)
 
 
-def plan_in_korean(plan: Plan) -> str:
+def plan_in_korean(plan: ImageTransforms) -> str:
     """Everything that is done to a picture, in order.
 
-    >>> from regard.data.image_processing import Plan
-    >>> from regard.data.image_steps import Crop, Numbers, Resize
+    >>> from regard.data.image_processing import ImageTransforms
+    >>> from regard.data.image_steps import Crop, Normalize, Resize
     >>> from regard.data.image_steps import ShorterSide
-    >>> numbers = Numbers(1 / 255, (0, 0, 0), (1, 1, 1))
-    >>> plan_in_korean(Plan((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None))
+    >>> numbers = Normalize(1 / 255, (0, 0, 0), (1, 1, 1))
+    >>> plan_in_korean(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None))
     '짧은 변을 256으로 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
     """
-    parts = [*map(_step, plan.steps), _numbers(plan.numbers), *([] if plan.pad is None else [_pad(plan.pad)])]
+    parts = [*map(_step, plan.steps), _numbers(plan.normalize), *([] if plan.pad is None else [_pad(plan.pad)])]
     return ", ".join(parts)
 
 
@@ -200,7 +200,7 @@ def _to(number: int) -> str:
     return f"{number}{'으로' if number % 10 in (0, 3, 6) else '로'}"
 
 
-def _numbers(numbers: Numbers) -> str:
+def _numbers(numbers: Normalize) -> str:
     if numbers.scale is None and numbers.mean is None:
         return "0~255 그대로"
     return str(numbers).replace("normalise", "정규화")
@@ -284,7 +284,7 @@ def read_picture(
     picture: its path, or a file's bytes.  ignore: keys of the model's files to go on without.
     Raises ValueError without a model, for a device that is none, and as `look_at_picture` does.
     """
-    from regard.data.images import glance
+    from regard.data.images import peek_image
     from regard.models.loading import load
     from regard.session.image_session import look_at_picture
 
@@ -294,7 +294,7 @@ def read_picture(
             "--model facebook/dinov2-small"
         )
     check_device(device)
-    source, _ = glance(picture)  # what is none is refused before a model is loaded, which takes long
+    source, _ = peek_image(picture)  # what is none is refused before a model is loaded, which takes long
     with bar("/".join(Path(model).parts[-2:])) as tick:
         loaded = load(model, device=device, ignore=ignore, progress=tick)
     return look_at_picture(source, loaded, text=text)
@@ -394,7 +394,7 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
         "name": session.name,
         "text": session.text,
         "picture": {"name": _picture_name(session), "height": frame.picture[0], "width": frame.picture[1]},
-        "prepared": None if model is None else str(model.preprocessor.plan),
+        "prepared": None if model is None else str(model.preprocessor.transforms),
         "pixels": list(frame.pixels),
         "seen": frame.boxes([0, 0, *frame.pixels]).round(2).tolist(),
         "layer": {"index": focus.index, "path": seen.path, "windows": seen.windows},
@@ -497,7 +497,7 @@ def _draw(
     session: Session, asked: Asked, focus: _Focus, at: tuple[float, float] | None, photo: str | bytes | None
 ) -> None:
     """The overlay on the photograph, which is opened again where its file is there: a session keeps a smaller copy."""
-    from regard.data.images import open_picture
+    from regard.data.images import open_image
 
     assert asked.figure is not None
     seen = focus.layer
@@ -505,7 +505,7 @@ def _draw(
     token = None if at is not None else _token(seen, asked.token)
     image: object = None
     if photo is not None:
-        image = open_picture(photo).image
+        image = open_image(photo).image
     elif session.pictures:
         image = _enlarged(session.pictures[0])
     drawn = view.overlay(image, token=token, at=at, head=asked.head)
@@ -516,10 +516,10 @@ def _enlarged(photo: Photo) -> NDArray[np.uint8]:
     """The copy of a photograph in grey, as large as the photograph was: (height, width)."""
     import numpy as np
 
-    from regard.data.images import open_picture
+    from regard.data.images import open_image
 
     try:
-        image = open_picture(photo.data).image
+        image = open_image(photo.data).image
     except ValueError as error:
         said = str(error).replace("the data", f"the photo {photo.name!r} in the capture", 1)
         raise ValueError(f"{said}; --no-photo draws without it") from None
@@ -576,7 +576,7 @@ def _print_seen(session: Session, said: dict[str, Any], say: Say, out: Terminal)
         )
     )
     if session.model is not None:
-        plan = session.model.preprocessor.plan
+        plan = session.model.preprocessor.transforms
         out.print((say(f"prepared: {plan}", f"전처리: {plan_in_korean(plan)}"), "dim"))
     top, left, bottom, right = said["seen"]
     rows, columns = len(said["grid"]), len(said["grid"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -14,344 +15,395 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.image_steps import FILTERS, MOST_MADE, Crop, Numbers, Pad, Resize, Square, Step, read_pair, read_target
-from regard.data.images import Picture, Source, are_several, numbered, open_picture
+from regard.data.image_steps import (
+    FILTERS,
+    MOST_MADE,
+    Crop,
+    Exactly,
+    Normalize,
+    Pad,
+    Resize,
+    ShorterSide,
+    Square,
+    Step,
+    Target,
+    Within,
+)
+from regard.data.images import OpenedImage, Source, is_batch, numbered, open_image
 from regard.layouts import Frame
-from regard.models.checkpoint import read_side
-from regard.models.config import Config
+from regard.parsing import read_json
+
+FILE = "preprocessor_config.json"
+NESTED = "processor_config.json"  # where newer checkpoints keep the same values, under "image_processor"
 
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-# Of the pictures that CLIP was trained on: https://github.com/openai/CLIP/blob/main/clip/clip.py
+# Of the images that CLIP was trained on: https://github.com/openai/CLIP/blob/main/clip/clip.py
 OF_CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 ALWAYS = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-
-
-def _square(side: int) -> dict[str, int]:
-    return {"height": side, "width": side}
-
-
-_CROPPED = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": _square(224)}
+CROPPED = {
+    "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}, "resample": 3,
+    "default_to_square": False,
+}  # fmt: skip
 
 # default_to_square: what one number means as `size`, both sides or the shorter one.
 KINDS: dict[str, dict[str, Any]] = {
-    "ViT": {**ALWAYS, **HALF, "size": _square(224), "resample": 2, "default_to_square": True},
+    "ViT": {**ALWAYS, **HALF, "size": {"height": 224, "width": 224}, "resample": 2, "default_to_square": True},
     "DeiT": {
-        **ALWAYS, **HALF, "size": _square(256), "resample": 3, "default_to_square": True,
-        "do_center_crop": True, "crop_size": _square(224),
+        **ALWAYS, **HALF, "size": {"height": 256, "width": 256}, "resample": 3, "default_to_square": True,
+        "do_center_crop": True, "crop_size": {"height": 224, "width": 224},
     },
-    "Bit": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False},
-    "CLIP": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False},
-    "Blip": {**ALWAYS, **OF_CLIP, "size": _square(384), "resample": 3, "default_to_square": True},
-    "Idefics": {**ALWAYS, **OF_CLIP, "size": _square(224), "resample": 3, "default_to_square": True},
-    "Llava": {**ALWAYS, **OF_CLIP, **_CROPPED, "resample": 3, "default_to_square": False, "do_pad": False},
+    "Bit": {**ALWAYS, **OF_CLIP, **CROPPED},
+    "CLIP": {**ALWAYS, **OF_CLIP, **CROPPED},
+    "Blip": {**ALWAYS, **OF_CLIP, "size": {"height": 384, "width": 384}, "resample": 3, "default_to_square": True},
+    "Idefics": {**ALWAYS, **OF_CLIP, "size": {"height": 224, "width": 224}, "resample": 3, "default_to_square": True},
+    "Llava": {**ALWAYS, **OF_CLIP, **CROPPED, "do_pad": False},
 }  # fmt: skip
-"""What each kind does unless the file says otherwise, in the file's own words."""
+"""The defaults of each kind, with the keys of preprocessor_config.json."""
 
-# For files that name no kind: what `transformers` then takes for a model of the type.
+# What `transformers` takes for a model_type if the file names no kind.
 MODELS = {
     "vit": "ViT", "swin": "ViT", "deit": "DeiT", "dinov2": "Bit", "clip": "CLIP", "blip": "Blip",
     "idefics": "Idefics", "llava": "Llava",
 }  # fmt: skip
 
-# do_convert_rgb: pictures are RGB before they come here. size_divisor: of old BLIP files; no kind here reads it. The
-# others say how arrays come in and go out, or where from.
-HARMLESS = {
-    "_processor_class", "_valid_processor_keys", "auto_map", "device", "disable_grouping", "do_convert_rgb",
-    "feature_extractor_type", "image_processor_type", "image_seq_length", "input_data_format", "processor_class",
-    "return_tensors", "size_divisor",
+KEYS = {
+    "crop_size", "data_format", "default_to_square", "do_center_crop", "do_normalize", "do_pad", "do_rescale",
+    "do_resize", "image_mean", "image_std", "pad_size", "resample", "rescale_factor", "size",
 }  # fmt: skip
-# What a step that is switched off would have read.
-UNUSED = {
-    "crop_size", "default_to_square", "image_mean", "image_std", "pad_size", "resample", "rescale_factor", "size",
+IDEFICS_KEYS = {"image_num_channels", "image_size"}
+# do_convert_rgb: images are RGB already. size_divisor: of old BLIP files; no kind here reads it. The others say how
+# arrays come in and go out, or where the file comes from.
+HARMLESS = {
+    "_commit_hash", "_name_or_path", "_processor_class", "_valid_processor_keys", "architectures", "auto_map", "device",
+    "disable_grouping", "do_convert_rgb", "dtype", "feature_extractor_type", "image_processor_type",
+    "image_seq_length", "input_data_format", "model_type", "processor_class", "return_tensors", "size_divisor",
+    "torch_dtype", "transformers_version",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that is done to a picture, in order: steps, then numbers, then padding."""
+class ImageTransforms:
+    """Everything that is done to an image, in order: `steps`, `normalize`, `pad`."""
 
     steps: tuple[Step, ...]
-    numbers: Numbers
+    normalize: Normalize
     pad: Pad | None
 
     def __str__(self) -> str:
-        return ", ".join(str(part) for part in (*self.steps, self.numbers, self.pad) if part is not None)
-
-
-def kind_of_type(name: object, where: str) -> str:
-    """The kind that an image_processor_type or a feature_extractor_type names, old and new.
-
-    >>> kind_of_type("CLIPFeatureExtractor", "file"), kind_of_type("ViTImageProcessorFast", "file")
-    ('CLIP', 'ViT')
-
-    where: the file, for the error. Raises ValueError for a kind that is not known.
-    """
-    match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(name))
-    if match is None or match[1] not in KINDS:
-        known = ", ".join(f"{kind}ImageProcessor" for kind in KINDS)
-        raise ValueError(f"{where} is for a {name!s:.80}, which is not known here. Known: {known}")
-    return match[1]
-
-
-def kind_of_model(model: object, where: str) -> str:
-    """The kind for a model_type, where the file names none itself. Raises ValueError where it is not known.
-
-    >>> kind_of_model("dinov2", "file")
-    'Bit'
-    """
-    if not isinstance(model, str) or model not in MODELS:
-        raise ValueError(
-            f"{where} names no image_processor_type, and config.json beside it no model_type that tells it "
-            f"({', '.join(MODELS)}), but {model!r:.80}: add the image_processor_type"
-        )
-    return MODELS[model]
-
-
-def defaults(kind: str) -> dict[str, Any]:
-    """A kind's own values. Raises ValueError for a kind that is not known.
-
-    >>> defaults("Blip")["size"]
-    {'height': 384, 'width': 384}
-    """
-    if kind not in KINDS:
-        raise ValueError(f"there is no preprocessor {kind!r}; there are {', '.join(KINDS)}")
-    return {key: (value.copy() if isinstance(value, (dict, list)) else value) for key, value in KINDS[kind].items()}
-
-
-def read_plan(kind: str, settings: Config, *, ignore: Iterable[str] = ()) -> Plan:
-    """The plan that the values of a kind mean.
-
-    >>> print(read_plan("DeiT", Config(defaults("DeiT") | {"do_resize": None})))
-    crop the middle 224 × 224, ÷ 255, normalise
-
-    settings: the kind's own values, and over them those of the file; null switches off, as it does there.
-    ignore: keys that the user says change nothing.
-    Raises ValueError for a value that is none, and for a key that is not known.
-    """
-    steps = (*_squaring(kind, settings), *_resizing(kind, settings), *_cropping(settings))
-    plan = Plan(steps, _numbers(settings), _padding(kind, settings))
-    settings.only("data_format", "channels_first")
-    settings.check_unused(f"{kind}'s preprocessing", harmless=HARMLESS | UNUSED, ignore=ignore)
-    return plan
-
-
-def without_ignored(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a file without the keys that were read only because the user said to ignore them.
-
-    >>> without_ignored("ViT", {"size": 384, "do_thumbnail": False, "resample": 3})
-    {'size': 384, 'resample': 3}
-
-    Raises as `read_plan`, but for a key that is not known.
-    """
-    settings = Config(defaults(kind) | values)
-    read_plan(kind, settings, ignore=values)
-    kept = settings.without_ignored(harmless=HARMLESS | UNUSED, ignore=values)
-    return {key: value for key, value in values.items() if key in kept}
-
-
-def _squaring(kind: str, settings: Config) -> tuple[Step, ...]:
-    if kind != "Llava" or not settings.bool("do_pad", False):
-        return ()
-    colour = tuple(int(mean * 255) for mean in _three(settings, "image_mean"))
-    if not all(0 <= part <= 255 for part in colour):
-        raise ValueError(f"{settings.where}: do_pad pads with image_mean, so it must be 0 to 1, got {colour} of 255")
-    return (Square((colour[0], colour[1], colour[2])),)
-
-
-def _resizing(kind: str, settings: Config) -> tuple[Step, ...]:
-    key = "size"
-    if kind == "Idefics":
-        settings.only("image_num_channels", 3)
-        key = "size" if settings.get("image_size") is None else "image_size"  # the older name goes before the newer
-    if not settings.bool("do_resize", False):
-        return ()
-    target = read_target(settings, key, square=settings.bool("default_to_square", False))
-    return (Resize(target, settings.int("resample", minimum=0, maximum=len(FILTERS) - 1)),)
-
-
-def _cropping(settings: Config) -> tuple[Step, ...]:
-    return (Crop(*_bounded(settings, "crop_size")),) if settings.bool("do_center_crop", False) else ()
-
-
-def _padding(kind: str, settings: Config) -> Pad | None:
-    if kind == "Llava" or not settings.bool("do_pad", False):  # Llava's do_pad comes first: Square
-        return None
-    return Pad(_bounded(settings, "pad_size") if "pad_size" in settings else None)
-
-
-def _numbers(settings: Config) -> Numbers:
-    scale = settings.float("rescale_factor") if settings.bool("do_rescale", False) else None
-    if scale is not None and not isfinite(scale):
-        raise ValueError(f"{settings.where}: rescale_factor must be a number, got {scale}")
-    if not settings.bool("do_normalize", False):
-        return Numbers(scale, None, None)
-    mean, std = _three(settings, "image_mean"), _three(settings, "image_std")
-    if 0.0 in std:
-        raise ValueError(f"{settings.where}: image_std divides, so it must not be 0, got {std}")
-    return Numbers(scale, mean, std)
-
-
-def _bounded(settings: Config, key: str) -> tuple[int, int]:
-    """A height and a width of which the pixels can be made."""
-    height, width = read_pair(settings, key)
-    if height * width > MOST_MADE:
-        raise ValueError(f"{settings.where}: {key} is {height} × {width}, more than {MOST_MADE:,} pixels")
-    return height, width
-
-
-def _three(settings: Config, key: str) -> tuple[float, float, float]:
-    """One number for each colour; a single one is for all."""
-    value = settings.get(key)
-    values = value if isinstance(value, (list, tuple)) else [value] * 3
-    if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
-        raise ValueError(
-            f"{settings.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}"
-        )
-    return float(values[0]), float(values[1]), float(values[2])
-
-
-FILE = "preprocessor_config.json"
-NESTED = "processor_config.json"  # where newer checkpoints keep the same values, under "image_processor"
+        return ", ".join(str(part) for part in (*self.steps, self.normalize, self.pad) if part is not None)
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """Pictures as a model takes them.
+class ImageBatch:
+    """Images as a model takes them.
 
-    pixels: (B, 3, H, W) float32.  frames: for each picture, where its pixels lie in it.
+    Args:
+        pixel_values: (B, 3, H, W) float32.
+        frames: for each image, where its pixels lie in it.
     """
 
-    pixels: Tensor
+    pixel_values: Tensor
     frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True, repr=False)
-class Preprocessor:
-    """What a checkpoint does to pictures before it looks at them.
+class ImageProcessor:
+    """What a checkpoint does to images before the model sees them.
 
-    kind: which of the kinds in `regard.data.image_processing.KINDS`.  plan: the steps, as values.
-    values: what its file says, as it stands: json.dump them to FILE to save it.
+    Args:
+        kind: a key of KINDS.
+        transforms: the steps.
+        values: the content of its file; json.dump them to FILE to save it.
     """
 
     kind: str
-    plan: Plan
+    transforms: ImageTransforms
     values: dict[str, Any] = field(compare=False)
 
     @classmethod
-    def open(cls, directory: str | Path, *, ignore: Iterable[str] = ()) -> Preprocessor:
+    def open(cls, directory: str | Path, *, ignore: Iterable[str] = ()) -> ImageProcessor:
         """Read a checkpoint's preprocessor_config.json, or processor_config.json with an image_processor in it.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     text = '{"feature_extractor_type": "DeiTFeatureExtractor", "size": 250, "crop_size": 240}'
         ...     _ = Path(folder, "preprocessor_config.json").write_text(text)
-        ...     Preprocessor.open(folder)
-        Preprocessor(DeiT: resize to 250 × 250 (bicubic), crop the middle 240 × 240, ÷ 255, normalise)
+        ...     ImageProcessor.open(folder)
+        ImageProcessor(DeiT: resize to 250 × 250 (bicubic), crop the middle 240 × 240, ÷ 255, normalise)
 
-        ignore: keys that are not known here and change nothing, as the user says.
-        Raises FileNotFoundError where there is none, ValueError for a kind, a key or a value that is not understood.
+        Args:
+            directory: the checkpoint.
+            ignore: unknown keys that change nothing, as the user says.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the kind, a key or a value is not supported.
         """
-        values, where = _stored(Path(directory))
-        named = values.get("image_processor_type") or values.get("feature_extractor_type")
-        if named is None:
-            model = read_side(Path(directory), "config.json", dict) or {}
-            return cls._made(kind_of_model(model.get("model_type"), where), values, where, ignore)
-        return cls._made(kind_of_type(named, where), values, where, ignore)
+        folder = Path(directory)
+        file = folder / NESTED
+        values = _read_object(file).get("image_processor") if file.is_file() else None
+        if values is None:
+            file = folder / FILE
+            if not file.is_file():
+                raise FileNotFoundError(
+                    f"{directory} holds neither {FILE} nor {NESTED} with an image_processor, so nothing says how its "
+                    "images are processed. If you know: regard.data.image_processing.ImageProcessor.of(kind, options)"
+                )
+            values = _read_object(file)
+        elif not isinstance(values, dict):
+            raise ValueError(f"{file}: image_processor must be an object, got {values!r:.80}")
+        kind = _kind(values, folder / "config.json", file)
+        return cls(kind, _transforms(kind, values, str(file), ignore), deepcopy(values))
 
     @classmethod
-    def of(cls, kind: str, options: Mapping[str, Any] | None = None) -> Preprocessor:
-        """A preprocessor without a file: what the kind does, but for the options given.
+    def of(cls, kind: str, options: Mapping[str, Any] | None = None) -> ImageProcessor:
+        """An image processor without a file: a kind's defaults, changed by options.
 
-        >>> Preprocessor.of("ViT", {"size": 384, "resample": 3})
-        Preprocessor(ViT: resize to 384 × 384 (bicubic), ÷ 255, normalise)
+        >>> ImageProcessor.of("ViT", {"size": 384, "resample": 3})
+        ImageProcessor(ViT: resize to 384 × 384 (bicubic), ÷ 255, normalise)
 
-        kind: "ViT" (Swin too), "DeiT", "Bit" (DINOv2), "CLIP", "Blip", "Idefics" or "Llava".
-        options: keys of preprocessor_config.json and their values.
-        Raises ValueError for a kind, a key or a value that is not understood.
+        Args:
+            kind: "ViT" (Swin too), "DeiT", "Bit" (DINOv2), "CLIP", "Blip", "Idefics" or "Llava".
+            options: keys of preprocessor_config.json and their values.
+
+        Raises:
+            ValueError: the kind, a key or a value is not supported.
         """
-        values = defaults(kind) | dict(options or {}) | {"image_processor_type": f"{kind}ImageProcessor"}
-        return cls._made(kind, values, "options", ())
+        if kind not in KINDS:
+            raise ValueError(f"there is no image processor {kind!r}; there are {', '.join(KINDS)}")
+        values = deepcopy(KINDS[kind] | dict(options or {})) | {"image_processor_type": f"{kind}ImageProcessor"}
+        return cls(kind, _transforms(kind, values, "options", ()), values)
 
-    @classmethod
-    def _made(cls, kind: str, values: dict[str, Any], where: str, ignore: Iterable[str]) -> Preprocessor:
-        plan = read_plan(kind, Config(defaults(kind) | values, where), ignore=ignore)
-        return cls(kind, plan, deepcopy(values))
+    def __call__(self, images: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> ImageBatch:
+        """Make the pixel values of one image or of several.
 
-    def __call__(self, pictures: Source | list[Source] | tuple[Source, ...] | Iterator[Source]) -> Prepared:
-        """Make the pixels of one picture or of several.
-
-        >>> Preprocessor.of("ViT")([np.zeros((5, 7), np.uint8), np.zeros((11, 3), np.uint8)]).pixels.shape
+        >>> ImageProcessor.of("ViT")([np.zeros((5, 7), np.uint8), np.zeros((11, 3), np.uint8)]).pixel_values.shape
         torch.Size([2, 3, 224, 224])
 
-        pictures: a Picture, or whatever `open_picture` opens, or several of them, in a list or one after another.
-        Raises ValueError for no picture, for pictures that become pixels of different sizes, and for one so long and
-        narrow that it would be enlarged beyond all bounds; and what `open_picture` raises; of several, with its number.
+        Args:
+            images: what `open_image` opens, or several of them in a list, a tuple or an iterator.
+
+        Raises:
+            ValueError: there is no image, the results differ in size, or one would be enlarged beyond all bounds.
+            Exception: what `open_image` raises; of several images, with its number.
         """
-        several: list[Any] = list(cast(Iterable[Any], pictures)) if are_several(pictures) else [pictures]
-        opened: list[Picture] = []
-        for number, picture in enumerate(several):
-            with numbered(number, len(several)):
-                opened.append(open_picture(picture))
+        sources: list[Any] = list(cast(Iterable[Any], images)) if is_batch(images) else [images]
+        opened: list[OpenedImage] = []
+        for number, source in enumerate(sources):
+            with numbered(number, len(sources)):
+                opened.append(open_image(source))
         if not opened:
-            raise ValueError("there is no picture to prepare: the list is empty")
-        frames = self._frames([picture.size for picture in opened])  # all are checked before the first is touched
+            raise ValueError("there is no image to process: the list is empty")
+        frames = self._frames([image.size for image in opened])  # all are checked before the first is processed
         height, width = frames[0].pixels
-        pixels = np.zeros((len(opened), 3, height, width), np.float32)  # (B, 3, H, W)
-        for row, picture in zip(pixels, opened, strict=True):
-            image = picture.image
-            for step in self.plan.steps:
+        pixel_values = np.zeros((len(opened), 3, height, width), np.float32)  # (B, 3, H, W)
+        for row, one in zip(pixel_values, opened, strict=True):
+            image = one.image
+            for step in self.transforms.steps:
                 image = step.apply(image)
-            self.plan.numbers.apply(image, row)  # what is left is padding
-        return Prepared(torch.from_numpy(pixels), tuple(frames))
+            self.transforms.normalize.apply(image, row)  # what is left is padding
+        return ImageBatch(torch.from_numpy(pixel_values), tuple(frames))
 
     def frame(self, height: int, width: int) -> Frame:
-        """Where the pixels of one picture of this size will lie in it.
+        """Where the pixel values of an image of this size will lie in it.
 
-        >>> Preprocessor.of("CLIP").frame(480, 640).pixels
+        >>> ImageProcessor.of("CLIP").frame(480, 640).pixels
         (224, 224)
 
-        Raises ValueError for a picture that cannot be prepared, as a call does.
+        Raises:
+            ValueError: the image cannot be processed, as in a call.
         """
         return self._frames([(height, width)])[0]
 
     def _frames(self, sizes: list[tuple[int, int]]) -> list[Frame]:
-        """sizes: height and width of each picture."""
+        """sizes: height and width of each image."""
         frames = []
         for number, size in enumerate(sizes):
             frame = Frame.whole(*size)
             with numbered(number, len(sizes)):
-                for step in self.plan.steps:
+                for step in self.transforms.steps:
                     frame = step.frame(frame)
             frames.append(frame)
-        if self.plan.pad is not None:
-            return self.plan.pad.frames(frames)
-        found = list(dict.fromkeys(frame.pixels for frame in frames))
-        if len(found) > 1:
-            said = ", ".join(f"{height} × {width}" for height, width in found[:5])
+        if self.transforms.pad is not None:
+            return self.transforms.pad.frames(frames)
+        shapes = list(dict.fromkeys(frame.pixels for frame in frames))
+        if len(shapes) > 1:
+            listed = ", ".join(f"{height} × {width}" for height, width in shapes[:5])
             raise ValueError(
-                f"the pictures become pixels of different sizes ({said}), and a batch has one: give them one at a "
-                "time, or use a preprocessor with do_center_crop, or with a height and a width as its size"
+                f"the images become pixel values of different sizes ({listed}), and a batch has one: pass them one at "
+                "a time, or use an image processor with do_center_crop, or with a height and a width as its size"
             )
         return frames
 
     def __repr__(self) -> str:
-        return f"Preprocessor({self.kind}: {self.plan})"
+        return f"ImageProcessor({self.kind}: {self.transforms})"
 
 
-def _stored(directory: Path) -> tuple[dict[str, Any], str]:
-    """The values of a checkpoint's image processor, and the file they are in; the nested ones go first, as theirs."""
-    nested = (read_side(directory, NESTED, dict) or {}).get("image_processor")
-    if nested is not None:
-        if not isinstance(nested, dict):
-            raise ValueError(f"{directory / NESTED}: image_processor must be an object, got {nested!r:.80}")
-        return nested, str(directory / NESTED)
-    values = read_side(directory, FILE, dict)
-    if values is None:
-        raise FileNotFoundError(
-            f"{directory} holds neither {FILE} nor {NESTED} with an image_processor, so nothing says how its pictures "
-            "are prepared. If you know: regard.data.image_processing.Preprocessor.of(kind, options)"
+def known_values(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file without the keys that could be read only because the user said to ignore them.
+
+    >>> known_values("ViT", {"size": 384, "do_thumbnail": False, "resample": 3})
+    {'size': 384, 'resample': 3}
+    """
+    unknown = _unknown(kind, values)
+    return {key: value for key, value in values.items() if key not in unknown}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold an object, it holds {type(values).__name__}")
+    return values
+
+
+def _kind(values: Mapping[str, Any], config: Path, file: Path) -> str:
+    """The kind that a file names, in old and new spellings; else that of the model_type in config.json."""
+    name = values.get("image_processor_type") or values.get("feature_extractor_type")
+    if name is not None:
+        match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(name))
+        if match is None or match[1] not in KINDS:
+            known = ", ".join(f"{kind}ImageProcessor" for kind in KINDS)
+            raise ValueError(f"{file} is for a {name!s:.80}, which is not supported. Supported: {known}")
+        return match[1]
+    model = _read_object(config).get("model_type") if config.is_file() else None
+    if not isinstance(model, str) or model not in MODELS:
+        raise ValueError(
+            f"{file} names no image_processor_type, and config.json beside it no model_type that implies one "
+            f"({', '.join(MODELS)}), but {model!r:.80}: add the image_processor_type"
         )
-    return values, str(directory / FILE)
+    return MODELS[model]
+
+
+# ------------------------------------------------------------------------------------------- preprocessor_config.json
+
+
+def _unknown(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    known = KEYS | HARMLESS | (IDEFICS_KEYS if kind == "Idefics" else set())
+    return {key: value for key, value in values.items() if key not in known and value is not None}
+
+
+def _transforms(kind: str, given: Mapping[str, Any], where: str, ignore: Iterable[str]) -> ImageTransforms:
+    """The steps of a kind with these values over its defaults; null switches a step off, as in transformers."""
+    if isinstance(ignore, str):  # whose letters would be taken for keys
+        raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r}]")
+    config = ImageConfig(KINDS[kind] | dict(given), where)
+    steps: list[Step] = []
+    if kind == "Llava" and config.flag("do_pad"):
+        colour = tuple(int(mean * 255) for mean in config.channels("image_mean"))
+        if not all(0 <= part <= 255 for part in colour):
+            raise ValueError(f"{where}: do_pad pads with image_mean, so it must be 0 to 1, got {colour} of 255")
+        steps.append(Square((colour[0], colour[1], colour[2])))
+    if kind == "Idefics":
+        config.check_only("image_num_channels", 3)
+    if config.flag("do_resize"):
+        older = kind == "Idefics" and config.values.get("image_size") is not None
+        target = config.target("image_size" if older else "size", square=config.flag("default_to_square"))
+        resample = config.values.get("resample")
+        if not _is_integer(resample, 0, len(FILTERS) - 1):
+            raise ValueError(f"{where}: resample must be an integer from 0 to {len(FILTERS) - 1}, got {resample!r:.80}")
+        steps.append(Resize(target, resample))
+    if config.flag("do_center_crop"):
+        steps.append(Crop(*config.pair("crop_size")))
+    pad = None
+    if kind != "Llava" and config.flag("do_pad"):
+        pad = Pad(None if config.values.get("pad_size") is None else config.pair("pad_size"))
+    config.check_only("data_format", "channels_first")
+    unknown = {key: value for key, value in _unknown(kind, given).items() if key not in set(ignore)}
+    if unknown:
+        listed = ", ".join(f"{key} = {value!r:.80}" for key, value in unknown.items())
+        raise ValueError(
+            f"{where} has keys that {kind}'s image processor does not know, and that may change the pixel values: "
+            f"{listed}. If they do not, name them: regard.load(…, ignore={json.dumps(list(unknown))})"
+        )
+    return ImageTransforms(tuple(steps), config.normalize(), pad)
+
+
+def _is_integer(value: object, least: int = 1, most: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """The values of one image processor and, for errors, where they come from; null counts as missing."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def flag(self, key: str) -> bool:
+        """true or false; false if missing."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{self.where}: {key} must be true or false, got {value!r:.80}")
+        return bool(value)
+
+    def check_only(self, key: str, allowed: object) -> None:
+        """Raise for a value that is neither missing nor the one that is supported."""
+        value = self.values.get(key)
+        if value is not None and value != allowed:
+            raise ValueError(f"{self.where}: {key} is {value!r:.80}, and only {allowed!r} is supported")
+
+    def target(self, key: str, *, square: bool) -> Target:
+        """A size; one number means both sides (`square`) or the shorter one. Files before 2023 have a number or a list.
+
+        >>> ImageConfig({"size": 224}, "file").target("size", square=False)
+        ShorterSide(side=224, longest=None)
+        """
+        value = self.values.get(key)
+        sides: dict[str, Any] = {}
+        if isinstance(value, dict):
+            sides = {side: n for side, n in value.items() if n is not None}
+        elif isinstance(value, (list, tuple)) and len(value) == 2:
+            sides = {"height": value[0], "width": value[1]}
+        elif isinstance(value, int) and not isinstance(value, bool):
+            sides = {"height": value, "width": value} if square else {"shortest_edge": value}
+        for side, n in sides.items():
+            if not _is_integer(n):
+                raise ValueError(f"{self.where}: {key}: {side} must be an integer of at least 1, got {n!r:.80}")
+        if sides.keys() == {"height", "width"}:
+            return Exactly(sides["height"], sides["width"])
+        if sides.keys() in ({"shortest_edge"}, {"shortest_edge", "longest_edge"}):
+            return ShorterSide(sides["shortest_edge"], sides.get("longest_edge"))
+        if sides.keys() == {"max_height", "max_width"}:
+            return Within(sides["max_height"], sides["max_width"])
+        raise ValueError(
+            f"{self.where}: {key} must be a number, height and width, shortest_edge (and longest_edge), or max_height "
+            f"and max_width, got {value!r:.200}"
+        )
+
+    def pair(self, key: str) -> tuple[int, int]:
+        """A height and a width of at most MOST_MADE pixels."""
+        target = self.target(key, square=True)
+        if not isinstance(target, Exactly):
+            value = self.values.get(key)
+            raise ValueError(f"{self.where}: {key} must be a number, or height and width, got {value!r:.80}")
+        if target.height * target.width > MOST_MADE:
+            raise ValueError(f"{self.where}: {key} is {target.height} × {target.width}, more than {MOST_MADE:,} pixels")
+        return target.height, target.width
+
+    def channels(self, key: str) -> tuple[float, float, float]:
+        """One number for each colour; a single one is for all."""
+        value = self.values.get(key)
+        values = value if isinstance(value, (list, tuple)) else [value] * 3
+        if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
+            raise ValueError(
+                f"{self.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}"
+            )
+        return float(values[0]), float(values[1]), float(values[2])
+
+    def normalize(self) -> Normalize:
+        """Rescaling and normalisation, each None if switched off."""
+        scale = self.values.get("rescale_factor") if self.flag("do_rescale") else None
+        if self.flag("do_rescale") and not (
+            isinstance(scale, (int, float)) and not isinstance(scale, bool) and isfinite(scale)
+        ):
+            raise ValueError(f"{self.where}: rescale_factor must be a number, got {scale!r:.80}")
+        scale = None if scale is None else float(scale)
+        if not self.flag("do_normalize"):
+            return Normalize(scale, None, None)
+        mean, std = self.channels("image_mean"), self.channels("image_std")
+        if 0.0 in std:
+            raise ValueError(f"{self.where}: image_std divides, so it must not be 0, got {std}")
+        return Normalize(scale, mean, std)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.images import MOST_PIXELS
 from regard.layouts import Frame
-from regard.models.config import Config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exactly:
-    """One size for all pictures, whatever their shape: {"height": …, "width": …}.
+    """One size for all images, whatever their shape: {"height": …, "width": …}.
 
     >>> Exactly(224, 192).of(480, 640)
     (224, 192)
@@ -29,7 +28,7 @@ class Exactly:
     width: int
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of a picture."""
+        """The new height and width of an image."""
         return self.height, self.width
 
     def __str__(self) -> str:
@@ -50,7 +49,7 @@ class ShorterSide:
     longest: int | None = None
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of a picture."""
+        """The new height and width of an image."""
         short, long = min(height, width), max(height, width)
         side: float = self.side
         if self.longest is not None and long / short * side > self.longest:
@@ -78,7 +77,7 @@ class Within:
     width: int
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """The new height and width of a picture."""
+        """The new height and width of an image."""
         scale = min(self.height / height, self.width / width)
         return int(height * scale), int(width * scale)
 
@@ -89,68 +88,16 @@ class Within:
 Target = Exactly | ShorterSide | Within
 
 
-def read_target(settings: Config, key: str, *, square: bool) -> Target:
-    """The target that a key of a preprocessor_config.json names.
-
-    >>> read_target(Config({"size": 224}), "size", square=False)
-    ShorterSide(side=224, longest=None)
-
-    square: what one number means: both sides (True), or the shorter one (False).
-    Raises ValueError for what is no size, or one that no step here makes.
-    """
-    sides = _sides(settings, key, square)
-    inner = Config(sides, f"{settings.where}: {key}")
-    keys = set(sides)
-    if keys == {"height", "width"}:
-        return Exactly(inner.int("height"), inner.int("width"))
-    if keys == {"shortest_edge"}:
-        return ShorterSide(inner.int("shortest_edge"))
-    if keys == {"shortest_edge", "longest_edge"}:
-        return ShorterSide(inner.int("shortest_edge"), inner.int("longest_edge"))
-    if keys == {"max_height", "max_width"}:
-        return Within(inner.int("max_height"), inner.int("max_width"))
-    raise ValueError(
-        f"{settings.where}: {key} must be a number, height and width, shortest_edge (and longest_edge), or max_height "
-        f"and max_width, got {settings.get(key)!r:.200}"
-    )
-
-
-def read_pair(settings: Config, key: str) -> tuple[int, int]:
-    """A height and a width. Raises ValueError for anything else.
-
-    >>> read_pair(Config({"crop_size": 224}), "crop_size")
-    (224, 224)
-    """
-    target = read_target(settings, key, square=True)
-    if not isinstance(target, Exactly):
-        raise ValueError(
-            f"{settings.where}: {key} must be a number, or height and width, got {settings.get(key)!r:.80}"
-        )
-    return target.height, target.width
-
-
-def _sides(settings: Config, key: str, square: bool) -> dict[str, Any]:
-    """A size as named sides; files of before 2023 hold a number or [height, width]."""
-    value = settings.get(key)
-    if isinstance(value, dict):
-        return {side: n for side, n in value.items() if n is not None}
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return {"height": value[0], "width": value[1]}
-    if isinstance(value, int) and not isinstance(value, bool):
-        return {"height": value, "width": value} if square else {"shortest_edge": value}
-    return {}
-
-
 FILTERS = ("nearest", "Lanczos", "bilinear", "bicubic", "box", "Hamming")
 """Pillow's, by their numbers."""
 
 MOST_MADE = 2**24
-"""16.8 million pixels, 0.2 GB as numbers: more is what a long picture becomes when its shorter side is enlarged."""
+"""16.8 million pixels, 0.2 GB as numbers: more is what a long image becomes when its shorter side is enlarged."""
 
 
 @dataclass(frozen=True)
 class Square:
-    """Padded to a square, the picture in the middle.
+    """Padded to a square, the image in the middle.
 
     colour: red, green, blue, 0 to 255.
     """
@@ -163,13 +110,13 @@ class Square:
         side = max(height, width)
         if side * side > MOST_PIXELS:
             raise ValueError(
-                f"a picture {height} high and {width} wide, padded to a square, has more than {MOST_PIXELS:,} pixels: "
+                f"an image {height} high and {width} wide, padded to a square, has more than {MOST_PIXELS:,} pixels: "
                 "crop it first"
             )
         return frame.cropped(-((side - height) // 2), -((side - width) // 2), side, side)
 
     def apply(self, image: Image) -> Image:
-        """The padded picture."""
+        """The padded image."""
         import PIL.Image
 
         side = max(image.size)
@@ -196,13 +143,13 @@ class Resize:
         height, width = self.target.of(*frame.pixels)
         if height * width > MOST_MADE or min(height, width) < 1:
             raise ValueError(
-                f"a picture {frame.pixels[0]} high and {frame.pixels[1]} wide, resized ({self.target}), would be "
+                f"an image {frame.pixels[0]} high and {frame.pixels[1]} wide, resized ({self.target}), would be "
                 f"{height} high and {width} wide, and 1 to {MOST_MADE:,} pixels can be made: crop it first"
             )
         return frame.resized(height, width)
 
     def apply(self, image: Image) -> Image:
-        """The resized picture."""
+        """The resized image."""
         height, width = self.target.of(image.height, image.width)
         return image.resize((width, height), self.resample)
 
@@ -212,7 +159,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Crop:
-    """The middle of the picture; black around it where it is smaller."""
+    """The middle of the image; black around it where it is smaller."""
 
     height: int
     width: int
@@ -222,7 +169,7 @@ class Crop:
         return frame.cropped(*self._corner(*frame.pixels), self.height, self.width)
 
     def apply(self, image: Image) -> Image:
-        """The cropped picture."""
+        """The cropped image."""
         top, left = self._corner(image.height, image.width)
         return image.crop((left, top, left + self.width, top + self.height))  # Pillow's crop is black beyond the edges
 
@@ -237,10 +184,10 @@ Step = Square | Resize | Crop
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Pixels 0 to 255 as float32: times `scale`, minus `mean`, divided by `std` (red, green, blue).
+class Normalize:
+    """Pixels 0 to 255 to float32: times `scale`, minus `mean`, divided by `std` (red, green, blue).
 
-    >>> Numbers(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).table[0, [0, 255]].tolist()
+    >>> Normalize(1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).table[0, [0, 255]].tolist()
     [-1.0, 1.0]
     """
 
@@ -250,19 +197,20 @@ class Numbers:
 
     @cached_property
     def table(self) -> NDArray[np.float32]:
-        """What each of the 256 values becomes, in each colour: (3, 256). In float32 but for the scaling, as theirs."""
+        """What each of the 256 values becomes, in each colour: (3, 256)."""
         values = np.tile(np.arange(256, dtype=np.float64), (3, 1))
+        # float32 but for the scaling, as in transformers
         table = (values if self.scale is None else values * self.scale).astype(np.float32)
         if self.mean is None or self.std is None:
             return table
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.asarray((table - mean[:, None]) / std[:, None], np.float32)
 
-    def apply(self, image: Image, numbers: NDArray[np.float32]) -> None:
-        """Write the picture as numbers to (3, H, W), or into the corner of something larger."""
+    def apply(self, image: Image, pixel_values: NDArray[np.float32]) -> None:
+        """Write the image to (3, H, W), or into the corner of something larger."""
         pixels = np.asarray(image)  # (H, W, 3) uint8
         for colour in range(3):
-            numbers[colour, : image.height, : image.width] = self.table[colour][pixels[:, :, colour]]
+            pixel_values[colour, : image.height, : image.width] = self.table[colour][pixels[:, :, colour]]
 
     def __str__(self) -> str:
         words = []
@@ -285,8 +233,8 @@ class Pad:
         height, width = self.size or largest
         if height < largest[0] or width < largest[1]:
             raise ValueError(
-                f"pictures of up to {largest[0]} × {largest[1]} pixels cannot be padded to {height} × {width}: "
-                "pad_size must be larger, or the pictures resized to less"
+                f"images of up to {largest[0]} × {largest[1]} pixels cannot be padded to {height} × {width}: "
+                "pad_size must be larger, or the images resized to less"
             )
         return [frame.cropped(0, 0, height, width) for frame in frames]
 

@@ -41,34 +41,43 @@ CONVERT = "convert it to JPEG or PNG first"
 
 
 def describe(head: bytes) -> str:
-    """Say what begins with these bytes, and what to do, as the end of a sentence about it.
+    """What a file that begins with these bytes is, and what to do: the end of a sentence about it.
 
     >>> describe(b"")
     'is empty: it has 0 bytes'
 
-    head: the first LOOKED_AT bytes of the file, or all where it has fewer.
+    Args:
+        head: up to LOOKED_AT bytes.
     """
     if not head:
         return "is empty: it has 0 bytes"
     lower = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if lower.startswith((b"<!doctype html", b"<html")):
-        return "is a web page (HTML), not a picture: a download that went wrong looks like this"
+        return "is a web page (HTML), not an image: a download that went wrong looks like this"
     if b"<svg" in lower:
         return "is an SVG drawing, which has no pixels: draw it to a PNG first"
     if head[4:8] == b"ftyp" and head[8:12] in HEIF:
         return f"is HEIC (HEIF), which Pillow does not read: {CONVERT}"
     if head.startswith((b"%PDF", b"%!PS")):
-        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not a picture: {CONVERT}"
-    if _is_text(head):
-        return "is text, not a picture"
-    begun = _begun(head)
+        return f"is {'a PDF' if head[1:4] == b'PDF' else 'PostScript'}, a page and not an image: {CONVERT}"
+    try:  # the incremental decoder accepts a character that the end cuts in two
+        text = getincrementaldecoder("utf-8-sig")().decode(head)
+    except UnicodeDecodeError:
+        text = ""
+    if text and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text):
+        return "is text, not an image"
+    begun = next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        begun = "a WebP"
+    elif head[4:12] == b"ftypavif":
+        begun = "an AVIF"
     if begun is not None:
         return f"begins as {begun} does, but it is broken or cut off: get it again"
-    return f"is of a format that is not read here: {CONVERT}"
+    return f"is of a format that is not supported: {CONVERT}"
 
 
 def as_uint8(array: NDArray[Any]) -> str:
-    """How an array of another dtype becomes uint8, as the end of a sentence about it; as far as its numbers say.
+    """How to convert an array of another dtype to uint8, as far as its values tell: the end of a sentence about it.
 
     >>> import numpy as np
     >>> as_uint8(np.array([0, 255])), as_uint8(np.array([0.0, 0.5]))
@@ -89,33 +98,17 @@ def as_uint8(array: NDArray[Any]) -> str:
 
 
 def as_array(tensor: Tensor) -> str:
-    """How a tensor becomes an array that is a picture, if it is one as torchvision has them: colours first.
+    """How to convert a tensor, as torchvision has them (colours first), to an array: the end of a sentence about it.
 
     >>> as_array(torch.zeros(3, 5, 7, dtype=torch.uint8))
     'colours come last, tensor.permute(1, 2, 0).numpy()'
     """
     if tensor.ndim == 4:
-        return "give pictures as a list; pixels that are prepared already go to the model itself, model(pixels=…)"
+        return "pass images as a list; processed pixel values go to the model itself, model(pixel_values=…)"
     bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
     if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
         return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"
     return f"{bytes_of}.numpy()"
-
-
-def _begun(head: bytes) -> str | None:
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "a WebP"
-    if head[4:12] == b"ftypavif":
-        return "an AVIF"
-    return next((name for start, name in BEGINNINGS.items() if head.startswith(start)), None)
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        text = getincrementaldecoder("utf-8-sig")().decode(head)  # which minds no character that the end cuts in two
-    except UnicodeDecodeError:
-        return False
-    return text != "" and all(letter.isprintable() or letter in "\t\r\n\f" for letter in text)
 
 
 INSTALL = "pip install 'regard[models]'"
@@ -124,9 +117,9 @@ MOST_SIDE = 2**16
 """Pixels of one side, as many as a JPEG can have; Pillow's own memory grows with the number of rows."""
 
 MOST_BYTES = 480_000_000
-"""Memory that opening one picture may take; its header tells how much that is, before any is taken."""
+"""Memory that opening one image may take; its header tells how much that is, before any is taken."""
 
-# Bytes for each pixel while a picture is opened: 4 decoded, 4 as RGB, and what the decoder itself needs beside them.
+# Bytes for each pixel while an image is opened: 4 decoded, 4 as RGB, and what the decoder itself needs beside them.
 BYTES_EACH = 8
 BYTES_OF_FORMAT = {"WEBP": 12, "AVIF": 12, "JPEG2000": 20}
 BYTES_OF_INTEGERS = 20  # grey of 16 and 32 bits, which is looked through in NumPy
@@ -135,27 +128,29 @@ MOST_PIXELS = MOST_BYTES // BYTES_EACH
 """60 million, of most formats."""
 
 MOST_READ = 2**28
-"""Bytes of a picture's file that is read from a pipe or an open file."""
+"""Bytes of an image's file that is read from a pipe or an open file."""
 
-# Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that pictures come in.
+# Pillow reads more, some through other programs (EPS runs Ghostscript): these are the ones that images come in.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
 
-Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | Picture"
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | IO[bytes] | Image | NDArray[np.uint8] | OpenedImage"
 """What can be opened: a path, a file's bytes, an open file, a Pillow image, an array (H, W) or (H, W, 1, 3 or 4), a
-Picture."""
+OpenedImage."""
 
 Colour = tuple[int, int, int]
 
-REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what a picture that is none is told by
+REFUSED = (ValueError, TypeError, FileNotFoundError, IsADirectoryError)  # what `open_image` raises
 ORIENTATION = 0x0112  # EXIF's tag: 1 is upright
 QUARTER_TURNS = (5, 6, 7, 8)  # of its values, those that swap height and width
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Picture:
-    """A picture, upright.
+class OpenedImage:
+    """An image, upright.
 
-    image: Pillow, mode RGB.  name: its file's name, or what it was given as.
+    Args:
+        image: Pillow, mode RGB.
+        name: its file's name, or what it was opened from.
     """
 
     image: Image
@@ -167,37 +162,43 @@ class Picture:
         return self.image.height, self.image.width
 
     def __repr__(self) -> str:
-        return f"Picture({self.name}, {self.image.height} high, {self.image.width} wide)"
+        return f"OpenedImage({self.name}, {self.image.height} high, {self.image.width} wide)"
 
 
-def open_picture(source: Source, *, frame: int | None = None, background: Colour | None = None) -> Picture:
-    """Open a picture: turned upright, RGB.
+def open_image(source: Source, *, frame: int | None = None, background: Colour | None = None) -> OpenedImage:
+    """Open an image: turned upright, RGB.
 
-    >>> image = open_picture(np.full((5, 7, 4), 0, np.uint8), background=(255, 255, 255)).image
+    >>> image = open_image(np.full((5, 7, 4), 0, np.uint8), background=(255, 255, 255)).image
     >>> image.mode, image.getpixel((0, 0))
     ('RGB', (255, 255, 255))
 
-    source: a path, a file's bytes, a file open in mode "rb", which is read to its end and left open, a Pillow image, a
-        uint8 array (H, W) or (H, W, 1, 3 or 4), or a Picture, which is returned as it is.
-    frame: which one, from 0, of an animation or of a file of several pictures.
-    background: red, green and blue, 0 to 255, behind what is transparent. None drops transparency: hidden colours show.
+    Args:
+        source: a path, a file's bytes, a file open in mode "rb" (read to its end and left open), a Pillow image, a
+            uint8 array (H, W) or (H, W, 1, 3 or 4), or an OpenedImage, which is returned as it is.
+        frame: which one, from 0, of an animation or of a file of several images.
+        background: red, green and blue, 0 to 255, behind transparent pixels. None drops transparency: hidden colours
+            show.
 
-    Raises FileNotFoundError and IsADirectoryError; TypeError for what is no source; ValueError for what cannot be
-    opened or decoded, has a side of more than MOST_SIDE pixels or would take more than MOST_BYTES, or has several
-    frames of which none is named.
+    Raises:
+        FileNotFoundError: there is no such file.
+        IsADirectoryError: the path is a directory.
+        TypeError: `source` is none of these.
+        ValueError: it is broken, too large (MOST_SIDE, MOST_BYTES), or has several frames and `frame` is None.
     """
     library = _pillow()
-    _check_background(background)
+    three = isinstance(background, (tuple, list)) and len(background) == 3
+    if background is not None and not (three and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):
+        raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
     given: Any = source
-    if isinstance(given, Picture):
+    if isinstance(given, OpenedImage):
         _check_frame(given.name, 1, frame)
         return given
     if isinstance(given, np.ndarray):
         image, name = library.fromarray(_check_array(given)), "array"
-        return Picture(_made(image, name, frame, background), name)
+        return OpenedImage(_to_rgb(image, name, frame, background), name)
     if isinstance(given, library.Image):
         path = os.fsdecode(getattr(given, "filename", ""))  # empty unless Pillow opened a file of that name
-        return Picture(_made(given, path or "the image", frame, background), Path(path).name or "image")
+        return OpenedImage(_to_rgb(given, path or "the image", frame, background), Path(path).name or "image")
     if isinstance(given, (bytes, bytearray)):
         return _read(io.BytesIO(given), "the data", "bytes", frame, background)
     if hasattr(given, "read"):
@@ -207,49 +208,52 @@ def open_picture(source: Source, *, frame: int | None = None, background: Colour
         return _read(file, path, Path(path).name, frame, background)
 
 
-def glance(source: Source) -> tuple[Source, tuple[int, int]]:
-    """What can be told of a picture before it is decoded: what to open later, and its height and width.
+def peek_image(source: Source) -> tuple[Source, tuple[int, int]]:
+    """Read an image's header: what to open later, and its height and width.
 
-    >>> glance(np.zeros((2, 3), np.uint8))[1]
+    >>> peek_image(np.zeros((2, 3), np.uint8))[1]
     (2, 3)
 
-    source: as of `open_picture`. An open file is read to its end here, and its bytes are what to open later. The size
-      is upright, but for a PNG whose EXIF stands behind its pixels.
+    Args:
+        source: as of `open_image`. An open file is read to its end, and its bytes are what to open later.
 
-    Raises as `open_picture` does for what is wrong already: no picture, too many pixels, several frames, floats. What
-    is broken behind its header, it does not see.
+    Returns:
+        The source to open, and the upright size (but for a PNG whose EXIF comes after its pixels).
+
+    Raises:
+        Exception: as `open_image`, for what the header shows: no image, too many pixels, several frames, floats.
     """
     library = _pillow()
     given: Any = source
-    if isinstance(given, Picture):
+    if isinstance(given, OpenedImage):
         return given, given.size
     if isinstance(given, np.ndarray):
         height, width = _check_array(given).shape[:2]
         return given, (height, width)
     if isinstance(given, library.Image):
-        return given, _told(given, os.fsdecode(getattr(given, "filename", "")) or "the image")
+        return given, _upright_size(given, os.fsdecode(getattr(given, "filename", "")) or "the image")
     if isinstance(given, (bytes, bytearray)):
-        return given, _told(_identified(io.BytesIO(given), "the data"), "the data")
+        return given, _upright_size(_identified(io.BytesIO(given), "the data"), "the data")
     if hasattr(given, "read"):
-        kept = _Kept(_held(given))
+        kept = _NamedBytes(_held(given))
         kept.name = _name(given)
-        size = _told(_identified(kept, "the file"), "the file")
+        size = _upright_size(_identified(kept, "the file"), "the file")
         kept.seek(0)
         return kept, size
     path = _check_path(given)
     with open(path, "rb") as file:
-        return given, _told(_identified(file, path), path)
+        return given, _upright_size(_identified(file, path), path)
 
 
 @contextmanager
-def numbered(number: int, count: int, what: str = "picture") -> Iterator[None]:
-    """Errors of one of several, with its number; of the only one, as they are.
+def numbered(number: int, count: int, what: str = "image") -> Iterator[None]:
+    """Put the number in front of an error of one of several; leave that of a single one as it is.
 
     >>> with numbered(2, count=3):
-    ...     open_picture(b"")
+    ...     open_image(b"")
     Traceback (most recent call last):
         ...
-    ValueError: picture 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
+    ValueError: image 2: the data is empty: it has 0 bytes. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, \
 TIFF, JPEG2000, AVIF
     """
     try:
@@ -261,24 +265,24 @@ TIFF, JPEG2000, AVIF
         raise kind(f"{what} {number}: {error}") from None
 
 
-def are_several(pictures: object) -> bool:
-    """Are they several, of which each is opened: a list, a tuple, or what gives one after another?
+def is_batch(images: object) -> bool:
+    """Whether these are several images: a list, a tuple or an iterator.
 
-    >>> are_several(["a.jpg"]), are_several(Path().glob("*.jpg")), are_several("a.jpg"), are_several(io.BytesIO())
+    >>> is_batch(["a.jpg"]), is_batch(Path().glob("*.jpg")), is_batch("a.jpg"), is_batch(io.BytesIO())
     (True, True, False, False)
     """
-    return isinstance(pictures, (list, tuple)) or (isinstance(pictures, Iterator) and not hasattr(pictures, "read"))
+    return isinstance(images, (list, tuple)) or (isinstance(images, Iterator) and not hasattr(images, "read"))
 
 
 def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(f"pictures need Pillow ({error}): {INSTALL}") from error
+        raise ImportError(f"images need Pillow ({error}): {INSTALL}") from error
     return Image
 
 
-# ---------------------------------------------------------------------------------------------------- what was given
+# ------------------------------------------------------------------------------------------------------------- sources
 
 
 def _check_path(source: object) -> str:
@@ -286,21 +290,21 @@ def _check_path(source: object) -> str:
     if not isinstance(source, (str, os.PathLike)):
         hint = f": {as_array(source)}" if isinstance(source, Tensor) else ""
         raise TypeError(
-            "a picture is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
+            "an image is given as a path, a file's bytes, a Pillow image or a uint8 NumPy array (height, width, 3), "
             f"got {type(source).__name__}{hint}"
         )
     path = os.fsdecode(source)
     if re.match(r"(?i)[a-z][a-z0-9+.-]+://|data:", path):
-        raise ValueError(f"{path!r:.80} is an address, and regard downloads no picture: fetch it, and give its path")
+        raise ValueError(f"{path!r:.80} is an address, and regard downloads no image: fetch it, and give its path")
     if os.path.isdir(path):
-        raise IsADirectoryError(f"{path} is a directory: give the path of one picture in it")
+        raise IsADirectoryError(f"{path} is a directory: give the path of one image in it")
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {path!r:.200}")
     check_file(Path(path))
     return path
 
 
-class _Kept(io.BytesIO):
+class _NamedBytes(io.BytesIO):
     """What an open file held, under its name."""
 
     name: str
@@ -309,19 +313,15 @@ class _Kept(io.BytesIO):
 def _held(file: IO[bytes]) -> bytes:
     """What is left of an open file. Raises ValueError where all of it was read before."""
     if not isinstance(file.read(0), bytes):
-        raise TypeError("a picture's file is read as bytes, got str of it: open it in mode 'rb'")
+        raise TypeError("an image's file is read as bytes, got str of it: open it in mode 'rb'")
     held = read_stream(file, MOST_READ, "the file")
-    if not held and _place(file) > 0:
+    try:
+        position = file.tell()
+    except (AttributeError, OSError):  # a pipe
+        position = 0
+    if not held and position > 0:
         raise ValueError("the file was read to its end already, nothing is left of it: file.seek(0) goes back")
     return held
-
-
-def _place(file: IO[bytes]) -> int:
-    """Where an open file stands; 0 for a pipe, which does not say."""
-    try:
-        return file.tell()
-    except (AttributeError, OSError):
-        return 0
 
 
 def _name(file: IO[bytes]) -> str:
@@ -334,7 +334,7 @@ def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype != np.uint8:
         raise ValueError(f"an array of pixels must be uint8, 0 to 255, got {array.dtype}{as_uint8(array)}")
     if array.ndim == 4:
-        raise ValueError(f"one array is one picture, got shape {array.shape}: give a list of them, list(array)")
+        raise ValueError(f"one array is one image, got shape {array.shape}: give a list of them, list(array)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         colours_first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
         hint = ": colours come last, array.transpose(1, 2, 0)" if colours_first else ""
@@ -343,14 +343,8 @@ def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
             f"got shape {tuple(array.shape)}{hint}"
         )
     if array.size == 0:
-        raise ValueError(f"an array without pixels is no picture, got shape {tuple(array.shape)}")
+        raise ValueError(f"an array without pixels is no image, got shape {tuple(array.shape)}")
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-
-
-def _check_background(background: Any) -> None:
-    three = isinstance(background, (tuple, list)) and len(background) == 3
-    if background is not None and not (three and all(isinstance(n, int) and 0 <= n <= 255 for n in background)):
-        raise ValueError(f"background must be red, green and blue, each from 0 to 255, got {background!r}")
 
 
 def _check_frame(label: str, count: int, frame: int | None) -> None:
@@ -361,7 +355,7 @@ def _check_frame(label: str, count: int, frame: int | None) -> None:
 
 def _check_frames(image: Image, label: str, count: int) -> None:
     if count > 1 and image.format != "MPO":
-        raise ValueError(f"{label} has {count} frames: name one, open_picture(…, frame=0) to frame={count - 1}")
+        raise ValueError(f"{label} has {count} frames: name one, open_image(…, frame=0) to frame={count - 1}")
 
 
 def _check_mode(image: Image, label: str) -> None:
@@ -383,8 +377,8 @@ def _check_pixels(label: str, image: Image) -> None:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
-def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> Picture:
-    """The picture in an open file; `label` is what errors call it."""
+def _read(file: Any, label: str, name: str, frame: int | None, background: Colour | None) -> OpenedImage:
+    """The image in an open file; `label` is what errors call it."""
     image = _identified(file, label)
     _check_pixels(label, image)
     if image.format == "PNG":  # of the pixels' own checksums Pillow takes no notice while it decodes
@@ -392,7 +386,7 @@ def _read(file: Any, label: str, name: str, frame: int | None, background: Colou
             image.verify()
             file.seek(0)
         image = _identified(file, label)
-    return Picture(_made(image, label, frame, background), name)
+    return OpenedImage(_to_rgb(image, label, frame, background), name)
 
 
 def _identified(file: Any, label: str) -> Image:
@@ -410,8 +404,8 @@ def _identified(file: Any, label: str) -> Image:
     return image
 
 
-def _told(image: Image, label: str) -> tuple[int, int]:
-    """Height and width, upright, as the header says. Raises ValueError for what would be refused, once decoded."""
+def _upright_size(image: Image, label: str) -> tuple[int, int]:
+    """Height and width, upright, from the header."""
     _check_pixels(label, image)
     with _decoding(label):
         count = getattr(image, "n_frames", 1)
@@ -436,7 +430,7 @@ def _decoding(label: str) -> Iterator[None]:
             raise ValueError(f"{label} has too many pixels ({problem}): make it smaller") from None
 
 
-def _made(image: Image, label: str, frame: int | None, background: Colour | None) -> Image:
+def _to_rgb(image: Image, label: str, frame: int | None, background: Colour | None) -> Image:
     """An RGB image of our own, upright, of an image that Pillow has opened but perhaps not decoded."""
     from PIL import ImageOps
 
@@ -456,24 +450,21 @@ def _made(image: Image, label: str, frame: int | None, background: Colour | None
         if count > 1:
             upright = upright.copy() if upright is image else upright
             image.seek(at)  # an image that the caller gave stands where it stood
-    return _rgb(upright, label, background)
-
-
-def _rgb(image: Image, label: str, background: Colour | None) -> Image:
-    """Any mode as RGB, in an image of its own with nothing in `info`."""
-    _check_mode(image, label)
-    if image.mode.startswith("I"):
-        image = _eight_bits(image, label)
+    _check_mode(upright, label)
+    if upright.mode.startswith("I"):
+        upright = _eight_bits(upright, label)
     library = _pillow()
     try:
-        if background is not None and image.has_transparency_data:
-            behind = library.new("RGBA", image.size, (*background, 255))
-            image = library.alpha_composite(behind, image.convert("RGBA"))
-        elif image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")  # the same colours, but straight to RGB Pillow warns
-        rgb = image.convert("RGB")
+        if background is not None and upright.has_transparency_data:
+            behind = library.new("RGBA", upright.size, (*background, 255))
+            upright = library.alpha_composite(behind, upright.convert("RGBA"))
+        elif upright.mode == "P" and "transparency" in upright.info:
+            upright = upright.convert("RGBA")  # the same colours, but straight to RGB Pillow warns
+        rgb = upright.convert("RGB")
     except ValueError as problem:
-        raise ValueError(f"{label} has the mode {image.mode}, which Pillow cannot make RGB: {problem}") from None
+        raise ValueError(
+            f"{label} has the mode {upright.mode}, which Pillow cannot convert to RGB: {problem}"
+        ) from None
     rgb.info = {}
     return rgb
 

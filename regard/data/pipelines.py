@@ -1,8 +1,4 @@
-"""A `tokenizers` pipeline (normalise, split, cut into pieces, frame with special tokens) behind six small methods.
-
-It carries no state from call to call: padding is done elsewhere, and truncation on the pieces, so that threads may
-share one pipeline. It does not know which files it was built from.
-"""
+"""Engines that encode and decode text: the interface, and the one for pipelines of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -17,18 +13,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from regard.parsing import parsing
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Encoding
+    from tokenizers import AddedToken
+    from tokenizers import Encoding as RustEncoding
     from tokenizers import Tokenizer as RustTokenizer
 
-__all__ = ["Engine", "Item", "Pieces", "Pipeline", "byte_letters", "clean_spaces", "room", "shares"]
+__all__ = ["Encoding", "Engine", "Item", "Pipeline", "clean_spaces", "kept_lengths"]
 
 Item = str | tuple[str, str]
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """One text, or a pair, cut: ids, token types, and where each came from (None for what the text does not hold)."""
+class Encoding:
+    """One text or pair: ids, token types, and (start, end) in the text, None for a token that is not in the text."""
 
     ids: list[int]
     types: list[int]
@@ -36,7 +33,7 @@ class Pieces:
 
 
 class Engine(Protocol):
-    """What cuts text into ids and joins ids into text."""
+    """Encodes and decodes text."""
 
     @property
     def size(self) -> int:
@@ -46,20 +43,20 @@ class Engine(Protocol):
     def added(self) -> Mapping[int, AddedToken]:
         """Tokens beside the vocabulary, by id."""
 
-    def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
-        """Cut texts and pairs; `special`: frame them with the special tokens."""
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
+        """Encode texts and pairs; `special`: with the special tokens around them."""
 
-    def cut(self, item: Item, length: int, side: str) -> Pieces:
-        """Cut one text or pair and drop pieces on `side` until, framed, at most `length` are left."""
+    def truncate(self, item: Item, length: int, side: str) -> Encoding:
+        """Encode one text or pair and drop tokens on `side` until at most `length` are left, special ones included."""
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token, None where there is none."""
+        """The id of a token, or None."""
 
     def label(self, number: int) -> str | None:
-        """The token of an id as people read it, None where there is none."""
+        """The token of an id as people read it, or None."""
 
     def files(self) -> dict[str, bytes]:
         """The vocabulary as files: name → content."""
@@ -67,15 +64,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A `tokenizers.Tokenizer` as an engine.
+    """A `tokenizers.Tokenizer` as an engine. It keeps no state between calls, so threads may share it.
 
-    clean: close up spaces before punctuation when joining.  ending: what stands for a space at the end of a word.
-    where: the directory it was read from, for errors. What is wrong with a file may show only when a text is cut.
+    Args:
+        rust: the tokenizer; its own padding and truncation are turned off.
+        clean: close up spaces before punctuation when decoding.
+        word_end: suffix of a word's last piece, a space in text.
+        where: the directory it was read from, for errors: some damage shows only when a text is encoded.
     """
 
     rust: RustTokenizer
     clean: bool = False
-    ending: str = ""
+    word_end: str = ""
     where: str = "the tokenizer"
 
     def __post_init__(self) -> None:
@@ -92,54 +92,54 @@ class Pipeline:
         """Tokens beside the vocabulary, by id."""
         return dict(self.rust.get_added_tokens_decoder())
 
-    def encode(self, items: Sequence[Item], special: bool) -> list[Pieces]:
-        """Cut texts and pairs; `special`: frame them with the special tokens."""
+    def encode(self, items: Sequence[Item], special: bool) -> list[Encoding]:
+        """Encode texts and pairs; `special`: with the special tokens around them."""
         with parsing(self.where):
-            return [_pieces(found) for found in self.rust.encode_batch(list(items), add_special_tokens=special)]
+            return [_encoding(one) for one in self.rust.encode_batch(list(items), add_special_tokens=special)]
 
-    def cut(self, item: Item, length: int, side: str) -> Pieces:
-        """Cut one text or pair and drop pieces on `side` until, framed, at most `length` are left."""
+    def truncate(self, item: Item, length: int, side: str) -> Encoding:
+        """Encode one text or pair and drop tokens on `side` until at most `length` are left, special ones included."""
         pair = isinstance(item, tuple)
         with parsing(self.where):
             parts = [self.rust.encode(text, add_special_tokens=False) for text in (item if pair else (item,))]
-            frame = self.rust.num_special_tokens_to_add(pair)
-        kept = shares([len(part) for part in parts], room(length, frame))
+            special = self.rust.num_special_tokens_to_add(pair)
+        kept = kept_lengths([len(part) for part in parts], length, special)
         with parsing(self.where):
             for part, n in zip(parts, kept, strict=True):
                 part.truncate(n, direction=side)
-            return _pieces(self.rust.post_process(parts[0], parts[1] if pair else None))
+            return _encoding(self.rust.post_process(parts[0], parts[1] if pair else None))
 
     def decode(self, ids: list[int], special: bool) -> str:
         """Join ids; `special`: keep the special tokens."""
         with parsing(self.where):
             text = str(self.rust.decode(ids, skip_special_tokens=not special))
-        text = text.replace(self.ending, " ").strip() if self.ending else text
+        text = text.replace(self.word_end, " ").strip() if self.word_end else text
         return clean_spaces(text) if self.clean else text
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token, None where there is none."""
+        """The id of a token, or None."""
         return self.rust.token_to_id(token)
 
     def label(self, number: int) -> str | None:
-        """The token of an id as people read it, None where there is none."""
+        """The token of an id as people read it: spaces and bytes decoded; or None."""
         token = self.rust.id_to_token(number)
         if token is None or number in self.added:
             return token
-        if "ByteLevel" in self._joins:
+        if "ByteLevel" in self._decoder_steps:
             letters = byte_letters()
-            ends = self.ending if self.ending and token.endswith(self.ending) else ""
+            ends = self.word_end if self.word_end and token.endswith(self.word_end) else ""
             token = token.removesuffix(ends)
             known = all(letter in letters for letter in token)
             text = bytes(letters[letter] for letter in token).decode(errors="backslashreplace") if known else token
             text += " " if ends else ""
-        elif "ByteFallback" in self._joins and (byte := BYTE.fullmatch(token)):
+        elif "ByteFallback" in self._decoder_steps and (byte := BYTE.fullmatch(token)):
             text = bytes([int(byte[1], 16)]).decode(errors="backslashreplace")
         else:
-            text = token.replace("▁", " ") if "▁" in self._joins else token
+            text = token.replace("▁", " ") if "▁" in self._decoder_steps else token
         return unicodedata.normalize("NFC", text)  # letters of Hangul that a lower-casing vocabulary took apart
 
     @cached_property
-    def _joins(self) -> frozenset[str]:
+    def _decoder_steps(self) -> frozenset[str]:
         """Types of the decoder's steps, and "▁" where one of them turns that sign into a space."""
         decoder = self.rust.decoder
         text = decoder.__getstate__().decode() if decoder is not None else "{}"
@@ -179,19 +179,18 @@ def clean_spaces(text: str) -> str:
     return text
 
 
-def room(length: int, frame: int) -> int:
-    """Pieces that fit beside `frame` special tokens; ValueError where not even those do."""
-    if length < frame:
-        raise ValueError(f"length {length} leaves no room: the special tokens alone are {frame}")
-    return length - frame
+def kept_lengths(sizes: list[int], length: int, special: int) -> list[int]:
+    """How many tokens of one text, or of each of two, are kept; the longer text is truncated first.
 
-
-def shares(sizes: list[int], space: int) -> list[int]:
-    """How many pieces of one text, or of each of two, are kept: the longer gives way first.
-
-    >>> shares([3, 9], 8), shares([9, 9], 7), shares([2, 2], 8)
+    >>> kept_lengths([3, 9], 8, special=0), kept_lengths([9, 9], 9, special=2), kept_lengths([2, 2], 8, special=3)
     ([3, 5], [3, 4], [2, 2])
+
+    Raises:
+        ValueError: the special tokens alone are more than `length`.
     """
+    space = length - special
+    if space < 0:
+        raise ValueError(f"length {length} leaves no room: the special tokens alone are {special}")
     if sum(sizes) <= space:
         return sizes
     if len(sizes) == 1:
@@ -201,7 +200,6 @@ def shares(sizes: list[int], space: int) -> list[int]:
     return [short, long] if sizes[0] <= sizes[1] else [long, short]
 
 
-def _pieces(found: Encoding) -> Pieces:
-    framed = found.special_tokens_mask
-    spans = [None if frame else span for frame, span in zip(framed, found.offsets, strict=True)]
-    return Pieces(list(found.ids), list(found.type_ids), spans)
+def _encoding(rust: RustEncoding) -> Encoding:
+    spans = [None if special else span for special, span in zip(rust.special_tokens_mask, rust.offsets, strict=True)]
+    return Encoding(list(rust.ids), list(rust.type_ids), spans)

@@ -1,16 +1,15 @@
-"""What the files beside a vocabulary say: special tokens, added tokens, switches, and which kind of tokenizer it is.
+"""The JSON files beside a vocabulary: special tokens, added tokens, switches, and the declared kind of tokenizer.
 
-Four JSON files may lie there. As in transformers, `tokenizer_config.json` rules; where it has no `added_tokens_decoder`
-it comes from the time before, and then `special_tokens_map.json` is laid over it and `added_tokens.json` and the
-added tokens of `tokenizer.json` count. `config.json`, the model's, names the kind where the others do not.
-
-It does not know how any kind cuts text.
+As in transformers, `tokenizer_config.json` decides. Without an `added_tokens_decoder` it is an old one: then
+`special_tokens_map.json` is laid over it, and `added_tokens.json` and the added tokens of `tokenizer.json` count.
+`config.json` names the kind if the others do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from regard.parsing import read_json
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-__all__ = ["INSTALL", "ROLES", "Folder", "read_object", "rust_library", "text_of"]
+__all__ = ["ROLES", "Folder", "read_object", "rust_library", "sentencepiece_library", "text_of"]
 
 INSTALL = "pip install 'regard[models]'"
 SWITCHES = ("lstrip", "normalized", "rstrip", "single_word", "special")
@@ -28,7 +27,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def rust_library() -> Any:
-    """The `tokenizers` library, with its parts; ImportError says how to get it."""
+    """The `tokenizers` library with its submodules. Raises ImportError that says how to install it."""
     try:
         import tokenizers
         import tokenizers.decoders
@@ -41,8 +40,20 @@ def rust_library() -> Any:
     return tokenizers
 
 
+def sentencepiece_library() -> Any:
+    """The `sentencepiece` library with its message types. Raises ImportError that says how to install it."""
+    try:
+        library = import_module("sentencepiece")
+        import_module("sentencepiece.sentencepiece_model_pb2")
+    except ImportError as problem:
+        raise ImportError(
+            f"sentencepiece models need the sentencepiece and protobuf libraries ({problem}): {INSTALL}"
+        ) from problem
+    return library
+
+
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} where there is none; ValueError where it is broken or not an object."""
+    """A JSON object from a file, {} if there is no file. Raises ValueError if it is broken or not an object."""
     if not path.is_file():
         return {}
     value = read_json(path)
@@ -53,9 +64,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A tokenizer's directory, read but for the vocabulary.
+    """A tokenizer's directory, without the vocabulary.
 
-    values: the merged settings.  added: id → token.  class_name, model_type: what the files declare.
+    Args:
+        path: the directory.
+        values: tokenizer_config.json, merged with the older files.
+        added: id → added token.
+        class_name: the declared class without "Fast", or None.
+        model_type: of config.json, or None.
     """
 
     path: Path
@@ -68,9 +84,12 @@ class Folder:
     def read(cls, path: Path, vocabulary_added: Mapping[int, AddedToken]) -> Folder:
         """Read the files.
 
-        vocabulary_added: the added tokens that tokenizer.json itself lists.
+        Args:
+            path: the directory.
+            vocabulary_added: the added tokens of tokenizer.json.
 
-        Raises ValueError where a file is broken or a token in it is not one.
+        Raises:
+            ValueError: a file is broken, or a token in it is not one.
         """
         config, model = read_object(path / "tokenizer_config.json"), read_object(path / "config.json")
         values = {key: _tokens_in(path, key, value) for key, value in config.items() if key != "added_tokens_decoder"}
@@ -78,12 +97,26 @@ class Folder:
             values["extra_special_tokens"] = values.pop("additional_special_tokens")
         _check_tokens(path, values)
         if "added_tokens_decoder" in config:
-            added = _added(path / "tokenizer_config.json", config["added_tokens_decoder"])
+            table = config["added_tokens_decoder"]
+            if not isinstance(table, dict) or not all(key.isdecimal() for key in table):
+                file = path / "tokenizer_config.json"
+                raise ValueError(f"{file}: added_tokens_decoder must be an object of id: token")
+            added = {int(key): _token(path, value) for key, value in table.items()}
         else:
             for key, value in read_object(path / "special_tokens_map.json").items():
                 values[key] = _tokens_in(path, key, value)
             _check_tokens(path, values)
-            added = _old_added(path, values) | dict(vocabulary_added)
+            # added_tokens.json does not say which tokens are special: those with a role are
+            table = read_object(path / "added_tokens.json")
+            if not all(isinstance(number, int) for number in table.values()):
+                raise ValueError(f"{path / 'added_tokens.json'} must be an object of token: id")
+            special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
+            special |= {text_of(token) for token in values.get("extra_special_tokens") or []}
+            make = rust_library().AddedToken
+            added = {
+                n: make(text, normalized=text not in special, special=text in special) for text, n in table.items()
+            }
+            added |= vocabulary_added
         if values.get("fix_mistral_regex"):
             raise ValueError(f"{path / 'tokenizer_config.json'} asks for fix_mistral_regex, which is not supported")
         class_name = config.get("tokenizer_class") or model.get("tokenizer_class")
@@ -92,7 +125,7 @@ class Folder:
         return cls(path, values, added, class_name and class_name.removesuffix("Fast"), model.get("model_type"))
 
     def switch(self, name: str, default: bool | None) -> bool | None:
-        """A setting that is true, false or null; ValueError where it is something else."""
+        """A setting that is true, false or null. Raises ValueError for anything else."""
         value = self.values.get(name, default)
         if value is not None and not isinstance(value, bool):
             raise ValueError(
@@ -101,7 +134,7 @@ class Folder:
         return value
 
     def side(self, name: str, default: str) -> str:
-        """`padding_side` or `truncation_side`: "left" or "right"; ValueError where it is something else."""
+        """`padding_side` or `truncation_side`. Raises ValueError for anything but "left" and "right"."""
         value = self.values.get(name, default)
         if value not in ("left", "right"):
             raise ValueError(
@@ -110,7 +143,7 @@ class Folder:
         return str(value)
 
     def named(self, defaults: Mapping[str, str | None]) -> dict[str, AddedToken | str]:
-        """Named special tokens: the seven roles first (from `defaults` where the files are silent), then others."""
+        """Named special tokens: the seven roles first (the files', else `defaults`), then others."""
         by_text = {token.content: token for token in self.added.values()}
         found: dict[str, Any] = {}
         for role in ROLES:
@@ -134,18 +167,17 @@ class Folder:
 
     @property
     def longest(self) -> int | None:
-        """The number of positions the checkpoint was made for; None where unknown or beyond all bounds."""
+        """model_max_length; None if missing or beyond 2**31 (transformers writes 1e30 for "unknown")."""
         value = self.values.get("model_max_length", self.values.get("max_len"))
         return int(value) if isinstance(value, (int, float)) and 0 < value < 1 << 31 else None
 
 
 def text_of(token: AddedToken | str) -> str:
-    """A token's text, whether it comes with switches or not."""
+    """The text of a token."""
     return token if isinstance(token, str) else token.content
 
 
 def _check_tokens(path: Path, values: Mapping[str, Any]) -> None:
-    """Every special token is text, a token or null."""
     named = {key: value for key, value in values.items() if key.endswith("_token") and not isinstance(value, bool)}
     for key in ("extra_special_tokens", "additional_special_tokens"):
         group = values.get(key) or []
@@ -158,7 +190,6 @@ def _check_tokens(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _tokens_in(path: Path, key: str, value: Any) -> Any:
-    """A setting, with each token that is written as an object made one."""
     if isinstance(value, dict) and "content" in value:
         return _token(path, value, special=None if "__type" in value else True)
     if isinstance(value, list) and key in ("extra_special_tokens", "additional_special_tokens"):
@@ -176,20 +207,3 @@ def _token(path: Path, value: object, special: bool | None = None) -> AddedToken
         raise ValueError(f"{path}: of the token {value!r:.80}, only the switches {', '.join(SWITCHES)} are known")
     token: AddedToken = rust_library().AddedToken(value["content"], **flags)
     return token
-
-
-def _added(path: Path, table: object) -> dict[int, AddedToken]:
-    if not isinstance(table, dict) or not all(key.isdecimal() for key in table):
-        raise ValueError(f"{path}: added_tokens_decoder must be an object of id: token")
-    return {int(key): _token(path, value) for key, value in table.items()}
-
-
-def _old_added(path: Path, values: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """added_tokens.json, text → id, which does not say what is special: the tokens with a role are."""
-    table = read_object(path / "added_tokens.json")
-    special = {text_of(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")}
-    special |= {text_of(token) for token in values.get("extra_special_tokens") or []}
-    if not all(isinstance(number, int) for number in table.values()):
-        raise ValueError(f"{path / 'added_tokens.json'} must be an object of token: id")
-    make = rust_library().AddedToken
-    return {n: make(text, normalized=text not in special, special=text in special) for text, n in table.items()}

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Literal
 
 from regard.backends.call import Call
-from regard.data.images import Picture, open_picture
+from regard.data.images import OpenedImage, open_image
 from regard.explorer.security import report, without_folders
 from regard.models.hub import find
 from regard.models.loading import load
@@ -337,10 +337,10 @@ def no_pictures(model: Offered) -> str:
     return f"{model.name} reads texts and looks at no pictures: choose a model that does"
 
 
-def _opened(data: bytes, name: str) -> Picture:
-    """A picture by its bytes; what is none is refused in the words of `open_picture`."""
+def _opened(data: bytes, name: str) -> OpenedImage:
+    """A picture by its bytes; what is none is refused in the words of `open_image`."""
     try:
-        return Picture(open_picture(data).image, name)
+        return OpenedImage(open_image(data).image, name)
     except ValueError as error:
         raise ValueError(str(error).replace("the data", repr(name), 1)) from None
 

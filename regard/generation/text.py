@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.images import Source, are_several, numbered
+from regard.data.images import Source, is_batch, numbered
 from regard.data.tokenizer import Tokenizer
 from regard.generation.beam_search import Beams
 from regard.generation.config import Defaults, Wishes
@@ -348,17 +348,17 @@ def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tens
         return [None] * prompts
     if not isinstance(model, (PictureWriter, FlamingoModel)):
         raise ValueError(f"{model.family.title} with task {model.task!r} looks at no pictures: leave out pictures=")
-    each = [pictures] if alone else list(pictures) if are_several(pictures) else pictures
+    each = [pictures] if alone else list(pictures) if is_batch(pictures) else pictures
     if not isinstance(each, list) or len(each) != prompts:
         raise ValueError(
             f"there are {prompts} prompts: pictures must be a list of as many, each one's own, which is a picture or a "
             "list of them"
         )
-    lists = [list(own) if are_several(own) else [] if own is None else [own] for own in each]
+    lists = [list(own) if is_batch(own) else [] if own is None else [own] for own in each]
     every = [picture for own in lists for picture in own]
     if not every:
         return [None] * prompts
-    found = iter(model.preprocessor(every).pixels.to(model.device))
+    found = iter(model.preprocessor(every).pixel_values.to(model.device))
     return [torch.stack([next(found) for _ in own]) if own else None for own in lists]
 
 

@@ -5,7 +5,7 @@
 
     >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
     >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
-    >>> pixels = model.preprocessor(["photo.jpg"]).pixels                                    # doctest: +SKIP
+    >>> pixels = model.preprocessor(["photo.jpg"]).pixel_values                                    # doctest: +SKIP
     >>> model(model.tokenizer.batch([text]).ids, pixels=pixels[None]).logits.shape           # doctest: +SKIP
     torch.Size([1, 9, 32002])
 
@@ -256,8 +256,8 @@ class FlamingoModel(Model):
         if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
             got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
             raise TypeError(
-                f"pixels must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixels makes "
-                "those of one text"
+                f"pixels must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixel_values "
+                "makes those of one text"
             )
         if pixels.ndim != 5 or pixels.shape[2] != patches.channels or 0 in pixels.shape:
             raise ValueError(

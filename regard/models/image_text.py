@@ -12,7 +12,7 @@ Each ┐ is cross-attention: every word looks at all patches, or at all words of
     >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
     >>> seen = model.preprocessor(["photo.jpg"])                                           # doctest: +SKIP
     >>> begun = torch.full((1, 1), model.start)                                            # doctest: +SKIP
-    >>> generate(model.read_picture(seen.pixels), begun, new_tokens=20, eos=model.end, pad=model.pad)  # doctest: +SKIP
+    >>> x = seen.pixel_values; generate(model.read_picture(x), begun, eos=model.end, pad=model.pad)  # doctest: +SKIP
 
 Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V words.
 """

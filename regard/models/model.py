@@ -20,7 +20,7 @@ from regard.tasks.image_verbs import PictureVerbs
 from regard.tasks.text_verbs import TextVerbs
 
 if TYPE_CHECKING:
-    from regard.data.image_processing import Preprocessor
+    from regard.data.image_processing import ImageProcessor
     from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
     from regard.nn.blocks import Tower
@@ -106,17 +106,17 @@ class Model(TextVerbs, PictureVerbs):
         return Tokenizer.open(self.directory)
 
     @cached_property
-    def preprocessor(self) -> Preprocessor:
-        """How the checkpoint wants its pictures, opened on first use; or set it. Raises as `Preprocessor.open` does."""
-        from regard.data.image_processing import Preprocessor
+    def preprocessor(self) -> ImageProcessor:
+        """The checkpoint's image processor, opened on first use; or set it. Raises as `ImageProcessor.open`."""
+        from regard.data.image_processing import ImageProcessor
 
-        remedy = 'set model.preprocessor = Preprocessor.of("ViT", {"size": 224}), or as it was trained'
+        remedy = 'set model.preprocessor = ImageProcessor.of("ViT", {"size": 224}), or as it was trained'
         if self.directory is None:
             raise ValueError(
                 "this model was not loaded from a directory, so nothing says how it wants its pictures: " + remedy
             )
         try:
-            return Preprocessor.open(self.directory, ignore=self.ignored)
+            return ImageProcessor.open(self.directory, ignore=self.ignored)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error}. Then {remedy}") from None
 

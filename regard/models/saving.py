@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
-from regard.data.image_processing import FILE, NESTED, Preprocessor, without_ignored
+from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
 from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
 from regard.models.config import Config
 from regard.models.hub import PICTURES, POOLING, TOKENIZER
@@ -211,13 +211,13 @@ def _save_preprocessor(model: Model, directory: Path) -> None:
     """
     held = vars(model).get("preprocessor")
     try:
-        own = None if model.directory is None else Preprocessor.open(model.directory, ignore=model.ignored)
+        own = None if model.directory is None else ImageProcessor.open(model.directory, ignore=model.ignored)
     except (FileNotFoundError, ValueError):
         own = None  # there is none, or none that is understood
     written = own if held is None or held == own else held
     if written is None:
         return
-    values = without_ignored(written.kind, written.values)
+    values = known_values(written.kind, written.values)
     if own is not None and written is own and values == own.values:
         return
     nested = read_side(directory, NESTED, dict) or {}

@@ -42,7 +42,7 @@ def check_form(pixels: Tensor, channels: int, least: tuple[int, int]) -> None:
         got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
         raise TypeError(
             f"pixels must be a torch tensor of floats, (B, {channels}, H, W), got {got}; "
-            "model.preprocessor([…]).pixels makes them"
+            "model.preprocessor([…]).pixel_values makes them"
         )
     if pixels.ndim != 4 or pixels.shape[1] != channels or pixels.shape[0] == 0:
         raise ValueError(f"pixels must be (B, {channels}, H, W) with at least one picture, got {tuple(pixels.shape)}")

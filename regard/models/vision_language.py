@@ -4,7 +4,7 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
-    >>> pixels = model.preprocessor(["photo.jpg"]).pixels                                     # doctest: +SKIP
+    >>> pixels = model.preprocessor(["photo.jpg"]).pixel_values                                     # doctest: +SKIP
     >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixels)                 # doctest: +SKIP
     >>> model(model.tokenizer.batch([asked]).ids, pixels=pixels).memory.shape                 # doctest: +SKIP
     torch.Size([1, 576, 4096])

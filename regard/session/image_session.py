@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.data.images import Picture, Source, glance, open_picture
+from regard.data.images import OpenedImage, Source, open_image, peek_image
 from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Config
@@ -81,7 +81,7 @@ class Given:
     text: str | None = None
 
 
-def given_to(model: Model, picture: Picture, text: str | None) -> Given:
+def given_to(model: Model, picture: OpenedImage, text: str | None) -> Given:
     """A picture, and a text where the model reads one, as the model takes them.
 
     Raises ValueError for a model that does not look at pictures, a text that it does not take, or a missing one that it
@@ -107,7 +107,7 @@ def check_sight(model: Model) -> None:
         )
 
 
-def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -> Given:
+def _alone(model: VisionModel | DualModel, picture: OpenedImage, text: str | None) -> Given:
     """A picture without a text."""
     if text is not None:
         raise ValueError(
@@ -118,7 +118,7 @@ def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -
     return Given(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
 
 
-def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
+def _captioned(model: Captioner, picture: OpenedImage, text: str | None) -> Given:
     """A picture and its caption: the one that is given, or what the model writes."""
     pixels, (frame,) = _prepared(model, picture)
     if text is None:
@@ -133,7 +133,7 @@ def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
     return Given(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
-def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Given:
+def _beside(model: Answerer | Matcher, picture: OpenedImage, text: str | None) -> Given:
     """A picture, and a question or a text that may match it. Of who answers, the reading of the question is seen."""
     if not text:
         what = "a question" if isinstance(model, Answerer) else "a text that may match the picture"
@@ -151,7 +151,7 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     return Given(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
 
 
-def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | None) -> Given:
+def _among(model: PictureWriter | FlamingoModel, picture: OpenedImage, text: str | None) -> Given:
     """A picture among the words of a prompt, and what the model writes after it."""
     pixels, frames = _prepared(model, picture)
     asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
@@ -202,9 +202,9 @@ def _labels(model: Model, ids: Tensor) -> list[str]:
     return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]
 
 
-def _prepared(model: Model, picture: Picture) -> tuple[Tensor, tuple[Frame, ...]]:
+def _prepared(model: Model, picture: OpenedImage) -> tuple[Tensor, tuple[Frame, ...]]:
     prepared = model.preprocessor([picture])
-    return prepared.pixels.to(model.device), prepared.frames
+    return prepared.pixel_values.to(model.device), prepared.frames
 
 
 def look_at_picture(
@@ -219,7 +219,7 @@ def look_at_picture(
     >>> look_at_picture("cat.jpg", "models/blip", text="a cat").pictures[0].size              # doctest: +SKIP
     (300, 451)
 
-    picture: a path, bytes, a Pillow image or an array, as `open_picture` opens it.
+    picture: a path, bytes, a Pillow image or an array, as `open_image` opens it.
     model: one that `regard.load` gave and that looks at pictures, or what it takes.
     text: what is read beside it: a caption, a question, a text that may match. Models of pictures alone take none;
         those that write about a picture write without one, too.
@@ -232,15 +232,15 @@ def look_at_picture(
     to: session.capture.save(path, photos=False) leaves it out.
 
     Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that
-    it needs; else as `open_picture`, the model's preprocessor and `regard.load` do.
+    it needs; else as `open_image`, the model's preprocessor and `regard.load` do.
     """
-    source, _ = glance(picture)  # what is none is refused before a model is loaded, which takes long
+    source, _ = peek_image(picture)  # what is none is refused before a model is loaded, which takes long
     tell = progress or (lambda said: None)
     if not isinstance(model, Model):
         tell("loading")
         model = load(model)
     check_sight(model)
-    opened = open_picture(source)  # decoded only for a model that looks at it
+    opened = open_image(source)  # decoded only for a model that looks at it
     given: Given = given_to(model, opened, text)
     tell("reading")
     with watch(model, measures=MEASURES, keep="qk", layouts=given.layouts, tokens=given.words) as seen:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.data.images import Source, open_picture
+from regard.data.images import Source, open_image
 from regard.layouts import Frame
 from regard.lens.capture import Capture
 from regard.lens.capture import open as open_capture
@@ -103,13 +103,13 @@ FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
 
 
 def show_picture(source: Source) -> Photo:
-    """A bounded copy of a picture, whatever `open_picture` opens. Raises as that does.
+    """A bounded copy of a picture, whatever `open_image` opens. Raises as that does.
 
     >>> import numpy as np
     >>> show_picture(np.zeros((5, 7), np.uint8)).kind
     'image/png'
     """
-    picture = open_picture(source)
+    picture = open_image(source)
     image = picture.image.copy()
     image.thumbnail((LONGEST, LONGEST))
     small = image.width * image.height <= FEW
@@ -269,7 +269,7 @@ def session_of(capture: Capture, name: str = "", *, pictures: Sequence[Source] =
     ('a', 'b')
 
     name: for people; default the model's class.
-    pictures: those that the model saw, as `open_picture` opens them; by default the copies that the capture has.
+    pictures: those that the model saw, as `open_image` opens them; by default the copies that the capture has.
     Raises ValueError for pictures of other sizes than the capture's, or another number of them.
     """
     session = Session(name or capture.model or "capture", capture, _words(capture))

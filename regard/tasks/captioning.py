@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from regard.data.images import Source, are_several, numbered, open_picture
+from regard.data.images import Source, is_batch, numbered, open_image
 from regard.generation.config import Defaults, Wishes
 from regard.generation.text import Begun, Steps, Written, begin, check_prompt, continued, defaults_of
 from regard.models.flamingo import FlamingoModel
@@ -42,7 +42,7 @@ def caption(
 ) -> Written | list[Written]:
     """A caption for a picture, or for each of a list; see `Model.caption`."""
     written = list(chain.from_iterable(caption_parts(model, pictures, prompt, wishes, batch=batch, on_token=on_token)))
-    return written if are_several(pictures) else written[0]
+    return written if is_batch(pictures) else written[0]
 
 
 def caption_parts(
@@ -78,7 +78,7 @@ def answer_about(
 ) -> Written | list[Written]:
     """The answer to a question about a picture, or about each of a list, or to each question; see `Model.answer`."""
     written = list(chain.from_iterable(answer_parts(model, pictures, question, wishes, batch=batch, on_token=on_token)))
-    return written if are_several(pictures) or not isinstance(question, str) else written[0]
+    return written if is_batch(pictures) or not isinstance(question, str) else written[0]
 
 
 def answer_parts(
@@ -117,8 +117,8 @@ def _pairs(pictures: Source | Several, question: str | Sequence[str]) -> tuple[l
         raise TypeError(f"a question is a str, several are a list of them, got {got}")
     if not questions:
         raise ValueError("there must be at least one question, got an empty list")
-    if len(questions) > 1 and not are_several(pictures):
-        return [open_picture(given[0])] * len(questions), list(questions)
+    if len(questions) > 1 and not is_batch(pictures):
+        return [open_image(given[0])] * len(questions), list(questions)
     if len(given) != len(questions):
         raise ValueError(
             f"there are {len(given)} pictures and {len(questions)} questions: give as many of either, or one question "

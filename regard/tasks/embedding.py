@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import Batch
+from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
 from regard.models.dual_encoder import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
@@ -74,7 +74,7 @@ def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
     if isinstance(model, (Answerer, Captioner)):
         return "it makes no vector of a text alone"
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
-    pictures = "model.encode_picture(model.preprocessor(pictures).pixels) gives vectors of pictures"
+    pictures = "model.encode_picture(model.preprocessor(pictures).pixel_values) gives vectors of pictures"
     if isinstance(model, DualModel) and (model.text is None or model.vision is None):
         return pictures if model.text is None else texts
     return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
@@ -163,7 +163,7 @@ def _lowered(text: Any) -> Any:
 
 
 @torch.no_grad()
-def _hidden(model: Model, batch: Batch) -> Tensor:
+def _hidden(model: Model, batch: BatchEncoding) -> Tensor:
     """Vectors of the tokens: the encoder's, where there are two towers."""
     if isinstance(model, EncoderDecoder):
         return model.encode(batch.ids, batch.mask)

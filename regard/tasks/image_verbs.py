@@ -31,7 +31,7 @@ class PictureVerbs(nn.Module):
     """A part of `Model`, and nothing by itself.
 
     A picture is a path, a file's bytes, an open file, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or an
-    opened `Picture`. A list of them, or what gives one after another (`Path("photos").glob("*.jpg")`), gives an answer
+    `OpenedImage`. A list of them, or what gives one after another (`Path("photos").glob("*.jpg")`), gives an answer
     for each, the same that it gets alone; drawn texts (temperature above 0) go by its place in the list, too.
 
     Each answers in eval mode, and leaves the model in the mode that it was in.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.data.image_processing import Prepared, Preprocessor
-from regard.data.images import Source, are_several, glance, numbered, open_picture
+from regard.data.image_processing import ImageBatch, ImageProcessor
+from regard.data.images import Source, is_batch, numbered, open_image, peek_image
 from regard.layouts import Frame
 from regard.models.dual_encoder import DualModel
 from regard.models.flamingo import FlamingoModel, FlamingoReading
@@ -71,7 +71,7 @@ def as_list(pictures: Source | Several) -> list[Source]:
     >>> as_list("photo.jpg")
     ['photo.jpg']
     """
-    several: list[Any] = list(cast(Iterable[Any], pictures)) if are_several(pictures) else [pictures]
+    several: list[Any] = list(cast(Iterable[Any], pictures)) if is_batch(pictures) else [pictures]
     if not several:
         got = "an empty list" if isinstance(pictures, (list, tuple)) else "none: nothing was found"
         raise ValueError(f"there must be at least one picture, got {got}")
@@ -81,12 +81,12 @@ def as_list(pictures: Source | Several) -> list[Source]:
 def glance_at(model: Model, pictures: list[Source]) -> list[Glanced]:
     """All pictures before any is decoded: what is wrong with the last is told before the first is looked at.
 
-    Raises what `glance` and `model.preprocessor` raise, with the picture's number where there are several.
+    Raises what `peek_image` and `model.preprocessor` raise, with the picture's number where there are several.
     """
     prepare, found = model.preprocessor, []
     for number, picture in enumerate(pictures):
         with numbered(number, len(pictures)):
-            source, size = glance(picture)
+            source, size = peek_image(picture)
             found.append(Glanced(source, _pixels(prepare, size)))
     return found
 
@@ -94,7 +94,7 @@ def glance_at(model: Model, pictures: list[Source]) -> list[Glanced]:
 def look_at(model: Model, pictures: list[Source], batch: int) -> Iterator[Looked]:
     """Pictures opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
 
-    Several are glanced at first, all of them. Raises ValueError for a batch below 1, and what `open_picture` and
+    Several are glanced at first, all of them. Raises ValueError for a batch below 1, and what `open_image` and
     `model.preprocessor` raise, with the picture's number where there are several.
     """
     check_batch(batch)
@@ -107,15 +107,15 @@ def prepared(model: Model, pictures: list[Source], batch: int) -> Iterator[Looke
     check_batch(batch)
     prepare = model.preprocessor
     for at in range(0, len(pictures), batch):
-        sizes: dict[torch.Size, list[tuple[int, str, Prepared]]] = {}
+        sizes: dict[torch.Size, list[tuple[int, str, ImageBatch]]] = {}
         for number in range(at, min(at + batch, len(pictures))):
             with numbered(number, len(pictures)):
-                picture = open_picture(pictures[number])
+                picture = open_image(pictures[number])
                 made = prepare(picture)
-            sizes.setdefault(made.pixels.shape, []).append((number, picture.name, made))
+            sizes.setdefault(made.pixel_values.shape, []).append((number, picture.name, made))
         for group in sizes.values():
             numbers, names, each = zip(*group, strict=True)
-            pixels = torch.cat([one.pixels for one in each]).to(model.device)
+            pixels = torch.cat([one.pixel_values for one in each]).to(model.device)
             yield Looked(numbers, names, pixels, tuple(one.frames[0] for one in each))
 
 
@@ -134,7 +134,7 @@ def judge(
     return names, torch.stack(numbers)
 
 
-def _pixels(prepare: Preprocessor, size: tuple[int, int]) -> tuple[int, int]:
+def _pixels(prepare: ImageProcessor, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of what the model will get. A picture is refused where it cannot be prepared on its side either:
     whether it lies on its side, not every header says.
     """

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import Batch, checked_texts
+from regard.data.tokenizer import BatchEncoding, checked_texts
 from regard.models.dual_encoder import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
@@ -104,7 +104,7 @@ def check_batch(size: object) -> None:
 
 def batches(
     model: Model, texts: Texts, size: int, *, length: int | None, truncate: bool
-) -> Iterator[tuple[list[int], Batch]]:
+) -> Iterator[tuple[list[int], BatchEncoding]]:
     """Texts as batches of `size` on the model's device, alike in length, longest first: their numbers, and the batch.
 
     length: the most tokens of a text; longer ones are cut if `truncate`.
@@ -123,7 +123,9 @@ def batches(
         yield numbers, _batch(model, [texts[n] for n in numbers], numbers, length, truncate)
 
 
-def _batch(model: Model, texts: Sequence[Any], numbers: Sequence[int], length: int | None, truncate: bool) -> Batch:
+def _batch(
+    model: Model, texts: Sequence[Any], numbers: Sequence[int], length: int | None, truncate: bool
+) -> BatchEncoding:
     batch = model.tokenizer.batch(texts)
     counts: list[int] = batch.mask.sum(1).tolist()
     for number, count in zip(numbers, counts, strict=True):
@@ -133,10 +135,10 @@ def _batch(model: Model, texts: Sequence[Any], numbers: Sequence[int], length: i
             raise ValueError(f"{_too_long(f'text {number}', count, length)}: shorten it, or pass truncate=True")
     if length is not None and max(counts) > length:
         batch = model.tokenizer.batch(texts, length=length, truncate=True)
-    return Batch(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
+    return BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
 
 
-def one(model: Model, text: str, second: str | None = None, *, remedy: str = "shorten it") -> Batch:
+def one(model: Model, text: str, second: str | None = None, *, remedy: str = "shorten it") -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is longer than the model."""
     found = model.tokenizer.encode(text, second)
     most = positions(model)
@@ -145,11 +147,11 @@ def one(model: Model, text: str, second: str | None = None, *, remedy: str = "sh
     if most is not None and len(found.ids) > most:
         raise ValueError(f"{_too_long('the text', len(found.ids), most)}: {remedy}")
     ids, types = (torch.tensor([row], device=model.device) for row in (found.ids, found.types))
-    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), types)
+    return BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)
 
 
 @torch.no_grad()
-def result_of(model: Model, batch: Batch) -> Result:
+def result_of(model: Model, batch: BatchEncoding) -> Result:
     """What the model makes of a batch; segments are told to those that have them."""
     if isinstance(model, TextModel) and model.tower.embed.types is not None:
         return cast(Result, model(batch.ids, batch.mask, types=batch.types))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard import tables
-from regard.data.images import Source, are_several
-from regard.data.tokenizer import Batch
+from regard.data.images import Source, is_batch
+from regard.data.tokenizer import BatchEncoding
 from regard.layouts import Frame, Layout
 from regard.models.dual_encoder import DualModel
 from regard.models.image_text import Matcher
@@ -81,7 +81,7 @@ def features(
     for part in look_at(model, as_list(pictures), batch):
         found |= dict(zip(part.numbers, _of(model, tower, part, number), strict=True))
     several = [found[n] for n in range(len(found))]
-    return several if are_several(pictures) else several[0]
+    return several if is_batch(pictures) else several[0]
 
 
 def _layer(layer: int, depth: int) -> int:
@@ -219,7 +219,7 @@ def classify_by(
 
 # --------------------------------------------------------------------------------------------------------------- pieces
 
-Read = list[tuple[list[int], Batch]]
+Read = list[tuple[list[int], BatchEncoding]]
 """Texts as batches, with their numbers."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.data.images import Source
-from regard.data.tokenizer import Batch, Encoded
+from regard.data.tokenizer import BatchEncoding, Encoded
 from regard.models.dual_encoder import DualModel
 from regard.models.model import Model
 from regard.nn.heads import label_names
@@ -126,7 +126,7 @@ def answer(model: Model, question: str, context: str, *, longest: int = 30) -> A
     absent = 1.0
     for window in _windows(model, question, context):
         ids, types = (torch.tensor([row], device=model.device) for row in (window.ids, window.types))
-        logits = result_of(model, Batch(ids, torch.ones_like(ids, dtype=torch.bool), types)).logits
+        logits = result_of(model, BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)).logits
         assert logits is not None
         value, start, end, none = best_span(logits[0], window.first, len(window.spans), longest)
         absent = min(absent, none)

@@ -22,8 +22,8 @@ from regard.cli import look_image
 from regard.cli.look_image import plan_in_korean, print_patches, print_strongest, title_in_korean
 from regard.cli.look_text import Asked
 from regard.cli.terminal import Terminal
-from regard.data.image_processing import Plan
-from regard.data.image_steps import Crop, Exactly, Numbers, Pad, Resize, ShorterSide, Square, Within
+from regard.data.image_processing import ImageTransforms
+from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
 from regard.models.loading import load
 from regard.session.image_session import look_at_picture
 from regard.session.sentences import WARNING
@@ -187,17 +187,17 @@ def test_title_of_an_overlay_is_said_in_korean(english, korean):
 @pytest.mark.parametrize(
     ("plan", "korean"),
     [
-        (Plan((), Numbers(None, None, None), None), "0~255 그대로"),
+        (ImageTransforms((), Normalize(None, None, None), None), "0~255 그대로"),
         (
-            Plan((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Numbers(0.5, None, None), Pad(None)),
+            ImageTransforms((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Normalize(0.5, None, None), Pad(None)),
             "정사각형으로 채우기 (색 1, 2, 3), 5 × 7로 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
         ),
         (
-            Plan((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Numbers(1 / 255, None, None), Pad((13, 17))),
+            ImageTransforms((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Normalize(1 / 255, None, None), Pad((13, 17))),
             "(긴 변은 최대 11) 짧은 변을 5로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, 13 × 17까지 0으로 채우기",
         ),
         (
-            Plan((Resize(Within(5, 7), 1),), Numbers(None, (0, 0, 0), (1, 1, 1)), None),
+            ImageTransforms((Resize(Within(5, 7), 1),), Normalize(None, (0, 0, 0), (1, 1, 1)), None),
             "5 × 7 안에 들어가게 크기 조정 (Lanczos), 정규화",
         ),
     ],
@@ -211,7 +211,9 @@ def test_preparation_is_said_in_korean(plan, korean):
     [(1, "1로"), (2, "2로"), (13, "13으로"), (224, "224로"), (256, "256으로"), (30, "30으로"), (37, "37로")],
 )
 def test_particle_is_that_of_the_number(side, said):
-    plan = Plan((Resize(ShorterSide(side), 0), Resize(Exactly(5, side), 0)), Numbers(None, None, None), None)
+    plan = ImageTransforms(
+        (Resize(ShorterSide(side), 0), Resize(Exactly(5, side), 0)), Normalize(None, None, None), None
+    )
     assert plan_in_korean(plan).startswith(f"짧은 변을 {said} 크기 조정 (nearest), 5 × {said} 크기 조정")
 
 

@@ -647,7 +647,7 @@ def png(width: int, height: int) -> bytes:
     ],
     ids=["nothing", "text", "page", "drawing", "cut off", "large", "bomb"],
 )
-def test_body_that_is_no_picture_fails_in_its_job_in_the_words_of_open_picture(there, body, words):
+def test_body_that_is_no_picture_fails_in_its_job_in_the_words_of_open_image(there, body, words):
     line = wait(there, there.ask(f"{LOOK}?name=x.jpg&model=1", "POST", body, "image/jpeg").json()["job"])
     assert (line["state"], line["session"]) == ("failed", None)
     assert re.search(words, line["error"])
@@ -687,13 +687,13 @@ def test_model_of_texts_refuses_a_picture_before_its_bytes_are_sent(there):
 
 def test_picture_is_decoded_in_its_job_and_not_while_others_are(there, monkeypatch):
     decoded: list[str] = []
-    real = jobs.open_picture
+    real = jobs.open_image
 
     def noted(data: bytes) -> Any:
         decoded.append(threading.current_thread().name)
         return real(data)
 
-    monkeypatch.setattr(jobs, "open_picture", noted)
+    monkeypatch.setattr(jobs, "open_image", noted)
     out = io.BytesIO()
     Image.new("RGB", (7, 5)).save(out, "PNG")
     names = [there.ask(f"{LOOK}?model=1", "POST", out.getvalue(), "image/png").json()["job"] for _ in range(3)]
@@ -710,7 +710,7 @@ def test_pictures_that_wait_are_bounded_together(there, monkeypatch):
         free.wait(120)
         raise ValueError("no picture")
 
-    monkeypatch.setattr(jobs, "open_picture", hold)
+    monkeypatch.setattr(jobs, "open_image", hold)
     monkeypatch.setattr(jobs, "MOST_BYTES", 1000)
     names = [there.ask(f"{LOOK}?model=1", "POST", bytes(400), "image/png").json()["job"] for _ in range(2)]
     answer = there.ask(f"{LOOK}?model=1", "POST", bytes(400), "image/png")

@@ -21,8 +21,9 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.data.image_processing import Preprocessor
-from regard.data.images import glance, open_picture
+from regard.data.image_processing import ImageProcessor
+from regard.data.images import open_image as open_picture
+from regard.data.images import peek_image
 from regard.data.tokenizer import Tokenizer
 from regard.explorer.export_data import carried
 from regard.session.image_session import look_at_picture
@@ -163,12 +164,12 @@ def open_image(path: Path) -> Numbers:
     """Glanced at, opened, and made pixels of."""
     with quiet():
         numbers: Numbers = []
-        attempt(numbers, lambda: glance(path)[1])
+        attempt(numbers, lambda: peek_image(path)[1])
         attempt(numbers, lambda: open_picture(path).size)  # refused where there are several frames
         opened = open_picture(path, frame=0)
         numbers.append(np.asarray(opened.image))
-        attempt(numbers, lambda: Preprocessor.of("CLIP")(opened).pixels)
-        attempt(numbers, lambda: Preprocessor.of("Llava", {"do_pad": True})(opened).pixels)
+        attempt(numbers, lambda: ImageProcessor.of("CLIP")(opened).pixel_values)
+        attempt(numbers, lambda: ImageProcessor.of("Llava", {"do_pad": True})(opened).pixel_values)
         return numbers
 
 

@@ -44,14 +44,14 @@ def begun(start: int, written: Any) -> Tensor:
 def caption(directory: Path) -> Made:
     model = load(blip(directory, "ForConditionalGeneration"))
     seen, written = watched(model, lambda: model.caption(picture(1), new_tokens=NEW))
-    ids, pixels = begun(model.start, written), model.preprocessor([picture(1)]).pixels
+    ids, pixels = begun(model.start, written), model.preprocessor([picture(1)]).pixel_values
     return seen, watched(model, lambda: model(ids, pixels=pixels))[0], "decoder."
 
 
 def answer(directory: Path) -> Made:
     model = load(blip(directory, "ForQuestionAnswering"))
     seen, written = watched(model, lambda: model.answer(picture(), "a cat sat", new_tokens=NEW))
-    ids, pixels = model.tokenizer.batch(["a cat sat"]).ids, model.preprocessor([picture()]).pixels
+    ids, pixels = model.tokenizer.batch(["a cat sat"]).ids, model.preprocessor([picture()]).pixel_values
     target = begun(model.start, written)
     return seen, watched(model, lambda: model(ids, pixels=pixels, target=target))[0], "decoder."
 
@@ -59,7 +59,7 @@ def answer(directory: Path) -> Made:
 def looks(directory: Path) -> Made:
     model, prompt = load(idefics(directory)), "the cat <image> sat"
     seen, written = watched(model, lambda: model.generate(prompt, pictures=picture(), new_tokens=NEW))
-    pixels = model.preprocessor([picture()]).pixels
+    pixels = model.preprocessor([picture()]).pixel_values
     first = without_special(model, [spoken(model, prompt, pixels)])[0]
     ids = torch.cat([first, begun(0, written)[:, 1:]], 1)
     return seen, watched(model, lambda: model(ids, pixels=pixels[None]))[0], "looks."

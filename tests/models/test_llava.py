@@ -17,7 +17,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, widened
 
 import regard
-from regard.data.images import open_picture
+from regard.data.images import open_image
 from regard.generation.loop import generate
 from regard.layouts import Frame, Layout
 from regard.models.config import Config
@@ -666,14 +666,14 @@ def test_questions_about_photographs_are_read_as_the_processor_reads_them(config
     model = twin.ours(torch.float32)
     for question, names in QUESTIONS.items():
         files = [data / "sample_photos" / name for name in names]
-        photos = [open_picture(file).image for file in files]
+        photos = [open_image(file).image for file in files]
         theirs = made(text=question, images=photos or None, return_tensors="pt")
         seen = model.preprocessor(files) if files else None
-        ids = model.tokenizer.batch([model.expand(question, None if seen is None else seen.pixels)]).ids
+        ids = model.tokenizer.batch([model.expand(question, None if seen is None else seen.pixel_values)]).ids
         assert torch.equal(ids, theirs["input_ids"])
         if seen is not None:
-            assert torch.equal(seen.pixels, theirs["pixel_values"])
-            assert model(ids, pixels=seen.pixels).logits.shape == (1, ids.shape[1], 364)
+            assert torch.equal(seen.pixel_values, theirs["pixel_values"])
+            assert model(ids, pixels=seen.pixel_values).logits.shape == (1, ids.shape[1], 364)
 
 
 def test_the_placeholder_may_be_called_image_token_id(model, tmp_path):

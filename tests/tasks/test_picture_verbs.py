@@ -24,8 +24,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from twins import widened
 
 import regard
-from regard.data.image_processing import Preprocessor
-from regard.data.images import open_picture
+from regard.data.image_processing import ImageProcessor
+from regard.data.images import open_image
 from regard.generation.text import Written
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
@@ -108,7 +108,7 @@ def test_a_picture_may_come_as_a_path_bytes_an_image_an_array_or_opened(twin, tm
     _, model = twin(vit)
     path = tmp_path / "photo.png"
     IMAGES[0].save(path)
-    given = [str(path), path, path.read_bytes(), IMAGES[0], PICTURES[0], open_picture(path)]
+    given = [str(path), path, path.read_bytes(), IMAGES[0], PICTURES[0], open_image(path)]
     found = [model.classify(one) for one in given]
     assert all(torch.equal(one.probabilities, found[0].probabilities) for one in found)
     assert [one.texts for one in found] == [
@@ -125,7 +125,7 @@ def test_pictures_may_come_one_after_another(twin, tmp_path) -> None:
     assert seeing.classify(path for path in every).texts == ("a.png", "b.png")
     assert [one.name for one in seeing.features(iter(every))] == ["a.png", "b.png"]
     assert len(captioning.caption(iter(every[:1]), new_tokens=2)) == 1
-    assert seeing.preprocessor(iter(every)).pixels.shape == (2, 3, 30, 30)
+    assert seeing.preprocessor(iter(every)).pixel_values.shape == (2, 3, 30, 30)
     written = twin(llava)[1].generate(["<image>"] * 2, pictures=(path for path in every), new_tokens=2)
     assert len(written) == 2
     with every[0].open("rb") as file:  # which gives lines one after another, and is one picture
@@ -296,7 +296,7 @@ def test_a_picture_is_looked_at_once_for_all_texts_that_are_judged(twin) -> None
 
 def test_texts_are_judged_beside_one_picture(twin) -> None:
     _, model = twin(blip, "ForImageTextRetrieval")
-    seen = model.look(model.preprocessor(PICTURES[:2]).pixels)
+    seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
     ids = model.tokenizer.batch(TEXTS).ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
     with pytest.raises(ValueError, match=r"seen.*picture.*1.*\(2, 26, 20\)"):
@@ -418,7 +418,7 @@ def test_stages_of_a_swin_have_larger_patches_and_no_cls(twin) -> None:
 def test_towers_beside_a_text_have_features_too(twin, make, arguments) -> None:
     _, model = twin(make, *arguments)
     with torch.no_grad():
-        pixels = model.preprocessor(PICTURES[0]).pixels.double()
+        pixels = model.preprocessor(PICTURES[0]).pixel_values.double()
         hidden, layers = model.vision(pixels, every_layer=True)
     one = model.features(PICTURES[0])
     assert torch.equal(one.vectors, hidden[0])
@@ -848,7 +848,7 @@ def test_questions_that_are_too_long_are_told_before_the_first_is_answered(twin,
 
 def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at(twin, monkeypatch) -> None:
     model = load(twin(clip)[0])
-    model.preprocessor = Preprocessor.of("CLIP", {"size": 700, "crop_size": 30})
+    model.preprocessor = ImageProcessor.of("CLIP", {"size": 700, "crop_size": 30})
     read_nothing(model, monkeypatch)
     with pytest.raises(ValueError, match=r"picture.*2.*1.*16,777,216"):
         model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
@@ -911,18 +911,18 @@ def test_a_checkpoint_that_does_not_say_how_pictures_are_prepared_can_be_told(tw
     complete.save(bare)
     (bare / "preprocessor_config.json").unlink()
     model = load(bare)
-    message = r"preprocessor_config\.json.*processor_config\.json.*model\.preprocessor.*Preprocessor\.of\(.ViT"
+    message = r"preprocessor_config\.json.*processor_config\.json.*model\.preprocessor.*ImageProcessor\.of\(.ViT"
     for ask in (lambda: model.classify(PICTURES[0]), lambda: model.features(PICTURES)):
         with pytest.raises(FileNotFoundError, match=message):
             ask()
-    model.preprocessor = Preprocessor.of("ViT", {"size": {"height": 30, "width": 30}})
+    model.preprocessor = ImageProcessor.of("ViT", {"size": {"height": 30, "width": 30}})
     close(model.classify(PICTURES[0]).probabilities, shown)
     model.save(tmp_path / "whole")
     close(load(tmp_path / "whole").classify(PICTURES[0]).probabilities, shown)
     theirs = ViTImageProcessorPil.from_pretrained(tmp_path / "whole")(images=IMAGES, return_tensors="pt")[
         "pixel_values"
     ]
-    assert torch.equal(theirs, model.preprocessor(PICTURES).pixels)
+    assert torch.equal(theirs, model.preprocessor(PICTURES).pixel_values)
 
 
 def test_a_model_that_was_not_loaded_says_so() -> None:
@@ -945,10 +945,10 @@ def test_a_preprocessor_that_was_set_is_saved_instead_of_the_old_one(nested, tmp
         (folder / "processor_config.json").write_text(json.dumps(values))
     model = load(folder)
     before = (folder / ("processor_config.json" if nested else file.name)).read_bytes()
-    assert model.preprocessor(PICTURES[0]).pixels.shape == (1, 3, 30, 30)
+    assert model.preprocessor(PICTURES[0]).pixel_values.shape == (1, 3, 30, 30)
     model.save(tmp_path / "same")  # what was opened and is as the file says stays the file
     assert (tmp_path / "same" / ("processor_config.json" if nested else file.name)).read_bytes() == before
-    model.preprocessor = Preprocessor.of("ViT", {"size": {"height": 36, "width": 42}})
+    model.preprocessor = ImageProcessor.of("ViT", {"size": {"height": 36, "width": 42}})
     model.save(tmp_path / "other")
     again = load(tmp_path / "other")
     assert again.preprocessor == model.preprocessor
@@ -1004,7 +1004,7 @@ def jpeg() -> bytes:
 BAD = {
     "truncated": (jpeg()[:700], r"cannot be decoded, it is broken or cut off: "),
     "decompression bomb": (bomb(), r"is 60000 high and 60000 wide, and at most 60,000,000 pixels|too many pixels"),
-    "animation": (animation(), r"has 2 frames: name one, open_picture\(…, frame=0\) to frame=1"),
+    "animation": (animation(), r"has 2 frames: name one, open_image\(…, frame=0\) to frame=1"),
     "text": (b"This is no picture.\n", r"is text, not a picture. What can be opened: JPEG, PNG"),
     "empty": (b"", "is empty: it has 0 bytes"),
 }
@@ -1062,7 +1062,7 @@ def test_tiny_and_long_pictures_are_answered_or_refused(twin, height, width) -> 
 
 def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> None:
     model = load(twin(clip)[0])
-    model.preprocessor = Preprocessor.of(
+    model.preprocessor = ImageProcessor.of(
         "CLIP", {"size": {"shortest_edge": 700}, "crop_size": {"height": 30, "width": 30}}
     )
     with pytest.raises(ValueError, match=r"700.*1400000.*1.*16,777,216"):
@@ -1072,7 +1072,7 @@ def test_a_picture_that_would_be_enlarged_beyond_all_bounds_is_refused(twin) -> 
 def test_a_picture_smaller_than_a_patch_is_refused(tmp_path) -> None:
     for make, arguments in ((vit, ()), (blip, ("ForConditionalGeneration",))):
         model = load(make(tmp_path / make.__name__, *arguments))
-        model.preprocessor = Preprocessor.of("ViT", {"do_resize": False})
+        model.preprocessor = ImageProcessor.of("ViT", {"do_resize": False})
         with pytest.raises(ValueError, match=r"5.*7.*6"):
             model.features(np.zeros((5, 7, 3), np.uint8))
 
@@ -1090,7 +1090,7 @@ def test_missing_pillow_is_named_with_the_command_that_installs_it(twin, monkeyp
 def test_photographs_of_every_kind_are_classified_as_transformers_classifies_them(twin, data) -> None:
     folder, model = twin(vit)
     files = [data / "sample_photos" / name for name in ("rocket.jpg", "coins.png", "chelsea.png", "horse.png")]
-    pixels = their_pixels(ViTImageProcessorPil, folder, [open_picture(file).image for file in files])
+    pixels = their_pixels(ViTImageProcessorPil, folder, [open_image(file).image for file in files])
     logits = their(theirs_of("ViTForImageClassification", folder), pixel_values=pixels).logits
     found = model.classify(files)
     close(found.probabilities, logits.softmax(-1))

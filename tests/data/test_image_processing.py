@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from seeing_twins import picture
 from torch import Tensor
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
@@ -20,9 +21,9 @@ from transformers.models.idefics.image_processing_pil_idefics import IdeficsImag
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from regard.data.image_processing import KINDS, MODELS, Preprocessor
+from regard.data.image_processing import KINDS, MODELS, ImageProcessor, known_values
 from regard.data.image_steps import MOST_MADE, ShorterSide
-from regard.data.images import open_picture
+from regard.data.images import open_image
 from regard.layouts import Frame
 
 THEIRS = {
@@ -47,7 +48,7 @@ def theirs(kind: str, options: dict, images: list[Image.Image]) -> Tensor:
 
 def check_equal(kind: str, options: dict, *arrays: np.ndarray) -> None:
     """The same bits as theirs for pictures (H, W, 3)."""
-    ours = Preprocessor.of(kind, options)(list(arrays)).pixels
+    ours = ImageProcessor.of(kind, options)(list(arrays)).pixel_values
     expected = theirs(kind, options, [Image.fromarray(array) for array in arrays])
     assert ours.dtype == torch.float32
     assert ours.shape == expected.shape
@@ -78,9 +79,9 @@ def test_every_kind_is_compared():
 def test_pixels_of_photographs_are_those_of_transformers(kind, data):
     """Colour, grey, portrait, landscape, and smaller than the crop."""
     for name in ("rocket.jpg", "coins.png", "flower.jpg", "horse.png", "page.png"):
-        picture = open_picture(data / "sample_photos" / name)
-        ours = Preprocessor.of(kind)(picture)
-        assert torch.equal(ours.pixels, theirs(kind, {}, [picture.image])), name
+        picture = open_image(data / "sample_photos" / name)
+        ours = ImageProcessor.of(kind)(picture)
+        assert torch.equal(ours.pixel_values, theirs(kind, {}, [picture.image])), name
         assert ours.frames[0].picture == picture.size
 
 
@@ -96,8 +97,8 @@ def test_pixels_of_a_photograph_in_any_mode_are_those_of_the_opened_picture(mode
         if mode == "I;16"
         else image.convert(mode)
     )
-    rgb = open_picture(image).image
-    assert torch.equal(Preprocessor.of("CLIP")(image).pixels, theirs("CLIP", {}, [rgb]))
+    rgb = open_image(image).image
+    assert torch.equal(ImageProcessor.of("CLIP")(image).pixel_values, theirs("CLIP", {}, [rgb]))
     assert rgb.convert("L").getextrema() > (0, 128)
 
 
@@ -110,10 +111,10 @@ def test_pixels_of_odd_and_tiny_pictures_are_those_of_transformers(kind, shape):
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_is_each_picture_alone(kind):
     arrays = [noise(31, 29, 3), noise(31, 53, 3), noise(97, 11, 3)]
-    preprocessor = Preprocessor.of(kind)
+    preprocessor = ImageProcessor.of(kind)
     together = preprocessor(arrays)
     alone = [preprocessor(array) for array in arrays]
-    assert torch.equal(together.pixels, torch.cat([one.pixels for one in alone]))
+    assert torch.equal(together.pixel_values, torch.cat([one.pixel_values for one in alone]))
     assert together.frames == tuple(one.frames[0] for one in alone)
 
 
@@ -167,8 +168,8 @@ def test_idefics_takes_its_older_name_for_the_size_first():
 def test_llava_pads_to_a_square_before_it_resizes(shape):
     options = {"do_pad": True, "size": {"shortest_edge": 29}, "crop_size": 29, "image_mean": [0.1, 0.5, 0.9]}
     check_equal("Llava", options, noise(*shape, 3))
-    made = Preprocessor.of("Llava", options | {"do_normalize": False, "do_rescale": False, "resample": 0})
-    corner = made(noise(*shape, 3)).pixels[0, :, 0, 0].tolist()
+    made = ImageProcessor.of("Llava", options | {"do_normalize": False, "do_rescale": False, "resample": 0})
+    corner = made(noise(*shape, 3)).pixel_values[0, :, 0, 0].tolist()
     assert (corner == [25, 127, 229]) == (shape != (31, 31))
 
 
@@ -176,8 +177,8 @@ def test_pictures_of_several_sizes_are_padded_to_the_largest():
     options = {"do_resize": False, "do_pad": True}
     arrays = [noise(31, 29, 3), noise(11, 53, 3)]
     check_equal("ViT", options, *arrays)
-    prepared = Preprocessor.of("ViT", options)(arrays)
-    assert prepared.pixels.shape == (2, 3, 31, 53)
+    prepared = ImageProcessor.of("ViT", options)(arrays)
+    assert prepared.pixel_values.shape == (2, 3, 31, 53)
     assert [frame.pixels for frame in prepared.frames] == [(31, 53), (31, 53)]
     assert [frame.corner for frame in prepared.frames] == [(0.0, 0.0), (0.0, 0.0)]
 
@@ -207,7 +208,7 @@ OPTIONS = st.fixed_dictionaries(
 def test_any_options_and_any_size_are_theirs(kind, options, height, width):
     """A side may round to nothing: then both refuse."""
     picture = noise(height, width, 3)
-    refused = refuses(lambda: Preprocessor.of(kind, options)(picture))
+    refused = refuses(lambda: ImageProcessor.of(kind, options)(picture))
     assert refused == refuses(lambda: theirs(kind, options, [Image.fromarray(picture)]))
     if not refused:
         check_equal(kind, options, picture)
@@ -242,14 +243,14 @@ def test_block_of_light_lands_where_its_frame_says(way, height, width):
     The block is lighter than what is around it by less than a filter needs to pass 0 or 255, and near the middle, so
     that no crop cuts it.
     """
-    preprocessor = Preprocessor.of(WAYS[way][0], WAYS[way][1] | {"do_normalize": False})
+    preprocessor = ImageProcessor.of(WAYS[way][0], WAYS[way][1] | {"do_normalize": False})
     for top, left in ((height // 2 - 9, width // 2 - 13), (height // 2 + 3, width // 2 + 5)):
         dark, light = np.full((2, height, width, 3), 60, np.uint8)
         light[top : top + 7, left : left + 7] = 200
         before, prepared = preprocessor(dark), preprocessor(light)
         expected = prepared.frames[0].pixel(top + 3.5, left + 3.5)
-        assert middle_of_light(prepared.pixels - before.pixels) == pytest.approx(expected, abs=0.05)
-        assert prepared.frames[0].pixels == tuple(prepared.pixels.shape[2:])
+        assert middle_of_light(prepared.pixel_values - before.pixel_values) == pytest.approx(expected, abs=0.05)
+        assert prepared.frames[0].pixels == tuple(prepared.pixel_values.shape[2:])
         assert prepared.frames[0].picture == (height, width)
 
 
@@ -258,14 +259,14 @@ def test_every_pixel_of_an_exact_resize_shows_the_box_its_frame_names():
     picture = noise(10, 17, 3).repeat(3, 0).repeat(2, 1)
     size, crop = {"height": 10, "width": 17}, {"height": 13, "width": 11}
     options = {"size": size, "resample": 4, "do_center_crop": True, "crop_size": crop}
-    prepared = Preprocessor.of("ViT", options | {"do_rescale": False, "do_normalize": False})(picture)
+    prepared = ImageProcessor.of("ViT", options | {"do_rescale": False, "do_normalize": False})(picture)
     rows, columns = np.mgrid[0:13, 0:11]
     boxes = prepared.frames[0].boxes(np.stack([rows, columns, rows + 1, columns + 1], -1))
     for row, column in np.ndindex(13, 11):
         top, left, bottom, right = boxes[row, column].tolist()
         assert (bottom - top, right - left) == (3, 2)
         seen = picture[int(top) : int(bottom), int(left) : int(right)] if 0 <= top < 30 else np.zeros((3, 2, 3))
-        assert np.array_equal(seen, np.broadcast_to(prepared.pixels[0, :, row, column].numpy(), (3, 2, 3)))
+        assert np.array_equal(seen, np.broadcast_to(prepared.pixel_values[0, :, row, column].numpy(), (3, 2, 3)))
 
 
 def test_frame_of_a_turned_photograph_is_of_the_upright_one():
@@ -273,7 +274,7 @@ def test_frame_of_a_turned_photograph_is_of_the_upright_one():
     exif[0x0112] = 6
     file = io.BytesIO()
     Image.fromarray(noise(31, 43, 3)).save(file, "PNG", exif=exif)
-    assert Preprocessor.of("ViT")(file.getvalue()).frames == (Frame.whole(43, 31).resized(224, 224),)
+    assert ImageProcessor.of("ViT")(file.getvalue()).frames == (Frame.whole(43, 31).resized(224, 224),)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -292,14 +293,14 @@ def test_frame_of_a_turned_photograph_is_of_the_upright_one():
 )
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
 def test_file_names_its_kind_in_old_and_new_ways(name, kind, key, tmp_path):
-    preprocessor = Preprocessor.open(stored(tmp_path, {key: name, "processor_class": "SomeProcessor"}))
-    assert preprocessor == Preprocessor.of(kind)
+    preprocessor = ImageProcessor.open(stored(tmp_path, {key: name, "processor_class": "SomeProcessor"}))
+    assert preprocessor == ImageProcessor.of(kind)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_file_without_a_kind_takes_that_of_the_model(model, tmp_path):
     stored(tmp_path, {"model_type": model}, "config.json")
-    assert Preprocessor.open(str(stored(tmp_path, {}))) == Preprocessor.of(MODELS[model])
+    assert ImageProcessor.open(str(stored(tmp_path, {}))) == ImageProcessor.of(MODELS[model])
 
 
 def test_kinds_of_models_are_those_that_transformers_takes():
@@ -313,9 +314,9 @@ def test_kinds_of_models_are_those_that_transformers_takes():
 def test_newer_file_with_the_values_inside_goes_first(tmp_path):
     stored(tmp_path, {"image_processor_type": "ViTImageProcessor"})
     nested = {"image_processor": {"image_processor_type": "BlipImageProcessor"}, "processor_class": "BlipProcessor"}
-    assert Preprocessor.open(stored(tmp_path, nested, "processor_config.json")) == Preprocessor.of("Blip")
+    assert ImageProcessor.open(stored(tmp_path, nested, "processor_config.json")) == ImageProcessor.of("Blip")
     stored(tmp_path, {"processor_class": "LlavaProcessor", "patch_size": 14}, "processor_config.json")
-    assert Preprocessor.open(tmp_path) == Preprocessor.of("ViT")
+    assert ImageProcessor.open(tmp_path) == ImageProcessor.of("ViT")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -323,28 +324,28 @@ def test_file_that_transformers_saves_is_understood(kind, tmp_path):
     options = {"size": {"height": 31, "width": 29}, "resample": 1, "image_mean": [0.1, 0.2, 0.3]}
     THEIRS[kind](**options).save_pretrained(tmp_path)
     values = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    preprocessor = Preprocessor.open(tmp_path)
+    preprocessor = ImageProcessor.open(tmp_path)
     assert preprocessor.values == values
     assert preprocessor.kind == kind
     image = Image.fromarray(noise(41, 53, 3))
-    assert torch.equal(preprocessor(image).pixels, theirs(kind, values, [image]))
+    assert torch.equal(preprocessor(image).pixel_values, theirs(kind, values, [image]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_written_again_mean_the_same_here_and_there(kind, tmp_path):
-    preprocessor = Preprocessor.of(kind, {"size": 31, "resample": 1})
-    assert Preprocessor.open(stored(tmp_path, preprocessor.values)) == preprocessor
+    preprocessor = ImageProcessor.of(kind, {"size": 31, "resample": 1})
+    assert ImageProcessor.open(stored(tmp_path, preprocessor.values)) == preprocessor
     image = Image.fromarray(noise(41, 53, 3))
-    assert torch.equal(preprocessor(image).pixels, theirs(kind, preprocessor.values, [image]))
+    assert torch.equal(preprocessor(image).pixel_values, theirs(kind, preprocessor.values, [image]))
 
 
 def test_values_are_a_copy():
     size = {"height": 31, "width": 29}
-    preprocessor = Preprocessor.of("ViT", {"size": size})
+    preprocessor = ImageProcessor.of("ViT", {"size": size})
     size["height"] = 7
     assert preprocessor.values["size"] == {"height": 31, "width": 29}
     preprocessor.values["image_mean"][0] = 9.0
-    assert Preprocessor.of("ViT").values["image_mean"] == [0.5, 0.5, 0.5]
+    assert ImageProcessor.of("ViT").values["image_mean"] == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -382,14 +383,14 @@ def test_values_are_a_copy():
     ],
 )
 def test_preprocessor_says_its_steps_in_words(kind, options, said):
-    assert repr(Preprocessor.of(kind, options)) == f"Preprocessor({said})"
+    assert repr(ImageProcessor.of(kind, options)) == f"ImageProcessor({said})"
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
 def test_pictures_that_become_different_sizes_are_refused():
-    preprocessor = Preprocessor.of("Bit", {"do_center_crop": False, "size": {"shortest_edge": 11}})
+    preprocessor = ImageProcessor.of("Bit", {"do_center_crop": False, "size": {"shortest_edge": 11}})
     said = r"\(11 × 22, 11 × 11\).*do_center_crop.*size"
     with pytest.raises(ValueError, match=said):
         preprocessor([noise(3, 6, 3), noise(5, 5, 3)])
@@ -397,47 +398,47 @@ def test_pictures_that_become_different_sizes_are_refused():
 
 def test_no_picture_is_refused():
     with pytest.raises(ValueError, match="list"):
-        Preprocessor.of("ViT")([])
+        ImageProcessor.of("ViT")([])
 
 
 def test_long_and_narrow_picture_that_would_be_enlarged_beyond_bounds_is_refused():
-    said = rf"picture.*20000.*10.*224.*448000.*224.*1.*{MOST_MADE:,}"
+    said = rf"image.*20000.*10.*224.*448000.*224.*1.*{MOST_MADE:,}"
     with pytest.raises(ValueError, match=said):
-        Preprocessor.of("CLIP")(noise(20000, 10))
-    assert Preprocessor.of("ViT")(noise(20000, 10)).pixels.shape == (1, 3, 224, 224)
+        ImageProcessor.of("CLIP")(noise(20000, 10))
+    assert ImageProcessor.of("ViT")(noise(20000, 10)).pixel_values.shape == (1, 3, 224, 224)
 
 
 def test_picture_that_would_have_no_pixels_left_is_refused():
-    preprocessor = Preprocessor.of("CLIP", {"size": {"shortest_edge": 7, "longest_edge": 9}})
+    preprocessor = ImageProcessor.of("CLIP", {"size": {"shortest_edge": 7, "longest_edge": 9}})
     with pytest.raises(ValueError, match=r"0.*9.*1.*16,777,216"):
         preprocessor(noise(1, 1000))
 
 
 def test_picture_too_long_for_a_square_is_refused():
-    said = r"picture.*20000.*10.*60,000,000"
+    said = r"image.*20000.*10.*60,000,000"
     with pytest.raises(ValueError, match=said):
-        Preprocessor.of("Llava", {"do_pad": True})(noise(20000, 10))
+        ImageProcessor.of("Llava", {"do_pad": True})(noise(20000, 10))
 
 
 def test_padding_to_less_than_the_pictures_is_refused():
     said = r"31.*29.*37.*23.*pad_size"
     with pytest.raises(ValueError, match=said):
-        Preprocessor.of("ViT", {"size": [31, 29], "do_pad": True, "pad_size": [37, 23]})(noise(3, 5))
+        ImageProcessor.of("ViT", {"size": [31, 29], "do_pad": True, "pad_size": [37, 23]})(noise(3, 5))
 
 
 def test_folder_without_a_file_is_refused(tmp_path):
     said = rf"{re.escape(str(tmp_path))}.*preprocessor_config\.json.*processor_config\.json.*image_processor"
     with pytest.raises(FileNotFoundError, match=said):
-        Preprocessor.open(tmp_path)
+        ImageProcessor.open(tmp_path)
 
 
 def test_kind_that_is_not_known_is_refused(tmp_path):
     stored(tmp_path, {"image_processor_type": "DonutImageProcessor"})
     said = r"preprocessor_config.json.*DonutImageProcessor.*ViTImageProcessor"
     with pytest.raises(ValueError, match=said):
-        Preprocessor.open(tmp_path)
+        ImageProcessor.open(tmp_path)
     with pytest.raises(ValueError, match=r"'vit'.*ViT.*DeiT.*Bit.*CLIP.*Blip"):
-        Preprocessor.of("vit")
+        ImageProcessor.of("vit")
 
 
 @pytest.mark.parametrize("config", [None, {}, {"model_type": "bert"}, {"model_type": ["vit"]}])
@@ -445,23 +446,23 @@ def test_file_that_leaves_its_kind_open_is_refused(config, tmp_path):
     if config is not None:
         stored(tmp_path, config, "config.json")
     with pytest.raises(ValueError, match=r"image_processor_type.*config\.json.*model_type"):
-        Preprocessor.open(stored(tmp_path, {"size": 224}))
+        ImageProcessor.open(stored(tmp_path, {"size": 224}))
 
 
 def test_nested_values_that_are_no_object_are_refused(tmp_path):
     stored(tmp_path, {"image_processor": 3}, "processor_config.json")
     with pytest.raises(ValueError, match=r"processor_config\.json.*image_processor.*3"):
-        Preprocessor.open(tmp_path)
+        ImageProcessor.open(tmp_path)
 
 
 def test_key_that_is_not_known_is_refused_unless_it_is_to_be_ignored(tmp_path):
     stored(tmp_path, {"image_processor_type": "ViTImageProcessor", "do_flip": True, "nothing": None})
     said = r"ViT's.*do_flip.*True"
     with pytest.raises(ValueError, match=said):
-        Preprocessor.open(tmp_path)
-    assert Preprocessor.open(tmp_path, ignore=["do_flip"]) == Preprocessor.of("ViT")
+        ImageProcessor.open(tmp_path)
+    assert ImageProcessor.open(tmp_path, ignore=["do_flip"]) == ImageProcessor.of("ViT")
     with pytest.raises(ValueError, match=r"image_size.*224"):  # Idefics' word alone
-        Preprocessor.of("ViT", {"image_size": 224})
+        ImageProcessor.of("ViT", {"image_size": 224})
 
 
 @pytest.mark.parametrize(
@@ -500,21 +501,50 @@ def test_key_that_is_not_known_is_refused_unless_it_is_to_be_ignored(tmp_path):
 )
 def test_value_that_is_none_is_refused(kind, options, said):
     with pytest.raises(ValueError, match=said):
-        Preprocessor.of(kind, options)
+        ImageProcessor.of(kind, options)
 
 
 def test_bad_picture_in_a_batch_is_refused_by_name(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_text("words")
-    with pytest.raises(ValueError, match=r"picture.*1.*photo\.jpg"):
-        Preprocessor.of("ViT")([noise(3, 5), path])
-    with pytest.raises(ValueError, match=r"picture.*1"):
-        Preprocessor.of("CLIP", {"size": 700})([noise(3, 5), np.zeros((1, 2000), np.uint8)])
+    with pytest.raises(ValueError, match=r"image.*1.*photo\.jpg"):
+        ImageProcessor.of("ViT")([noise(3, 5), path])
+    with pytest.raises(ValueError, match=r"image.*1"):
+        ImageProcessor.of("CLIP", {"size": 700})([noise(3, 5), np.zeros((1, 2000), np.uint8)])
     with pytest.raises(ValueError, match=r"photo\.jpg") as alone:
-        Preprocessor.of("ViT")([path])
-    assert not str(alone.value).startswith("picture")
+        ImageProcessor.of("ViT")([path])
+    assert not str(alone.value).startswith("image")
 
 
 def test_shape_of_a_picture_whose_shorter_side_fits_already_is_left_alone():
     """As theirs: at most 31 long, the shorter side would be 9.7, which rounds to the 10 that it is."""
     assert ShorterSide(10, longest=31).of(10, 32) == (10, 32)
+
+
+# ------------------------------------------------------------------------------------- keys that are not read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_size_divisor_changes_nothing(kind):
+    assert ImageProcessor.of(kind, {"size_divisor": 32}) == ImageProcessor.of(kind)
+
+
+def test_pixels_of_a_published_blip_are_those_of_transformers(tmp_path):
+    """Salesforce's files say do_pad and size_divisor, and are neither padded nor divided."""
+    values = {
+        "do_normalize": True, "do_pad": True, "do_rescale": True, "do_resize": True, "resample": 3, "size_divisor": 32,
+        "image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor", "rescale_factor": 1 / 255,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "size": {"height": 29, "width": 31},
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    theirs = BlipImageProcessorPil.from_pretrained(tmp_path)(picture(), return_tensors="pt")["pixel_values"]
+    ours = ImageProcessor.open(tmp_path)(picture()).pixel_values
+    assert ours.shape == (1, 3, 29, 31)
+    assert torch.equal(ours, theirs)
+
+
+def test_only_keys_that_nobody_knows_are_left_out():
+    values = {"size": 30, "do_thumbnail": True, "size_divisor": 32, "resample": 3, "crop_size": 7, "odd": None}
+    assert known_values("ViT", values) == {key: value for key, value in values.items() if key != "do_thumbnail"}
+    assert values["do_thumbnail"] is True

@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regard.data.sentencepiece_file import Piece, SentencePieceFile, normalise
-from regard.data.tokenizer import Batch, SpecialIds, Tokenizer
+from regard.data.tokenizer import BatchEncoding, SpecialIds, Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="compares with transformers: pip install 'regard[dev]'")
 transformers.logging.set_verbosity_error()
@@ -76,6 +75,13 @@ def train(algorithm, lines=CORPUS, size=260, **given):
         **given,
     )
     return out.getvalue()
+
+
+def pieces_of(data):
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    return [processor.id_to_piece(number) for number in range(len(processor))]
 
 
 def wordpiece(folder):
@@ -338,7 +344,7 @@ def marian(folder, **given):
     pieces = ["</s>", "<unk>"]
     for name, data in files.items():
         (folder / f"{name}.spm").write_bytes(data)
-        pieces += [piece.text for piece in SentencePieceFile.parse(data).pieces][:: 1 if name == "target" else 2]
+        pieces += pieces_of(data)[:: 1 if name == "target" else 2]
     words = dict.fromkeys([*pieces, ">>en<<", "<pad>"])
     write(folder, "vocab", {word: n for n, word in enumerate(words)})
     settings_of(folder, "marian", source_lang="ko", target_lang="en", **given)
@@ -346,6 +352,11 @@ def marian(folder, **given):
 
 def marian_with_an_added_token(folder):
     marian(folder, additional_special_tokens=["<sent>"], clean_up_tokenization_spaces=True, model_max_length=29)
+
+
+def marian_of_byte_pairs(folder):
+    marian(folder)
+    (folder / "source.spm").write_bytes(train("bpe", eos_id=0, unk_id=1, bos_id=-1, user_defined_symbols=["새말"]))
 
 
 KINDS = [
@@ -381,6 +392,7 @@ KINDS = [
     words_json,
     marian,
     marian_with_an_added_token,
+    marian_of_byte_pairs,
 ]
 MADE: dict[object, Path] = {}
 
@@ -653,7 +665,7 @@ def test_results_are_frozen(folder_of):
     ):
         with pytest.raises(AttributeError):
             setattr(value, name, None)
-    assert isinstance(ours.batch(["a"]), Batch)
+    assert isinstance(ours.batch(["a"]), BatchEncoding)
     assert re.fullmatch(r"Tokenizer\(BertTokenizer, \d+ tokens\)", repr(ours))
 
 
@@ -857,19 +869,14 @@ def test_number_of_sentinels_is_bounded(tmp_path, folder_of):
         ({"settings": {"separate_vocabs": True}}, "vocabulary"),
         ({"vocab": {"a": 0}}, r"vocab.json.*unk_token.*'<unk>'"),
         ({"vocab": {"a": "b"}}, r"vocab.json"),
-        ({"source": {"model_type": "bpe"}}, r"source.spm.*bpe.*Marian's"),
-        ({"source": {"user_defined_symbols": ["x"]}}, r"source.spm"),
     ],
 )
 def test_marian_files_of_another_kind_are_refused(tmp_path, folder_of, change, message):
     shutil.copytree(folder_of(marian), tmp_path, dirs_exist_ok=True)
     if "settings" in change:
         settings_of(tmp_path, "marian", **change["settings"])
-    elif "vocab" in change:
-        write(tmp_path, "vocab", change["vocab"])
     else:
-        given = {"model_type": "unigram"} | change["source"]
-        (tmp_path / "source.spm").write_bytes(train(given.pop("model_type"), **given))
+        write(tmp_path, "vocab", change["vocab"])
     with pytest.raises(ValueError, match=message):
         Tokenizer.open(tmp_path)
 
@@ -881,89 +888,48 @@ def test_tokenizers_library_that_is_missing_is_named(tmp_path, monkeypatch):
         Tokenizer.open(tmp_path)
 
 
+@pytest.mark.parametrize("missing", ["sentencepiece", "google.protobuf"])
+def test_sentencepiece_library_that_is_missing_is_named(folder_of, monkeypatch, missing):
+    folder = folder_of(t5)
+    for name in [name for name in sys.modules if name.startswith("sentencepiece")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"'regard\[models\]'"):
+        Tokenizer.open(folder)
+
+
 # -------------------------------------------------------------------------------------------------- sentencepiece files
 
 
-@pytest.mark.parametrize("given", [{}, {"normalization_rule_name": "nfkc_cf"}, {"remove_extra_whitespaces": False}])
-@settings(max_examples=150)
-@example("▁")  # spaces at the end are cut after they are written ▁, so a typed one goes with them
-@example("a ▁ ▁")
-@example("▁ a")
-@given(
-    st.text(
-        st.characters(exclude_categories=["Cs"], exclude_characters="\0")
-        | st.sampled_from(" ▁ᄒ\u1161\u11abｶﾞ①ﬁe\u0301\u3000\u200d"),
-        max_size=12,
-    )
-)
-def test_text_is_normalised_as_sentencepiece_does(given, text):
-    key = json.dumps(given)
-    if key not in NORMALISERS:
-        data = train("unigram", **given)
-        import sentencepiece
-
-        NORMALISERS[key] = SentencePieceFile.parse(data), sentencepiece.SentencePieceProcessor(model_proto=data)
-    file, processor = NORMALISERS[key]
-    assert normalise(file, text) == processor.normalize(text)
-
-
-NORMALISERS: dict[str, tuple] = {}
-
-
-def test_sentencepiece_file_is_read_whole():
-    data = train("bpe", size=601, byte_fallback=True, user_defined_symbols=["새말"], pad_id=3)
-    file = SentencePieceFile.parse(data)
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-    assert [piece.text for piece in file.pieces] == [processor.id_to_piece(n) for n in range(len(processor))]
-    assert [piece.score for piece in file.pieces] == [processor.get_score(n) for n in range(len(processor))]
-    assert (file.algorithm, file.byte_fallback, file.unknown_id, file.bos_id, file.eos_id) == ("bpe", True, 0, 1, 2)
-    assert file.pieces[4] == Piece("새말", 0.0, 4)
-
-
-def test_sentencepiece_file_cut_anywhere_is_refused_or_smaller(tmp_path, folder_of):
-    data = (folder_of(t5) / "spiece.model").read_bytes()
-    whole = SentencePieceFile.parse(data)
-    for size in [*range(0, 400, 7), len(data) // 2, len(data) - 1]:
-        (tmp_path / "spiece.model").write_bytes(data[:size])
+@pytest.mark.parametrize(("maker", "name"), [(t5, "spiece.model"), (llama, "tokenizer.model"), (marian, "source.spm")])
+def test_sentencepiece_file_cut_anywhere_is_refused_or_smaller(tmp_path, folder_of, maker, name):
+    whole = Tokenizer.open(folder_of(maker))
+    shutil.copytree(folder_of(maker), tmp_path, dirs_exist_ok=True)
+    data = (tmp_path / name).read_bytes()
+    for size in [*range(0, 400, 17), len(data) // 2, len(data) - 1]:
+        (tmp_path / name).write_bytes(data[:size])
         try:
-            file = SentencePieceFile.read(tmp_path / "spiece.model")
+            cut = Tokenizer.open(tmp_path)
         except ValueError as problem:
-            assert "spiece.model" in str(problem)  # noqa: PT017
+            assert str(tmp_path) in str(problem)  # noqa: PT017
         else:  # cut between two pieces
-            assert file.pieces == whole.pieces[: len(file.pieces)]
+            assert cut.size <= whole.size
+            cut.encode("a fox 관계를")
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "pieces"),
-        (b"\x0a\x05\x0a\x01a", r"5.*bytes.*byte.*2.*3.*bytes"),
-        (b"\x0a\x03\x0a\x01\xff", "UTF-8"),
-        (b"\x0a\x03\x0a\x01a" * 2, "twice"),
-        (b"\x0b", r"wire.*3"),
-        (b"\xff" * 11, "byte"),
-        (b"\x08\x01", "bytes"),
-        (b"\x0a\x04\x11abc", r"8.*bytes"),
-        (b"\x0a\x09\x11abcdefgh", r"8.*bytes.*4"),
-        (b"\x0a\x03\x0a\x01a\x12\x02\x18\x09", r"algorithm.*9"),
-        (b"\x0a\x03\x0a\x01a\x12\x03\x1a\x01a", "bytes"),
-    ],
+    "data", [b"", b"{}", b"\x0a\x05\x0a\x01a", b"\x0a\x03\x0a\x01\xff", b"\x0a\x03\x0a\x01a" * 2, b"\x0b", b"\xff" * 11]
 )
-def test_what_is_not_a_sentencepiece_file_is_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        SentencePieceFile.parse(data)
-
-
-@pytest.mark.parametrize("characters", [b"ab", b"\x00\x00\x00\x00", b"\x08\x00\x00\x00abcd"])
-def test_character_map_that_is_cut_is_refused(characters):
-    with pytest.raises(ValueError, match="cut"):
-        normalise(SentencePieceFile((Piece("a"),), characters=characters), "a")
+@pytest.mark.parametrize(("maker", "name"), [(t5, "spiece.model"), (marian, "source.spm")])
+def test_what_is_not_a_sentencepiece_file_is_refused(tmp_path, folder_of, maker, name, data):
+    shutil.copytree(folder_of(maker), tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=name):
+        Tokenizer.open(tmp_path)
 
 
 def test_too_few_pieces_are_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"\x0a\x03\x0a\x01a")
     settings_of(tmp_path, "t5", extra_ids=0)
-    with pytest.raises(ValueError, match=r"1.*2"):
+    with pytest.raises(ValueError, match=r"spiece\.model.*1.*2"):
         Tokenizer.open(tmp_path)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from regard.data.images import FORMATS, MOST_PIXELS, MOST_SIDE, Picture, glance, open_picture
+from regard.data.images import FORMATS, MOST_PIXELS, MOST_SIDE, OpenedImage, open_image, peek_image
 
 WHITE = (255, 255, 255)
 
@@ -32,7 +32,7 @@ def bytes_of(image: Image.Image, kind: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def pixels(picture: Picture) -> np.ndarray:
+def pixels(picture: OpenedImage) -> np.ndarray:
     """(H, W, 3)."""
     return np.asarray(picture.image)
 
@@ -80,7 +80,7 @@ def test_picture_has_the_pixels_of_load_image(mode, tmp_path):
     path.write_bytes(MODES[mode]())
     with Image.open(path) as image:  # given the path, it would leave a GIF open, which warns
         reference = load_image(image)
-    picture = open_picture(path)
+    picture = open_image(path)
     assert picture.image.mode == "RGB"
     assert np.array_equal(pixels(picture), np.asarray(reference))
 
@@ -89,20 +89,20 @@ def test_picture_has_the_pixels_of_load_image(mode, tmp_path):
 def test_image_in_memory_has_the_pixels_of_load_image(mode):
     bands = len(Image.new(mode, (1, 1)).getbands())
     image = Image.frombytes(mode, (7, 11), noise(11, 7, bands).tobytes())
-    assert np.array_equal(pixels(open_picture(image)), np.asarray(load_image(image)))
+    assert np.array_equal(pixels(open_image(image)), np.asarray(load_image(image)))
 
 
 def test_photograph_has_the_pixels_of_load_image(data):
     photographs = [path for path in (data / "sample_photos").iterdir() if path.suffix in (".png", ".jpg")]
     assert len(photographs) > 9
     for path in photographs:
-        assert np.array_equal(pixels(open_picture(path)), np.asarray(load_image(str(path)))), path
+        assert np.array_equal(pixels(open_image(path)), np.asarray(load_image(str(path)))), path
 
 
 def test_palette_with_many_alphas_opens_without_pillows_warning():
     """load_image warns here, which is an error in these tests; the colours are those of the palette."""
     image = colours().quantize(13)
-    opened = open_picture(bytes_of(image, "PNG", transparency=bytes(range(13))))
+    opened = open_image(bytes_of(image, "PNG", transparency=bytes(range(13))))
     assert np.array_equal(pixels(opened), np.asarray(image.convert("RGB")))
 
 
@@ -126,7 +126,7 @@ def test_picture_is_turned_upright_as_exif_says(orientation, tmp_path):
     path.write_bytes(bytes_of(colours(), "PNG", exif=exif))
     upright = TURNS[orientation](noise(11, 7, 3))
     for source in (path, Image.open(path), path.read_bytes()):
-        picture = open_picture(source)
+        picture = open_image(source)
         assert np.array_equal(pixels(picture), upright)
         assert picture.size == upright.shape[:2]
     assert np.array_equal(upright, np.asarray(load_image(str(path))))
@@ -141,21 +141,21 @@ def test_sixteen_bits_of_grey_keep_their_upper_byte(kind):
     grey = noise(11, 7, dtype=np.uint16)
     stored = bytes_of(Image.fromarray(grey), kind)
     assert Image.open(io.BytesIO(stored)).mode == "I;16"
-    assert np.array_equal(pixels(open_picture(stored)), (grey // 256)[:, :, None].repeat(3, 2))
+    assert np.array_equal(pixels(open_image(stored)), (grey // 256)[:, :, None].repeat(3, 2))
 
 
 def test_sixteen_bits_of_grey_and_of_colour_agree():
     values = noise(2, 7, dtype=np.uint16).astype(">u2")
     grey = png(7, 2, 16, 0, b"".join(b"\0" + row.tobytes() for row in values))
     colour = png(7, 2, 16, 2, b"".join(b"\0" + row.repeat(3).tobytes() for row in values))
-    assert np.array_equal(pixels(open_picture(grey)), pixels(open_picture(colour)))
+    assert np.array_equal(pixels(open_image(grey)), pixels(open_image(colour)))
 
 
 def test_whole_numbers_that_fit_16_bits_are_16_bits():
     """A PGM of 10 bits: Pillow stretches it to 65535, in mode I."""
     stored = b"P5 3 1 1023\n" + np.array([0, 512, 1023], ">u2").tobytes()
     assert Image.open(io.BytesIO(stored)).mode == "I"
-    assert pixels(open_picture(stored))[0, :, 0].tolist() == [0, 128, 255]
+    assert pixels(open_image(stored))[0, :, 0].tolist() == [0, 128, 255]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint16])
@@ -166,10 +166,10 @@ def test_grey_of_8_bits_in_a_wider_type_is_as_it_is(dtype):
     image = Image.fromarray(grey)
     assert image.mode == {np.int32: "I", np.uint16: "I;16"}[dtype]
     for source in (image, bytes_of(image, "TIFF")):
-        assert np.array_equal(pixels(open_picture(source)), grey[:, :, None].repeat(3, 2))
-    assert np.array_equal(pixels(open_picture(image)), np.asarray(load_image(image)))
+        assert np.array_equal(pixels(open_image(source)), grey[:, :, None].repeat(3, 2))
+    assert np.array_equal(pixels(open_image(image)), np.asarray(load_image(image)))
     grey[0, 0] = 256
-    assert pixels(open_picture(Image.fromarray(grey))).max() == 1
+    assert pixels(open_image(Image.fromarray(grey))).max() == 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1, 5), (0, 65536)])
@@ -177,19 +177,19 @@ def test_whole_numbers_beyond_16_bits_are_refused(low, high):
     image = Image.fromarray(np.array([[low, high]], np.int32))
     said = rf"{low}.*{high}"
     with pytest.raises(ValueError, match=said):
-        open_picture(image)
+        open_image(image)
 
 
 def test_floats_are_refused():
     with pytest.raises(ValueError, match="uint8"):
-        open_picture(bytes_of(Image.fromarray(np.ones((3, 5), np.float32)), "TIFF"))
+        open_image(bytes_of(Image.fromarray(np.ones((3, 5), np.float32)), "TIFF"))
 
 
 def test_transparency_is_dropped_unless_a_background_is_given():
     """Alpha 0 shows the background, 255 the picture, 128 about half of each."""
     array = np.array([[[10, 20, 30, 0], [10, 20, 30, 255], [10, 20, 30, 128]]], np.uint8)
-    assert pixels(open_picture(array)).tolist() == [[[10, 20, 30]] * 3]
-    clear, opaque, half = pixels(open_picture(array, background=(200, 100, 0)))[0]
+    assert pixels(open_image(array)).tolist() == [[[10, 20, 30]] * 3]
+    clear, opaque, half = pixels(open_image(array, background=(200, 100, 0)))[0]
     assert clear.tolist() == [200, 100, 0]
     assert opaque.tolist() == [10, 20, 30]
     assert np.abs(half - np.array([104.6, 59.8, 15.1])).max() <= 1
@@ -209,7 +209,7 @@ CLEAR = {
 
 @pytest.mark.parametrize("way", CLEAR)
 def test_background_shows_however_transparency_is_stored(way):
-    seen = pixels(open_picture(CLEAR[way](), background=(1, 2, 3)))[0]
+    seen = pixels(open_image(CLEAR[way](), background=(1, 2, 3)))[0]
     assert seen[0].tolist() == [1, 2, 3]
     assert seen[1].tolist() == ([1, 2, 3] if way == "one colour" else [9, 9, 9])
 
@@ -218,14 +218,14 @@ def test_opened_picture_carries_no_leftovers_of_its_file():
     """transformers 5.22 paints a colour that `info` calls transparent white."""
     stored = bytes_of(Image.new("RGB", (2, 1)), "PNG", transparency=(0, 0, 0))
     assert load_image(Image.open(io.BytesIO(stored))).info != {}
-    assert open_picture(stored).image.info == {}
+    assert open_image(stored).image.info == {}
 
 
 @pytest.mark.parametrize("shape", [(11, 7), (11, 7, 1), (11, 7, 3), (11, 7, 4), (1, 1), (3, 7, 3)])
 def test_array_is_a_picture(shape):
     array = noise(*shape)
     expected = array[:, :, :3] if len(shape) == 3 else array[:, :, None]
-    picture = open_picture(array)
+    picture = open_image(array)
     assert picture.size == shape[:2]
     assert np.array_equal(pixels(picture), np.broadcast_to(expected, (*shape[:2], 3)))
 
@@ -233,25 +233,25 @@ def test_array_is_a_picture(shape):
 def test_bytearray_and_open_file_are_pictures(tmp_path):
     path = tmp_path / "photo.png"
     Image.fromarray(noise(5, 7, 3)).save(path)
-    assert open_picture(bytearray(path.read_bytes())).name == "bytes"
+    assert open_image(bytearray(path.read_bytes())).name == "bytes"
     with path.open("rb") as file:
-        found = open_picture(file)
+        found = open_image(file)
         assert (found.name, np.array_equal(np.asarray(found.image), noise(5, 7, 3))) == ("photo.png", True)
         assert not file.closed
-    assert repr(open_picture(io.BytesIO(path.read_bytes()))) == "Picture(file, 5 high, 7 wide)"
+    assert repr(open_image(io.BytesIO(path.read_bytes()))) == "OpenedImage(file, 5 high, 7 wide)"
     with pytest.raises(ValueError, match=r"0.*bytes"):
-        open_picture(io.BytesIO())
+        open_image(io.BytesIO())
     with pytest.raises(TypeError, match=r"bytes.*str.*'rb'"):
-        open_picture(io.StringIO("a"))
+        open_image(io.StringIO("a"))
 
 
 def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
     file = io.BytesIO(bytes_of(colours(), "PNG"))
-    open_picture(file)
+    open_image(file)
     with pytest.raises(ValueError, match=r"file\.seek"):
-        open_picture(file)
+        open_image(file)
     file.seek(0)
-    assert open_picture(file).size == (11, 7)
+    assert open_image(file).size == (11, 7)
 
     class Pipe(io.RawIOBase):
         """Says nothing of where it stands."""
@@ -263,7 +263,7 @@ def test_open_file_that_was_read_already_is_not_called_empty(tmp_path):
             return 0
 
     with pytest.raises(ValueError, match=r"0.*bytes"):
-        open_picture(Pipe())
+        open_image(Pipe())
 
 
 # ------------------------------------------------------------------------------------------------- before it is decoded
@@ -275,13 +275,13 @@ def test_glance_tells_the_size_of_every_kind(mode, tmp_path):
     path = tmp_path / "picture"
     path.write_bytes(stored)
     for source in (stored, bytearray(stored), path, str(path), io.BytesIO(stored), Image.open(io.BytesIO(stored))):
-        later, size = glance(source)
-        opened = open_picture(later)
+        later, size = peek_image(source)
+        opened = open_image(later)
         assert opened.size == size
-        assert np.array_equal(pixels(opened), pixels(open_picture(stored)))
-    assert glance(opened) == (opened, opened.size)
+        assert np.array_equal(pixels(opened), pixels(open_image(stored)))
+    assert peek_image(opened) == (opened, opened.size)
     array = noise(5, 3, 4)
-    assert glance(array)[1] == (5, 3)
+    assert peek_image(array)[1] == (5, 3)
 
 
 @pytest.mark.parametrize("orientation", TURNS)
@@ -290,7 +290,7 @@ def test_glance_tells_the_size_upright(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = bytes_of(colours(), kind, exif=exif)
-    assert glance(stored)[1] == open_picture(stored).size
+    assert peek_image(stored)[1] == open_image(stored).size
 
 
 def test_glance_decodes_nothing(monkeypatch):
@@ -301,15 +301,15 @@ def test_glance_decodes_nothing(monkeypatch):
 
     for kind in ("PngImagePlugin.PngImageFile", "ImageFile.ImageFile"):
         monkeypatch.setattr(f"PIL.{kind}.load", load)
-    assert [glance(one)[1] for one in stored] == [(11, 7)] * 4
+    assert [peek_image(one)[1] for one in stored] == [(11, 7)] * 4
 
 
 def test_glance_keeps_what_an_open_file_held_and_its_name(tmp_path):
     path = tmp_path / "cat.png"
     path.write_bytes(bytes_of(colours(), "PNG"))
     with path.open("rb") as file:
-        later, _ = glance(file)
-    assert repr(open_picture(later)) == "Picture(cat.png, 11 high, 7 wide)"
+        later, _ = peek_image(file)
+    assert repr(open_image(later)) == "OpenedImage(cat.png, 11 high, 7 wide)"
 
 
 def test_glance_refuses_what_the_header_tells(tmp_path):
@@ -327,17 +327,17 @@ def test_glance_refuses_what_the_header_tells(tmp_path):
     ]
     for source, error, message in refused:
         with pytest.raises(error, match=message):
-            glance(source)
+            peek_image(source)
 
 
 def test_strided_array_is_a_picture_of_what_it_shows():
     array = noise(11, 7, 3)[::2, ::-1]
-    assert np.array_equal(pixels(open_picture(array)), array)
+    assert np.array_equal(pixels(open_image(array)), array)
 
 
 def test_picture_does_not_change_with_what_it_was_made_of():
     array, image = noise(11, 7, 3), colours()
-    from_array, from_image = open_picture(array), open_picture(image)
+    from_array, from_image = open_image(array), open_image(image)
     array[:], _ = 0, image.paste((0, 0, 0), (0, 0, 7, 11))
     assert np.array_equal(pixels(from_array), noise(11, 7, 3))
     assert np.array_equal(pixels(from_image), noise(11, 7, 3))
@@ -346,18 +346,18 @@ def test_picture_does_not_change_with_what_it_was_made_of():
 def test_picture_says_its_name_and_its_size(tmp_path):
     path = tmp_path / "cat.png"
     colours().save(path)
-    assert repr(open_picture(path)) == "Picture(cat.png, 11 high, 7 wide)"
-    assert open_picture(str(path)).name == "cat.png"
-    assert open_picture(Image.open(path)).name == "cat.png"
-    assert open_picture(path.read_bytes()).name == "bytes"
-    assert open_picture(colours()).name == "image"
-    assert open_picture(noise(2, 3)).name == "array"
+    assert repr(open_image(path)) == "OpenedImage(cat.png, 11 high, 7 wide)"
+    assert open_image(str(path)).name == "cat.png"
+    assert open_image(Image.open(path)).name == "cat.png"
+    assert open_image(path.read_bytes()).name == "bytes"
+    assert open_image(colours()).name == "image"
+    assert open_image(noise(2, 3)).name == "array"
 
 
 def test_picture_that_is_open_stays_as_it_is():
-    picture = open_picture(colours())
-    assert open_picture(picture) is picture
-    assert open_picture(picture, frame=0) is picture
+    picture = open_image(colours())
+    assert open_image(picture) is picture
+    assert open_image(picture, frame=0) is picture
 
 
 # ---------------------------------------------------------------------------------------------------------- many frames
@@ -372,33 +372,33 @@ def several(kind: str, **options: object) -> bytes:
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_animation_is_refused_until_a_frame_is_named(kind):
     stored = several(kind, **({"lossless": True} if kind == "WEBP" else {}))
-    with pytest.raises(ValueError, match=r"3.*open_picture\(…, frame=0\).*frame=2"):
-        open_picture(stored)
-    assert [int(pixels(open_picture(stored, frame=n))[0, 0, 0]) for n in (0, 1, 2)] == [10, 110, 210]
+    with pytest.raises(ValueError, match=r"3.*open_image\(…, frame=0\).*frame=2"):
+        open_image(stored)
+    assert [int(pixels(open_image(stored, frame=n))[0, 0, 0]) for n in (0, 1, 2)] == [10, 110, 210]
     with pytest.raises(ValueError, match=r"0.*2.*frame=3"):
-        open_picture(stored, frame=3)
+        open_image(stored, frame=3)
     with pytest.raises(ValueError, match=r"0.*2.*frame=-1"):
-        open_picture(stored, frame=-1)
+        open_image(stored, frame=-1)
 
 
 def test_image_that_is_given_stays_at_its_own_frame():
     image = Image.open(io.BytesIO(several("GIF")))
     image.seek(1)
-    assert pixels(open_picture(image, frame=2))[0, 0, 0] == 210
+    assert pixels(open_image(image, frame=2))[0, 0, 0] == 210
     assert image.tell() == 1
 
 
 def test_jpeg_of_a_camera_that_carries_more_pictures_is_its_first():
     stored = several("MPO")
     assert Image.open(io.BytesIO(stored)).n_frames == 3
-    assert pixels(open_picture(stored))[0, 0, 0] == 10
-    assert pixels(open_picture(stored, frame=2))[0, 0, 0] == 210
+    assert pixels(open_image(stored))[0, 0, 0] == 10
+    assert pixels(open_image(stored, frame=2))[0, 0, 0] == 210
 
 
-@pytest.mark.parametrize("source", [noise(2, 3), colours(), open_picture(colours())])
+@pytest.mark.parametrize("source", [noise(2, 3), colours(), open_image(colours())])
 def test_second_frame_of_a_still_picture_is_refused(source):
     with pytest.raises(ValueError, match=r"frame.*0.*frame=1"):
-        open_picture(source, frame=1)
+        open_image(source, frame=1)
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -437,9 +437,9 @@ def test_file_that_is_no_picture_is_named_for_what_it_is(stored, said, tmp_path)
     path = tmp_path / "photo.jpg"
     path.write_bytes(stored)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*{said}.*JPEG.*PNG.*GIF"):
-        open_picture(path)
+        open_image(path)
     with pytest.raises(ValueError, match=said):
-        open_picture(stored)
+        open_image(stored)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_file_that_is_no_picture_is_named_for_what_it_is(stored, said, tmp_path)
 def test_file_that_is_cut_off_is_refused(stored):
     for kept in (len(stored) * 3 // 4, 25):
         with pytest.raises(ValueError, match="broken"):
-            open_picture(stored[:kept], frame=0)
+            open_image(stored[:kept], frame=0)
 
 
 def test_flipped_bytes_raise_nothing_but_value_error():
@@ -461,7 +461,7 @@ def test_flipped_bytes_raise_nothing_but_value_error():
             broken = stored.copy()
             broken[random.integers(0, len(stored), 3)] = random.integers(0, 256, 3)
             try:
-                open_picture(broken.tobytes())
+                open_image(broken.tobytes())
             except ValueError:
                 refused += 1
     assert refused > 50
@@ -482,9 +482,9 @@ def test_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
     """More than ours, less than Pillow's own bound, which it warns of; and more than both."""
     said = rf"11000.*13000.*{MOST_PIXELS:,}.*{MOST_SIDE:,}"
     with pytest.raises(ValueError, match=said):
-        open_picture(png(13000, 11000, 8, 2))
+        open_image(png(13000, 11000, 8, 2))
     with pytest.raises(ValueError, match=r"Image.*600000000"):
-        open_picture(png(20000, 30000, 8, 2))
+        open_image(png(20000, 30000, 8, 2))
 
 
 @pytest.mark.usefixtures("undecodable")
@@ -493,7 +493,7 @@ def test_image_bomb_is_refused_by_its_header_wherever_it_is_opened(size, tmp_pat
     """67 bytes of 1 × 2²⁷ pixels took 4.5 GB: Pillow keeps a pointer and a piece of memory for each row."""
     bomb = png(*size, 1, 0)
     (tmp_path / "bomb.png").write_bytes(bomb)
-    for open_it in (open_picture, glance):
+    for open_it in (open_image, peek_image):
         for source in (bomb, io.BytesIO(bomb), tmp_path / "bomb.png"):
             with pytest.raises(ValueError, match=rf"{size[1]}.*{size[0]}.*{MOST_SIDE:,}|{size[0] * size[1]}"):
                 open_it(source)
@@ -505,14 +505,14 @@ def test_formats_that_take_more_memory_have_fewer_pixels(kind, most, monkeypatch
     stored = bytes_of(Image.new("RGB", (5, 7)), kind)
     monkeypatch.setattr("regard.data.images.MOST_BYTES", 480_000_000 * 34 // most)
     with pytest.raises(ValueError, match=r"7.*5.*34"):
-        glance(stored)
+        peek_image(stored)
 
 
 def test_decoding_takes_no_third_copy(monkeypatch):
     """One copy as it was decoded, one in RGB: the memory that the limit is made for."""
     copied = []
     monkeypatch.setattr(Image.Image, "copy", lambda self: copied.append(self) or self._new(self.im.copy()))
-    assert open_picture(bytes_of(Image.new("RGB", (5, 7)), "JPEG")).size == (7, 5)
+    assert open_image(bytes_of(Image.new("RGB", (5, 7)), "JPEG")).size == (7, 5)
     assert len(copied) == 1
 
 
@@ -522,37 +522,37 @@ def test_png_whose_pixels_were_changed_is_refused():
     at = good.index(b"IDAT") + 4
     good[at : at + 11] = zlib.compress(b"\0\1\3")[:11]
     with pytest.raises(ValueError, match="decoded"):
-        open_picture(bytes(good))
+        open_image(bytes(good))
 
 
 def test_picture_that_pillow_only_warns_of_is_read_without_the_warning(monkeypatch):
     """Cut off, so that nothing needs to be decoded to see that it went past the bound."""
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10_000_000)
     with pytest.raises(ValueError, match="decoded"):
-        open_picture(png(3000, 5000, 1, 0))
+        open_image(png(3000, 5000, 1, 0))
 
 
 def test_large_page_of_a_small_tiff_is_refused(monkeypatch):
     monkeypatch.setattr("regard.data.images.MOST_BYTES", 20 * 8)
     pages = bytes_of(Image.new("L", (5, 3)), "TIFF", save_all=True, append_images=[Image.new("L", (7, 3))])
-    assert open_picture(pages, frame=0).size == (3, 5)
+    assert open_image(pages, frame=0).size == (3, 5)
     with pytest.raises(ValueError, match=r"3.*7.*20"):
-        open_picture(pages, frame=1)
+        open_image(pages, frame=1)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (20000, 10), (10, 20000)])
 def test_picture_of_an_odd_shape_opens(shape):
     stored = bytes_of(Image.fromarray(np.zeros(shape, np.uint8)), "PNG")
-    assert open_picture(stored).size == shape
+    assert open_image(stored).size == shape
 
 
 def test_path_without_a_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=re.escape(repr(str(tmp_path / "no.png")))):
-        open_picture(tmp_path / "no.png")
+        open_image(tmp_path / "no.png")
     with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
-        open_picture(tmp_path)
+        open_image(tmp_path)
     with pytest.raises(FileNotFoundError, match="'aaaa"):
-        open_picture("a" * 100_000)  # longer than any path may be
+        open_image("a" * 100_000)  # longer than any path may be
 
 
 @pytest.mark.parametrize(
@@ -560,14 +560,14 @@ def test_path_without_a_file_is_refused(tmp_path):
 )
 def test_address_is_refused(address):
     with pytest.raises(ValueError, match=re.escape(address[:9])):
-        open_picture(address)
+        open_image(address)
 
 
 @pytest.mark.parametrize("source", [None, 3, [noise(2, 3)], {"a.jpg"}])
 def test_what_is_no_source_is_refused(source):
     said = r"bytes.*Pillow.*uint8.*NumPy"
     with pytest.raises(TypeError, match=rf"{said}.*{type(source).__name__}"):
-        open_picture(source)
+        open_image(source)
 
 
 @pytest.mark.parametrize(
@@ -584,10 +584,10 @@ def test_what_is_no_source_is_refused(source):
 )
 def test_tensor_is_refused_with_what_makes_a_picture_of_it(tensor, said):
     with pytest.raises(TypeError, match=rf"3.*Tensor.*{said}") as refused:
-        open_picture(tensor)
+        open_image(tensor)
     remedy = re.search(r"(\(tensor|tensor).*numpy\(\)", str(refused.value))
     if remedy is not None:
-        assert open_picture(eval(remedy[0], {"tensor": tensor})).size == (5, 7)
+        assert open_image(eval(remedy[0], {"tensor": tensor})).size == (5, 7)
 
 
 @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbe
     array = np.array([numbers])
     said = rf"uint8.*0.*255.*{array.dtype}.*{re.escape(remedy)}"
     with pytest.raises(ValueError, match=said):
-        open_picture(array)
+        open_image(array)
     assert eval(remedy, {"array": array, "np": np})[0, 2] == 255
 
 
@@ -627,19 +627,19 @@ def test_array_of_another_dtype_is_refused_with_what_makes_a_picture_of_it(numbe
 )
 def test_array_that_is_no_picture_is_refused(array, said):
     with pytest.raises(ValueError, match=said):
-        open_picture(array)
+        open_image(array)
 
 
 @pytest.mark.parametrize("background", [(1, 2), (0, 0, 256), (0, 0, -1), "white", (0.5, 0.5, 0.5)])
 def test_background_that_is_no_colour_is_refused(background):
     said = rf"background.*0.*255.*{re.escape(repr(background))}"
     with pytest.raises(ValueError, match=said):
-        open_picture(noise(2, 3), background=background)
+        open_image(noise(2, 3), background=background)
 
 
 def test_mode_that_pillow_cannot_make_rgb_is_refused():
     with pytest.raises(ValueError, match=r"La.*Pillow.*RGB"):
-        open_picture(Image.new("La", (2, 3)))
+        open_image(Image.new("La", (2, 3)))
 
 
 def test_memory_that_is_not_there_is_not_called_a_broken_file(monkeypatch):
@@ -648,10 +648,10 @@ def test_memory_that_is_not_there_is_not_called_a_broken_file(monkeypatch):
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     with pytest.raises(MemoryError):
-        open_picture(PNG)
+        open_image(PNG)
 
 
 def test_missing_pillow_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"Pillow.*'regard\[models\]'"):
-        open_picture(Path("cat.png"))
+        open_image(Path("cat.png"))
