@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
+    from regard.session.protocol import Opening
     from regard.session.ranking import Layer, SeenLayer
     from regard.session.session import Session
-    from regard.session.types import Opening
 
 WIDEST, HIGHEST = 64, 24  # cells of the picture
 PIPE = 100  # cells on a line where there is no terminal
@@ -286,7 +286,7 @@ def read_picture(
     """
     from regard.data.images import peek_image
     from regard.models.loading import load
-    from regard.session.image_session import look_at_picture
+    from regard.session.image_session import look_at_image
 
     if model is None:
         raise ValueError(
@@ -297,7 +297,7 @@ def read_picture(
     source, _ = peek_image(picture)  # what is none is refused before a model is loaded, which takes long
     with bar("/".join(Path(model).parts[-2:])) as tick:
         loaded = load(model, device=device, ignore=ignore, progress=tick)
-    return look_at_picture(source, loaded, text=text)
+    return look_at_image(source, loaded, text=text)
 
 
 # --------------------------------------------------------------------------------------------------------- plain values

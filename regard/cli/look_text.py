@@ -17,9 +17,9 @@ from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
 
 if TYPE_CHECKING:
-    from regard.session.ranking import Layer, Link
+    from regard.session.protocol import Opening
+    from regard.session.ranking import Layer, RankedLink
     from regard.session.session import Session
-    from regard.session.types import Opening
 
 
 def write_session(session: Session, html: Path | None, save: Path | None, lang: Lang) -> dict[str, str | None]:
@@ -345,7 +345,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
 
     focus = _focus(session, asked)
     why = obstacle(focus.layers, focus.tokens)
-    links: list[Link] | None = None
+    links: list[RankedLink] | None = None
     if why is None:
         links = strongest(
             session, focus.layers, count=asked.top, head=focus.head, queries=focus.tokens, every=asked.every
@@ -379,7 +379,7 @@ def plain_layer(layer: Layer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_link(session: Session, link: Link) -> dict[str, Any]:
+def _of_link(session: Session, link: RankedLink) -> dict[str, Any]:
     return {**link._asdict(), "words": [session.tokens[link.query], session.tokens[link.key]]}
 
 
@@ -399,7 +399,7 @@ def atlas(session: Session, layers: list[Layer], measure: str) -> list[list[floa
     return rows
 
 
-def _row(session: Session, focus: _Focus, links: list[Link]) -> dict[str, Any] | None:
+def _row(session: Session, focus: _Focus, links: list[RankedLink]) -> dict[str, Any] | None:
     """The exact row of the first of the tokens in the chosen head, or in the head of their first link."""
     assert focus.tokens is not None
     if focus.head is not None:

@@ -69,12 +69,12 @@ def open_model(
     """
     from regard.models.hub import find
     from regard.models.loading import load
-    from regard.session.image_session import takes_pictures
+    from regard.session.image_session import takes_images
 
     kind = _dtype(dtype, device)
     directory = find(name)
     family, own = family_and_task(str(directory))
-    if verb in OF_PICTURES and takes_pictures(str(directory)) is False:
+    if verb in OF_PICTURES and takes_images(str(directory)) is False:
         raise ValueError(f"{verb} is about pictures, and {family.title} reads texts alone")
     task = _task(family, own, verb, tasks)
     try:

@@ -174,13 +174,13 @@ def _open(path: Path) -> "Session":
 
 
 def _read(what: str, models: "ModelShelf", truncate: bool) -> "Session":
-    from regard.session.image_session import look_at_picture
+    from regard.session.image_session import look_at_image
     from regard.session.session import look_at
 
     found = is_file(what, TAKES)
     if is_picture(what):
         with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
-            return look_at_picture(what, model)
+            return look_at_image(what, model)
     text = read_one(None, Path(what)) if found else read_one(what, None)
     with bar(models.find(None).name) as tick, models.using(models.find(None), tick) as model:
         require_reading(model, text, f"regard serve photo.jpg --model {models.find(None).where}")

@@ -29,39 +29,39 @@ from regard.session.head_weights import (
     pooled_tile,
     spoken,
 )
-from regard.session.ranking import HeadNumbers, SeenLayer, opening_of
-from regard.session.sentences import WARNING, sentence
-from regard.session.session import Session
-from regard.session.types import (
-    Array,
-    Grid,
-    Head,
-    HeadLinks,
-    Key,
-    Layer,
-    Link,
-    Numbers,
-    Overview,
-    PictureAnswer,
-    PictureLine,
-    Row,
-    Run,
-    Steps,
-    Tile,
-    TokenLayout,
-    Tokens,
+from regard.session.protocol import (
+    ArrayJSON,
+    HeadAnswer,
+    ImageAnswer,
+    ImageJSON,
+    KeyJSON,
+    LayerJSON,
+    LayoutJSON,
+    LinkJSON,
+    LinksAnswer,
+    NumbersJSON,
+    OverviewAnswer,
+    PatchGridJSON,
+    RowAnswer,
+    StepsAnswer,
+    TileAnswer,
+    TokenRunJSON,
+    TokensAnswer,
     bin_edges,
     finite,
     largest_of_bins,
     packed,
     sums_of_bins,
 )
+from regard.session.ranking import HeadNumbers, SeenLayer, opening_of
+from regard.session.sentences import WARNING, sentence
+from regard.session.session import Session
 from regard.stages import Lang
 
 DIGITS = 6  # of a fraction of a side: a millionth
 
 
-def pictures_of(session: Session) -> list[PictureLine]:
+def images_of(session: Session) -> list[ImageJSON]:
     """The pictures that a model looked at.
 
     >>> from regard.lens.capture import Capture
@@ -71,7 +71,7 @@ def pictures_of(session: Session) -> list[PictureLine]:
     return [_line(frame, n, session.pictures) for n, frame in enumerate(session.frames)]
 
 
-def _line(frame: Frame, number: int, pictures: Sequence[Photo]) -> PictureLine:
+def _line(frame: Frame, number: int, pictures: Sequence[Photo]) -> ImageJSON:
     shown = pictures[number] if number < len(pictures) else None
     seen = frame.boxes([0, 0, *frame.pixels]) / (frame.picture * 2)
     return {
@@ -83,7 +83,7 @@ def _line(frame: Frame, number: int, pictures: Sequence[Photo]) -> PictureLine:
     }
 
 
-def picture(session: Session, number: int) -> PictureAnswer:
+def image(session: Session, number: int) -> ImageAnswer:
     """The bytes of a picture to be shown. Raises LookupError where it is not there.
 
     >>> from regard.lens.capture import Capture
@@ -92,11 +92,11 @@ def picture(session: Session, number: int) -> PictureAnswer:
         ...
     LookupError: there is no picture 0 to be shown: this session has none
     """
-    found = find_picture(session, number)
+    found = find_image(session, number)
     return {"kind": found.kind, "base64": b64encode(found.data).decode("ascii")}
 
 
-def find_picture(session: Session, number: int) -> Photo:
+def find_image(session: Session, number: int) -> Photo:
     """A picture by its number. Raises TypeError for what is no number, LookupError where it is not there."""
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"number must be an integer, got {type(number).__name__}: {number!r}")
@@ -106,7 +106,7 @@ def find_picture(session: Session, number: int) -> Photo:
     return session.pictures[number]
 
 
-def layouts_of(session: Session) -> tuple[list[TokenLayout], list[list[int] | None]]:
+def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | None]]:
     """The unlike layouts of a session, and for each layer which of them its queries and its keys have.
 
     >>> from regard.lens.capture import Capture
@@ -114,7 +114,7 @@ def layouts_of(session: Session) -> tuple[list[TokenLayout], list[list[int] | No
     ([], [])
     """
     numbers: dict[Layout, int] = {}
-    found: list[TokenLayout] = []
+    found: list[LayoutJSON] = []
     layers: list[list[int] | None] = []
     for layer in session.layers:
         if layer.sides is None:
@@ -128,9 +128,9 @@ def layouts_of(session: Session) -> tuple[list[TokenLayout], list[list[int] | No
     return found, layers
 
 
-def _layout(layout: Layout, frames: Sequence[Frame]) -> TokenLayout:
+def _layout(layout: Layout, frames: Sequence[Frame]) -> LayoutJSON:
     pairs = zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True)
-    runs: list[Run] = [
+    runs: list[TokenRunJSON] = [
         {"kind": kind, "picture": None if number < 0 else number, "count": len(list(run))}
         for (kind, number), run in groupby(pairs)
     ]
@@ -138,7 +138,7 @@ def _layout(layout: Layout, frames: Sequence[Frame]) -> TokenLayout:
     return {"runs": runs, "grids": [_grid(one) for one in patches if len(one.tokens)]}
 
 
-def _grid(patches: ImagePatches) -> Grid:
+def _grid(patches: ImagePatches) -> PatchGridJSON:
     """Rows and columns as they are found among the boxes; those of unlike heights at one place are unlike rows."""
     high, wide = patches.frame.picture
     boxes = (patches.boxes / (high, wide, high, wide)).round(DIGITS)  # (P, 4)
@@ -161,7 +161,7 @@ LARGEST_TILE = 256  # cells each way
 Span = tuple[int, int]
 
 
-def row(session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None) -> Row:
+def row(session: Session, layer: int, head: int, token: int, start: int = 0, stop: int | None = None) -> RowAnswer:
     """The exact weights of one query: those of keys start up to stop, a ribbon of all keys, and the largest.
 
     >>> import torch, regard
@@ -192,14 +192,14 @@ def row(session: Session, layer: int, head: int, token: int, start: int = 0, sto
     }
 
 
-def _largest(p: Tensor) -> list[Key]:
+def _largest(p: Tensor) -> list[KeyJSON]:
     """The largest weights, the lower key first among equals; hidden keys are none of them."""
     values, keys = p.nan_to_num(0.0).sort(descending=True, stable=True)
     pairs = zip(keys[:TOP].tolist(), values[:TOP].tolist(), strict=True)
     return [{"key": key, "weight": weight} for key, weight in pairs if weight > 0]
 
 
-def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> Tile:
+def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: int = 128) -> TileAnswer:
     """A part of the map in at most size × size cells: single weights where they are as few, else pooled.
 
     >>> import torch, regard
@@ -236,7 +236,7 @@ def _some(name: str, span: Span, count: int) -> Span:
     return start, stop
 
 
-def _of_map(view: View, head: int, rows: Span, cols: Span) -> Tile:
+def _of_map(view: View, head: int, rows: Span, cols: Span) -> TileAnswer:
     """The cells of the measured map that a part touches."""
     if "map" not in view.held:
         raise LookupError(
@@ -261,7 +261,7 @@ def _outward(span: Span, edges: list[int]) -> tuple[int, int, Span]:
 MOST_KEYS = 64
 
 
-def steps(session: Session, layer: int, head: int, token: int, key: int) -> Steps:
+def steps(session: Session, layer: int, head: int, token: int, key: int) -> StepsAnswer:
     """The steps of one query, for its strongest keys and the one that was asked for; masked keys are left out else.
 
     >>> import torch, regard
@@ -350,7 +350,7 @@ def _chosen(p: Tensor, j: int, hidden: Tensor) -> Tensor:
 
 def _values(
     session: Session, seen: SeenLayer, head: int, window: int, p: Tensor, j: int
-) -> tuple[Array | None, Array | None]:
+) -> tuple[ArrayJSON | None, ArrayJSON | None]:
     """The value of key j, and Σ p·v, (Dv) each; None where no live model can be asked."""
     if session.values is None or len(seen.records) != 1:
         return None, None
@@ -372,7 +372,7 @@ CELLS = 64  # of a map, each way
 LINKS = 12
 
 
-def overview(session: Session, lang: Lang = "en") -> Overview:
+def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
     """All heads at a glance, and what can be asked next; no row is computed, but for calls of a few hundred tokens.
 
     >>> import torch, regard
@@ -402,13 +402,13 @@ def overview(session: Session, lang: Lang = "en") -> Overview:
         "measures": _measures(session),
         "labels_of_heads": [[names[0] if names else None for names in n.names] for n in session.numbers],
         "opening": opening_of(session),
-        "pictures": pictures_of(session),
+        "pictures": images_of(session),
         "layouts": layouts,
         "warning": WARNING[lang],
     }
 
 
-def _layer(session: Session, index: int, layer: SeenLayer, layout: list[int] | None) -> Layer:
+def _layer(session: Session, index: int, layer: SeenLayer, layout: list[int] | None) -> LayerJSON:
     view, (nq, nk) = layer.view, layer.sizes
     offset = view.place.offset
     first = nk - nq if offset is None else int(torch.as_tensor(offset).reshape(-1)[0])
@@ -428,7 +428,7 @@ def _layer(session: Session, index: int, layer: SeenLayer, layout: list[int] | N
     }
 
 
-def _measures(session: Session) -> dict[str, Array]:
+def _measures(session: Session) -> dict[str, ArrayJSON]:
     """name → (layers, most heads), for what at least one layer has."""
     lines = [_numbers_by_name(numbers) for numbers in session.numbers]
     most = max((layer.view.sizes[1] for layer in session.layers), default=0)
@@ -451,7 +451,7 @@ def _cut(word: str) -> str:
     return word if len(word) <= LONGEST_LABEL else word[: LONGEST_LABEL - 1] + "…"
 
 
-def tokens(session: Session, start: int = 0, stop: int | None = None) -> Tokens:
+def tokens(session: Session, start: int = 0, stop: int | None = None) -> TokensAnswer:
     """The labels of tokens start up to stop; a label longer than 64 characters is cut.
 
     >>> from regard.lens.capture import Capture
@@ -464,7 +464,7 @@ def tokens(session: Session, start: int = 0, stop: int | None = None) -> Tokens:
     return {"start": start, "labels": [_cut(word) for word in session.tokens[start:stop]]}
 
 
-def head(session: Session, layer: int, head: int, lang: Lang = "en") -> Head:
+def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnswer:
     """The card of a head: its map, what keys receive, the entropy of its queries, its numbers, a sentence and links.
 
     >>> import torch, regard
@@ -517,7 +517,7 @@ def _map(layer: SeenLayer, head: int) -> tuple[Tensor, str]:
     return pooled_tile(head_of(layer, head), (0, nq), (0, nk), CELLS), "exact" if exact else "pooled"
 
 
-def _received(view: View, head: int) -> Array | None:
+def _received(view: View, head: int) -> ArrayJSON | None:
     if "received" not in view.held:
         return None
     values = view.received[0, head]
@@ -526,11 +526,11 @@ def _received(view: View, head: int) -> Array | None:
     return packed(sums_of_bins(values, OVERVIEW_BINS))
 
 
-def _entropy(view: View, head: int) -> Array | None:
+def _entropy(view: View, head: int) -> ArrayJSON | None:
     return packed(pool(view.entropy[0, head], OVERVIEW_BINS)) if "entropy" in view.held else None
 
 
-def _numbers(numbers: HeadNumbers, head: int, largest: float | None) -> Numbers:
+def _numbers(numbers: HeadNumbers, head: int, largest: float | None) -> NumbersJSON:
     def one(values: Tensor | None) -> float | None:
         return None if values is None else finite(float(values[head]))
 
@@ -549,7 +549,7 @@ def _numbers(numbers: HeadNumbers, head: int, largest: float | None) -> Numbers:
 # ---------------------------------------------------------------------------------------------------------------- links
 
 
-def links(session: Session, layer: int, head: int, count: int = LINKS) -> HeadLinks:
+def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksAnswer:
     """The strongest links of a head, the strongest first: of all of them, or of the map's strongest cells.
 
     >>> import torch, regard
@@ -584,14 +584,14 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> HeadLi
     return {"layer": layer, "head": head, "links": found, "how": "exact" if how == "exact" else "pooled"}
 
 
-def _first(parts: Iterable[list[Link]], count: int) -> list[Link]:
+def _first(parts: Iterable[list[LinkJSON]], count: int) -> list[LinkJSON]:
     """The strongest of all parts' links."""
     return sorted((link for part in parts for link in part), key=lambda link: -link["weight"])[:count]
 
 
-def _measured_links(layer: SeenLayer, head: int, count: int) -> list[Link]:
+def _measured_links(layer: SeenLayer, head: int, count: int) -> list[LinkJSON]:
     (_, _, nq, nk), top = layer.view.sizes, layer.view.top()
-    found = list[Link]()
+    found = list[LinkJSON]()
     for w in range(layer.windows):
         rows, keys = (w * nq, (w + 1) * nq), top.index[w, head]
         weight = _chosen_rows(layer, top.weight[w, head].nan_to_num(0.0), rows, head)
@@ -604,9 +604,9 @@ def _measured_links(layer: SeenLayer, head: int, count: int) -> list[Link]:
 TokenSpan = tuple[int, int]
 
 
-def _links_in(layer: SeenLayer, head: int, parts: list[tuple[TokenSpan, TokenSpan]], count: int) -> list[Link]:
+def _links_in(layer: SeenLayer, head: int, parts: list[tuple[TokenSpan, TokenSpan]], count: int) -> list[LinkJSON]:
     """The strongest links in some parts of the weights, a few million of them at once."""
-    weights, found = head_of(layer, head), list[Link]()
+    weights, found = head_of(layer, head), list[LinkJSON]()
     for (a, b), (c, d) in parts:
         at_once = max(1, (1 << 22) // max(1, d - c))
         for i in range(a, b, at_once):
@@ -627,7 +627,7 @@ def _chosen_rows(layer: SeenLayer, weights: Tensor, rows: TokenSpan, head: int) 
     return weights.masked_fill((seen == 1).to(weights.device)[:, None], 0.0)
 
 
-def _largest_cells(weights: Tensor, corner: TokenSpan, count: int) -> list[Link]:
+def _largest_cells(weights: Tensor, corner: TokenSpan, count: int) -> list[LinkJSON]:
     values, at = weights.reshape(-1).topk(min(count, weights.numel()))
     cells = [divmod(place, weights.shape[1]) for place in at.tolist()]
     found = sorted(zip(values.tolist(), cells, strict=True), key=lambda one: (-one[0], one[1]))

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from regard.explorer import answers
-from regard.explorer.answers import picture
-from regard.session.head_weights import HeadWeights, Scored, Windowed, head_of, spoken
+from regard.explorer.answers import image
+from regard.session.head_weights import HeadWeights, Scored, WindowedWeights, head_of, spoken
 from regard.session.sentences import sentence
 from regard.session.session import Session
 from regard.stages import Lang
@@ -103,7 +103,7 @@ def _name(place: Place) -> str:
 
 
 def _address(session: Session, number: int) -> str:
-    found = picture(session, number)
+    found = image(session, number)
     return f"data:{found['kind']};base64,{found['base64']}"
 
 
@@ -125,7 +125,7 @@ def _strength(answer: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """Which heads carry what.
 
     whole: those of which every weight is there, in `exact` fp32 or rounded.  links: those with each query's strongest.
@@ -141,7 +141,7 @@ class Plan:
     kept: bool
 
 
-def _planned(session: Session, places: list[Place]) -> Plan:
+def _planned(session: Session, places: list[Place]) -> ExportPlan:
     """What fits. places: the heads, those first that are worth most."""
     there = [place for place in places if session.layers[place[0]].view.weights is not None]
     stepped = tuple(p for p in there if _has_steps(_weights(session, p)))[: ROOM // (STEPS * STEP_BYTES)]
@@ -149,12 +149,12 @@ def _planned(session: Session, places: list[Place]) -> Plan:
     longest = max((max(session.layers[layer].view.sizes[2:]) for layer in cells), default=0)
     exact = 4 * sum(cells[layer] for layer, _ in there) <= ROOM
     if exact or longest <= SHORT:
-        return Plan(tuple(there), (), stepped, exact, _room_for_vectors(session, there), kept)
+        return ExportPlan(tuple(there), (), stepped, exact, _room_for_vectors(session, there), kept)
     whole = _fitting(there, {layer: 2 * n for layer, n in cells.items()}, ROOM)
     rest = [place for place in there if place not in set(whole)]
     each = {layer: LINKS * 4 * session.layers[layer].sizes[0] for layer in cells}
     links = [place for place in _fitting(rest, each, ROOM) if place in set(_fitting(rest, cells, WORK))]
-    return Plan(tuple(whole), tuple(links), stepped, exact=False, vectors=False, kept=kept)
+    return ExportPlan(tuple(whole), tuple(links), stepped, exact=False, vectors=False, kept=kept)
 
 
 def _cells(session: Session, layer: int) -> int:
@@ -163,7 +163,7 @@ def _cells(session: Session, layer: int) -> int:
 
 
 def _has_steps(weights: HeadWeights) -> bool:
-    return isinstance(weights.parts[0] if isinstance(weights, Windowed) else weights, Scored)
+    return isinstance(weights.parts[0] if isinstance(weights, WindowedWeights) else weights, Scored)
 
 
 def _fitting(places: list[Place], each: dict[int, int], room: int) -> list[Place]:
@@ -188,7 +188,7 @@ def _weights(session: Session, place: Place) -> HeadWeights:
     return head_of(session.layers[place[0]], place[1])
 
 
-def _arrays(session: Session, plan: Plan) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _arrays(session: Session, plan: ExportPlan) -> Iterator[tuple[Place, dict[str, Any]]]:
     for place in sorted(plan.whole):  # layer by layer: a live model is asked for the values of one at a time
         weights = _weights(session, place)
         given = {"weights": _packed_weights(_whole(weights), plan.exact)}
@@ -199,7 +199,7 @@ def _arrays(session: Session, plan: Plan) -> Iterator[tuple[Place, dict[str, Any
 
 def _whole(weights: HeadWeights) -> Tensor:
     """(Nq, Nk), or the windows below each other, (W·Nq, Nk)."""
-    parts = weights.parts if isinstance(weights, Windowed) else [weights]
+    parts = weights.parts if isinstance(weights, WindowedWeights) else [weights]
     return torch.cat([part.tile(slice(None), slice(None)) for part in parts])
 
 
@@ -228,7 +228,7 @@ def _values(session: Session, layer: int, head: int) -> Tensor | None:
     return values[0, head * values.shape[1] // seen.view.sizes[1]]
 
 
-def _steps(session: Session, plan: Plan, heads: dict[str, Any]) -> dict[str, Any]:
+def _steps(session: Session, plan: ExportPlan, heads: dict[str, Any]) -> dict[str, Any]:
     """The steps of the strongest links of some heads."""
     links = [(place, link) for place in sorted(plan.stepped) for link in heads[_name(place)]["links"][:STEPS]]
     return {
@@ -277,7 +277,7 @@ def _packed(values: np.ndarray[Any, Any], kind: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _left_out(plan: Plan, heads: int) -> dict[Lang, str] | None:
+def _left_out(plan: ExportPlan, heads: int) -> dict[Lang, str] | None:
     """What is not there, in words; None where nothing is missing."""
     whole, links, none = len(plan.whole), len(plan.links), heads - len(plan.whole) - len(plan.links)
     if none == links == 0 and plan.exact and plan.vectors:

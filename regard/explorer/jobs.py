@@ -20,7 +20,7 @@ from regard.models.hub import find
 from regard.models.loading import load
 from regard.models.model import Model
 from regard.op import observe, unobserve
-from regard.session.image_session import look_at_picture, takes_pictures
+from regard.session.image_session import look_at_image, takes_images
 from regard.session.session import Session, default_model, look_at, name_of
 from regard.tasks.images import looks
 
@@ -71,7 +71,7 @@ class SessionShelf:
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedModel:
     """A model that may be asked for. id: how it is asked for.  name: for people.  where: what `regard.load` takes."""
 
     id: str
@@ -92,17 +92,19 @@ class ModelShelf:
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
         self.ignore = tuple(ignore)
         places = [str(place) for place in where]
-        self.offered = [Offered(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))]
+        self.offered = [
+            OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))
+        ]
         if demo:
-            self.offered += [Offered("demo", name_of(place), str(place)) for place in _demo()]
+            self.offered += [OfferedModel("demo", name_of(place), str(place)) for place in _demo()]
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
 
-    def find(self, name: str | None) -> Offered:
+    def find(self, name: str | None) -> OfferedModel:
         """The model of an id, or the default. Raises LookupError with those there are."""
         if name is None and not self.offered:
-            return Offered("demo", "", str(default_model()))  # which says how to install it
+            return OfferedModel("demo", "", str(default_model()))  # which says how to install it
         for offered in self.offered:
             if name is None or offered.id == name:
                 return offered
@@ -111,7 +113,7 @@ class ModelShelf:
             f"there is no model {str(name)[:40]!r}: there are {there}; `regard serve --model DIR` adds one"
         )
 
-    def sees(self, offered: Offered) -> bool | None:
+    def sees(self, offered: OfferedModel) -> bool | None:
         """Does a model look at pictures? None while that cannot be told: it is still to be downloaded, or is refused.
 
         >>> shelf = ModelShelf(["nowhere/at/all"], demo=False)
@@ -119,14 +121,14 @@ class ModelShelf:
         True
         """
         if offered.id not in self._seeing:
-            found = takes_pictures(offered.where)
+            found = takes_images(offered.where)
             if found is None:  # not kept: it may be downloaded meanwhile
                 return None
             self._seeing[offered.id] = found
         return self._seeing[offered.id]
 
     @contextmanager
-    def using(self, offered: Offered, progress: Callable[[int, int], None]) -> Iterator[Model]:
+    def using(self, offered: OfferedModel, progress: Callable[[int, int], None]) -> Iterator[Model]:
         """A model that nobody else runs meanwhile: who watches it would see their calls too.
 
         progress: told after each tensor that is loaded. Raises as `regard.load` does.
@@ -183,7 +185,7 @@ class Job:
     """
 
     text: str
-    model: Offered
+    model: OfferedModel
     truncate: bool
     picture: tuple[bytes, str] | None = None
     state: State = "loading"
@@ -328,11 +330,11 @@ def _read(job: Job, model: Model) -> Session:
     if job.picture is None:
         return look_at(job.text, model, truncate=job.truncate, progress=tell)
     if not looks(model):
-        raise ValueError(no_pictures(job.model))
-    return look_at_picture(_opened(*job.picture), model, text=job.text or None, progress=tell)
+        raise ValueError(no_images(job.model))
+    return look_at_image(_opened(*job.picture), model, text=job.text or None, progress=tell)
 
 
-def no_pictures(model: Offered) -> str:
+def no_images(model: OfferedModel) -> str:
     """What is said where a picture is sent to a model of texts."""
     return f"{model.name} reads texts and looks at no pictures: choose a model that does"
 
@@ -350,7 +352,7 @@ def _size(job: Job) -> int:
     return 0 if picture is None else len(picture[0])
 
 
-def _said(error: Exception, model: Offered) -> str:
+def _said(error: Exception, model: OfferedModel) -> str:
     """What an error says, with the model under its name and no folders of this machine."""
     words = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # whose text is quoted
     return without_folders(words.replace(model.where, model.name) if Path(model.where).is_absolute() else words)

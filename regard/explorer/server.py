@@ -12,11 +12,19 @@ from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
-from regard.explorer.answers import find_picture
-from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_pictures
+from regard.explorer.answers import find_image
+from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_images
 from regard.explorer.security import without_folders
+from regard.session.protocol import (
+    HeadAnswer,
+    LinksAnswer,
+    OverviewAnswer,
+    RowAnswer,
+    StepsAnswer,
+    TileAnswer,
+    TokensAnswer,
+)
 from regard.session.session import Session, open_file
-from regard.session.types import Head, HeadLinks, Overview, Row, Steps, Tile, Tokens
 from regard.stages import Lang
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 # pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
 
 
-class SessionLine(TypedDict):
+class SessionJSON(TypedDict):
     """One session that can be looked at. picture: the name of the one it shows, null without."""
 
     id: str
@@ -35,7 +43,7 @@ class SessionLine(TypedDict):
     picture: str | None
 
 
-class ModelLine(TypedDict):
+class ModelJSON(TypedDict):
     """One model that may read. pictures: does it look at them; null while nobody can tell, as before a download."""
 
     id: str
@@ -44,19 +52,19 @@ class ModelLine(TypedDict):
     pictures: bool | None
 
 
-class SessionList(TypedDict):
+class SessionsAnswer(TypedDict):
     """All sessions, the oldest first."""
 
-    sessions: list[SessionLine]
+    sessions: list[SessionJSON]
 
 
-class ModelList(TypedDict):
+class ModelsAnswer(TypedDict):
     """All models, the default first."""
 
-    models: list[ModelLine]
+    models: list[ModelJSON]
 
 
-class Asked(TypedDict):
+class LookRequest(TypedDict):
     """A text to be read, by a model or by the default. truncate: cut it where it is longer than the model takes."""
 
     text: str
@@ -64,19 +72,19 @@ class Asked(TypedDict):
     truncate: NotRequired[bool]
 
 
-class Started(TypedDict):
+class StartedJSON(TypedDict):
     """A job that was started."""
 
     job: str
 
 
-class Opened(TypedDict):
+class OpenedJSON(TypedDict):
     """A session that was made."""
 
     session: str
 
 
-class JobLine(TypedDict):
+class JobJSON(TypedDict):
     """How far a job is. progress: in a few words.  session: of one that is done.  error: of one that failed."""
 
     state: State
@@ -85,7 +93,7 @@ class JobLine(TypedDict):
     error: str | None
 
 
-class Refused(TypedDict):
+class ErrorJSON(TypedDict):
     """Why something was not answered."""
 
     error: str
@@ -138,7 +146,7 @@ MOST_FOR_A_MODEL = 8  # who wait for one that is reading; of 40 threads, which a
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class ServerState:
     """What the routes share."""
 
     sessions: SessionShelf
@@ -190,14 +198,14 @@ def app(
     shelf, offered = SessionShelf(), ModelShelf() if models is None else models
     for session in sessions:
         shelf.add(session)
-    kept = _Kept(shelf, offered, Jobs(shelf, offered))
+    kept = ServerState(shelf, offered, Jobs(shelf, offered))
 
     @asynccontextmanager
     async def living(server: "FastAPI") -> AsyncIterator[None]:
         yield
         kept.jobs.close()
 
-    errors = {status: {"model": Refused, "description": why} for status, why in ERRORS.items()}
+    errors = {status: {"model": ErrorJSON, "description": why} for status, why in ERRORS.items()}
     server = FastAPI(
         title="regard explorer",
         version=__version__,
@@ -279,7 +287,7 @@ def _misread(problem: Mapping[str, Any]) -> str:
     return f"{'.'.join(str(part) for part in where)[:80]}: {problem['msg']}"
 
 
-def _add_answers(server: "FastAPI", kept: _Kept) -> None:
+def _add_answers(server: "FastAPI", kept: ServerState) -> None:
     """The questions about a session."""
     from fastapi import Query
 
@@ -287,31 +295,33 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
     span = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
 
     @server.get("/api/sessions")
-    def list_sessions() -> SessionList:
+    def list_sessions() -> SessionsAnswer:
         """What can be looked at."""
         found = kept.sessions.all().items()
         return {"sessions": [_line(name, session) for name, session in found]}
 
     @server.get("/api/session/{session}/overview")
-    def ask_overview(session: str, lang: Lang = "en") -> Overview:
+    def ask_overview(session: str, lang: Lang = "en") -> OverviewAnswer:
         """All heads at a glance."""
         with kept.asked(session) as found:
             return answers.overview(found, lang)
 
     @server.get("/api/session/{session}/tokens")
-    def ask_tokens(session: str, start: count = 0, stop: count | None = None) -> Tokens:
+    def ask_tokens(session: str, start: count = 0, stop: count | None = None) -> TokensAnswer:
         """The labels of a stretch of tokens."""
         with kept.asked(session) as found:
             return answers.tokens(found, start, stop)
 
     @server.get("/api/session/{session}/head")
-    def ask_head(session: str, layer: count, head: count, lang: Lang = "en") -> Head:
+    def ask_head(session: str, layer: count, head: count, lang: Lang = "en") -> HeadAnswer:
         """The card of a head."""
         with kept.asked(session) as found:
             return answers.head(found, layer, head, lang)
 
     @server.get("/api/session/{session}/links")
-    def ask_links(session: str, layer: count, head: count, many: Annotated[int, Query(ge=1, le=64)] = 12) -> HeadLinks:
+    def ask_links(
+        session: str, layer: count, head: count, many: Annotated[int, Query(ge=1, le=64)] = 12
+    ) -> LinksAnswer:
         """The strongest links of a head."""
         with kept.asked(session) as found:
             return answers.links(found, layer, head, many)
@@ -319,7 +329,7 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
     @server.get("/api/session/{session}/row")
     def ask_row(
         session: str, layer: count, head: count, token: count, start: count = 0, stop: count | None = None
-    ) -> Row:
+    ) -> RowAnswer:
         """The exact weights of one query."""
         with kept.asked(session) as found:
             return answers.row(found, layer, head, token, start, stop)
@@ -327,19 +337,19 @@ def _add_answers(server: "FastAPI", kept: _Kept) -> None:
     @server.get("/api/session/{session}/tile")
     def ask_tile(
         session: str, layer: count, head: count, rows: span, cols: span, size: Annotated[int, Query(ge=1, le=256)] = 128
-    ) -> Tile:
+    ) -> TileAnswer:
         """A part of the map."""
         with kept.asked(session) as found:
             return answers.tile(found, layer, head, _span(rows), _span(cols), size)
 
     @server.get("/api/session/{session}/steps")
-    def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> Steps:
+    def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> StepsAnswer:
         """The steps of one query with their numbers."""
         with kept.running(session), kept.asked(session) as found:
             return answers.steps(found, layer, head, token, key)
 
 
-def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
+def _add_pictures(server: "FastAPI", kept: ServerState) -> None:
     """Pictures out and in."""
     from fastapi import Query, Request, Response
     from fastapi.concurrency import run_in_threadpool
@@ -350,7 +360,7 @@ def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
     @server.get("/api/session/{session}/picture/{number}", response_class=Response, responses=bytes_out)
     def ask_picture(session: str, number: int) -> Response:
         """A picture that the model looked at, at most 1,600 pixels long."""
-        found = find_picture(kept.sessions.get(session), number)
+        found = find_image(kept.sessions.get(session), number)
         return Response(found.data, media_type=found.kind)
 
     @server.post("/api/look_at_picture", openapi_extra=bytes_in)
@@ -359,15 +369,15 @@ def _add_pictures(server: "FastAPI", kept: _Kept) -> None:
         name: str = "",
         model: str | None = None,
         text: Annotated[str, Query(max_length=LONGEST_QUESTION)] = "",
-    ) -> Started:
+    ) -> StartedJSON:
         """Have a picture looked at, sent as the bytes of its file; the job says when its session is there."""
         reader = kept.models.find(model)
         if await run_in_threadpool(kept.models.sees, reader) is False:  # before a byte of the body is read
-            raise ValueError(no_pictures(reader))
+            raise ValueError(no_images(reader))
         return {"job": kept.jobs.start_picture(await request.body(), _base_name(name, "picture"), text, model)}
 
 
-def _line(name: str, session: Session) -> SessionLine:
+def _line(name: str, session: Session) -> SessionJSON:
     text = session.text
     return {
         "id": name,
@@ -378,7 +388,7 @@ def _line(name: str, session: Session) -> SessionLine:
     }
 
 
-def _model_line(models: ModelShelf, number: int) -> ModelLine:
+def _model_line(models: ModelShelf, number: int) -> ModelJSON:
     found = models.offered[number]
     return {"id": found.id, "name": found.name, "default": number == 0, "pictures": models.sees(found)}
 
@@ -388,18 +398,18 @@ def _span(text: str) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
+def _add_jobs(server: "FastAPI", kept: ServerState) -> None:
     """New sessions: from a text, which takes a job, and from a file."""
     from fastapi import Request
     from fastapi.concurrency import run_in_threadpool
 
     @server.get("/api/models")
-    def list_models() -> ModelList:
+    def list_models() -> ModelsAnswer:
         """Who may read texts, and look at pictures."""
         return {"models": [_model_line(kept.models, number) for number in range(len(kept.models.offered))]}
 
     @server.post("/api/look")
-    def look(asked: Asked) -> Started:
+    def look(asked: LookRequest) -> StartedJSON:
         """Have a text read; the job says when its session is there."""
         text = asked["text"]
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -409,18 +419,18 @@ def _add_jobs(server: "FastAPI", kept: _Kept) -> None:
         return {"job": kept.jobs.start(text, asked.get("model"), asked.get("truncate", False))}
 
     @server.get("/api/job/{job}")
-    def ask_job(job: str) -> JobLine:
+    def ask_job(job: str) -> JobJSON:
         """How far a job is."""
         return _job_line(kept, job)
 
     @server.delete("/api/job/{job}")
-    def cancel_job(job: str) -> JobLine:
+    def cancel_job(job: str) -> JobJSON:
         """Let a job end."""
         kept.jobs.cancel(job)
         return _job_line(kept, job)
 
     @server.post("/api/open", openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}}})
-    async def open_body(request: Request, name: str = "") -> Opened:
+    async def open_body(request: Request, name: str = "") -> OpenedJSON:
         """Look at a capture, sent as the bytes of its .regard file."""
         body = await request.body()
         session = await run_in_threadpool(_open_bytes, body, _base_name(name))
@@ -433,7 +443,7 @@ def _too_large(words: str) -> Exception:
     return HTTPException(413, words)
 
 
-def _job_line(kept: _Kept, name: str) -> JobLine:
+def _job_line(kept: ServerState, name: str) -> JobJSON:
     job = kept.jobs.get(name)
     return {"state": job.state, "progress": job.progress, "session": job.session, "error": job.error}
 

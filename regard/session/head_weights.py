@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.lens.assembly import Assembled
 from regard.lens.measures.weights import Given, Part, Remembered, Weights, as_they_are, exponentials
 from regard.masks.rules import Rule
+from regard.session.protocol import bin_edges
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
-from regard.session.types import bin_edges
 from regard.stages import Lang
 
 
@@ -188,10 +188,10 @@ def head_of(layer: SeenLayer, head: int) -> HeadWeights:
         raise LookupError("exact weights need queries and keys: watch(model, keep='qk') keeps them")
     if layer.windows == 1:
         return one_head(weights, head)
-    return Windowed([one_head(weights, head, window) for window in range(layer.windows)])
+    return WindowedWeights([one_head(weights, head, window) for window in range(layer.windows)])
 
 
-class Windowed:
+class WindowedWeights:
     """The weights of all windows as those of one sequence: blocks along the diagonal, 0 elsewhere.
 
     >>> import regard

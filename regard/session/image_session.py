@@ -23,11 +23,11 @@ from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.models.vision_language import PictureWriter
 from regard.nn.blocks import Inserted
-from regard.session.session import MEASURES, Session, name_of_model, show_picture, without_dropout
+from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
 from regard.tasks.images import caption_prompt, looks, question_prompt, spoken, without_special
 
 
-def takes_pictures(where: str) -> bool | None:
+def takes_images(where: str) -> bool | None:
     """Whether the model of a directory or hub id looks at pictures; None where that cannot be told yet.
 
     >>> takes_pictures("no/such/directory") is None
@@ -68,7 +68,7 @@ START = "[start]"
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class ImageInputs:
     """A model with its inputs at hand.
 
     read: lets the model read them.  layouts: where the tokens of each attention lie, by path.
@@ -81,7 +81,7 @@ class Given:
     text: str | None = None
 
 
-def given_to(model: Model, picture: OpenedImage, text: str | None) -> Given:
+def image_inputs(model: Model, picture: OpenedImage, text: str | None) -> ImageInputs:
     """A picture, and a text where the model reads one, as the model takes them.
 
     Raises ValueError for a model that does not look at pictures, a text that it does not take, or a missing one that it
@@ -107,7 +107,7 @@ def check_sight(model: Model) -> None:
         )
 
 
-def _alone(model: VisionModel | DualModel, picture: OpenedImage, text: str | None) -> Given:
+def _alone(model: VisionModel | DualModel, picture: OpenedImage, text: str | None) -> ImageInputs:
     """A picture without a text."""
     if text is not None:
         raise ValueError(
@@ -115,10 +115,10 @@ def _alone(model: VisionModel | DualModel, picture: OpenedImage, text: str | Non
             "leave the text out"
         )
     pixels, (frame,) = _prepared(model, picture)
-    return Given(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
+    return ImageInputs(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
 
 
-def _captioned(model: Captioner, picture: OpenedImage, text: str | None) -> Given:
+def _captioned(model: Captioner, picture: OpenedImage, text: str | None) -> ImageInputs:
     """A picture and its caption: the one that is given, or what the model writes."""
     pixels, (frame,) = _prepared(model, picture)
     if text is None:
@@ -130,10 +130,10 @@ def _captioned(model: Captioner, picture: OpenedImage, text: str | None) -> Give
     ids = ids.to(model.device)
     words = [START, *_labels(model, ids[0, 1:])]  # of `start` the tokenizer may know nothing
     read = without_dropout(model, lambda: model(ids, pixels=pixels))
-    return Given(read, model.layouts(frame, ids.shape[1]), [words], text)
+    return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
-def _beside(model: Answerer | Matcher, picture: OpenedImage, text: str | None) -> Given:
+def _beside(model: Answerer | Matcher, picture: OpenedImage, text: str | None) -> ImageInputs:
     """A picture, and a question or a text that may match it. Of who answers, the reading of the question is seen."""
     if not text:
         what = "a question" if isinstance(model, Answerer) else "a text that may match the picture"
@@ -143,15 +143,15 @@ def _beside(model: Answerer | Matcher, picture: OpenedImage, text: str | None) -
     n = ids.shape[1]
     if isinstance(model, Matcher):
         read = without_dropout(model, lambda: model(ids, pixels=pixels))
-        return Given(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
+        return ImageInputs(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
     answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.max_positions, 1))
     read = without_dropout(model, lambda: model.read_picture(pixels, ids))
     layouts = model.layouts(frame, n, 1)
     seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
-    return Given(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
+    return ImageInputs(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
 
 
-def _among(model: PictureWriter | FlamingoModel, picture: OpenedImage, text: str | None) -> Given:
+def _among(model: PictureWriter | FlamingoModel, picture: OpenedImage, text: str | None) -> ImageInputs:
     """A picture among the words of a prompt, and what the model writes after it."""
     pixels, frames = _prepared(model, picture)
     asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
@@ -171,7 +171,7 @@ def _among(model: PictureWriter | FlamingoModel, picture: OpenedImage, text: str
     else:
         layouts, read = model.layouts(frames, ids.shape[1]), _looked_at(model, prompt, ids, pixels)
     said = f"{text} → {written.text.strip()}" if text else written.text.strip()
-    return Given(without_dropout(model, read), layouts, [_labels(model, ids[0])], said)
+    return ImageInputs(without_dropout(model, read), layouts, [_labels(model, ids[0])], said)
 
 
 def _inserted(model: PictureWriter, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
@@ -207,7 +207,7 @@ def _prepared(model: Model, picture: OpenedImage) -> tuple[Tensor, tuple[Frame, 
     return prepared.pixel_values.to(model.device), prepared.frames
 
 
-def look_at_picture(
+def look_at_image(
     picture: Source,
     model: Model | str | Path,
     *,
@@ -241,11 +241,11 @@ def look_at_picture(
         model = load(model)
     check_sight(model)
     opened = open_image(source)  # decoded only for a model that looks at it
-    given: Given = given_to(model, opened, text)
+    given: ImageInputs = image_inputs(model, opened, text)
     tell("reading")
     with watch(model, measures=MEASURES, keep="qk", layouts=given.layouts, tokens=given.words) as seen:
         given.read()
     longest = max((sides.keys.kind.size for sides in given.layouts.values()), default=0)
     words = tuple(given.words[0]) if given.words else ("",) * longest
-    seen.photos = shown = (show_picture(opened),)
+    seen.photos = shown = (show_image(opened),)
     return Session(name_of_model(model), seen, words, text=given.text, model=model, again=given.read, pictures=shown)

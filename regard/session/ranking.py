@@ -20,7 +20,7 @@ from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View
 from regard.masks.tiles import cell_edges
 from regard.session.labels import is_word, word_numbers
-from regard.session.types import Opening
+from regard.session.protocol import Opening
 
 if TYPE_CHECKING:
     from regard.session.session import Session
@@ -193,7 +193,7 @@ class Layer:
     start: int | None
 
 
-class Link(NamedTuple):
+class RankedLink(NamedTuple):
     """How much of one token's attention goes to another, in one head. Positions count tokens."""
 
     layer: int
@@ -249,7 +249,7 @@ def strongest(
     head: int | None = None,
     queries: Sequence[int] | None = None,
     every: bool = False,
-) -> list[Link]:
+) -> list[RankedLink]:
     """The first links of the ranking, each pair of tokens once, by the head where it ranks highest.
 
     >>> import torch, regard
@@ -266,7 +266,7 @@ def strongest(
     """
     words = torch.tensor([every or is_word(label) for label in session.tokens])  # (N,)
     numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
-    best: dict[tuple[int, int], tuple[float, Link]] = {}
+    best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
     for layer in filter(_rankable, layers):
         for rows, weights in _tiles(layer, head, queries):
             score = _score(layer, head, rows, weights, None if every else (words, numbers))
@@ -278,7 +278,7 @@ def strongest(
     return [link for _, link in ranked[:count]]
 
 
-def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, Link]]:
+def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLink]]:
     """(layer, head) → the first link of words in that head, and what it is ranked by; heads without one are not there.
 
     >>> from regard.session.session import Session
@@ -296,7 +296,7 @@ def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, Link]]:
     step = -(-len(session.tokens) // affordable)
     words = torch.tensor([is_word(label) for label in session.tokens])  # (N,)
     numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
-    best: dict[tuple[int, int], tuple[float, Link]] = {}
+    best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
     for layer in layers:
         for rows, weights in _tiles(layer, None, range(0, len(session.tokens), step)):
             score = _score(layer, None, rows, weights, (words, numbers))  # (H, r, Nk)
@@ -304,7 +304,7 @@ def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, Link]]:
                 i, key = divmod(place, score.shape[-1])
                 if value > best.get((layer.index, head), (0.0,))[0]:
                     weight = float(weights[head, i, key])
-                    best[layer.index, head] = value, Link(layer.index, head, int(rows[i]), key, weight)
+                    best[layer.index, head] = value, RankedLink(layer.index, head, int(rows[i]), key, weight)
     return best
 
 
@@ -326,7 +326,7 @@ def opening_of(session: Session) -> Opening | None:
     return {"layer": link.layer, "head": link.head, "token": _query(session, link), "key": link.key}
 
 
-def _query(session: Session, link: Link) -> int:
+def _query(session: Session, link: RankedLink) -> int:
     """Which query of its layer a link begins at."""
     start = layers_of(session)[link.layer].start
     assert start is not None
@@ -399,12 +399,14 @@ def _score(
 
 def _first(
     layer: Layer, head: int | None, rows: Tensor, weights: Tensor, score: Tensor, count: int
-) -> list[tuple[float, Link]]:
+) -> list[tuple[float, RankedLink]]:
     high, at_head = score.max(0)  # (r, Nk)
     value, place = high.flatten().topk(min(count, high.numel()))
     found = []
     for v, p in zip(value.tolist(), place.tolist(), strict=True):
         i, key = divmod(p, high.shape[1])
         h = int(at_head[i, key])
-        found.append((v, Link(layer.index, h if head is None else head, int(rows[i]), key, float(weights[h, i, key]))))
+        found.append(
+            (v, RankedLink(layer.index, h if head is None else head, int(rows[i]), key, float(weights[h, i, key])))
+        )
     return [(v, link) for v, link in found if v > 0]

@@ -6,9 +6,9 @@ from regard.layouts import Layout
 from regard.lens.patterns import KEYS, REST
 from regard.lens.placement import ImagePatches, name_kind
 from regard.session.labels import shown
+from regard.session.protocol import NumbersJSON
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
-from regard.session.types import Numbers
 from regard.stages import Lang
 
 
@@ -99,7 +99,7 @@ WORDS: dict[Lang, dict[str, str]] = {
 }
 
 
-def sentence(session: Session, layer: int, head: int, numbers: Numbers, lang: Lang) -> str:
+def sentence(session: Session, layer: int, head: int, numbers: NumbersJSON, lang: Lang) -> str:
     """A head in plain words: its pattern, over how many keys it spreads, and which key receives most; or NaN, if any.
 
     >>> import torch, regard

@@ -28,8 +28,8 @@ from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.op import observe, unobserve
-from regard.session.ranking import HeadNumbers, Link, SeenLayer, head_numbers, rank_heads, seen_layers
-from regard.session.types import Opening
+from regard.session.protocol import Opening
+from regard.session.ranking import HeadNumbers, RankedLink, SeenLayer, head_numbers, rank_heads, seen_layers
 from regard.tasks.eval_mode import evaluating
 
 
@@ -102,7 +102,7 @@ LONGEST = 1600  # pixels of the longer side
 FEW = 1 << 16  # pixels of a drawing or an icon, whose edges a JPEG would smear
 
 
-def show_picture(source: Source) -> Photo:
+def show_image(source: Source) -> Photo:
     """A bounded copy of a picture, whatever `open_image` opens. Raises as that does.
 
     >>> import numpy as np
@@ -162,7 +162,7 @@ class Session:
         )
 
     @cached_property
-    def ranked(self) -> dict[tuple[int, int], tuple[float, Link]]:
+    def ranked(self) -> dict[tuple[int, int], tuple[float, RankedLink]]:
         """The strongest link of words of each head, by layer and head, with what it is ranked by; found once."""
         return rank_heads(self)
 
@@ -273,7 +273,7 @@ def session_of(capture: Capture, name: str = "", *, pictures: Sequence[Source] =
     Raises ValueError for pictures of other sizes than the capture's, or another number of them.
     """
     session = Session(name or capture.model or "capture", capture, _words(capture))
-    shown = tuple(show_picture(picture) for picture in pictures) or capture.photos
+    shown = tuple(show_image(picture) for picture in pictures) or capture.photos
     if not shown:
         return session
     sizes, wanted = [picture.size for picture in shown], [frame.picture for frame in session.frames]

@@ -143,7 +143,7 @@ def _entries(tokens: tuple[str, ...], linked: Array) -> list[_Entry]:
 
 
 @dataclass(frozen=True)
-class _Word:
+class _Label:
     """A word in its place, in inches from the drawing's upper left corner."""
 
     text: str
@@ -159,7 +159,7 @@ class _Placed:
     """A drawing: its words and its curves, each from its source to its target, by four points of a Bézier curve."""
 
     inches: Pair
-    words: list[_Word]
+    words: list[_Label]
     curves: list[list[Pair]]  # M of 4
     heads: list[tuple[str, float]]  # captions over the columns: text, where it ends or begins
     notes: list[str]
@@ -175,7 +175,7 @@ def _columns(given: _Links) -> _Placed:
     for side, x, ha in zip(sides, (left - 0.1, right + 0.1), ("right", "left"), strict=True):
         start = top + (most - len(side)) * pitch / 2 if len(side) < most else top
         heights = [start + (n + 0.5) * pitch for n in range(len(side))]
-        words += [_Word(e.text, x, y, ha, e.linked) for e, y in zip(side, heights, strict=True)]
+        words += [_Label(e.text, x, y, ha, e.linked) for e, y in zip(side, heights, strict=True)]
         places.append({e.index: y for e, y in zip(side, heights, strict=True)})
     curves = []
     for source, target in zip(given.sources.tolist(), given.targets.tolist(), strict=True):
@@ -201,7 +201,7 @@ def _arcs(given: _Links) -> _Placed:
     below = max((rise for rise, (a, b) in zip(rises, pairs, strict=True) if b > a), default=0.0)
     band = max(widths) + 0.12 if turned else 0.26
     words = [
-        _Word(entry.text, x, above + band / 2, "center", entry.linked, turned)
+        _Label(entry.text, x, above + band / 2, "center", entry.linked, turned)
         for entry, x in zip(entries, middles, strict=True)
     ]
     curves = [_arc(a, b, above if b <= a else above + band, rise) for (a, b), rise in zip(pairs, rises, strict=True)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A token to read: its text, whether a space stands before it, and whether a line ends with it."""
 
     text: str
@@ -28,7 +28,7 @@ class Piece:
     ends: bool = False
 
 
-def readable(tokens: Sequence[str]) -> list[Piece]:
+def readable(tokens: Sequence[str]) -> list[TextPiece]:
     r"""Tokens as people read them, one piece for each.
 
     >>> [piece.text for piece in readable(["Ġê³łìĸĳìĿ´", "Ċ", "Ġìĸ"])]
@@ -45,7 +45,7 @@ def readable(tokens: Sequence[str]) -> list[Piece]:
     if style == "ends":
         spaces = [False, *(token.endswith("</w>") for token in tokens[:-1])]
     return [
-        Piece(visible(text.removeprefix(" ")), space and n > 0, text.endswith("\n"))
+        TextPiece(visible(text.removeprefix(" ")), space and n > 0, text.endswith("\n"))
         for n, (text, space) in enumerate(zip(texts, spaces, strict=True))
     ]
 
@@ -178,10 +178,10 @@ def text_heat_html(
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _TextRow:
     """The words and their weights."""
 
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     weights: Array  # (N,)
     query: int | None
     word: str  # of the query
@@ -209,19 +209,19 @@ class _Row:
         return f"… {len(hidden):,} token{'s' * (len(hidden) > 1)}, together {held:.2g} …"
 
 
-def _read(tokens: Any, weights: Any, query: Any, sink: bool) -> _Row:
+def _read(tokens: Any, weights: Any, query: Any, sink: bool) -> _TextRow:
     weights = read_weights("weights", weights, "(keys,)")
     pieces = readable(read_tokens("tokens", tokens, len(weights), "weights"))
     if not sink and len(weights) == 1:
         raise ValueError("sink=False leaves token 0 out of the colours, but there is no other; leave it at True")
     if query is None or isinstance(query, str):
         word = "" if query is None else readable([query])[0].text
-        return _Row(pieces, weights, None, word, sink)
+        return _TextRow(pieces, weights, None, word, sink)
     query = index_of("query", query, len(weights), "tokens")
-    return _Row(pieces, weights, query, pieces[query].text, sink)
+    return _TextRow(pieces, weights, query, pieces[query].text, sink)
 
 
-def _choices(row: _Row) -> Iterator[tuple[list[range], bool]]:
+def _choices(row: _TextRow) -> Iterator[tuple[list[range], bool]]:
     """What may be shown, and whether lines end where the text's do, in the order of preference.
 
     Everything, or ever fewer windows around the strongest words and the query.
@@ -242,7 +242,7 @@ def _choices(row: _Row) -> Iterator[tuple[list[range], bool]]:
         yield runs, False
 
 
-def _notes(row: _Row, layout: _Layout | None) -> list[Key]:
+def _notes(row: _TextRow, layout: _TextLayout | None) -> list[Key]:
     keys: list[Key] = []
     word = clip(row.word if layout is None else drawable(row.word), 24)
     if row.query is not None:
@@ -260,7 +260,7 @@ def _notes(row: _Row, layout: _Layout | None) -> list[Key]:
 
 
 @dataclass(frozen=True)
-class _Word:
+class _PlacedToken:
     """A token in its place: inches from the left, which line, how wide its box, and the number above it."""
 
     index: int
@@ -272,11 +272,11 @@ class _Word:
 
 
 @dataclass
-class _Layout:
+class _TextLayout:
     """Words wrapped into lines no wider than `room`."""
 
     room: float
-    words: list[_Word] = field(default_factory=list)
+    words: list[_PlacedToken] = field(default_factory=list)
     gaps: list[tuple[int, str]] = field(default_factory=list)  # line, text
     line: int = 0
     x: float = 0.0
@@ -305,14 +305,14 @@ class _Layout:
         self.gaps.append((self.line, said))
         self.line, self.x = self.line + 1, 0.0
 
-    def add(self, index: int, piece: Piece, number: str, ends: bool) -> None:
+    def add(self, index: int, piece: TextPiece, number: str, ends: bool) -> None:
         text = clip(drawable(piece.text), 24)
         width = max(_width(text, WORD), _width(number, NUMBER)) + 2 * PAD
         space = SPACE if piece.space and self.x else 0.0
         if self.x + space + width > self.room:
             self.new_line()
             space = 0.0
-        self.words.append(_Word(index, text, number, self.x + space, self.line, width))
+        self.words.append(_PlacedToken(index, text, number, self.x + space, self.line, width))
         self.x += space + width
         if ends:
             self.new_line()
@@ -323,11 +323,11 @@ def _width(text: str, size: float) -> float:
     return measure(text, size) if text else 0.0
 
 
-def _fitted(row: _Row, columns: int | None, strongest: int) -> _Layout:
+def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
     """As much as fits a page."""
     numbers = {n: f"{row.weights[n]:.2g}" for n in row.ranked()[:strongest]}
     for runs, breaks in _choices(row):
-        layout = _Layout(_room(row, runs) if columns is None else columns * _width("n", WORD))
+        layout = _TextLayout(_room(row, runs) if columns is None else columns * _width("n", WORD))
         before = 0
         for run in [*runs, range(len(row.weights), len(row.weights))]:
             if run.start > before:
@@ -342,7 +342,7 @@ def _fitted(row: _Row, columns: int | None, strongest: int) -> _Layout:
     raise AssertionError("one window of short words fits any page")
 
 
-def _room(row: _Row, runs: list[range]) -> float:
+def _room(row: _TextRow, runs: list[range]) -> float:
     """A line's inches: of a short text seven, of a long one such that the page is wider than high."""
     pieces = (row.pieces[n] for run in runs for n in run)
     inches = sum(_width(clip(drawable(piece.text), 24), WORD) + 2 * PAD + SPACE * piece.space for piece in pieces)
@@ -352,7 +352,7 @@ def _room(row: _Row, runs: list[range]) -> float:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-def _draw(sheet: Sheet, layout: _Layout, row: _Row, scale: Scale, x: float, y: float) -> None:
+def _draw(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale, x: float, y: float) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Rectangle
 
@@ -379,7 +379,7 @@ def _draw(sheet: Sheet, layout: _Layout, row: _Row, scale: Scale, x: float, y: f
     _margin(sheet, layout, x, y + LINE - 0.055)
 
 
-def _margin(sheet: Sheet, layout: _Layout, x: float, y: float) -> None:
+def _margin(sheet: Sheet, layout: _TextLayout, x: float, y: float) -> None:
     """The position of each line's first word before it, and what is left out on lines of their own."""
     first = {word.line: word.index for word in reversed(layout.words)}
     for line, index in first.items() if layout.line else ():
@@ -388,7 +388,7 @@ def _margin(sheet: Sheet, layout: _Layout, x: float, y: float) -> None:
         sheet.write(x, y + line * LINE, said, CAPTION, muted=True)
 
 
-def _span(row: _Row, n: int) -> str:
+def _span(row: _TextRow, n: int) -> str:
     piece, weight = row.pieces[n], float(row.weights[n])
     style = "border-radius:2px;padding:1px 2px"
     if n == 0 and not row.sink:

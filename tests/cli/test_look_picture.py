@@ -25,7 +25,7 @@ from regard.cli.terminal import Terminal
 from regard.data.image_processing import ImageTransforms
 from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
 from regard.models.loading import load
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
 from regard.session.sentences import WARNING
 from regard.session.session import Session, open_file
 
@@ -51,7 +51,7 @@ def windowed(tmp_path_factory: Any) -> str:
 
 @pytest.fixture(scope="module")
 def session(model: str) -> Session:
-    return look_at_picture(picture(), model)
+    return look_at_image(picture(), model)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_place_in_the_picture_is_the_patch_there(run, photo, model, session):
 
 
 def test_window_is_drawn_in_its_place(run, photo, windowed):
-    session = look_at_picture(picture(), windowed)
+    session = look_at_image(picture(), windowed)
     said = json.loads(run(photo, "--model", windowed, "--at", "20,30", "--layer", "1", "--head", "1", "--json"))
     overlay = session.capture[1].overlay(at=(20, 30), head=1)
     grid = np.zeros((7, 11))
@@ -145,7 +145,7 @@ def test_window_is_drawn_in_its_place(run, photo, windowed):
 
 
 def test_token_of_a_window_counts_through_the_windows(run, photo, windowed):
-    session = look_at_picture(picture(), windowed)
+    session = look_at_image(picture(), windowed)
     said = json.loads(run(photo, "--model", windowed, "--token", "40", "--layer", "0", "--head", "1", "--json"))
     overlay = session.capture[0].overlay(token=(4, 4), head=1)
     assert said["of"] == overlay.title.partition(": ")[2]

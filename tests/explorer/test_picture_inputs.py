@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.models.loading import load
-from regard.session.image_session import WRITTEN, look_at_picture
+from regard.session.image_session import WRITTEN, look_at_image
 from regard.session.session import Session
 from regard.tasks.images import question_prompt, spoken, without_special
 
@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, t
     with forced(model, token, at), regard.watch(model, keep="qk") as seen:
         written = write(model, text, new_tokens=WRITTEN)
     with forced(model, token, at):
-        session = look_at_picture(PHOTO, model, text=text)
+        session = look_at_image(PHOTO, model, text=text)
     assert written.ids[at] == token
     paths = [path for path in seen.names if path.startswith(begins)]
     assert len(paths) > 2
@@ -96,7 +96,7 @@ def test_placeholder_that_was_written_is_a_word(name: str, tmp_path: Path) -> No
     make, text, _ = WRITERS[name]
     model = load(make(tmp_path))
     with forced(model, model.placeholder, 2):
-        session = look_at_picture(PHOTO, model, text=text)
+        session = look_at_image(PHOTO, model, text=text)
     sides = session.layers[-1].sides
     assert sides is not None
     assert sides.queries.kind[0, len(session.tokens) - WRITTEN + 1 :].tolist() == ["text"] * (WRITTEN - 1)
@@ -111,7 +111,7 @@ def test_row_of_the_table_that_the_tokenizer_does_not_know_is_called_by_its_numb
     if name == "llava":
         model.tokenizer.size -= 1  # as where a table has more rows than the tokenizer has tokens
     with forced(model, model.tokenizer.size, 1):
-        session = look_at_picture(PHOTO, model, text=text)
+        session = look_at_image(PHOTO, model, text=text)
     assert session.tokens[-WRITTEN + 2] == f"[{model.tokenizer.size}]"
 
 
@@ -134,7 +134,7 @@ def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], r
     count = model.max_positions - room + 1
     text = filled(model, count)
     written = write(model, text, new_tokens=min(room, WRITTEN))
-    session: Session = look_at_picture(PHOTO, model, text=text)
+    session: Session = look_at_image(PHOTO, model, text=text)
     assert session.text == f"{text} → {written.text.strip()}"
     assert len(session.tokens) == count + len(written.ids) - 1 <= model.max_positions
     assert [*session.tokens[:count]] == model.tokenizer.tokens(prompt_of(model, text))
@@ -144,13 +144,13 @@ def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], r
 def test_prompt_longer_than_the_model_is_to_be_shortened(make: Callable[[Path], Path], tmp_path: Path) -> None:
     model = load(make(tmp_path))
     with pytest.raises(ValueError, match=rf"{model.max_positions + 1}.*tokens.*{model.max_positions}"):
-        look_at_picture(PHOTO, model, text=filled(model, model.max_positions + 1))
+        look_at_image(PHOTO, model, text=filled(model, model.max_positions + 1))
 
 
 def test_short_decoder_writes_as_much_as_it_can(tmp_path: Path) -> None:
     model = load(captioner(tmp_path))
     model.decoder.embed.positions = nn.Embedding.from_pretrained(model.decoder.embed.positions.weight[:7])
-    session = look_at_picture(PHOTO, model)
+    session = look_at_image(PHOTO, model)
     assert len(session.tokens) == model.decoder.embed.max_positions == 7
 
 
@@ -160,7 +160,7 @@ def test_picture_is_not_decoded_for_a_model_that_looks_at_none(tmp_path, monkeyp
     Image.fromarray(PHOTO).save(stored, "PNG")
     model = load(bert(tmp_path / "bert", "Model"))
     with pytest.raises(ValueError, match="BERT"):
-        look_at_picture(stored.getvalue(), model)
+        look_at_image(stored.getvalue(), model)
 
 
 @pytest.mark.parametrize("size", [{"height": 30_000, "width": 30}, {"height": 3000, "width": 3000}])
@@ -172,4 +172,4 @@ def test_sizes_of_a_preprocessor_far_beyond_what_the_model_learnt_are_refused(tm
     with pytest.raises(ValueError, match=rf"{size['height'] // 6}.*{size['width'] // 6}.*5"):
         model.classify(PHOTO)
     with pytest.raises(ValueError, match="5 × 5"):
-        look_at_picture(PHOTO, model)
+        look_at_image(PHOTO, model)

@@ -25,7 +25,7 @@ from regard.explorer.jobs import ModelShelf
 from regard.explorer.widget import answer, module
 from regard.layouts import Frame, Sides
 from regard.models.loading import load
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
 from regard.session.session import Session, open_file
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
@@ -51,7 +51,7 @@ def seeing(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(seeing: Path) -> Session:
-    return look_at_picture(picture(), seeing)
+    return look_at_image(picture(), seeing)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def site(session: Session) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory) -> Session:
-    return look_at_picture(picture(), windows(tmp_path_factory.mktemp("windows")))
+    return look_at_image(picture(), windows(tmp_path_factory.mktemp("windows")))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -170,7 +170,7 @@ def test_patch_that_is_pointed_at_shows_its_exact_row(page, site, session, layer
 
 @pytest.mark.parametrize(("height", "width"), [(3000, 15), (20, 2000)])
 def test_patches_of_a_picture_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
-    seen = look_at_picture(picture(1, height, width), windows(tmp_path / "windows"))
+    seen = look_at_image(picture(1, height, width), windows(tmp_path / "windows"))
     write_html(seen, tmp_path / "line.html")
     ready(page, (tmp_path / "line.html").as_uri() + "#session=1&layer=0&head=1&token=0")
     sides = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
@@ -189,7 +189,7 @@ def test_patches_of_nan_are_crossed_and_their_shares_are_nan(page, seeing):
     model = load(seeing)
     with torch.no_grad():
         next(p for name, p in model.named_parameters() if "1.attention" in name and "bias" in name)[0] = float("nan")
-    with serving([look_at_picture(picture(), model)]) as address:
+    with serving([look_at_image(picture(), model)]) as address:
         ready(page, f"{address}#session=1&layer=1&head=0&token=0")
         expect(page.locator(".said-weight")).to_have_text("NaN")
         assert page.locator(".photo-share b").all_inner_texts() == ["NaN"] * 3
@@ -391,7 +391,7 @@ def test_map_follows_the_window_of_the_chosen_patch(page, windowed):
 
 
 def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_the_picture(page, tmp_path):
-    found = look_at_picture(picture(), blip(tmp_path, "ForConditionalGeneration"), text="a cat sat")
+    found = look_at_image(picture(), blip(tmp_path, "ForConditionalGeneration"), text="a cat sat")
     layer = max(n for n, one in enumerate(found.layers) if one.view.kind == "cross")
     view = found.layers[layer].view
     with serving([found]) as address:
@@ -413,7 +413,7 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
 
 
 def test_picture_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
-    found = look_at_picture(picture(), llava(tmp_path), text="the street?")
+    found = look_at_image(picture(), llava(tmp_path), text="the street?")
     layer, last = len(found.layers) - 1, len(found.tokens) - 1
     row = found.layers[layer].view.row(last)[0, 1]
     with serving([found]) as address:
@@ -456,7 +456,7 @@ def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
         dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
         assert "고양이.png" in page.locator("[data-role=session] option:checked").inner_text()
-        ready_row = look_at_picture(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
+        ready_row = look_at_image(picture(3, 41, 59), seeing).capture[2].row(0)[0, 0]
         assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
 
 

@@ -29,8 +29,8 @@ from regard.cli import main, serve
 from regard.explorer import answers, jobs
 from regard.explorer import jobs as shelves
 from regard.lens.capture import Capture, Record
+from regard.session.protocol import unpacked
 from regard.session.session import Session, look_at
-from regard.session.types import unpacked
 
 pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
 pytest.importorskip("httpx", reason="needs fastapi's test client: pip install httpx")

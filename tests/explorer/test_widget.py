@@ -14,7 +14,7 @@ import regard
 from regard.explorer import answers, widget
 from regard.explorer.export import bundle, modules
 from regard.explorer.widget import answer, module, show
-from regard.session.session import Session, show_picture
+from regard.session.session import Session, show_image
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to read the module")
 WORDS = tuple("abcdefg")
@@ -26,7 +26,7 @@ def session() -> Session:
     model = torch.nn.TransformerEncoderLayer(15, 3, 11, batch_first=True).eval()
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
         model(torch.randn(1, 7, 15))
-    return Session("toy", seen, WORDS, pictures=(show_picture(np.zeros((5, 7, 3), np.uint8)),))
+    return Session("toy", seen, WORDS, pictures=(show_image(np.zeros((5, 7, 3), np.uint8)),))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from twins import build
 
 import regard
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
 
 LETTERS = sorted({letter for sentence in SENTENCES[:3] for letter in sentence})
 BYTES = pre_tokenizers.ByteLevel.alphabet()
@@ -170,7 +170,7 @@ def write_captures(folder: Path, models_at: Path) -> None:
     with torch.no_grad(), regard.watch(written, measures=every, keep="qk") as seen:
         written(torch.randn(2, 3, 5, 4))
     seen.save(folder / "written.regard")
-    look_at_picture(picture(3), regard.load(models_at / "vit")).capture.save(folder / "picture.regard")
+    look_at_image(picture(3), regard.load(models_at / "vit")).capture.save(folder / "picture.regard")
 
 
 # --------------------------------------------------------------------------------------------------- arrays and images

@@ -26,7 +26,7 @@ from regard.data.images import open_image as open_picture
 from regard.data.images import peek_image
 from regard.data.tokenizer import Tokenizer
 from regard.explorer.export_data import carried
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
 from regard.session.session import session_of
 
 PACKAGE = Path(regard.__file__).parent
@@ -135,7 +135,7 @@ def open_model(path: Path) -> Numbers:
                 attempt(numbers, lambda: str(model.generate("the cat", new_tokens=3, beams=1, temperature=0)))
             case "vit":
                 attempt(numbers, lambda: str(model.classify(PICTURE)))
-                attempt(numbers, lambda: repr(look_at_picture(PICTURE, model).capture))
+                attempt(numbers, lambda: repr(look_at_image(PICTURE, model).capture))
             case "clip":
                 attempt(numbers, lambda: str(model.match(PICTURE, ["the cat", "mat"])))
         return numbers

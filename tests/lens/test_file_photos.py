@@ -16,7 +16,7 @@ from regard.lens.capture import Capture
 from regard.lens.files import saving
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing, read, write
 from regard.lens.files.saving import HEADER, Photo, pack_photos, unpack_photos
-from regard.session.session import show_picture
+from regard.session.session import show_image
 
 HIGH, WIDE = 31, 47
 SIDES = Sides.patches(Frame.whole(HIGH, WIDE).resized(20, 30), patch=10)  # of 1 cls and 2 × 3 patches
@@ -89,7 +89,7 @@ def test_file_without_photos_does_not_speak_of_them_so_that_every_regard_reads_i
 
 def test_largest_copy_of_a_picture_fits(tmp_path):
     noise = np.random.default_rng(5).integers(0, 256, (1601, 1607, 3), np.uint8)
-    shown = show_picture(noise)
+    shown = show_image(noise)
     out = Outgoing()
     packed = pack_photos([shown], out)
     (back,) = unpack_photos(packed, Incoming(out.tensors))
@@ -101,7 +101,7 @@ def test_copy_says_nothing_of_where_and_when_the_photo_was_taken(tmp_path):
     told[0x010F] = "the maker of the camera"
     Image.fromarray(np.zeros((300, 400, 3), np.uint8)).save(tmp_path / "a.jpg", exif=told)
     assert b"camera" in (tmp_path / "a.jpg").read_bytes()
-    assert b"camera" not in show_picture(tmp_path / "a.jpg").data
+    assert b"camera" not in show_image(tmp_path / "a.jpg").data
 
 
 def test_name_that_a_terminal_would_obey_is_written_without_what_it_obeys():

@@ -12,7 +12,7 @@ from seeing_twins import blip, clip, idefics, llava, picture, vit
 from speaking_twins import bert, gpt2, t5
 
 from regard.models.loading import load
-from regard.session.image_session import look_at_picture
+from regard.session.image_session import look_at_image
 from regard.session.session import Session, look_at
 
 PHOTO = picture()
@@ -20,26 +20,26 @@ LOOKS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Session]]] = {
     "a text": (lambda folder: bert(folder, "Model"), lambda model: look_at("a cat sat", model)),
     "a text to go on with": (gpt2, lambda model: look_at("a cat sat", model)),
     "a text for two towers": (t5, lambda model: look_at("a cat sat", model)),
-    "a picture": (vit, lambda model: look_at_picture(PHOTO, model)),
-    "a picture of two towers": (clip, lambda model: look_at_picture(PHOTO, model)),
+    "a picture": (vit, lambda model: look_at_image(PHOTO, model)),
+    "a picture of two towers": (clip, lambda model: look_at_image(PHOTO, model)),
     "a caption": (
         lambda folder: blip(folder, "ForConditionalGeneration"),
-        lambda model: look_at_picture(PHOTO, model, text="a cat"),
+        lambda model: look_at_image(PHOTO, model, text="a cat"),
     ),
     "a caption to be written": (
         lambda folder: blip(folder, "ForConditionalGeneration"),
-        lambda model: look_at_picture(PHOTO, model),
+        lambda model: look_at_image(PHOTO, model),
     ),
     "a question": (
         lambda folder: blip(folder, "ForQuestionAnswering"),
-        lambda model: look_at_picture(PHOTO, model, text="a cat"),
+        lambda model: look_at_image(PHOTO, model, text="a cat"),
     ),
     "a match": (
         lambda folder: blip(folder, "ForImageTextRetrieval"),
-        lambda model: look_at_picture(PHOTO, model, text="a cat"),
+        lambda model: look_at_image(PHOTO, model, text="a cat"),
     ),
-    "patches among words": (llava, lambda model: look_at_picture(PHOTO, model, text="a cat")),
-    "latents beside words": (idefics, lambda model: look_at_picture(PHOTO, model, text="a cat")),
+    "patches among words": (llava, lambda model: look_at_image(PHOTO, model, text="a cat")),
+    "latents beside words": (idefics, lambda model: look_at_image(PHOTO, model, text="a cat")),
 }
 
 

@@ -19,14 +19,14 @@ from regard.masks.tiles import cell_edges
 How = Literal["exact", "pooled"]
 
 
-class Array(TypedDict):
+class ArrayJSON(TypedDict):
     """Numbers of any shape: base64 of float32, little-endian, row by row."""
 
     shape: list[int]
     f32: str
 
 
-class Layer(TypedDict):
+class LayerJSON(TypedDict):
     """One attention of the model: a module, or one of its runs.
 
     call: the number of its first call, where the module has several runs; else null.
@@ -51,7 +51,7 @@ class Layer(TypedDict):
     layout: list[int] | None
 
 
-class PictureLine(TypedDict):
+class ImageJSON(TypedDict):
     """A picture that the model looked at.
 
     height, width: in pixels.  name: of its file, null where it is not known.  shown: can `picture` be asked for it?
@@ -66,7 +66,7 @@ class PictureLine(TypedDict):
     seen: list[float]
 
 
-class Run(TypedDict):
+class TokenRunJSON(TypedDict):
     """Tokens of one kind that follow each other. picture: which one they belong to, null for none."""
 
     kind: str
@@ -74,7 +74,7 @@ class Run(TypedDict):
     count: int
 
 
-class Grid(TypedDict):
+class PatchGridJSON(TypedDict):
     """The patches of one picture, each in a row and a column.
 
     rows: top and bottom of each; columns: left and right of each; as fractions of the picture's sides.
@@ -87,14 +87,14 @@ class Grid(TypedDict):
     cells: list[int] | None
 
 
-class TokenLayout(TypedDict):
+class LayoutJSON(TypedDict):
     """What the tokens of one side of an attention are, through all its windows, and where its patches lie."""
 
-    runs: list[Run]
-    grids: list[Grid]
+    runs: list[TokenRunJSON]
+    grids: list[PatchGridJSON]
 
 
-class PictureAnswer(TypedDict):
+class ImageAnswer(TypedDict):
     """A picture to be shown, at most 1,600 pixels long. kind: its media type.  base64: its bytes."""
 
     kind: str
@@ -110,7 +110,7 @@ class Opening(TypedDict):
     key: int | None
 
 
-class Overview(TypedDict):
+class OverviewAnswer(TypedDict):
     """All heads at a glance.
 
     length: how many tokens there are.  labels: the first 4,096 of them; `tokens` gives the rest.
@@ -127,23 +127,23 @@ class Overview(TypedDict):
     length: int
     labels: list[str]
     rows: bool
-    layers: list[Layer]
-    measures: dict[str, Array]
+    layers: list[LayerJSON]
+    measures: dict[str, ArrayJSON]
     labels_of_heads: list[list[str | None]]
     opening: Opening | None
-    pictures: list[PictureLine]
-    layouts: list[TokenLayout]
+    pictures: list[ImageJSON]
+    layouts: list[LayoutJSON]
     warning: str
 
 
-class Tokens(TypedDict):
+class TokensAnswer(TypedDict):
     """The labels of a stretch of tokens."""
 
     start: int
     labels: list[str]
 
 
-class Link(TypedDict):
+class LinkJSON(TypedDict):
     """How much of a query's attention goes to a key."""
 
     query: int
@@ -151,16 +151,16 @@ class Link(TypedDict):
     weight: float
 
 
-class HeadLinks(TypedDict):
+class LinksAnswer(TypedDict):
     """The strongest links of a head. how: "exact" is of all there are, "pooled" of the map's strongest cells."""
 
     layer: int
     head: int
-    links: list[Link]
+    links: list[LinkJSON]
     how: How
 
 
-class Numbers(TypedDict):
+class NumbersJSON(TypedDict):
     """A head in numbers; null where they were not measured.
 
     entropy, effective: means over the queries of −Σ p ln p, in nats, and of 1/Σp², the effective number of keys.
@@ -177,7 +177,7 @@ class Numbers(TypedDict):
     received_last: int | None
 
 
-class Head(TypedDict):
+class HeadAnswer(TypedDict):
     """The card of a head.
 
     map: (≤ 64, ≤ 64), rows are queries; a cell is the sum of its weights divided by its number of queries.
@@ -192,57 +192,57 @@ class Head(TypedDict):
     layer: int
     head: int
     path: str
-    map: Array
+    map: ArrayJSON
     how: How
-    received: Array | None
-    entropy: Array | None
-    numbers: Numbers
+    received: ArrayJSON | None
+    entropy: ArrayJSON | None
+    numbers: NumbersJSON
     patterns: dict[str, float]
     shares: dict[str, float]
     label: str | None
     rest: str | None
     sentence: str
-    links: list[Link]
+    links: list[LinkJSON]
     links_how: How
 
 
-class Ribbon(TypedDict):
+class RibbonJSON(TypedDict):
     """A row in at most 1,024 bins of keys: the sum and the largest weight of each."""
 
-    sum: Array
-    max: Array
+    sum: ArrayJSON
+    max: ArrayJSON
 
 
-class Key(TypedDict):
+class KeyJSON(TypedDict):
     """A key and its weight."""
 
     key: int
     weight: float
 
 
-class Row(TypedDict):
+class RowAnswer(TypedDict):
     """The exact weights of one query: those of a window, a ribbon of all, the largest, and their sum."""
 
     token: int
     start: int
     stop: int
-    weights: Array
-    ribbon: Ribbon
-    top: list[Key]
+    weights: ArrayJSON
+    ribbon: RibbonJSON
+    top: list[KeyJSON]
     sum: float | None
     how: How
 
 
-class Tile(TypedDict):
+class TileAnswer(TypedDict):
     """A part of the map. rows, cols: what it covers, [first, end); more than was asked for where it is the map's."""
 
     rows: list[int]
     cols: list[int]
-    cells: Array
+    cells: ArrayJSON
     how: How
 
 
-class Steps(TypedDict):
+class StepsAnswer(TypedDict):
     """One query's way through attention, with its numbers.
 
     d: head size.  q, k, product: (D) of the query, of the asked key, and q⊙k, whose sum is q·k.
@@ -257,23 +257,23 @@ class Steps(TypedDict):
     key: int
     d: int
     scale: float
-    q: Array
-    k: Array
-    product: Array
+    q: ArrayJSON
+    k: ArrayJSON
+    product: ArrayJSON
     keys: list[int]
     there: int
     masked: int
-    dots: Array
-    scaled: Array
-    scores: Array
-    weights: Array
+    dots: ArrayJSON
+    scaled: ArrayJSON
+    scores: ArrayJSON
+    weights: ArrayJSON
     rest: float | None
     lse: float | None
-    v: Array | None
-    v_sum: Array | None
+    v: ArrayJSON | None
+    v_sum: ArrayJSON | None
 
 
-def packed(values: Tensor) -> Array:
+def packed(values: Tensor) -> ArrayJSON:
     """A tensor of any shape as a dictionary of its shape and its numbers; NaN and infinities stay what they are.
 
     >>> packed(torch.zeros(0))
@@ -283,7 +283,7 @@ def packed(values: Tensor) -> Array:
     return {"shape": list(values.shape), "f32": b64encode(numbers.tobytes()).decode("ascii")}
 
 
-def unpacked(array: Array) -> Tensor:
+def unpacked(array: ArrayJSON) -> Tensor:
     """The tensor that was packed, in fp32.
 
     >>> unpacked(packed(torch.tensor([[0.5, 0.25]])))
