@@ -34,7 +34,7 @@ QUESTIONS: dict[str, tuple[Callable[..., Mapping[str, Any]], tuple[str, ...]]] =
     "row": (answers.row, ("layer", "head", "token", "start", "stop")),
     "tile": (answers.tile, ("layer", "head", "rows", "cols", "size")),
     "steps": (answers.steps, ("layer", "head", "token", "key")),
-    "picture": (answers.picture, ("number",)),
+    "picture": (answers.image, ("number",)),
 }
 
 
