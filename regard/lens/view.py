@@ -24,7 +24,7 @@ from regard.lens.measures.weights import Weights, sources
 from regard.lens.patterns import Patterns
 from regard.lens.placement import NOWHERE, Placed
 from regard.lens.validity import Report, index_among, judge, part_of_axis
-from regard.masks.mask import Grid
+from regard.masks.mask import TileGrid
 from regard.masks.token_masks import at_positions
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ class View:
         (_, _, nq, nk), place = self.sizes, self.place
         counted = torch.ones(1, 1, nq, dtype=torch.bool, device=device)
         if place.padding is not None and self.kind == "self" and nk:
-            positions = Grid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
+            positions = TileGrid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
             counted = ~at_positions(place.padding, positions, outside=False).to(device)
         if place.visible is not None:
             counted = counted & (place.visible > 0).to(device)

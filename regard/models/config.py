@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.parsing import read_json
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn
+from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
 MOST = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
 MOST_LAYERS = 2000
@@ -320,14 +320,14 @@ def rotary(settings: Settings, dim: int, *, most: int) -> Rotary:
 def reach(rotary: Rotary, most: int) -> int:
     """How many positions a model is made for: max_position_embeddings, or as far as its scaling stretches that.
 
-    >>> reach(Rotary(8, scaling=Linear(4.0)), 4096)
+    >>> reach(Rotary(8, scaling=LinearScaling(4.0)), 4096)
     16384
 
-    most: max_position_embeddings. With `Linear` and `DynamicNTK` it is the length before stretching, with `Llama3` and
-    `LongRope` the length after; with `Yarn` checkpoints have either.
+    most: max_position_embeddings. With `LinearScaling` and `DynamicNTK` it is the length before stretching, with
+    `Llama3` and `LongRope` the length after; with `Yarn` checkpoints have either.
     """
     scaling = rotary.scaling
-    if isinstance(scaling, (Linear, DynamicNTK)):
+    if isinstance(scaling, (LinearScaling, DynamicNTK)):
         return max(most, int(scaling.factor * most))
     return max(most, int(scaling.factor * scaling.original)) if isinstance(scaling, Yarn) else most
 
@@ -336,7 +336,7 @@ def reach(rotary: Rotary, most: int) -> int:
 
 
 def _linear(inside: Settings, settings: Settings, most: int) -> Scaling:
-    return Linear(inside.number("factor"))
+    return LinearScaling(inside.number("factor"))
 
 
 def _dynamic(inside: Settings, settings: Settings, most: int) -> Scaling:

@@ -42,7 +42,7 @@ from regard.lens.doctor.mask_summary import (
 from regard.lens.doctor.visibility import conjuncts, dense_cells, holds_cells
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
-from regard.masks.mask import Grid
+from regard.masks.mask import TileGrid
 from regard.masks.token_masks import Queries, at_positions
 
 __all__ = ["Causality", "Facts", "Rows", "Sight", "read", "read_weights", "see", "visible_counts"]
@@ -277,7 +277,7 @@ def _padding_rows(sight: Sight) -> Tensor:
     offset = None if sight.causal is None else sight.causal.offset
     if nk == 0:
         return torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
-    positions = Grid(nq, nk, (1, 1), device).positions(offset)
+    positions = TileGrid(nq, nk, (1, 1), device).positions(offset)
     if offset is None:  # a causal mask that came as cells has its own
         _, far, choice = traced.numbers.unbind()
         own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2

@@ -14,7 +14,7 @@ from regard.backends.call import Call
 from regard.lens.doctor.visibility import Visible, band_counts, conjuncts, dense_cells, survey
 from regard.masks import Causal, Mask
 from regard.masks.biases import Bias, DenseBias
-from regard.masks.positional import Placed
+from regard.masks.positional import OffsetMask
 from regard.masks.rules import Number
 
 BiasKind = Literal["additive", "zero-one", "large negative", "minus infinity"]
@@ -263,7 +263,7 @@ class Sight:
         """The position of query 0, from the mask; None where that is Nk − Nq, and in cross-attention."""
         if self.kind == "cross":
             return None
-        placed = [part for part in conjuncts(self.mask) if isinstance(part, Placed)]
+        placed = [part for part in conjuncts(self.mask) if isinstance(part, OffsetMask)]
         if placed or self._is_band:
             return next((part.offset for part in placed if part.offset is not None), None)
         return self.traced.outline(self.nq, self.nk).offset
