@@ -19,7 +19,7 @@ from operator import index
 
 from regard import tables
 
-__all__ = ["AttentionCost", "Cost", "Count", "LayerCost", "Sizes", "cost"]
+__all__ = ["AttentionCost", "Cost", "CostSizes", "Count", "LayerCost", "cost"]
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number, by dtype name."""
@@ -70,7 +70,7 @@ def _hundredths(value: int, scale: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CostSizes:
     """The sizes that were counted, with every default filled in."""
 
     n: int
@@ -119,7 +119,7 @@ class LayerCost:
 class Cost:
     """What `cost` returns: `attention`, `rnn` and `cnn`, counted at the same `sizes`. Prints as a table."""
 
-    sizes: Sizes
+    sizes: CostSizes
     attention: AttentionCost
     rnn: LayerCost
     cnn: LayerCost
@@ -249,11 +249,11 @@ def cost(
             f"num_kv_heads must divide num_heads, got num_kv_heads={groups} and num_heads={sizes['num_heads']}"
         )
     width = _divided(sizes["d_model"], sizes["num_heads"]) if head_dim is None else _whole("head_dim", head_dim)
-    z = Sizes(**sizes, num_kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
+    z = CostSizes(**sizes, num_kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
     return Cost(sizes=z, attention=_attention(z), rnn=_recurrent(z), cnn=_convolution(z))
 
 
-def _attention(z: Sizes) -> AttentionCost:
+def _attention(z: CostSizes) -> AttentionCost:
     pairs = z.batch * z.num_heads * z.n**2  # B·H·n²
     width = z.num_heads * z.head_dim  # H·D
     size = BYTES[z.dtype]
@@ -278,7 +278,7 @@ def _attention(z: Sizes) -> AttentionCost:
     )
 
 
-def _recurrent(z: Sizes) -> LayerCost:
+def _recurrent(z: CostSizes) -> LayerCost:
     parameters = 2 * z.d_model**2 + 2 * z.d_model  # two biases, as torch.nn.RNN has
     size = BYTES[z.dtype]
     return LayerCost(
@@ -292,7 +292,7 @@ def _recurrent(z: Sizes) -> LayerCost:
     )
 
 
-def _convolution(z: Sizes) -> LayerCost:
+def _convolution(z: CostSizes) -> LayerCost:
     parameters = z.kernel * z.d_model**2 + z.d_model
     size = BYTES[z.dtype]
     reach = z.kernel - 1  # positions further back that one layer sees; m layers see 1 + m·(k − 1) positions

@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import check_int, local
-from regard.masks.biases import Bias, Placed, as_bias, dense
+from regard.masks.biases import Bias, OffsetBias, as_bias, dense
 from regard.masks.rules import IndexRule, cell_of, four_axes, place, read_offset
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn
+from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
 __all__ = [
     "T5",
     "Bias",
     "DynamicNTK",
     "Learned",
-    "Linear",
+    "LinearScaling",
     "Llama3",
     "LongRope",
     "Relative",
@@ -126,7 +126,7 @@ class Learned(nn.Module):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alibi(Placed):
+class Alibi(OffsetBias):
     """−slope·distance, one slope per head (H,). Make one with `alibi`."""
 
     slopes: Tensor
@@ -174,7 +174,7 @@ def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bi
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relative(Placed):
+class Relative(OffsetBias):
     """A term for each distance from −k to k, shared by all farther ones: what `T5` and `Shaw` make.
 
     >>> near = torch.tensor([[[[-1.0, 0.0, 1.0]]]])          # key before, same position, key after
@@ -299,7 +299,7 @@ class Shaw(nn.Module):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Windowed(Bias):
+class SwinBias(Bias):
     """A term for each difference of rows and of columns between two patches of one window. `Swin` makes it."""
 
     table: Tensor  # ((2h − 1)(2w − 1), H)
@@ -336,7 +336,7 @@ class Windowed(Bias):
         return rows.flip(-1, -2).reshape(1, -1, nq, nk)
 
     def __repr__(self) -> str:
-        return f"Windowed({self.window[0]}×{self.window[1]} patches, {self.table.shape[1]} heads)"
+        return f"SwinBias({self.window[0]}×{self.window[1]} patches, {self.table.shape[1]} heads)"
 
 
 class Swin(nn.Module):
@@ -357,9 +357,9 @@ class Swin(nn.Module):
         self.window = check_int("window height", window[0], 1), check_int("window width", window[1], 1)
         self.table = _table((2 * window[0] - 1) * (2 * window[1] - 1), check_int("num_heads", num_heads, 1))
 
-    def bias(self, q: Tensor, scale: float) -> Windowed:
+    def bias(self, q: Tensor, scale: float) -> SwinBias:
         """The bias; q and scale do not enter, they are there for all positions to be called alike."""
-        return Windowed(local(self.table), self.window)
+        return SwinBias(local(self.table), self.window)
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces

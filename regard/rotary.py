@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.checks import check_int
 
-__all__ = ["Angles", "DynamicNTK", "Linear", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
+__all__ = ["Angles", "DynamicNTK", "LinearScaling", "Llama3", "LongRope", "Rotary", "Scaling", "Yarn"]
 
 CPU = torch.device("cpu")
 _WANTED, _TRY = "a torch tensor of integers", "try torch.arange({})"
@@ -43,10 +43,10 @@ class Scaling(ABC):
 
 
 @dataclass(frozen=True)
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """Every position divided by `factor` (rope_type "linear").
 
-    >>> Rotary(4, scaling=Linear(2.0)).frequencies().tolist()
+    >>> Rotary(4, scaling=LinearScaling(2.0)).frequencies().tolist()
     [0.5, 0.004999999888241291]
 
     Raises ValueError if the factor is not above 0.
@@ -277,7 +277,7 @@ class Rotary:
     layout: which columns are a pair: "half" (p, p + R/2), as LLaMA and GPT-NeoX on Hugging Face;
     "interleaved" (2p, 2p + 1), as GPT-J and the paper.
     rotated: R, only the first R columns turn and the rest pass through; default all.
-    scaling: `Linear`, `DynamicNTK`, `Yarn`, `Llama3`, `LongRope`, or None.
+    scaling: `LinearScaling`, `DynamicNTK`, `Yarn`, `Llama3`, `LongRope`, or None.
     Raises ValueError for odd or too large sizes, a base not above 1, an unknown layout; TypeError for another scaling.
     """
 
@@ -300,7 +300,7 @@ class Rotary:
             raise ValueError(f"layout must be 'half' or 'interleaved', got {self.layout!r}")
         if self.scaling is not None:
             if not isinstance(self.scaling, Scaling):
-                raise TypeError(f"scaling must be a rotary scaling such as Linear(2.0) or None, got {self.scaling!r}")
+                raise TypeError(f"scaling must be a rotary scaling such as LinearScaling(2.0), got {self.scaling!r}")
             self.scaling.fit(self.width)
 
     @property

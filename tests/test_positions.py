@@ -21,7 +21,7 @@ from regard.positions import (
     Bias,
     DynamicNTK,
     Learned,
-    Linear,
+    LinearScaling,
     Llama3,
     LongRope,
     Relative,
@@ -176,7 +176,7 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 SHORT, LONG = [1.0 + 0.1 * p for p in range(11)], [1.0 + 0.7 * p for p in range(11)]
 SETS = {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64}
 SCALINGS = {
-    "linear": (Linear(3.7), "linear", {"factor": 3.7}),
+    "linear": (LinearScaling(3.7), "linear", {"factor": 3.7}),
     "dynamic": (DynamicNTK(1.7, 64), "dynamic", {"factor": 1.7}),
     "yarn": (Yarn(4.0, 64), "yarn", YARN),
     "yarn, long training": (
@@ -367,8 +367,8 @@ def test_rotary_is_a_value():
     assert make() == make()
     assert hash(make()) == hash(make())
     assert Rotary(22) != Rotary(22, base=500.0)
-    assert repr(Rotary(8, scaling=Linear(2.0))) == (
-        "Rotary(dim=8, base=10000.0, layout='half', rotated=None, scaling=Linear(factor=2.0))"
+    assert repr(Rotary(8, scaling=LinearScaling(2.0))) == (
+        "Rotary(dim=8, base=10000.0, layout='half', rotated=None, scaling=LinearScaling(factor=2.0))"
     )
 
 
@@ -391,8 +391,8 @@ def test_rotary_is_a_value():
             ValueError,
             r"LongRope.*4.*8.*4.*3",
         ),
-        (lambda: Linear(0.0), ValueError, r"factor.*0.*0.0"),
-        (lambda: Linear(math.nan), ValueError, r"factor.*0.*nan"),
+        (lambda: LinearScaling(0.0), ValueError, r"factor.*0.*0.0"),
+        (lambda: LinearScaling(math.nan), ValueError, r"factor.*0.*nan"),
         (lambda: DynamicNTK(2.0, 0), ValueError, r"original.*1.*0"),
         (lambda: DynamicNTK(-2.0, 8), ValueError, r"factor.*0.*-2.0"),
         (lambda: Yarn(2.0, 8, beta_slow=0.0), ValueError, r"beta_slow.*0.*0.0"),
@@ -516,7 +516,7 @@ def test_a_bias_is_its_own_bias_and_equals_itself_with_its_own_tensors(name):
 def test_biases_print():
     assert repr(alibi(3, offset=[4, -2])) == "alibi(<3 slopes>, offset=[[4], [-2]])"
     assert repr(T5(3).bias(torch.zeros(1), 1.0).placed(5)) == "Relative(<1×3×1×257 torch.float32>, offset=5)"
-    assert repr(Swin((2, 5), 3).bias(torch.zeros(1), 1.0)) == "Windowed(2×5 patches, 3 heads)"
+    assert repr(Swin((2, 5), 3).bias(torch.zeros(1), 1.0)) == "SwinBias(2×5 patches, 3 heads)"
     assert repr(dense(torch.zeros(2, 1, 3, 5))) == "dense(<2×3×5 torch.float32>)"
 
 
@@ -735,7 +735,7 @@ def test_biases_refuse_bad_input(make, error, message):
         ("alibi, placed", (4, 3, 10, 10), r"2.*4"),
         ("T5", (2, 4, 10, 10), r"3.*4"),
         ("Shaw", (2, 3, 7, 10), r"10.*7"),
-        ("Swin", (2, 3, 10, 11), r"Windowed\(2×5 patches, 3 heads\).*10.*11"),
+        ("Swin", (2, 3, 10, 11), r"SwinBias\(2×5 patches, 3 heads\).*10.*11"),
         ("Swin", (2, 2, 10, 10), r"3.*2"),
         ("dense", (2, 3, 10, 11), r"10.*11"),
     ],

@@ -27,10 +27,10 @@ __all__ = [
     "as_given",
     "cells_of_bias",
     "cells_of_mask",
+    "custom_kernel_unsupported_reason",
+    "forward_mode_unsupported_reason",
     "keep_mask",
     "prepare",
-    "refuse_by_hand",
-    "refuse_forward_mode",
     "rows_together",
 ]
 
@@ -148,7 +148,7 @@ def _dense(call: Call, rule: Mask | Bias) -> Tensor:
     return rule.everywhere(*call.sizes[2:], call.device, call.wide)
 
 
-def refuse_by_hand(call: Call) -> str | None:
+def custom_kernel_unsupported_reason(call: Call) -> str | None:
     """Why a backend with kernels and a backward of its own cannot do a call of torch's more unusual kinds, or None."""
     if call.numpy and call.q.dtype.itemsize > 8:
         return f"{call.q.dtype} exists in NumPy only"
@@ -158,10 +158,10 @@ def refuse_by_hand(call: Call) -> str | None:
     transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
     if not torch.compiler.is_compiling() and transforming():
         return "it has no rules for the transforms of torch.func (vmap, grad, jvp)"
-    return refuse_forward_mode()
+    return forward_mode_unsupported_reason()
 
 
-def refuse_forward_mode() -> str | None:
+def forward_mode_unsupported_reason() -> str | None:
     """Why a backend that has a derivative only backwards cannot do a call now, or None."""
     level = getattr(forward_ad, "_current_level", -1)  # where it cannot be asked, torch itself raises
     return "it has no forward-mode derivative" if level >= 0 else None

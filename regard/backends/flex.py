@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from regard.backends.call import Call, refuse_by_hand
+from regard.backends.call import Call, custom_kernel_unsupported_reason
 from regard.masks import FULL, PARTIAL, Mask
 from regard.masks.rules import IndexRule, keep
 
@@ -37,7 +37,7 @@ def unsupported_reason(call: Call) -> str | None:
     kind = call.device.type
     if call.dropout:
         return "FlexAttention has no dropout"
-    if (reason := refuse_by_hand(call)) is not None:
+    if (reason := custom_kernel_unsupported_reason(call)) is not None:
         return reason
     if kind == "cpu":
         return "FlexAttention has no backward on the CPU" if call.wants_gradient else None

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.backends.call import Call, cells_of_bias, cells_of_mask, refuse_forward_mode
+from regard.backends.call import Call, cells_of_bias, cells_of_mask, forward_mode_unsupported_reason
 from regard.checks import has_numbers
 from regard.masks import Causal
 from regard.masks.biases import DenseBias
 from regard.masks.rules import keep
-from regard.positions import Windowed
+from regard.positions import SwinBias
 
 __all__ = ["forward_with_lse", "how", "plain", "run", "unsupported_reason"]
 
@@ -35,7 +35,7 @@ def unsupported_reason(call: Call) -> str | None:
         return f"torch's SDPA on {call.device.type} would round the bias, or its gradient, to {call.q.dtype}"
     if call.numpy and call.q.dtype.itemsize > 8:
         return f"{call.q.dtype} exists in NumPy only"
-    return refuse_forward_mode()
+    return forward_mode_unsupported_reason()
 
 
 def _keeps_bias(call: Call) -> bool:
@@ -43,7 +43,7 @@ def _keeps_bias(call: Call) -> bool:
     bias = call.bias
     if call.device.type == "cpu" or call.q.dtype.itemsize >= 4:
         return True
-    if isinstance(bias, Windowed):  # its terms are looked up in a table, not computed: they are numbers of its dtype
+    if isinstance(bias, SwinBias):  # its terms are looked up in a table, not computed: they are numbers of its dtype
         differentiated = torch.is_grad_enabled() and bias.table.requires_grad  # the sum over windows would be rounded
         return bias.table.dtype == call.q.dtype and not differentiated
     return isinstance(bias, DenseBias) and bias.cells.dtype == call.q.dtype

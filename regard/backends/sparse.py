@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends import sparse_gpu
-from regard.backends.call import Call, TileDropout, as_given, refuse_by_hand, rows_together
+from regard.backends.call import Call, TileDropout, as_given, custom_kernel_unsupported_reason, rows_together
 from regard.checks import untraced
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule
 from regard.masks.strips import Terms, pieces
-from regard.masks.tiles import Group, Panel, VisibleTiles, visible_tiles
+from regard.masks.tiles import Group, QueryPanel, VisibleTiles, visible_tiles
 
 CPU_KERNELS = (  # private to torch; where a release lacks one, the same is done in plain operations
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -28,7 +28,7 @@ CELLS_AT_ONCE = 1 << 21  # scores of one batch of tiles: 8 MiB in fp32; half or 
 
 
 @dataclass(frozen=True)
-class Batch:
+class TileBatch:
     """Tiles that are computed together: U stretches of queries, each for S pairs of batch row and head."""
 
     group: Group
@@ -39,7 +39,7 @@ class Batch:
     h: Tensor  # (U, S, G, 1, 1)
 
 
-class Plan:
+class SparsePlan:
     """What is the same for all tiles of one call. Heads that read one key head are stacked if they see the same."""
 
     def __init__(self, call: Call) -> None:
@@ -81,7 +81,7 @@ class Plan:
         back[:, :, self.found.order] = whole[:, :, : self.nk]
         return back
 
-    def queries(self, x: Tensor, panel: Panel, filler: float = 0.0) -> Tensor:
+    def queries(self, x: Tensor, panel: QueryPanel, filler: float = 0.0) -> Tensor:
         """(B, H, Nq, D) → (B · slots · T, G · R, D): a row for each stretch, filled up after the last query."""
         down, rows = panel.queries.shape
         x = x[:, :, self.places(panel)]
@@ -89,17 +89,17 @@ class Plan:
         x = x.reshape(self.batch, self.slots, self.stacked, down, rows, -1).transpose(2, 3)
         return x.reshape(self.batch * self.slots * down, self.stacked * rows, -1)
 
-    def places(self, panel: Panel) -> slice | Tensor:
+    def places(self, panel: QueryPanel) -> slice | Tensor:
         """Which queries the panel holds; as a slice, which copies nothing, where it is all of them in order."""
         return slice(None) if panel is self.found.everyone and self.found.order is None else panel.chosen
 
-    def from_queries(self, x: Tensor, panel: Panel) -> Tensor:
+    def from_queries(self, x: Tensor, panel: QueryPanel) -> Tensor:
         """Back again: (B, H, the panel's queries, D)."""
         down, rows = panel.queries.shape
         x = x.view(self.batch, self.slots, down, self.stacked, rows, -1).transpose(2, 3)
         return x.reshape(self.batch, self.heads, down * rows, -1)[:, :, : panel.count]
 
-    def batches(self, panel: Panel, width: int) -> Iterator[Batch]:
+    def batches(self, panel: QueryPanel, width: int) -> Iterator[TileBatch]:
         """The panel's visible tiles, as many together as CELLS_AT_ONCE allows; width: numbers per key and value."""
         down, rows = panel.queries.shape
         for group in panel.groups:
@@ -111,25 +111,25 @@ class Plan:
                 for s in range(0, self.b.shape[1], shared):
                     yield self._batch(group, units, self.b[lead, s : s + shared], self.slot[lead, s : s + shared], down)
 
-    def _batch(self, group: Group, units: slice, b: Tensor, slot: Tensor, down: int) -> Batch:
+    def _batch(self, group: Group, units: slice, b: Tensor, slot: Tensor, down: int) -> TileBatch:
         q_at = (b * self.slots + slot) * down + group.row[units].unsqueeze(-1)  # (U, S)
         kv = b * self.kv_heads + slot // (self.slots // self.kv_heads)
         cols = group.cols[units].clamp(min=0).unsqueeze(1)  # (U, 1, C)
         k_at = kv.unsqueeze(-1) * self.tiles_across + cols
         h = slot.unsqueeze(-1) * self.stacked + torch.arange(self.stacked, device=self.device)
-        return Batch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
+        return TileBatch(group, units, q_at, k_at.flatten(), b[..., None, None, None], h[..., None, None])
 
-    def gather(self, tiles: Tensor, batch: Batch) -> Tensor:
+    def gather(self, tiles: Tensor, batch: TileBatch) -> Tensor:
         """The keys of a batch: (U, S, n, D), in the scores' dtype."""
         found = tiles.index_select(0, batch.k_at).to(self.wide)
         return found.view(*batch.q_at.shape, batch.group.width, -1)
 
-    def take(self, stretches: Tensor, batch: Batch) -> Tensor:
+    def take(self, stretches: Tensor, batch: TileBatch) -> Tensor:
         """The queries of a batch, or what belongs to them: (U, S, G · R, ·), in the scores' dtype."""
         found = stretches.index_select(0, batch.q_at.flatten()).to(self.wide)
         return found.view(*batch.q_at.shape, *found.shape[1:])
 
-    def indices(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def indices(self, batch: TileBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """b, h, i, j, shaped to broadcast to (U, S, G, R, n)."""
         i = batch.group.queries[batch.group.row[batch.units]]  # (U, R)
         j, _ = batch.group.keys(batch.units)  # (U, n)
@@ -142,7 +142,7 @@ class Plan:
             return lambda *at: cells.reshape(-1)[flat(cells, at)].to(wide)
         return None if bias is None else bias.bind(self.nq, self.nk, self.device, self.wide)
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: TileBatch) -> Tensor:
         """What the mask hides: (U or 1, 1, 1, R, n)."""
         return ~batch.group.cells(batch.units)[:, None, None]
 
@@ -150,7 +150,7 @@ class Plan:
         """(U, S, G · R, n) → (U, S, G, R, n), a view."""
         return s.view(*s.shape[:2], self.stacked, -1, s.shape[-1])
 
-    def added(self, batch: Batch) -> Tensor | None:
+    def added(self, batch: TileBatch) -> Tensor | None:
         """What is added to the scores, −∞ where hidden: broadcasts to (U, S, G, R, n). None where nothing is."""
         bias: Tensor | None = None if self.rule is None else self.rule(*self.indices(batch))
         if not batch.group.masked:
@@ -169,7 +169,7 @@ class Plan:
             else:  # of the heads that read one key head, one at a time
                 yield from ((b, slice(g, None, self.stacked), slice(None)) for g in range(self.stacked))
 
-    def as_mask(self, added: Tensor, batch: Batch, rows: int) -> Tensor:
+    def as_mask(self, added: Tensor, batch: TileBatch, rows: int) -> Tensor:
         """The same as a kernel wants it: (U, S or 1, G · R, n)."""
         whole = added.expand(len(batch.q_at), -1, self.stacked, rows // self.stacked, -1)
         return whole.reshape(*whole.shape[:2], rows, -1)
@@ -188,7 +188,7 @@ def _lengthen(x: Tensor, n: int, filler: float = 0.0) -> Tensor:
 
 def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
-    return refuse_by_hand(call)
+    return custom_kernel_unsupported_reason(call)
 
 
 def how(call: Call) -> str:
@@ -212,7 +212,7 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor]:
     """The output (B, H, Nq, Dv) and, in the scores' dtype, each row's lse (B, H, Nq), which carries no gradient."""
     call = call.in_torch()
     tensors = () if call.bias is None else call.bias.tensors
-    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.unsupported_reason(call) is None else _ByTorch(Plan(call))
+    engine = sparse_gpu.Launcher.of(call) if sparse_gpu.unsupported_reason(call) is None else _ByTorch(SparsePlan(call))
     if not call.wants_gradient:  # one call of autograd takes as long as a short sequence
         return _forward(engine, call.q, call.k, call.v, call.sinks)
     out, lse = _Sparse.apply(engine, call.q, call.k, call.v, call.sinks, *tensors)  # type: ignore[no-untyped-call]
@@ -275,7 +275,7 @@ class _Sparse(torch.autograd.Function):
 class _ByTorch:
     """Forward and backward over batches of tiles in plain torch, and on the CPU by its fused kernel."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SparsePlan) -> None:
         self.plan = plan
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,7 +292,7 @@ class _ByTorch:
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         """The gradients of q, k, v and the bias's tensors; given: q, k, v and the output, with sinks as lse is."""
         plan, (q, k, v, _) = self.plan, given
-        back = _Backward(plan, given, lse.unsqueeze(-1), grad, tensors, wanted)
+        back = _SparseBackward(plan, given, lse.unsqueeze(-1), grad, tensors, wanted)
         for panel in plan.found.panels:
             back.walk(panel)
         d_k, d_v = (plan.from_keys(g).to(x.dtype) for g, x in ((back.d_k, k), (back.d_v, v)))
@@ -300,7 +300,7 @@ class _ByTorch:
         return back.d_q.to(q.dtype), d_k, d_v, d_tensors
 
 
-def _walk_runs(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _walk_runs(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """As `_walk`, by torch's CPU kernel, which needs Dv = D: zeros fill up. Where keys adjoin nothing is copied."""
     width, dv, h = max(q.shape[-1], v.shape[-1]), v.shape[-1], torch.arange(plan.heads)
     q, k, v = (rows_together(_widen(x.to(plan.wide), width)) for x in (q, k, v))
@@ -327,7 +327,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, cells: Tensor | None) -> tuple[Tens
     return out, lse.unsqueeze(-1)
 
 
-def _walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _walk(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, Nq, Dv) and lse (B, H, Nq, 1), without sinks, in the scores' dtype."""
     out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=plan.wide)
     lse = q.new_empty(*q.shape[:-1], 1, dtype=plan.wide)
@@ -347,7 +347,7 @@ def _walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, batch: Batch, number: int) -> tuple[Tensor, Tensor]:
+def _attend(plan: SparsePlan, q: Tensor, k: Tensor, v: Tensor, batch: TileBatch, number: int) -> tuple[Tensor, Tensor]:
     """Output (U, S, G · R, Dv) and lse (U, S, G · R, 1) in plain operations; number: the batch's, for dropout."""
     s, _ = _scores(plan, q, k, batch)
     peak = s.amax(-1, keepdim=True)
@@ -358,7 +358,7 @@ def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, batch: Batch, number: i
     return out, floor + total.log()
 
 
-def _scores(plan: Plan, scaled_q: Tensor, k: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+def _scores(plan: SparsePlan, scaled_q: Tensor, k: Tensor, batch: TileBatch) -> tuple[Tensor, Tensor | None]:
     """The logits (U, S, G · R, n), −∞ where hidden, and tanh(scaled / softcap) if there is a cap."""
     s, bent = scaled_q @ k.mT, None
     if plan.softcap is not None:
@@ -375,12 +375,12 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
-class _Backward:
+class _SparseBackward:
     """The gradients being summed while the tiles are walked once more."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SparsePlan,
         given: tuple[Tensor, Tensor, Tensor, Tensor],
         lse: Tensor,
         grad: Tensor,
@@ -401,7 +401,7 @@ class _Backward:
         self.numbers = count()  # of batches, as forward counts them
         self.fused = plan.fused and not any(wanted)
 
-    def walk(self, panel: Panel) -> None:
+    def walk(self, panel: QueryPanel) -> None:
         """Add the gradients that come through a panel's queries."""
         plan, grad, lse = self.plan, self.grad, self.lse
         if panel is plan.found.everyone and plan.found.wide is not None:
@@ -421,7 +421,7 @@ class _Backward:
         self.d_q[:, :, plan.places(panel)] += plan.from_queries(total, panel) * plan.scale
 
     def fused_batch(
-        self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+        self, batch: TileBatch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the scaled queries, keys and values by torch's CPU kernel."""
         added = self.plan.added(batch)
@@ -434,7 +434,7 @@ class _Backward:
         return d_q[..., :d], d_k[..., :d], d_v[..., :dv]
 
     def batch(
-        self, batch: Batch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+        self, batch: TileBatch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same in plain operations; what goes to the bias is added up here."""
         s, bent = _scores(self.plan, q, k, batch)
@@ -448,7 +448,7 @@ class _Backward:
             d_s = d_s * (1 - bent * bent)
         return d_s @ k, d_s.mT @ q, d_v
 
-    def add_to_bias(self, batch: Batch, d_s: Tensor) -> None:
+    def add_to_bias(self, batch: TileBatch, d_s: Tensor) -> None:
         """Send a batch's gradient (U, S, G, R, n) to the tensors that the bias was computed from."""
         at = self.plan.indices(batch)
         if isinstance(self.bias, DenseBias):

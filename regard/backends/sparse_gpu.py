@@ -50,10 +50,10 @@ def unsupported_reason(call: Call) -> str | None:
         return missing
     if torch.compiler.is_compiling():
         return "torch.compile traces the call, and the lists of tiles depend on the mask's numbers"
-    return refuse_anywhere(call)
+    return kernel_unsupported_reason(call)
 
 
-def refuse_anywhere(call: Call) -> str | None:
+def kernel_unsupported_reason(call: Call) -> str | None:
     """The reasons that have nothing to do with the machine: triton's interpreter has them too."""
     batch, heads, nq, nk = call.sizes
     if call.q.dtype == torch.float64:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.call import Call, TileDropout, as_given, refuse_by_hand
+from regard.backends.call import Call, TileDropout, as_given, custom_kernel_unsupported_reason
 from regard.masks import EMPTY, FULL, PARTIAL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule, indices, part_of
@@ -30,7 +30,7 @@ TILE_CELLS = 1 << 20  # scores held at once: 4 MiB in fp32, about what stays nea
 
 def unsupported_reason(call: Call) -> str | None:
     """Why this backend cannot do the call, or None."""
-    return refuse_by_hand(call)
+    return custom_kernel_unsupported_reason(call)
 
 
 def how(call: Call) -> str:
@@ -170,7 +170,7 @@ class _Tiled(torch.autograd.Function):
             raise RuntimeError("the tiled backend has no second derivative; use backend='reference' for it")
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-        back = _Backward(plan, q, k, v, out, lse, grad, tensors, ctx.needs_input_grad[5:])
+        back = _TiledBackward(plan, q, k, v, out, lse, grad, tensors, ctx.needs_input_grad[5:])
         with as_given(q.device):  # what surrounds a backward is not what surrounded its forward
             for rows in plan.row_slices():
                 back.walk_row(rows)
@@ -209,7 +209,7 @@ def _walk_row(plan: _Plan, rows: slice, q: Tensor, k: Tensor, v: Tensor, sinks: 
     return (summed / torch.where(nothing, 1.0, total)).to(q.dtype), lse.squeeze(-1)
 
 
-class _Backward:
+class _TiledBackward:
     """The gradients being summed while the tiles are walked once more."""
 
     def __init__(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from regard.backends import Explanation
-    from regard.costs import Cost, Sizes
+    from regard.costs import Cost, CostSizes
     from regard.growth import Growth, Measured
     from regard.masks import Mask
 
@@ -50,7 +50,7 @@ class Asked:
         return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def compare(sizes: "Sizes", asked: Asked, *, json_: bool, lang: Lang) -> None:
+def compare(sizes: "CostSizes", asked: Asked, *, json_: bool, lang: Lang) -> None:
     """Count, and measure and draw where asked, and print it all as text or JSON.
 
     sizes: what `regard cost` was asked for; lengths double up to its n.

@@ -27,7 +27,7 @@ from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import CHUNK, largest_product, log_features
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention, kernel_attention
-from regard.nn.projections import read_seen
+from regard.nn.projections import read_key_mask
 
 __all__ = ["Approximation", "FeatureView", "SlotView", "look_features", "look_slots"]
 
@@ -93,7 +93,7 @@ def look_slots(
         q, slots = layer.slots(x, context, mask=mask)
         source = x if context is None else context
         length = source.k.shape[-2] if isinstance(source, ContextKeys) else source.shape[-2]
-        seen = read_seen(mask, len(q), layer.num_heads, q.shape[-2], length, q.device)
+        seen = read_key_mask(mask, len(q), layer.num_heads, q.shape[-2], length, q.device)
         matrix = layer.projection.keys if layer.projection.values is None else layer.projection.values
         sent = matrix[..., :length, :].detach()
         view = look(q, *slots, scale=layer.scale, backend=layer.backend)
@@ -117,7 +117,7 @@ class FeatureView:
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, *, scale: float, epsilon: float, mask: object
     ) -> None:
-        seen = read_seen(mask, len(q), q.shape[1], q.shape[2], k.shape[2], q.device)
+        seen = read_key_mask(mask, len(q), q.shape[1], q.shape[2], k.shape[2], q.device)
         self.output, self.lse = kernel_attention(q, k, v, directions, mask=mask, scale=scale, epsilon=epsilon)
         self._q, self._k, self._v, self._seen = q, k, v, seen
         self._directions, self._scale, self._epsilon = directions, scale, epsilon

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from regard.lens.measures.weights import Weights
-from regard.masks.mask import Grid
+from regard.masks.mask import TileGrid
 from regard.masks.rules import read_offset
 from regard.masks.token_masks import at_positions
 from regard.stages import Lang
@@ -250,7 +250,7 @@ class _Positions:
         self.weights = weights
         self.batch, self.heads, self.nq, self.nk = weights.sizes
         device = torch.device("cpu") if padding is None else padding.device
-        grid = Grid(self.nq, self.nk, (1, 1), device)
+        grid = TileGrid(self.nq, self.nk, (1, 1), device)
         place = _fitting("offset", read_offset(offset), (self.batch, self.heads))
         positions = grid.positions(place)
         self.position = positions if positions.ndim == 3 else positions.view(1, 1, -1)  # (B or 1, H or 1, Nq)

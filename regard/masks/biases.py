@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.masks.rules import IndexRule, Number, Rule, cell_of, fit_cells, indices, leading_of, numbers, size_or_one
 
-__all__ = ["Bias", "DenseBias", "Placed", "as_bias", "dense"]
+__all__ = ["Bias", "DenseBias", "OffsetBias", "as_bias", "dense"]
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ class Bias(Rule):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placed(Bias):
+class OffsetBias(Bias):
     """A bias that compares positions: key j at j, query i at i + offset."""
 
     offset: Number | None = field(default=None, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.positional import Placed, call_text
+from regard.masks.mask import Bounds, Mask, TileGrid
+from regard.masks.positional import OffsetMask, call_text
 from regard.masks.rules import (
     IndexRule,
     cell_of,
@@ -28,7 +28,7 @@ __all__ = ["DenseMask", "as_mask", "blocks", "dense", "random_blocks"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Blocks(Placed):
+class _Blocks(OffsetMask):
     layout: Tensor  # (B or 1, H or 1, R, C)
     size: int
 
@@ -60,7 +60,7 @@ class _Blocks(Placed):
 
         return see
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
         r0, r1 = p0.clamp(min=0) // self.size, p1.clamp(min=0) // self.size
         c0, c1 = j0 // self.size, j1 // self.size
@@ -147,7 +147,7 @@ class DenseMask(Mask):
         """The function f(b, h, i, j) that reads one cell."""
         return cell_of(self.cells.to(device))
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """Exact: every cell is looked at."""
         cells = self.cells.to(grid.device).expand(-1, -1, grid.nq, grid.nk)[:, :, grid.i]
         cells = cells if grid.keys is None else cells[..., grid.keys]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.masks.rules import IndexRule, Number, Rule, indices, size_or_one
 
-__all__ = ["EMPTY", "FULL", "PARTIAL", "And", "Bounds", "Grid", "Mask"]
+__all__ = ["EMPTY", "FULL", "PARTIAL", "And", "Bounds", "Mask", "TileGrid"]
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 """What `Mask.tiles` says of a tile."""
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 Bounds = tuple[Tensor, Tensor]
 
 
-class Grid:
+class TileGrid:
     """The tiles of one call: turns a value per query or per key into its smallest and largest value per tile.
 
     queries: those that the rows of tiles are made of, in this order; default all Nq.
@@ -68,7 +68,7 @@ class Mask(Rule):
     """
 
     @abstractmethod
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """For each tile: may some cell be visible, and is every cell visible for certain."""
 
     def band(self, nq: int, nk: int) -> tuple[int, int, int] | None:
@@ -149,7 +149,7 @@ class Mask(Rule):
         self.fit(batch, heads, nq, nk)
         if nq == 0 or nk == 0:
             return torch.zeros(batch, heads, -(-nq // size[0]), -(-nk // size[1]), dtype=torch.int8, device=device)
-        some, every = self.bounds(Grid(nq, nk, size, device))
+        some, every = self.bounds(TileGrid(nq, nk, size, device))
         kinds = some.to(torch.int8) + (some & every).to(torch.int8)
         return kinds.expand(batch, heads, -(-nq // size[0]), -(-nk // size[1]))
 
@@ -209,7 +209,7 @@ class And(_Pair):
         left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
         return lambda b, h, i, j: left(b, h, i, j) & right(b, h, i, j)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """What both may show; full for certain where both are."""
         (some1, every1), (some2, every2) = self.left.bounds(grid), self.right.bounds(grid)
         return some1 & some2, every1 & every2
@@ -225,7 +225,7 @@ class _Or(_Pair):
         left, right = self.left.bind(nq, nk, device, dtype), self.right.bind(nq, nk, device, dtype)
         return lambda b, h, i, j: left(b, h, i, j) | right(b, h, i, j)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         (some1, every1), (some2, every2) = self.left.bounds(grid), self.right.bounds(grid)
         return some1 | some2, every1 | every2
 
@@ -248,7 +248,7 @@ class _Not(Mask):
         inner = self.inner.bind(nq, nk, device, dtype)
         return lambda b, h, i, j: ~inner(b, h, i, j)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         some, every = self.inner.bounds(grid)
         return ~every, ~some
 

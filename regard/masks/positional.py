@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.masks.mask import Bounds, Grid, Mask
+from regard.masks.mask import Bounds, Mask, TileGrid
 from regard.masks.rules import IndexRule, Number, at, number, place, read_offset
 
-__all__ = ["NO_LIMIT", "Causal", "Placed", "causal", "dilated", "prefix", "window"]
+__all__ = ["NO_LIMIT", "Causal", "OffsetMask", "causal", "dilated", "prefix", "window"]
 
 NO_LIMIT = 1 << 29
 """Farther than any sequence reaches, and small enough to add positions to in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placed(Mask):
+class OffsetMask(Mask):
     """A mask that compares positions: key j at j, query i at i + offset."""
 
     offset: Number | None
@@ -34,7 +34,7 @@ class Placed(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Causal(Placed):
+class Causal(OffsetMask):
     """What `causal()` makes; named, because fused kernels know this mask."""
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
@@ -42,7 +42,7 @@ class Causal(Placed):
         offset = place(self.offset, nq, nk, device)
         return lambda b, h, i, j: j <= i + offset(b, h)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """Exact: a tile's lower left corner decides whether it is empty, its upper right whether it is full."""
         (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
         return j0 <= p1, j1 <= p0
@@ -74,7 +74,7 @@ def causal(offset: object = None) -> Mask:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Window(Placed):
+class _Window(OffsetMask):
     before: Number
     after: Number
 
@@ -88,7 +88,7 @@ class _Window(Placed):
 
         return see
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         near, far = distances(grid, self.offset)
         before, after = spread(self.before, grid.device), spread(self.after, grid.device)
         return (far >= -before) & (near <= after), (near >= -before) & (far <= after)
@@ -119,7 +119,7 @@ def window(before: object, after: object, *, offset: object = None) -> Mask:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Dilated(Placed):
+class _Dilated(OffsetMask):
     before: Number
     after: Number
     dilation: Number
@@ -135,7 +135,7 @@ class _Dilated(Placed):
 
         return see
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         near, far = distances(grid, self.offset)
         step = spread(self.dilation, grid.device)
         low = torch.maximum(near, -spread(self.before, grid.device) * step)
@@ -176,14 +176,14 @@ def dilated(before: object, after: object, dilation: object, *, offset: object =
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Prefix(Placed):
+class _Prefix(OffsetMask):
     length: Number
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         offset, length = place(self.offset, nq, nk, device), at(self.length, device)
         return lambda b, h, i, j: (j < length(b, h)) | (j <= i + offset(b, h))
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset)), grid.cols(grid.j)
         length = spread(self.length, grid.device)
         return (j0 < length) | (j0 <= p1), (j1 < length) | (j1 <= p0)
@@ -218,7 +218,7 @@ def spread(value: Number, device: torch.device) -> Tensor:
     return value.to(device)[..., None, None]
 
 
-def distances(grid: Grid, offset: Number | None) -> Bounds:
+def distances(grid: TileGrid, offset: Number | None) -> Bounds:
     """Smallest and largest key position minus query position, per tile; all integers between occur."""
     (p0, p1), (j0, j1) = grid.rows(grid.positions(offset)), grid.cols(grid.j)
     return j0 - p1, j1 - p0

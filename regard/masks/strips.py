@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from regard.masks.rules import IndexRule
-from regard.masks.tiles import Group, Panel
+from regard.masks.tiles import Group, QueryPanel
 
-__all__ = ["Run", "Terms", "gathered", "pieces", "runs"]
+__all__ = ["Terms", "TileRun", "gathered", "pieces", "runs"]
 
 MOST_ADDED_CELLS = 1 << 21  # numbers that a group keeps of what is added to its scores: 8 MiB in fp32
 MOST_KEPT = 2  # kinds of terms (a bias, a dtype) that a group keeps
 
 
 @dataclass(frozen=True)
-class Run:
+class TileRun:
     """Stretches of one group, one after another."""
 
     group: Group
@@ -54,7 +54,7 @@ class Run:
         """The queries: (U · R,)."""
         return self.group.queries[self.group.row[self.units], : self.rows].flatten()
 
-    def cut(self, most: int) -> Iterator[Run]:
+    def cut(self, most: int) -> Iterator[TileRun]:
         """The same in runs of at most so many stretches, but at least one."""
         most = max(1, most)
         for first in range(0, self.count, most):
@@ -103,7 +103,7 @@ def gathered(x: Tensor, at: Tensor) -> Tensor:
     return found.view(len(x), *at.shape, -1).transpose(0, 1)
 
 
-def runs(panel: Panel) -> Iterator[Run]:
+def runs(panel: QueryPanel) -> Iterator[TileRun]:
     """A panel's stretches in runs, each as long as it can be. Found once and kept with the groups.
 
     >>> from regard.masks import window
@@ -127,7 +127,7 @@ class _Stretch(NamedTuple):
     key: int | None
 
 
-def _stretches(group: Group, panel: Panel) -> Iterator[_Stretch]:
+def _stretches(group: Group, panel: QueryPanel) -> Iterator[_Stretch]:
     rows = group.queries.shape[1]
     height = (panel.count - group.row * rows).clamp(max=rows)  # (U,) without what fills up
     queries = group.queries[group.row]  # (U, R)
@@ -142,18 +142,18 @@ def _stretches(group: Group, panel: Panel) -> Iterator[_Stretch]:
         yield _Stretch(each[0], each[1], *(None if at < 0 else at for at in each[2:]))
 
 
-def _runs(group: Group, panel: Panel) -> Iterator[Run]:
-    run: Run | None = None
+def _runs(group: Group, panel: QueryPanel) -> Iterator[TileRun]:
+    run: TileRun | None = None
     for u, now in enumerate(_stretches(group, panel)):
         longer = None if run is None else _longer(run, now)
         if run is not None and longer is None:
             yield run
-        run = Run(group, slice(u, u + 1), *now) if longer is None else longer
+        run = TileRun(group, slice(u, u + 1), *now) if longer is None else longer
     if run is not None:
         yield run
 
 
-def _longer(run: Run, now: _Stretch) -> Run | None:
+def _longer(run: TileRun, now: _Stretch) -> TileRun | None:
     """The run with one more stretch; None where that makes no run."""
     if (run.lead, run.rows) != now[:2]:
         return None
@@ -175,7 +175,7 @@ class Added(NamedTuple):
     which: Tensor  # (U,) which of them each stretch has
     blank: Tensor  # (P,) has it a row that sees nothing?
 
-    def of(self, run: Run) -> tuple[Tensor, bool]:
+    def of(self, run: TileRun) -> tuple[Tensor, bool]:
         """(U, 1, R, n) for a run, a view where its stretches look alike, and whether a row sees nothing."""
         chosen = self.which[run.units]
         blank = bool(self.blank[chosen].any())
@@ -197,7 +197,7 @@ class Terms:
         """Does it take no memory of its own: is nothing added to the scores of a group, or is it kept with it?"""
         return (self.rule is None and not group.masked) or self._added(group) is not None
 
-    def of(self, run: Run, b: int, heads: Tensor) -> tuple[Tensor | None, bool]:
+    def of(self, run: TileRun, b: int, heads: Tensor) -> tuple[Tensor | None, bool]:
         """What is added to the scores of a run, (U, H or 1, R, n), None for nothing, and may a row see nothing?"""
         if self.rule is None and not run.group.masked:
             return None, False
@@ -224,7 +224,7 @@ class Terms:
         return found
 
 
-def pieces(panel: Panel, terms: Terms, most: int, width: int) -> Iterator[Run]:
+def pieces(panel: QueryPanel, terms: Terms, most: int, width: int) -> Iterator[TileRun]:
     """A panel's runs: whole where nothing is copied or made, else as much of them as holds so many numbers.
 
     most: of the keys and values that are gathered and of what is added to the scores, by head.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.masks.mask import EMPTY, FULL, PARTIAL, Grid, Mask
+from regard.masks.mask import EMPTY, FULL, PARTIAL, Mask, TileGrid
 from regard.masks.rules import IndexRule, Rule, keep
 
 ROWS = (64, 128, 256)  # queries in a tile: the one that costs least is taken
@@ -103,7 +103,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class QueryPanel:
     """Queries in stretches, and the groups of stretches."""
 
     queries: Tensor  # (T, R) index of the query in each place; the last stretch is filled up with its last query
@@ -125,14 +125,14 @@ class VisibleTiles:
     order: of the keys, (Nk,); None where keys and queries stand in their own order.
     """
 
-    everyone: Panel
-    wide: Panel | None
+    everyone: QueryPanel
+    wide: QueryPanel | None
     order: Tensor | None
     cols: int  # keys in a stretch
     share: float  # cells that are computed, of all Nq · Nk
 
     @property
-    def panels(self) -> tuple[Panel, ...]:
+    def panels(self) -> tuple[QueryPanel, ...]:
         """The one or the two."""
         return (self.everyone,) if self.wide is None else (self.everyone, self.wide)
 
@@ -197,7 +197,7 @@ class _Table:
         if self.mask is None:
             kinds = torch.full((1, down, across), FULL, dtype=torch.int8, device=self.device)
         else:
-            grid = Grid(self.nq, self.nk, (rows, self.size[1]), self.device, queries, self.order)
+            grid = TileGrid(self.nq, self.nk, (rows, self.size[1]), self.device, queries, self.order)
             some, every = self.mask.bounds(grid)
             both = some.to(torch.int8) + (some & every).to(torch.int8)
             kinds = both.expand(*self.leading, down, across).reshape(-1, down, across)
@@ -250,14 +250,14 @@ class _Table:
     def listed(self) -> VisibleTiles:
         """The groups."""
         queries = self.stretches()
-        everyone = Panel(queries, self.nq, self.groups(self.kinds, queries))
+        everyone = QueryPanel(queries, self.nq, self.groups(self.kinds, queries))
         wide = None
         if len(self.wide):
             height = self.full_height
             short = -len(self.wide) % height
             queries = torch.cat([self.wide, self.wide[-1:].expand(short)]).view(-1, height)
             kinds = self.of(queries.flatten(), height)
-            wide = Panel(queries, len(self.wide), self.groups(kinds, queries))
+            wide = QueryPanel(queries, len(self.wide), self.groups(kinds, queries))
         share = self.cells / (self.kinds.shape[0] * self.nq * self.nk)
         return VisibleTiles(everyone, wide, self.order, self.size[1], share)
 

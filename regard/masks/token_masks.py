@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from regard.masks.mask import Bounds, Grid, Mask
-from regard.masks.positional import Placed, call_text, spread, text
+from regard.masks.mask import Bounds, Mask, TileGrid
+from regard.masks.positional import OffsetMask, call_text, spread, text
 from regard.masks.rules import IndexRule, at, leading_of, number, numbers, place, read_offset, row_of, size_or_one
 
 __all__ = ["Queries", "documents", "globals", "padding", "queries"]
@@ -37,7 +37,7 @@ class _Lengths(Mask):
             return lambda b, h, i, j: j < length(b, h)
         return lambda b, h, i, j: j >= nk - length(b, h)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         (j0, j1), length = grid.cols(grid.j), spread(self.lengths, grid.device)
         if self.side == "right":
             return j0 < length, j1 < length
@@ -62,7 +62,7 @@ class _Tokens(Mask):
         token = row_of(self.tokens.to(device))
         return lambda b, h, i, j: token(b, j)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         low, high = grid.cols(self.tokens.to(grid.device).unsqueeze(1))
         return high, low
 
@@ -102,7 +102,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Documents(Placed):
+class _Documents(OffsetMask):
     ids: Tensor  # (B, Nk)
 
     def varies(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class _Documents(Placed):
 
         return see
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         ids = self.ids.to(grid.device)
         mine = at_positions(ids, grid.positions(self.offset), outside=-1)  # (B, 1, Nq)
         (q0, q1), (k0, k1) = grid.rows(mine), grid.cols(ids.unsqueeze(1))
@@ -176,7 +176,7 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Globals(Placed):
+class _Globals(OffsetMask):
     positions: tuple[int, ...] | Tensor  # or (B, Nk) booleans
 
     def varies(self) -> tuple[int, int]:
@@ -211,7 +211,7 @@ class _Globals(Placed):
 
         return see
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         chosen = self.chosen(grid.nk, grid.device)
         mine = at_positions(chosen, grid.positions(self.offset), outside=False)
         (q_all, q_any), (k_all, k_any) = grid.rows(mine), grid.cols(chosen.unsqueeze(1))
@@ -279,7 +279,7 @@ class Queries(Mask):
         looks = row_of(self.looks(nq, device))
         return lambda b, h, i, j: looks(b, i)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """Exact: a tile is as its rows are."""
         every, some = grid.rows(self.looks(grid.nq, grid.device)[:, grid.i].unsqueeze(1))
         return some, every

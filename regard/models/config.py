@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.parsing import read_json
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, Yarn
+from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
 
 MAX_INT = 2**31 - 1  # no size of a model comes near; more is a broken or a hostile file
 MAX_FLOAT = sys.float_info.max
@@ -349,14 +349,14 @@ def rotary(config: Config, dim: int, *, max_positions: int) -> Rotary:
 def reach(rotary: Rotary, max_positions: int) -> int:
     """The longest text a model is made for: max_position_embeddings, or as far as its scaling stretches that.
 
-    >>> reach(Rotary(8, scaling=Linear(4.0)), 4096)
+    >>> reach(Rotary(8, scaling=LinearScaling(4.0)), 4096)
     16384
 
-    With `Linear` and `DynamicNTK`, max_position_embeddings is the length before stretching; with `Llama3` and
-    `LongRope` the length after; with `Yarn` checkpoints have either.
+    With `LinearScaling` and `DynamicNTK`, max_position_embeddings is the length before stretching; with
+    `Llama3` and `LongRope` the length after; with `Yarn` checkpoints have either.
     """
     scaling = rotary.scaling
-    if isinstance(scaling, (Linear, DynamicNTK)):
+    if isinstance(scaling, (LinearScaling, DynamicNTK)):
         return max(max_positions, int(scaling.factor * max_positions))
     return max(max_positions, int(scaling.factor * scaling.original)) if isinstance(scaling, Yarn) else max_positions
 
@@ -365,7 +365,7 @@ def _scaling(kind: str, rope: Config, config: Config, max_positions: int) -> Sca
     if kind == "default":
         return None
     if kind == "linear":
-        return Linear(rope.float("factor"))
+        return LinearScaling(rope.float("factor"))
     if kind == "dynamic":
         return DynamicNTK(rope.float("factor"), original=max_positions)
     original = _holder(ORIGINAL, rope, config).int(ORIGINAL, max_positions)  # the length before scaling

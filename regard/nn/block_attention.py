@@ -161,7 +161,7 @@ class Repeated(Bias):
         return f"Repeated(<{shape} counts, {int(self.counts.max())} at most>, size={self.size})"
 
 
-class Plan(NamedTuple):
+class BlockDraw(NamedTuple):
     """What drawing depends on, beside the blocks."""
 
     num_heads: int
@@ -170,7 +170,9 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _rules(plan: Plan | None, across: int, size: int, random: int, device: torch.device) -> tuple[Mask, Bias | None]:
+def _rules(
+    plan: BlockDraw | None, across: int, size: int, random: int, device: torch.device
+) -> tuple[Mask, Bias | None]:
     """The mask and the bias of a text of `across` blocks, whose plan says what is drawn; None draws the first block.
 
     They are kept, and so is what backends keep with a mask: without a plan all layers share one.
@@ -226,7 +228,7 @@ class BlockAttention(MultiHeadAttention):
 
     def rules(self, n: int, device: torch.device) -> tuple[Mask, Bias | None]:
         """Which blocks of a text of n tokens see which, and what counts more than once; None where nothing does."""
-        plan = Plan(self.num_heads, self.seed, self.longest) if self.training and self.random else None
+        plan = BlockDraw(self.num_heads, self.seed, self.longest) if self.training and self.random else None
         return _rules(plan, -(-n // self.size), self.size, self.random, device)
 
     def _attend(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.checks import check_int
-from regard.nn.projections import Seen, read_seen
+from regard.nn.projections import KeyMask, read_key_mask
 
 CHUNK = 2048  # positions whose features exist at once, where nothing else is made of them
 
@@ -132,7 +132,7 @@ class FeatureSums(NamedTuple):
     values: Tensor  # (B, H, m, Dv)
 
 
-class Rows(NamedTuple):
+class KernelOutput(NamedTuple):
     """What queries read: the outputs, and ln Σ_j e^(a·b_j) of each row, −∞ where it sees nothing."""
 
     output: Tensor  # (B, H, R, Dv)
@@ -166,7 +166,7 @@ def add_keys(sums: FeatureSums, b: Tensor, v: Tensor) -> FeatureSums:
     return _added(carried, features, v)
 
 
-def read_rows(sums: FeatureSums, a: Tensor) -> Rows:
+def read_rows(sums: FeatureSums, a: Tensor) -> KernelOutput:
     """What queries read from the sums.
 
     >>> sums = add_keys(no_keys(1, 1, 2, 1, torch.zeros(())), torch.zeros(1, 1, 3, 2), torch.full((1, 1, 3, 1), 7.0))
@@ -179,7 +179,7 @@ def read_rows(sums: FeatureSums, a: Tensor) -> Rows:
     return _divided(weights @ sums.values, (weights @ sums.mass.unsqueeze(-1)).squeeze(-1), peak)
 
 
-def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[Rows, FeatureSums]:
+def walk(sums: FeatureSums, a: Tensor, b: Tensor, v: Tensor) -> tuple[KernelOutput, FeatureSums]:
     """Queries and keys of a few positions in order: each query reads what is before it and its own; and the sums after.
 
     >>> zero = torch.zeros(1, 1, 2, 1)
@@ -235,17 +235,17 @@ def _weights(a: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     return torch.exp(a - peak), peak.squeeze(-1)
 
 
-def _divided(values: Tensor, mass: Tensor, peak: Tensor) -> Rows:
+def _divided(values: Tensor, mass: Tensor, peak: Tensor) -> KernelOutput:
     some = mass > 0
     mass = torch.where(some, mass, 1.0)
     lse = torch.where(some, peak + mass.log(), -torch.inf)
-    return Rows(torch.where(some.unsqueeze(-1), values / mass.unsqueeze(-1), 0.0), lse)
+    return KernelOutput(torch.where(some.unsqueeze(-1), values / mass.unsqueeze(-1), 0.0), lse)
 
 
-def _one_after_another(first: Rows, second: Rows, groups: int) -> Rows:
+def _one_after_another(first: KernelOutput, second: KernelOutput, groups: int) -> KernelOutput:
     """Join two runs of positions whose rows are (G·n): position follows position within each group."""
     pairs = zip(first, second, strict=True)
-    return Rows(*(torch.cat([by_group(x, groups) for x in both], 3).flatten(2, 3) for both in pairs))
+    return KernelOutput(*(torch.cat([by_group(x, groups) for x in both], 3).flatten(2, 3) for both in pairs))
 
 
 def by_group(x: Tensor, groups: int) -> Tensor:
@@ -384,7 +384,7 @@ def kernel_attention(
     scale: float | None = None,
     epsilon: float = 0.0,
     state: PerformerState | None = None,
-) -> Rows:
+) -> KernelOutput:
     """Attention by random features: the outputs (B, H, Nq, Dv), and the estimate of each row's lse (B, H, Nq).
 
     >>> import regard
@@ -407,9 +407,9 @@ def kernel_attention(
     _check(q, k, v, directions, scale, epsilon, state)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     before = 0 if state is None else len(state)
-    seen = read_seen(mask, len(q), q.shape[1], q.shape[2], before + k.shape[2], q.device)
+    seen = read_key_mask(mask, len(q), q.shape[1], q.shape[2], before + k.shape[2], q.device)
     if seen.real is not None:
-        seen = Seen(seen.real[:, before:], seen.causal)
+        seen = KeyMask(seen.real[:, before:], seen.causal)
     with torch.autocast(q.device.type, enabled=False):
         return _Estimate(q, k, v, directions, scale, epsilon, seen).run(state)
 
@@ -418,7 +418,7 @@ class _Estimate:
     """One call, its arguments checked; features are made chunk by chunk, and forgotten where no gradient needs them."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float, epsilon: float, seen: Seen
+        self, q: Tensor, k: Tensor, v: Tensor, directions: Tensor, scale: float, epsilon: float, seen: KeyMask
     ) -> None:
         self.dtype, self.wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
         self.q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], *q.shape[2:])  # (B, Hkv, G, Nq, D)
@@ -426,7 +426,7 @@ class _Estimate:
         self.directions, self.scale, self.epsilon = directions, scale, epsilon
         self.top = largest_product(k, directions, scale, seen.real) if epsilon and k.shape[2] else None
 
-    def run(self, state: PerformerState | None) -> Rows:
+    def run(self, state: PerformerState | None) -> KernelOutput:
         """All rows in order, and the state brought up to date."""
         batch, heads, nk, _ = self.k.shape
         nq, width = self.q.shape[3], self.v.shape[-1]
@@ -434,7 +434,7 @@ class _Estimate:
             sums = no_keys(batch, heads, len(self.directions), width, self.v)
         else:
             sums = state.sums(batch, heads, width, self.directions, self.v)
-        parts: list[Rows] = []
+        parts: list[KernelOutput] = []
         if self.seen.causal:
             # The queries are the last positions: those before all keys see nothing, keys before them are seen by all.
             parts = [self._read(sums, 0, nq - nk)] if nq > nk else []
@@ -457,17 +457,17 @@ class _Estimate:
             sums = add_keys(sums, self._keys(first, last), self.v[:, :, first:last])
         return sums
 
-    def _walk(self, sums: FeatureSums, start: int, end: int) -> tuple[Rows, FeatureSums]:
+    def _walk(self, sums: FeatureSums, start: int, end: int) -> tuple[KernelOutput, FeatureSums]:
         """The keys from start to end, and the queries that stand there."""
         shift = self.q.shape[3] - self.k.shape[2]
         a, added = self._queries(start + shift, end + shift)
         rows, sums = walk(sums, a, self._keys(start, end), self.v[:, :, start:end])
-        return Rows(rows.output, rows.lse + added), sums
+        return KernelOutput(rows.output, rows.lse + added), sums
 
-    def _read(self, sums: FeatureSums, start: int, end: int) -> Rows:
+    def _read(self, sums: FeatureSums, start: int, end: int) -> KernelOutput:
         a, added = self._queries(start, end)
         rows = read_rows(sums, a.flatten(2, 3))
-        return Rows(rows.output, rows.lse + added)
+        return KernelOutput(rows.output, rows.lse + added)
 
     def _queries(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Log-features (B, Hkv, G, n, m), and what is missing in each row's lse (B, Hkv, G·n)."""
@@ -482,15 +482,15 @@ class _Estimate:
             return b
         return b.masked_fill(~self.seen.real[:, None, start:end, None], -torch.inf)
 
-    def _joined(self, parts: list[Rows]) -> Rows:
+    def _joined(self, parts: list[KernelOutput]) -> KernelOutput:
         """Chunks (B, Hkv, G·n, ·) → all rows (B, H, Nq, ·), output as wide as the queries came."""
         groups = self.q.shape[2]
         if not parts:  # no queries
             output = self.v.new_zeros(*self.q.shape[:4], self.v.shape[-1])
-            return Rows(output.flatten(1, 2).to(self.dtype), output.sum(-1).flatten(1, 2))
+            return KernelOutput(output.flatten(1, 2).to(self.dtype), output.sum(-1).flatten(1, 2))
         output = torch.cat([by_group(rows.output, groups) for rows in parts], 3).flatten(1, 2)
         lse = torch.cat([by_group(rows.lse, groups) for rows in parts], 3).flatten(1, 2)
-        return Rows(output.to(self.dtype), lse - log(len(self.directions)))
+        return KernelOutput(output.to(self.dtype), lse - log(len(self.directions)))
 
 
 def check_numbers(scale: float | None, epsilon: float) -> None:

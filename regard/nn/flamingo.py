@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard.masks import Mask
-from regard.masks.mask import Bounds, Grid
+from regard.masks.mask import Bounds, TileGrid
 from regard.masks.rules import IndexRule, cell_of
 from regard.masks.token_masks import booleans
 from regard.nn.attention import ContextKeys, MultiHeadAttention
@@ -61,7 +61,7 @@ class Sight(Mask):
         cell, each = cell_of(self.sees.to(device).unsqueeze(1)), self.each
         return lambda b, h, i, j: cell(b, h, i, j // each)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """Exact: sums over any words and pictures are differences of four sums from the first ones on."""
         (i0, i1), (j0, j1) = grid.rows(grid.i), grid.cols(grid.j)
         p0, p1 = j0 // self.each, j1 // self.each

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.backends import load
 from regard.checks import check_int
 from regard.nn.attention import ContextKeys, MultiHeadAttention
-from regard.nn.projections import HeadProjections, read_seen
+from regard.nn.projections import HeadProjections, read_key_mask
 from regard.op import attention
 
 __all__ = ["LinformerAttention", "SlotProjection"]
@@ -179,7 +179,7 @@ class LinformerAttention(HeadProjections):
         x, context, mask: as in a call of the layer. Raises as it does.
         """
         q, kv = self.projected(x, context)
-        seen = read_seen(mask, len(q), self.num_heads, q.shape[-2], kv.k.shape[-2], q.device)
+        seen = read_key_mask(mask, len(q), self.num_heads, q.shape[-2], kv.k.shape[-2], q.device)
         if seen.causal:
             raise ValueError(f"Linformer cannot be causal: {MIXES}. Use MultiHeadAttention or PerformerAttention")
         return q, self.projection(kv, seen.real)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from regard.checks import check_int
 from regard.nn.attention import ContextKeys, MultiHeadAttention
 from regard.nn.feature_maps import (
+    KernelOutput,
     PerformerState,
-    Rows,
     check_numbers,
     kernel_attention,
     no_keys,
@@ -173,7 +173,7 @@ class PerformerAttention(HeadProjections):
         mask: object = None,
         cache: PerformerState | None = None,
         positions: Tensor | Angles | None = None,
-    ) -> Rows:
+    ) -> KernelOutput:
         """Each head's outputs (B, H, N, D) before W_O, with the estimate of its lse (B, H, N).
 
         >>> PerformerAttention(6, 2).rows(torch.zeros(1, 5, 6)).lse.shape

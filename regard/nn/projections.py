@@ -147,19 +147,19 @@ def _check_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int 
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
 
 
-class Seen(NamedTuple):
+class KeyMask(NamedTuple):
     """Which keys are seen: `real` (B or 1, Nk) booleans or None for all; `causal`: none that lies ahead."""
 
     real: Tensor | None
     causal: bool
 
 
-def read_seen(mask: object, batch: int, num_heads: int, nq: int, nk: int, device: torch.device) -> Seen:
+def read_key_mask(mask: object, batch: int, num_heads: int, nq: int, nk: int, device: torch.device) -> KeyMask:
     """Read a mask as padding, causal, or both.
 
     >>> from regard.masks import causal, padding
-    >>> read_seen(causal() & padding([2]), 1, 1, 3, 3, torch.device("cpu"))
-    Seen(real=tensor([[ True,  True, False]]), causal=True)
+    >>> read_key_mask(causal() & padding([2]), 1, 1, 3, 3, torch.device("cpu"))
+    KeyMask(real=tensor([[ True,  True, False]]), causal=True)
 
     mask: a mask, booleans that broadcast to (B, H, Nq, Nk), or None.
     batch, num_heads, nq, nk: the sizes of the call.
@@ -168,7 +168,7 @@ def read_seen(mask: object, batch: int, num_heads: int, nq: int, nk: int, device
     """
     given = as_mask(mask, (batch, num_heads, nq, nk))
     if given is None:
-        return Seen(None, False)
+        return KeyMask(None, False)
     given.fit(batch, num_heads, nq, nk)
     causal, real = False, None
     for mask_part in _parts(given):
@@ -178,7 +178,7 @@ def read_seen(mask: object, batch: int, num_heads: int, nq: int, nk: int, device
         else:
             row = _one_row(mask_part, nq, nk, device)  # (B or 1, Nk)
             real = row if real is None else real & row
-    return Seen(real, causal)
+    return KeyMask(real, causal)
 
 
 def _parts(mask: Mask) -> list[Mask]:

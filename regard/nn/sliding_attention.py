@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard import masks
 from regard.masks import Mask
-from regard.masks.mask import Bounds, Grid
+from regard.masks.mask import Bounds, TileGrid
 from regard.masks.rules import IndexRule
 from regard.masks.token_masks import booleans, fit_length
 from regard.nn.attention import ContextKeys, MultiHeadAttention, split
@@ -122,7 +122,7 @@ class Roles(Mask):
         """The function f(b, h, i, j)."""
         return self._plain.bind(nq, nk, device, dtype)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """As the masks that it is made of."""
         return self._plain.bounds(grid)
 

@@ -30,7 +30,7 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import DropPath, FeedForward, Passed
 from regard.nn.linear import Linear
 from regard.nn.vision import Grid, Patches, bent
-from regard.positions import Swin, Windowed
+from regard.positions import Swin, SwinBias
 
 __all__ = ["Merging", "Stage", "WindowBlock", "WindowEmbedding", "WindowTable", "WindowTower", "Windows"]
 
@@ -109,7 +109,7 @@ class WindowTable(Swin):
     """Swin's relative positions in square windows, also in smaller ones, which use the middle of the table.
 
     >>> WindowTable(7, num_heads=3).bias(torch.zeros(1, 3, 25, 8), 1.0)
-    Windowed(5×5 patches, 3 heads)
+    SwinBias(5×5 patches, 3 heads)
 
     A number of the table is of an offset between two tokens, which means the same in a window of any size.
     side: tokens of a window's side.
@@ -118,14 +118,14 @@ class WindowTable(Swin):
     def __init__(self, side: int, num_heads: int) -> None:
         super().__init__((side, side), num_heads)
 
-    def bias(self, q: Tensor, scale: float) -> Windowed:
+    def bias(self, q: Tensor, scale: float) -> SwinBias:
         """The bias for q (…, N, D), N being the square of a side."""
         full, side = self.window[0], isqrt(q.shape[-2])
         if side >= full:
             return super().bias(q, scale)
         near = slice(full - side, full + side - 1)
         table = local(self.table).reshape(2 * full - 1, 2 * full - 1, -1)[near, near]
-        return Windowed(table.flatten(0, 1), (side, side))
+        return SwinBias(table.flatten(0, 1), (side, side))
 
 
 class WindowBlock(nn.Module):

@@ -420,10 +420,10 @@ def test_sdpa_on_a_gpu_refuses_to_round_a_bias():
 def test_sdpa_on_a_gpu_takes_a_table_of_the_queries_dtype_that_nobody_differentiates():
     half = tensors(nq=6, nk=6, dtype=torch.bfloat16)
     table = torch.zeros(15, H, dtype=torch.bfloat16)
-    assert backends.explain(*half, bias=positions.Windowed(table, (2, 3))).chosen == "sdpa"
-    assert reason("sdpa", *half, bias=positions.Windowed(table.float(), (2, 3))) == ROUNDS + "torch.bfloat16"
-    assert reason("sdpa", *half, bias=positions.Windowed(table.half(), (2, 3))) == ROUNDS + "torch.bfloat16"
-    learnt = positions.Windowed(table.requires_grad_(), (2, 3))
+    assert backends.explain(*half, bias=positions.SwinBias(table, (2, 3))).chosen == "sdpa"
+    assert reason("sdpa", *half, bias=positions.SwinBias(table.float(), (2, 3))) == ROUNDS + "torch.bfloat16"
+    assert reason("sdpa", *half, bias=positions.SwinBias(table.half(), (2, 3))) == ROUNDS + "torch.bfloat16"
+    learnt = positions.SwinBias(table.requires_grad_(), (2, 3))
     assert reason("sdpa", *half, bias=learnt) == ROUNDS + "torch.bfloat16"
     with torch.no_grad():
         assert reason("sdpa", *half, bias=learnt) is None
@@ -433,7 +433,7 @@ def test_sdpa_on_a_gpu_takes_a_table_of_the_queries_dtype_that_nobody_differenti
 def test_terms_of_a_window_are_the_numbers_of_its_table(dtype):
     """So that a GPU's kernel may have them in the table's dtype: nothing is lost."""
     table = torch.randn(15, H, generator=torch.Generator().manual_seed(0)).to(dtype)
-    call = prepare(*tensors(nq=6, nk=6, dtype=dtype), bias=positions.Windowed(table, (2, 3)))
+    call = prepare(*tensors(nq=6, nk=6, dtype=dtype), bias=positions.SwinBias(table, (2, 3)))
     cells = cells_of_bias(call)
     assert cells.dtype == torch.float32
     assert torch.equal(cells.to(dtype).float(), cells)
@@ -445,12 +445,12 @@ def test_terms_of_a_window_are_the_numbers_of_its_table(dtype):
 def test_windows_on_a_gpu_in_half_precision_agree_with_the_definition(shifted):
     random = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(13, H, 49, 32, generator=random).to("cuda", torch.bfloat16) for _ in range(3))
-    bias = positions.Windowed(torch.randn(169, H, generator=random).to("cuda", torch.bfloat16), (7, 7))
+    bias = positions.SwinBias(torch.randn(169, H, generator=random).to("cuda", torch.bfloat16), (7, 7))
     regions = torch.arange(49).expand(13, 49) // torch.arange(7, 20).unsqueeze(1)
     mask = masks.documents(regions.cuda()) if shifted else None
     assert backends.explain(q, k, v, mask=mask, bias=bias).chosen == "sdpa"
     ours, baseline = (regard.attention(q, k, v, mask=mask, bias=bias, backend=b) for b in ("sdpa", "reference"))
-    wide = positions.Windowed(bias.table.double(), (7, 7))
+    wide = positions.SwinBias(bias.table.double(), (7, 7))
     truth = regard.attention(q.double(), k.double(), v.double(), mask=mask, bias=wide, backend="reference")
     assert_rule(ours, baseline, truth)
 

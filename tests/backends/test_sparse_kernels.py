@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     calls: list[Call] = []
 
     def unsupported_reason(call: Call) -> str | None:
-        why = "nothing is hidden" if call.mask is None else sparse_gpu.refuse_anywhere(call)
+        why = "nothing is hidden" if call.mask is None else sparse_gpu.kernel_unsupported_reason(call)
         calls.extend([call] if why is None else [])
         return why
 
@@ -178,7 +178,7 @@ def test_tiles_are_as_small_as_a_bias_needs(monkeypatch: pytest.MonkeyPatch) -> 
     counts = torch.ones(1, 1, 9, 9, dtype=torch.int16)
     sizes = [sparse_gpu.tile_size(prepare(q, k, v, bias=Repeated(counts, n))) for n in (128, 64, 96, 16, 10)]
     assert sizes == [(64, 64), (64, 64), (32, 32), (16, 16), (64, 64)]
-    assert "one number" in sparse_gpu.refuse_anywhere(prepare(q, k, v, bias=Repeated(counts, 10)))
+    assert "one number" in sparse_gpu.kernel_unsupported_reason(prepare(q, k, v, bias=Repeated(counts, 10)))
 
 
 # --------------------------------------------------------------------------------------------------- what they refuse
@@ -203,7 +203,7 @@ def test_what_the_kernels_do_not_do_is_computed_otherwise(launched: list[Call]) 
 )
 def test_the_reasons(wide: int, extra: dict[str, Any], why: str) -> None:
     q, k, v = (torch.zeros(1, 4, 5, wide) for _ in range(3))
-    assert why in sparse_gpu.refuse_anywhere(prepare(q, k, v, mask=masks.causal(offset=1), **extra))
+    assert why in sparse_gpu.kernel_unsupported_reason(prepare(q, k, v, mask=masks.causal(offset=1), **extra))
 
 
 def test_the_lists_die_with_their_mask(launched: list[Call]) -> None:

@@ -77,7 +77,7 @@ def test_weights_under_every_mask_come_back_to_the_bit(mask):
     assert_same(before, after)
 
 
-def windowed() -> positions.Windowed:
+def windowed() -> positions.SwinBias:
     return positions.Swin((2, 3), H).bias(torch.zeros(1, H, 6, D), 1.0)
 
 

@@ -8,7 +8,7 @@ import torch
 from regard import masks
 from regard.masks import rules, strips, tiles
 from regard.masks.biases import Bias
-from regard.masks.strips import Run, Terms, gathered, pieces, runs
+from regard.masks.strips import Terms, TileRun, gathered, pieces, runs
 from regard.masks.tiles import visible_tiles
 
 CPU = torch.device("cpu")
@@ -205,7 +205,7 @@ def test_nothing_is_added_where_all_is_seen():
     assert terms().kept(run.group)
 
 
-def longest_run(mask) -> Run:
+def longest_run(mask) -> TileRun:
     return max((run for _, run in every_run(mask)), key=lambda run: run.count)
 
 

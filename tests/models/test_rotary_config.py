@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from regard.models.config import Config, reach, rotary
-from regard.rotary import DynamicNTK, Linear, Llama3, LongRope, Rotary, Yarn
+from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Yarn
 
 DIM, MAX = 10, 67
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 1.2, 1.7], "long_factor": [1, 1.5, 2.5, 3.5, 4.5]}
@@ -15,7 +15,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 # What a config says → the value it stands for.
 KINDS = {
-    "linear": ({"factor": 3.0}, Linear(3.0)),
+    "linear": ({"factor": 3.0}, LinearScaling(3.0)),
     "dynamic": ({"factor": 2}, DynamicNTK(2.0, original=MAX)),
     "yarn": ({"factor": 4.0}, Yarn(4.0, original=MAX)),
     "yarn, all of it": (
@@ -96,9 +96,9 @@ def test_the_original_length_is_read_inside_or_outside():
 
 
 def test_both_names_may_say_the_same():
-    assert read(old("linear", {"factor": 2.0, "rope_type": "linear"})).scaling == Linear(2.0)
+    assert read(old("linear", {"factor": 2.0, "rope_type": "linear"})).scaling == LinearScaling(2.0)
     both = {"type": "linear", "factor": 2.0}
-    assert read({"rope_scaling": both, "rope_parameters": dict(both)}).scaling == Linear(2.0)
+    assert read({"rope_scaling": both, "rope_parameters": dict(both)}).scaling == LinearScaling(2.0)
 
 
 def test_everything_is_read_so_that_nothing_is_left_to_refuse():
@@ -167,8 +167,8 @@ def test_what_is_not_understood_is_refused(values, message):
     ("scaling", "positions"),
     [
         (None, 20),
-        (Linear(3.0), 60),
-        (Linear(0.5), 20),
+        (LinearScaling(3.0), 60),
+        (LinearScaling(0.5), 20),
         (DynamicNTK(2.5, original=20), 50),
         (Yarn(4.0, original=5), 20),  # max_position_embeddings is the length after
         (Yarn(4.0, original=20), 80),  # … or the length before

@@ -12,7 +12,7 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.cache import GrowingCache
 from regard.nn.linformer import LinformerAttention, SlotProjection
-from regard.nn.projections import read_seen
+from regard.nn.projections import read_key_mask
 
 SHAPES = {"plain": {}, "one key head": {"one_kv_head": True}, "values are keys": {"share_kv": True}}
 SHAPES["both, other head size"] = {"one_kv_head": True, "share_kv": True, "dim_head": 7}
@@ -270,8 +270,8 @@ def test_wrong_input_is_refused(make, problem, message):
 
 def test_causal_mask_with_another_offset_is_refused():
     with pytest.raises(ValueError, match=r"causal\(offset=1\).*3.*5"):
-        read_seen(masks.causal(offset=1), 1, 1, 3, 5, torch.device("cpu"))
-    assert read_seen(masks.causal(offset=2), 1, 1, 3, 5, torch.device("cpu")).causal
+        read_key_mask(masks.causal(offset=1), 1, 1, 3, 5, torch.device("cpu"))
+    assert read_key_mask(masks.causal(offset=2), 1, 1, 3, 5, torch.device("cpu")).causal
 
 
 def test_causal_mask_with_an_offset_for_each_row_is_refused_with_the_reason():

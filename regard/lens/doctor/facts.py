@@ -44,7 +44,7 @@ from regard.lens.doctor.visibility import (
 )
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
-from regard.masks.mask import Grid
+from regard.masks.mask import TileGrid
 from regard.masks.token_masks import Queries, at_positions
 
 __all__ = ["Causality", "Facts", "MaskSummary", "RowCount", "read", "read_weights", "summarise_mask", "visible_counts"]
@@ -279,7 +279,7 @@ def _padding_rows(sight: MaskSummary) -> Tensor:
     offset = None if sight.causal is None else sight.causal.offset
     if nk == 0:
         return torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
-    positions = Grid(nq, nk, (1, 1), device).positions(offset)
+    positions = TileGrid(nq, nk, (1, 1), device).positions(offset)
     if offset is None:  # a causal mask that came as cells has its own
         _, far, choice = traced.numbers.unbind()
         own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2

@@ -21,7 +21,7 @@ from regard.lens.taps.callers import active, deliver, find
 from regard.lens.taps.calls import HERE, Lent, Sighting, Source, read_call, trusted_lse
 from regard.masks import causal, window
 from regard.masks.dense import per_tile
-from regard.masks.mask import Bounds, Grid, Mask
+from regard.masks.mask import Bounds, Mask, TileGrid
 from regard.masks.rules import IndexRule, cell_of, indices
 
 ASKED = 1 << 20
@@ -74,7 +74,7 @@ class FlexMask(Mask):
         cells: Tensor = torch.vmap(mod, chunk_size=LISTED)(*(x.expand(shape).reshape(-1) for x in (b, h, i, j)))
         return cells.view(shape)
 
-    def bounds(self, grid: Grid) -> Bounds:
+    def bounds(self, grid: TileGrid) -> Bounds:
         """Exact up to `ASKED` cells; beyond as far as blocks say it, and else: maybe, not for certain."""
         if prod(self.rows) * grid.nq * grid.nk <= ASKED:
             see = self.bind(grid.nq, grid.nk, grid.device, torch.float32)
