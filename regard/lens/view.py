@@ -19,7 +19,7 @@ from regard.lens.overlays import Overlay, make_overlay
 from regard.lens.patterns import Patterns
 from regard.lens.placement import UNPLACED, Token, TokenPlacement
 from regard.lens.validity import Report, index_among, judge, part_of_axis
-from regard.masks.mask import Grid
+from regard.masks.mask import TileGrid
 from regard.masks.token_masks import at_positions
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class View:
         (_, _, nq, nk), place, device = self.sizes, self.place, values.device
         counted = torch.ones(1, 1, nq, dtype=torch.bool, device=device)  # (B or 1, H or 1, Nq)
         if place.padding is not None and self.kind == "self" and nk:
-            positions = Grid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
+            positions = TileGrid(nq, nk, (1, 1), place.padding.device).positions(place.offset)
             counted = ~at_positions(place.padding, positions, outside=False).to(device)
         if place.visible is not None:
             counted = counted & (place.visible > 0).to(device)

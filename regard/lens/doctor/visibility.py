@@ -15,7 +15,7 @@ from regard.backends.call import Call
 from regard.masks import EMPTY, FULL, PARTIAL, Causal, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.mask import And
-from regard.masks.positional import Placed
+from regard.masks.positional import OffsetMask
 from regard.masks.rules import Number, indices, part_of, size_or_one
 
 BANDS = 32
@@ -557,7 +557,7 @@ class MaskSummary:
         """The position of query 0, from the mask; None where that is Nk − Nq, and in cross-attention."""
         if self.kind == "cross":
             return None
-        placed = [part for part in conjuncts(self.mask) if isinstance(part, Placed)]
+        placed = [part for part in conjuncts(self.mask) if isinstance(part, OffsetMask)]
         if placed or self._is_band:
             return next((part.offset for part in placed if part.offset is not None), None)
         return self.traced.outline(self.nq, self.nk).offset
