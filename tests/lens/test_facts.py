@@ -14,7 +14,8 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.lens.doctor import visibility
-from regard.lens.doctor.facts import Facts, RowCount, read, read_weights, see, visible_counts
+from regard.lens.doctor.facts import Facts, RowCount, read, read_weights
+from regard.lens.doctor.visibility import summarise_mask, visible_counts
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -419,7 +420,7 @@ def test_facts_of_a_long_call_are_small():
 
 def test_what_was_counted_once_is_not_counted_again(monkeypatch):
     call = call_of(mask=cells(masks.causal()))
-    sight = see(call)
+    sight = summarise_mask(call)
     assert sight.visible.tolist() == [[[1, 2, 3, 4, 5, 6, 7]]]
     monkeypatch.setattr(visibility, "survey", lambda *_: pytest.fail("counted again"))
     assert read(call, sight=sight).mask == "causal"
@@ -455,7 +456,7 @@ def test_unknown_kind_is_refused():
 def test_sight_of_another_kind_is_refused():
     call = call_of()
     with pytest.raises(ValueError, match=r"sight.*kind.*'cross'"):
-        read(call, kind="cross", sight=see(call))
+        read(call, kind="cross", sight=summarise_mask(call))
 
 
 def test_neither_scores_nor_weights_is_refused():

@@ -430,7 +430,7 @@ def test_arguments_that_do_not_go_together_are_refused():
         view.overlay(batch=2)
     with pytest.raises(IndexError, match=r"head.*3"):
         view.overlay(token=0, head=3)
-    with pytest.raises(IndexError, match="image.*1"):
+    with pytest.raises(IndexError, match=r"image.*1"):
         view.overlay(token=0, image_index=1)
 
 
