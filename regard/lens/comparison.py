@@ -1,4 +1,4 @@
-"""Two captures side by side: which modules, masks and kernels differ, and by how much each head's measures do.
+"""`compare`: which modules, masks and kernels of two captures differ, and by how much each head's measures do.
 
     >>> import torch, regard
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
@@ -11,12 +11,8 @@
     (True, False)
 
 Modules are matched by path and calls by their number. Numbers are compared head by head: position by position where
-both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received mass
+both captures have as many, otherwise by their means; maps cell by cell where both have as many cells, received weights
 where both have the same queries and keys.
-
-Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
-
-It does not know models: that a comparison makes sense is for whoever asks.
 """
 
 from __future__ import annotations
@@ -34,49 +30,29 @@ from regard.lens.capture import Capture, Record
 from regard.lens.doctor.report import check_lang, merge_paths
 from regard.lens.files.container import pool
 from regard.lens.view import PER_QUERY, View
+from regard.locale import translate
 from regard.stages import Lang
 
 __all__ = ["Change", "Comparison", "Mismatch", "compare"]
 
 BINS = 64  # of the received mass
 MOST_SHOWN = 20  # changes in a table
+SIZES = "heads, queries × keys"
 
-WORDS: dict[Lang, dict[str, str]] = {
-    "en": {
-        "same": "the same: modules compared: {modules}, measures: {compared}{tolerance}",
-        "title": "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}",
-        "tolerance": " (tolerance {:g})",
-        "only": "only in {}: {}",
-        "unlike": "what|where|A|B",
-        "changes": "where|measure|head|A|B|difference|mean of heads",
-        "more": "… and {} more",
-        "note": "difference: of the head that differs most; of map and received, the share of attention that moved",
-    },
-    "ko": {
-        "same": "같음: 비교한 모듈 {modules}개, 측정값 {compared}개{tolerance}",
-        "title": "양쪽에 있는 모듈 {modules}개, 측정값 {compared}개 중 {changed}개가 다름{tolerance}",
-        "tolerance": " (허용 오차 {:g})",
-        "only": "{}에만 있음: {}",
-        "unlike": "항목|위치|A|B",
-        "changes": "위치|측정값|헤드|A|B|차이|헤드 평균",
-        "more": "… 외 {}개",
-        "note": "차이: 가장 크게 다른 헤드의 값. map과 received는 옮겨 간 어텐션의 비율",
-    },
-}
-NAMED: dict[Lang, dict[str, str]] = {
-    "en": {"sizes": "heads, queries × keys"},
-    "ko": {"mask": "마스크", "kernel": "커널", "sizes": "헤드, 쿼리 × 키", "calls": "호출 수"},
-}
+Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True)
 class Change:
     """How one measure of one call differs.
 
-    path, n: the module, and which of its calls.
-    measure: "entropy" and such, "map", "received", or a pattern's name.
-    heads: the difference of each head, at least 0; infinite where only one of the two is a number.
-    a, b: what each head has in either capture, on the mean; empty for map and received, which are no single number.
+    Attributes:
+        path: the module.
+        n: number of the call.
+        measure: "entropy" and such, "map", "received", or a pattern's name.
+        heads: difference of each head, at least 0; infinite if only one of the two is a number.
+        a: mean of each head in the first capture; empty for map and received, which are no single number.
+        b: likewise in the second.
     """
 
     path: str
@@ -103,7 +79,7 @@ class Change:
 
     @property
     def strength(self) -> float:
-        """To order changes by: shares as they are, nats and logits as a share of 1 plus their size."""
+        """The order of changes: shares as they are, nats and logits relative to 1 plus their size."""
         if self.measure not in PER_QUERY or not isfinite(self.largest):
             return self.largest
         return self.largest / (1 + max(abs(self.a[self.head]), abs(self.b[self.head])))
@@ -116,11 +92,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Something else that differs between two calls.
+    """A mask, kernel, size or number of calls that differs.
 
-    what: "mask", "kernel", "sizes" or "calls".
-    path, n: the module, and which of its calls.
-    a, b: what it is in either capture, in words.
+    Attributes:
+        what: "mask", "kernel", "sizes" or "calls".
+        path: the module.
+        n: number of the call.
+        a: its value in the first capture.
+        b: its value in the second.
     """
 
     what: str
@@ -132,12 +111,16 @@ class Mismatch:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """What `compare` found. Prints as text, and as tables in a notebook; `text("ko")` is Korean.
+    """The result of `compare`. Prints as text, and as tables in a notebook; `text("ko")` is Korean.
 
-    modules: how many are in both.  only_a, only_b: the paths of those that are in one.
-    unlike: masks, sizes, numbers of calls and kernels that differ, in call order.
-    changes: measures that differ by more than the tolerance, the strongest first.
-    compared: how many measures were compared, over all calls.
+    Attributes:
+        modules: number of modules in both captures.
+        only_a: paths of modules in the first only.
+        only_b: paths of modules in the second only.
+        unlike: masks, sizes, numbers of calls and kernels that differ, in call order.
+        changes: measures that differ by more than the tolerance, the strongest first.
+        compared: number of measures compared, over all calls.
+        tolerance: the tolerance that was given.
     """
 
     modules: int
@@ -173,71 +156,83 @@ class Comparison:
 
     def text(self, lang: Lang = "en") -> str:
         """All of it as text. Raises ValueError for a language other than "en" and "ko"."""
-        parts = self._lines(check_lang(lang))
-        if self.unlike:
-            parts.append(tables.text(*self._unlike_table(lang)))
-        if self.changes:
-            parts.append(tables.text(*self._changes_table(lang), right=[2, 3, 4, 5, 6]))
-        return "\n\n".join(parts + self._below(lang))
+        check_lang(lang)
+        above, unlike, changes, below = self._parts(lang)
+        parts = [*above, *([tables.text(*unlike)] if self.unlike else [])]
+        parts += [tables.text(*changes, right=[2, 3, 4, 5, 6])] if self.changes else []
+        return "\n\n".join(parts + below)
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>{escape(line)}</p>" for line in self._lines("en")]
-        if self.unlike:
-            parts.append(tables.html(*self._unlike_table("en")))
-        if self.changes:
-            parts.append(tables.html(*self._changes_table("en"), right=[2, 3, 4, 5, 6]))
-        return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in self._below("en")])
+        above, unlike, changes, below = self._parts("en")
+        parts = [f"<p>{escape(line)}</p>" for line in above]
+        parts += [tables.html(*unlike)] if self.unlike else []
+        parts += [tables.html(*changes, right=[2, 3, 4, 5, 6])] if self.changes else []
+        return "\n".join(parts + [f"<p>{escape(line)}</p>" for line in below])
 
-    def _lines(self, lang: Lang) -> list[str]:
-        words = WORDS[lang]
-        tolerance = words["tolerance"].format(self.tolerance) if self.tolerance else ""
-        counted = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
-        lines = [words["same" if self.same else "title"].format(**counted, tolerance=tolerance)]
+    def _parts(self, lang: Lang) -> tuple[list[str], Table, Table, list[str]]:
+        """Lines above the tables, the tables of mismatches and of changes, and lines below."""
+        title = "modules in both: {modules}, measures that differ: {changed} of {compared}{tolerance}"
+        if self.same:
+            title = "the same: modules compared: {modules}, measures: {compared}{tolerance}"
+        tolerance = translate(" (tolerance {tolerance:g})", lang, tolerance=self.tolerance) if self.tolerance else ""
+        counts = {"modules": self.modules, "compared": self.compared, "changed": len(self.changes)}
+        above = [translate(title, lang, **counts, tolerance=tolerance)]
         for name, paths in (("A", self.only_a), ("B", self.only_b)):
-            lines += [words["only"].format(name, merge_paths(paths))] if paths else []
-        return lines
+            if paths:
+                above.append(translate("only in {capture}: {paths}", lang, capture=name, paths=merge_paths(paths)))
 
-    def _unlike_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
-        """Layers that differ in the same way share a line."""
-        alike: dict[tuple[str, str, str], list[str]] = {}
+        alike: dict[tuple[str, str, str], list[str]] = {}  # layers that differ in the same way share a line
         for u in self.unlike:
             alike.setdefault((u.what, u.a, u.b), []).append(u.path)
-        rows = [[NAMED[lang].get(what, what), merge_paths(paths), a, b] for (what, a, b), paths in alike.items()]
-        return WORDS[lang]["unlike"].split("|"), rows
-
-    def _changes_table(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
-        rows = []
+        mismatches = [
+            [translate(SIZES if what == "sizes" else what, lang), merge_paths(paths), a, b]
+            for (what, a, b), paths in alike.items()
+        ]
+        changes = []
         for c in self.changes[:MOST_SHOWN]:
             a, b = (tables.number(values[c.head]) if values else "" for values in (c.a, c.b))
-            rows.append([c.where, c.measure, str(c.head), a, b, tables.number(c.largest), tables.number(c.mean)])
-        return WORDS[lang]["changes"].split("|"), rows
+            changes.append([c.where, c.measure, str(c.head), a, b, tables.number(c.largest), tables.number(c.mean)])
 
-    def _below(self, lang: Lang) -> list[str]:
-        more = len(self.changes) - MOST_SHOWN
-        lines = [WORDS[lang]["more"].format(more)] if more > 0 else []
-        return [*lines, WORDS[lang]["note"]] if self.changes else lines
+        below = []
+        if (more := len(self.changes) - MOST_SHOWN) > 0:
+            below.append(translate("… and {more} more", lang, more=more))
+        if self.changes:
+            note = "difference: of the head that differs most; of map and received, the share of attention that moved"
+            below.append(translate(note, lang))
+        return (
+            above,
+            (translate("what|where|A|B", lang).split("|"), mismatches),
+            (translate("where|measure|head|A|B|difference|mean of heads", lang).split("|"), changes),
+            below,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- comparing
 
 
 def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
-    """How two captures differ: of one model on two inputs or with two kernels, or of two models alike in their paths.
+    """Compare two captures: of one model on two inputs or with two kernels, or of two models with the same paths.
 
-    >>> import regard
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    >>> with regard.watch(layer) as seen:
-    ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> print(compare(seen, seen))
-    the same: modules compared: 1, measures: 11
+    Args:
+        a: the first capture.
+        b: the second capture.
+        tolerance: difference up to which a measure counts as the same; kernels that round differently need a little.
 
-    tolerance: how much a measure may differ and still be called the same; kernels that round otherwise need a little.
+    Raises:
+        TypeError: for an argument that is no capture.
+        ValueError: for a negative tolerance.
+        LookupError: for a capture in which nothing was seen.
 
-    Raises TypeError for what is no capture, ValueError for a negative tolerance, LookupError for a capture in which
-    nothing was seen.
+    Example:
+        >>> import torch, regard
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> with regard.watch(layer) as seen:
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> print(compare(seen, seen))
+        the same: modules compared: 1, measures: 11
     """
     for name, capture in (("a", a), ("b", b)):
         if not isinstance(capture, Capture):
@@ -270,15 +265,13 @@ def compare(a: Capture, b: Capture, *, tolerance: float = 0.0) -> Comparison:
 
 
 def _unlike(a: Record, b: Record) -> list[Mismatch]:
-    """Mask, sizes and kernel, where they differ."""
-    said = [(r.facts.mask if r.facts is not None else "", _sizes(_view(r)), r.kernel) for r in (a, b)]
-    pairs = zip(("mask", "sizes", "kernel"), *said, strict=True)
+    values = []
+    for record in (a, b):
+        batch, heads, nq, nk = _view(record).sizes
+        sizes = (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
+        values.append((record.facts.mask if record.facts is not None else "", sizes, record.kernel))
+    pairs = zip(("mask", "sizes", "kernel"), *values, strict=True)
     return [Mismatch(what, a.path, a.n, x, y) for what, x, y in pairs if x != y]
-
-
-def _sizes(view: View) -> str:
-    batch, heads, nq, nk = view.sizes
-    return (f"{batch} × " if batch > 1 else "") + f"{heads}, {nq} × {nk}"
 
 
 def _view(record: Record) -> View:

@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from regard.lens.measures.weights import Weights
+from regard.locale import translate
 from regard.masks.mask import TileGrid
 from regard.masks.rules import read_offset
 from regard.masks.token_masks import at_positions
@@ -42,70 +43,33 @@ THRESHOLDS: Mapping[str, float] = MappingProxyType(dict.fromkeys(NAMES, 0.5) | {
 
 REST = 0.05  # of a head's attention: where less goes elsewhere than to the first token, nothing is said of it
 
-KEYS: dict[Lang, dict[str, str]] = {
-    "en": {
-        "own": "its own position",
-        "previous": "the position before",
-        "next": "the position after",
-        "first": "the first token",
-        "neighbours": "the two positions on either side",
-        "delimiter": "delimiters such as [SEP] or full stops",
-        "same token": "the nearest other places where the same token stands",
-        "induction": "what followed the same token the last time it came",
-    },
-    "ko": {
-        "own": "자기 위치",
-        "previous": "바로 앞 위치",
-        "next": "바로 뒤 위치",
-        "first": "첫 토큰",
-        "neighbours": "앞뒤 각 두 위치",
-        "delimiter": "[SEP]이나 마침표 같은 구분 토큰",
-        "same token": "같은 토큰이 있는 가장 가까운 다른 위치",
-        "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰",
-    },
+_KEYS = {
+    "own": "its own position",
+    "previous": "the position before",
+    "next": "the position after",
+    "first": "the first token",
+    "neighbours": "the two positions on either side",
+    "delimiter": "delimiters such as [SEP] or full stops",
+    "same token": "the nearest other places where the same token stands",
+    "induction": "what followed the same token the last time it came",
 }
-"""The keys that a pattern names, in words; "uniform" names none."""
-
-MEANING: dict[Lang, dict[str, str]] = {
-    "en": {
-        "own": "looks at its own position",
-        "previous": "looks at the position before",
-        "next": "looks at the position after",
-        "first": "rests on the first token, such as [CLS]",
-        "neighbours": "looks at the two positions before and the two after, its own left out",
-        "uniform": "looks at everything it sees about equally: its entropy as a share of the largest possible",
-        "delimiter": "looks at delimiters, such as [SEP] or full stops; the first token is none",
-        "same token": "looks at the nearest other places where the same token stands",
-        "induction": "looks at what followed the same token the last time it came",
-    },
-    "ko": {
-        "own": "자기 위치를 봄",
-        "previous": "바로 앞 위치를 봄",
-        "next": "바로 뒤 위치를 봄",
-        "first": "[CLS] 같은 첫 토큰에 머묾",
-        "neighbours": "자기를 뺀 앞뒤 두 위치씩을 봄",
-        "uniform": "보이는 것을 거의 고르게 봄: 가능한 최대 엔트로피에 대한 비율",
-        "delimiter": "[SEP]이나 마침표 같은 구분 토큰을 봄(첫 토큰 제외)",
-        "same token": "같은 토큰이 있는 가장 가까운 다른 위치를 봄",
-        "induction": "같은 토큰이 지난번에 나왔을 때 그 뒤에 온 토큰을 봄",
-    },
+_MEANING = {
+    "own": "looks at its own position",
+    "previous": "looks at the position before",
+    "next": "looks at the position after",
+    "first": "rests on the first token, such as [CLS]",
+    "neighbours": "looks at the two positions before and the two after, its own left out",
+    "uniform": "looks at everything it sees about equally: its entropy as a share of the largest possible",
+    "delimiter": "looks at delimiters, such as [SEP] or full stops; the first token is none",
+    "same token": "looks at the nearest other places where the same token stands",
+    "induction": "looks at what followed the same token the last time it came",
 }
 
-CALLED: dict[Lang, dict[str, str]] = {
-    "en": {name: name for name in NAMES},
-    "ko": {
-        "own": "자기 자신",
-        "previous": "이전 토큰",
-        "next": "다음 토큰",
-        "first": "첫 토큰",
-        "neighbours": "주변 토큰",
-        "uniform": "고른 분포",
-        "delimiter": "구분자",
-        "same token": "같은 토큰",
-        "induction": "인덕션",
-    },
-}
-"""What a pattern is called in a table."""
+KEYS, MEANING, CALLED = (
+    {lang: {name: translate(text, lang) for name, text in texts.items()} for lang in get_args(Lang)}
+    for texts in (_KEYS, _MEANING, {name: name for name in NAMES})
+)
+"""By language and pattern: the keys that it names ("uniform" names none), what it means, and its name in a table."""
 
 
 class Patterns(NamedTuple):

@@ -5,45 +5,48 @@ from string import Formatter
 
 import pytest
 
-from regard.lens.doctor.report import EXAMPLE, SEVERITIES, WHY, Finding, WORDS_findings
+from regard.lens.doctor.report import FINDINGS, TERMS, WHY, Finding
+from regard.lens.patterns import CALLED, KEYS, MEANING
+from regard.locale import catalogue, translate
+
+TEXTS = [text for texts in FINDINGS.values() for text in texts if text] + list(WHY.values()) + list(TERMS.values())
 
 
 def asked_for(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def test_both_languages_have_the_same_sentences():
-    assert list(WORDS_findings["en"]) == list(WORDS_findings["ko"])
-    assert list(SEVERITIES["en"]) == list(SEVERITIES["ko"])
-    assert list(WHY["en"]) == list(WHY["ko"])
-    assert set(EXAMPLE) == set(WORDS_findings)
+@pytest.mark.parametrize("english", TEXTS)
+def test_both_languages_tell_the_same_values(english):
+    korean = catalogue("ko")[english]
+    assert asked_for(english) == asked_for(korean)
+    assert english != korean
 
 
-@pytest.mark.parametrize("code", WORDS_findings["en"])
-def test_both_languages_tell_the_same_values(code):
-    for english, korean in zip(WORDS_findings["en"][code], WORDS_findings["ko"][code], strict=True):
-        assert asked_for(english) == asked_for(korean)
-        assert english != korean or english == "{why}"  # which has sentences of its own
+def test_patterns_are_named_in_both_languages():
+    for names in (CALLED, KEYS, MEANING):
+        assert list(names["en"]) == list(names["ko"])
 
 
-@pytest.mark.parametrize("code", WORDS_findings["ko"])
+@pytest.mark.parametrize("code", FINDINGS)
 def test_one_korean_term_stands_for_one_thing(code):
-    assert not re.search(
-        "층|창|교차|전역|같은 말", " ".join(WORDS_findings["ko"][code])
-    )  # 레이어, 윈도, 크로스, 글로벌, 가중치
+    korean = " ".join(translate(text, "ko") for text in FINDINGS[code] if text)
+    assert not re.search("층|창|교차|전역|같은 말", korean)  # 레이어, 윈도, 크로스, 글로벌, 가중치
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
-@pytest.mark.parametrize("code", WORDS_findings["en"])
+@pytest.mark.parametrize("code", FINDINGS)
 def test_every_finding_can_be_said(code, lang):
-    names = set().union(*map(asked_for, WORDS_findings["en"][code]))
-    given = dict.fromkeys(names, 41) | ({"why": "overflow"} if "why" in names else {})
+    text, advice = FINDINGS[code]
+    names = asked_for(text) | asked_for(advice)
+    given = dict.fromkeys(names, 41) | ({"why": "overflow"} if not advice else {})
     given |= {"example": (2, 3, 5)} if "example" in names else {}
     finding = Finding("note", code, ("a.0", "a.1"), tuple(given.items()))
     said = finding.text(lang) + finding.advice(lang)
     assert "{" not in said
-    assert all("41" in said for name in names - {"why", "example"})
-    assert ("example" in names) == (EXAMPLE[lang].format(2, 3, 5) in said)
+    assert all("41" in said for name in names - {"example"})
+    example = {"en": "batch row 2, head 3, query 5", "ko": "배치 2행, 헤드 3, 쿼리 5"}[lang]
+    assert ("example" in names) == (example in said)
 
 
 def test_finding_reads_as_one_line():

@@ -1,9 +1,7 @@
-"""The mask doctor: what was wrong with the masks and the numbers of a run, judged from the facts of its calls.
+"""The mask doctor: `examine` judges the masks and the numbers of a run by a list of checks.
 
-A check is a function from a `Case` to findings; `CHECKS` lists them, and `examine` runs them. They read what was kept
-of each call (`facts.py`) and a few numbers per head; nothing is computed again.
-
-It does not know models: what a layer is for is told from its path, its mask and how it was called.
+A check is a function from an `Examination` to findings. Checks read the facts that were kept of each call (`facts.py`)
+and a few numbers per head; nothing is computed again.
 """
 
 from __future__ import annotations
@@ -12,15 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from regard import tables
 from regard.lens.doctor.facts import Facts, RowCount
-from regard.lens.doctor.report import SEVERITIES, Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
+from regard.lens.doctor.report import Diagnosis, Finding, MaskUse, Severity, Value, merge_paths, stack_of
 
-__all__ = ["CHECKS", "Check", "Examination", "ExaminedCall", "examine"]
+if TYPE_CHECKING:
+    from regard.lens.view import Record
+
+__all__ = ["CHECKS", "Check", "Examination", "examine"]
 
 SINK = 0.9  # of a head's attention on one key
 EVEN = 0.98  # of the largest entropy
@@ -31,59 +32,27 @@ FEWEST_KEYS = 4  # with fewer keys, to rest on one of them says nothing
 INPUTS = ("q", "k", "v", "bias", "scores")
 
 
-class ExaminedCall(Protocol):
-    """What the doctor reads of one attention call."""
-
-    @property
-    def path(self) -> str:
-        """The module that made the call."""
-
-    @property
-    def n(self) -> int:
-        """Which call of this module it is, from 0."""
-
-    @property
-    def kind(self) -> str:
-        """Of what kind it is: "self" or "cross"."""
-
-    @property
-    def facts(self) -> Facts | None:
-        """Its mask, its bias and its numbers; None where the call could not be read."""
-
-    @property
-    def heads(self) -> Mapping[str, Any]:
-        """Numbers per head, (B, H), as far as they are known.
-
-        "uniform" and "first" are the pattern scores; "one key" is the largest mean weight on any one key; "spread" how
-        much the output differs from query to query, as a share of its size; "largest logit" is of all queries.
-        """
-
-
 @dataclass(frozen=True)
 class Examination:
-    """One run.
+    """One run: its calls in order, and whether tokens were generated one after the other."""
 
-    records: its calls, in the order in which they were made.
-    generates: were tokens generated one after the other?
-    """
-
-    records: tuple[ExaminedCall, ...]
+    records: tuple[Record, ...]
     generates: bool
 
     @cached_property
-    def read(self) -> list[tuple[ExaminedCall, Facts]]:
+    def read(self) -> list[tuple[Record, Facts]]:
         """Each record with its facts."""
         return [(record, record.facts) for record in self.records if record.facts is not None]
 
     @cached_property
-    def of_self(self) -> list[tuple[ExaminedCall, Facts]]:
+    def of_self(self) -> list[tuple[Record, Facts]]:
         """Those of self-attention with several queries: whose mask has a shape."""
         return [(r, f) for r, f in self.read if r.kind == "self" and f.sizes[2] > 1]
 
     @cached_property
-    def stacks(self) -> list[list[tuple[ExaminedCall, Facts]]]:
+    def stacks(self) -> list[list[tuple[Record, Facts]]]:
         """Calls of self-attention by the layers of one stack, each layer's calls by their number."""
-        found: dict[object, list[tuple[ExaminedCall, Facts]]] = {}
+        found: dict[object, list[tuple[Record, Facts]]] = {}
         for record, facts in self.of_self:
             found.setdefault((stack_of(record.path), record.n), []).append((record, facts))
         return list(found.values())
@@ -93,79 +62,82 @@ Check = Callable[[Examination], Iterable[Finding]]
 
 
 def examine(
-    records: Sequence[ExaminedCall], *, generates: bool | None = None, checks: Sequence[Check] | None = None
+    records: Sequence[Record], *, generates: bool | None = None, checks: Sequence[Check] | None = None
 ) -> Diagnosis:
-    """Judge the calls of one run, in the order in which they were made.
+    """Judge the calls of one run.
 
-    >>> import torch
-    >>> from types import SimpleNamespace
-    >>> from regard.backends.call import prepare
-    >>> from regard.lens.doctor.facts import read
-    >>> x = torch.zeros(1, 2, 3, 4)
-    >>> call = prepare(x, x, x, bias=torch.ones(3, 3).tril())
-    >>> print(examine([SimpleNamespace(path="attn", n=0, kind="self", facts=read(call), heads={})]))
-    1 attention call in 1 module: 1 error
-    <BLANKLINE>
-    error    attn
-             the mask is floats 0 and 1, and these are added to the scores: it hides nothing
-             → pass it as booleans (mask.bool()), or as 0 for visible and −inf for hidden
-    <BLANKLINE>
-    where  kind  mask  future hidden  bias      queries × keys  calls
-    ─────  ────  ────  ─────────────  ────────  ──────────────  ─────
-    attn   self  none  no             zero-one  3 × 3               1
+    Args:
+        records: its calls in order; those without facts are counted and not judged.
+        generates: whether tokens were generated one after the other; default: if later calls have fewer queries than
+            keys.
+        checks: which checks to run, instead of `CHECKS`.
 
-    records: one per call; those without facts are counted and not judged.
-    generates: were tokens generated one after the other; by default told from later calls with fewer queries than keys.
-    checks: which checks to run, instead of `CHECKS`.
+    Returns:
+        The findings, and a table of the masks that were used.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> from regard.backends.call import prepare
+        >>> from regard.lens.doctor.facts import read
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> call = prepare(x, x, x, bias=torch.ones(3, 3).tril())
+        >>> print(examine([SimpleNamespace(path="attn", n=0, kind="self", facts=read(call), heads={})]))
+        1 attention call in 1 module: 1 error
+        <BLANKLINE>
+        error    attn
+                 the mask is floats 0 and 1, and these are added to the scores: it hides nothing
+                 → pass it as booleans (mask.bool()), or as 0 for visible and −inf for hidden
+        <BLANKLINE>
+        where  kind  mask  future hidden  bias      queries × keys  calls
+        ─────  ────  ────  ─────────────  ────────  ──────────────  ─────
+        attn   self  none  no             zero-one  3 × 3               1
     """
     if generates is None:
         steps = [r.facts for r in records if r.facts is not None and r.kind == "self" and r.n > 0]
         generates = any(facts.sizes[2] < facts.sizes[3] for facts in steps)
     case = Examination(tuple(records), generates)
-    found = _merged([finding for check in (CHECKS if checks is None else checks) for finding in check(case)])
-    order: list[Severity] = list(SEVERITIES["en"])
-    found.sort(key=lambda finding: order.index(finding.severity))
-    modules = len({record.path for record in records})
-    return Diagnosis(tuple(found), _mask_uses(case), len(records), modules, len(records) - len(case.read))
-
-
-def _merged(findings: list[Finding]) -> list[Finding]:
-    """Findings that say the same of several layers, as one."""
+    # Findings that say the same of several layers become one.
     same: dict[tuple[Severity, str, tuple[tuple[str, Value], ...]], list[str]] = {}
-    for finding in findings:
-        same.setdefault((finding.severity, finding.code, finding.values), []).extend(finding.paths)
-    return [Finding(sev, code, tuple(dict.fromkeys(paths)), values) for (sev, code, values), paths in same.items()]
+    for check in CHECKS if checks is None else checks:
+        for finding in check(case):
+            same.setdefault((finding.severity, finding.code, finding.values), []).extend(finding.paths)
+    findings = [Finding(sev, code, tuple(dict.fromkeys(paths)), values) for (sev, code, values), paths in same.items()]
+    findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
+    masks: dict[object, list[tuple[Record, Facts]]] = {}
+    for record, facts in case.read:
+        masks.setdefault((record.kind, _mask_key(facts)), []).append((record, facts))
+    uses = []
+    for group in masks.values():
+        (first, facts), keys = group[0], [f.sizes[3] for _, f in group]
+        paths = tuple(dict.fromkeys(record.path for record, _ in group))
+        uses.append(MaskUse(facts, first.kind, paths, len(group), (min(keys), max(keys))))
+    modules = len({record.path for record in records})
+    return Diagnosis(tuple(findings), tuple(uses), len(records), modules, len(records) - len(case.read))
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
 def empty_rows(case: Examination) -> Iterable[Finding]:
-    """Queries that see nothing, are no padding, and were not told to see nothing by `masks.queries`."""
-    return [
-        _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
-        for record, facts in case.read
-        if facts.empty_rows.tokens
-    ]
+    """Queries that see nothing, without padding and those that `masks.queries` leaves out."""
+    for record, facts in case.read:
+        if facts.empty_rows.tokens:
+            yield _of("error", "empty rows", record, **_row_values(facts.empty_rows, facts))
 
 
 def unhidden_rows(case: Examination) -> Iterable[Finding]:
-    """Queries whose every key is hidden by finite numbers, with the same exceptions."""
-    return [
-        _of("warning", "unhidden rows", r, **_row_values(facts.unhidden_rows, facts), start=_start(facts))
-        for r, facts in case.read
-        if facts.unhidden_rows.tokens
-    ]
+    """Queries whose keys are all hidden by finite numbers, with the same exceptions."""
+    for record, facts in case.read:
+        if facts.unhidden_rows.tokens:
+            values = _row_values(facts.unhidden_rows, facts) | {"start": tables.number(facts.bias_from or 0.0)}
+            yield _of("warning", "unhidden rows", record, **values)
 
 
 def _row_values(rows: RowCount, facts: Facts) -> dict[str, Value]:
     batch, heads, nq, _ = facts.sizes
     assert rows.example is not None, "rows that were counted have a first"
     return {"tokens": rows.tokens, "total": batch * heads * nq, "example": rows.example}
-
-
-def _start(facts: Facts) -> str:
-    return tables.number(facts.bias_from or 0.0)
 
 
 def zero_one_masks(case: Examination) -> Iterable[Finding]:
@@ -230,9 +202,9 @@ def causal_twice(case: Examination) -> Iterable[Finding]:
 
 
 def masks_differ(case: Examination) -> Iterable[Finding]:
-    """Layers of one stack with different masks; where they differ in causality, that is said already."""
+    """Layers of one stack with different masks; `mixed_causality` has those that differ in causality."""
     for stack in case.stacks:
-        names: dict[object, list[ExaminedCall]] = {}
+        names: dict[object, list[Record]] = {}
         texts: dict[object, str] = {}
         for record, facts in stack:
             key = _mask_key(facts)
@@ -248,7 +220,7 @@ def masks_differ(case: Examination) -> Iterable[Finding]:
 
 
 def bad_numbers(case: Examination) -> Iterable[Finding]:
-    """The first call with NaN and the first with infinity, and whether it came in or was born there."""
+    """The first call with NaN and the first with infinity, and whether its inputs had them already."""
     for which, name in enumerate(("nan", "infinity")):
         with_some = [(r, facts) for r, facts in case.read if any(counts[which] for counts in facts.bad.values())]
         if not with_some:
@@ -275,7 +247,7 @@ def large_logits(case: Examination) -> Iterable[Finding]:
             largest[record.path] = torch.maximum(largest.get(record.path, logits), logits)
     for path, logits in largest.items():
         order = logits.argsort(descending=True, stable=True).tolist()
-        heads = [h for h in order if LARGE_LOGIT < float(logits[h]) < inf]  # what is no number is said elsewhere
+        heads = [h for h in order if LARGE_LOGIT < float(logits[h]) < inf]  # NaN and infinity are findings of their own
         if heads:
             listed = ", ".join(f"{h} ({tables.number(float(logits[h]))})" for h in heads[:NAMED])
             more = ", …" if len(heads) > NAMED else ""
@@ -339,13 +311,13 @@ CHECKS: tuple[Check, ...] = (
     dead_heads,
     edited_weights,
 )
-"""What `examine` runs. What only the caller knows, such as a softcap that a kernel was not given, is a check of his."""
+"""The checks that `examine` runs by default."""
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _of(severity: Severity, code: str, record: ExaminedCall, **values: Value) -> Finding:
+def _of(severity: Severity, code: str, record: Record, **values: Value) -> Finding:
     return Finding(severity, code, (record.path,), tuple(values.items()))
 
 
@@ -356,16 +328,3 @@ def _mask_key(facts: Facts) -> tuple[object, ...]:
         return same
     padding = None if facts.padding is None else facts.padding.numpy().tobytes()
     return (*same, facts.sizes[3], facts.bands.numpy().tobytes(), padding)
-
-
-def _mask_uses(case: Examination) -> tuple[MaskUse, ...]:
-    groups: dict[object, list[tuple[ExaminedCall, Facts]]] = {}
-    for record, facts in case.read:
-        groups.setdefault((record.kind, _mask_key(facts)), []).append((record, facts))
-    return tuple(_mask_use(group) for group in groups.values())
-
-
-def _mask_use(group: list[tuple[ExaminedCall, Facts]]) -> MaskUse:
-    (first, facts), keys = group[0], [f.sizes[3] for _, f in group]
-    paths = tuple(dict.fromkeys(record.path for record, _ in group))
-    return MaskUse(facts, first.kind, paths, len(group), (min(keys), max(keys)))
