@@ -125,7 +125,7 @@ def check_pictures(pictures: Sequence[str | bytes]) -> None:
     >>> check_pictures([b"no picture"])
     Traceback (most recent call last):
         ...
-    ValueError: the data is text, not a picture. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, TIFF, JPEG2000, \
+    ValueError: the data is text, not an image. What can be opened: JPEG, PNG, GIF, BMP, PPM, WEBP, TIFF, JPEG2000, \
 AVIF
 
     Raises as `regard.data.images.peek_image`, with the picture's number where there are several.

@@ -301,7 +301,7 @@ def _transforms(kind: str, given: Mapping[str, Any], where: str, ignore: Iterabl
     if config.flag("do_resize"):
         older = kind == "Idefics" and config.values.get("image_size") is not None
         target = config.target("image_size" if older else "size", square=config.flag("default_to_square"))
-        resample = config.values.get("resample")
+        resample: Any = config.values.get("resample")
         if not _is_integer(resample, 0, len(FILTERS) - 1):
             raise ValueError(f"{where}: resample must be an integer from 0 to {len(FILTERS) - 1}, got {resample!r:.80}")
         steps.append(Resize(target, resample))
@@ -395,12 +395,12 @@ class ImageConfig:
 
     def normalize(self) -> Normalize:
         """Rescaling and normalisation, each None if switched off."""
-        scale = self.values.get("rescale_factor") if self.flag("do_rescale") else None
-        if self.flag("do_rescale") and not (
-            isinstance(scale, (int, float)) and not isinstance(scale, bool) and isfinite(scale)
-        ):
-            raise ValueError(f"{self.where}: rescale_factor must be a number, got {scale!r:.80}")
-        scale = None if scale is None else float(scale)
+        scale: Any = None
+        if self.flag("do_rescale"):
+            scale = self.values.get("rescale_factor")
+            if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not isfinite(scale):
+                raise ValueError(f"{self.where}: rescale_factor must be a number, got {scale!r:.80}")
+            scale = float(scale)
         if not self.flag("do_normalize"):
             return Normalize(scale, None, None)
         mean, std = self.channels("image_mean"), self.channels("image_std")

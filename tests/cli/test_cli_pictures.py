@@ -193,7 +193,7 @@ def test_pictures_are_checked_before_the_model_is_loaded(fail: Any, monkeypatch:
     monkeypatch.setattr(loading, "load", None)
     Path("bad.jpg").write_text("no picture")
     several = ["photo.png", "other.png", "bad.jpg"]
-    assert re.search(r"picture.*2.*bad\.jpg", fail("caption", *several, "--model", "nowhere"))
+    assert re.search(r"image.*2.*bad\.jpg", fail("caption", *several, "--model", "nowhere"))
     assert "bad.jpg" in fail("answer", "bad.jpg", "a?", "--model", "nowhere")
     assert "bad.jpg" in fail("generate", "<image>", "--picture", "bad.jpg", "--model", "nowhere")
 
@@ -362,7 +362,7 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         (["classify", "none.png", "--model", "VIT"], r"'none\.png'"),
         (
             ["classify", "photo.png", "other.txt", "--model", "VIT"],
-            r"picture.*1.*other\.txt",
+            r"image.*1.*other\.txt",
         ),
         (["classify", "-", "-", "--model", "VIT"], "'-'"),
         (
@@ -482,7 +482,7 @@ def test_wrong_input_is_told_in_one_line(
 def test_a_model_that_does_not_say_how_it_wants_pictures_is_told_in_one_line(fail: Any, tmp_path: Path) -> None:
     where = vit(tmp_path / "vit")
     (where / "preprocessor_config.json").unlink()
-    assert re.search(r"model\.preprocessor.*Preprocessor\.of", fail("classify", "photo.png", "--model", str(where)))
+    assert re.search(r"model\.preprocessor.*ImageProcessor\.of", fail("classify", "photo.png", "--model", str(where)))
 
 
 @pytest.mark.parametrize("words", [["match", "photo.png", "a cat"], ["features", "photo.png"], ["look", "photo.png"]])

@@ -811,16 +811,16 @@ def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin,
     (tmp_path / "photo.jpg").write_text("no")
     asked = ["what?"] * 9
     refused = [
-        (lambda: model.caption([PICTURES[0]] * 9 + [b"no"]), ValueError, r"picture.*9"),
+        (lambda: model.caption([PICTURES[0]] * 9 + [b"no"]), ValueError, r"image.*9"),
         (
             lambda: model.caption([PICTURES[0]] * 9 + [tmp_path / "none.jpg"]),
             FileNotFoundError,
-            r"picture.*9",
+            r"image.*9",
         ),
         (
             lambda: model.answer([PICTURES[0]] * 9 + [tmp_path / "photo.jpg"], "a"),
             ValueError,
-            r"picture.*9",
+            r"image.*9",
         ),
         (
             lambda: model.answer(PICTURES[0], [*asked, "cat " * 140]),
@@ -831,7 +831,7 @@ def test_what_is_wrong_with_the_last_is_told_before_the_first_is_looked_at(twin,
         (
             lambda: model.features([PICTURES[0]] * 2 + [animation()], batch=1),
             ValueError,
-            r"picture.*2",
+            r"image.*2",
         ),
     ]
     for call, error, message in refused:
@@ -850,7 +850,7 @@ def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at
     model = load(twin(clip)[0])
     model.preprocessor = ImageProcessor.of("CLIP", {"size": 700, "crop_size": 30})
     read_nothing(model, monkeypatch)
-    with pytest.raises(ValueError, match=r"picture.*2.*1.*16,777,216"):
+    with pytest.raises(ValueError, match=r"image.*2.*1.*16,777,216"):
         model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
 
 
@@ -862,7 +862,7 @@ def test_open_files_are_read_once_and_keep_their_names(twin, tmp_path) -> None:
         found = model.classify([one, two], batch=1)
     assert found.texts == ("cat.png", "cat.png")
     close(found.probabilities, model.classify([PICTURES[0]] * 2).probabilities)
-    with path.open("rb") as file, pytest.raises(ValueError, match=r"picture.*1"):
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"image.*1"):
         model.classify([file, file])
 
 
@@ -874,7 +874,7 @@ def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
         (["<image><image> a", "<image>"], [PICTURES[:2], b"no"]),
         ("<image><image><image>", [*PICTURES[:2], b"no"]),
     ):
-        with pytest.raises(ValueError, match=r"picture.*2"):
+        with pytest.raises(ValueError, match=r"image.*2"):
             model.generate(prompts, pictures=given)
     with pytest.raises(ValueError, match=r"prompt.*1"):
         model.generate(["<image> a", "<image><image>"], pictures=PICTURES[:2])
@@ -890,7 +890,7 @@ def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
     found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(words\.ids, words\.mask\).*"
-    both = found + r"model\.encode_picture\(.*\.pixels\).*model\.match\(pictures, texts\)"
+    both = found + r"model\.encode_picture\(.*\.pixel_values\).*model\.match\(pictures, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
         with pytest.raises(ValueError, match=both):
             twin(make, *arguments)[1].embed(["a"])
@@ -1005,7 +1005,7 @@ BAD = {
     "truncated": (jpeg()[:700], r"cannot be decoded, it is broken or cut off: "),
     "decompression bomb": (bomb(), r"is 60000 high and 60000 wide, and at most 60,000,000 pixels|too many pixels"),
     "animation": (animation(), r"has 2 frames: name one, open_image\(…, frame=0\) to frame=1"),
-    "text": (b"This is no picture.\n", r"is text, not a picture. What can be opened: JPEG, PNG"),
+    "text": (b"This is no picture.\n", r"is text, not an image. What can be opened: JPEG, PNG"),
     "empty": (b"", "is empty: it has 0 bytes"),
 }
 VERBS = {
@@ -1035,13 +1035,13 @@ def test_what_is_no_picture_is_refused_by_every_verb(twin, verb, kind, tmp_path)
 def test_the_broken_one_of_a_list_is_named_by_its_number(twin, tmp_path) -> None:
     _, model = twin(vit)
     (tmp_path / "photo.jpg").write_text("no")
-    with pytest.raises(ValueError, match=r"picture.*2"):
+    with pytest.raises(ValueError, match=r"image.*2"):
         model.classify([PICTURES[0], PICTURES[1], b"no"])
-    with pytest.raises(FileNotFoundError, match=r"picture.*1.*'nowhere\.jpg'"):
+    with pytest.raises(FileNotFoundError, match=r"image.*1.*'nowhere\.jpg'"):
         model.features([PICTURES[0], "nowhere.jpg"])
-    with pytest.raises(IsADirectoryError, match=r"picture.*1"):
+    with pytest.raises(IsADirectoryError, match=r"image.*1"):
         model.features([PICTURES[0], tmp_path])
-    with pytest.raises(TypeError, match=r"picture.*0.*bytes.*int"):
+    with pytest.raises(TypeError, match=r"image.*0.*bytes.*int"):
         model.features([5, PICTURES[0]])
 
 
