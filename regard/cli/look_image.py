@@ -282,7 +282,7 @@ def read_picture(
 --model facebook/dinov2-small
 
     picture: its path, or a file's bytes.  ignore: keys of the model's files to go on without.
-    Raises ValueError without a model, for a device that is none, and as `look_at_picture` does.
+    Raises ValueError without a model, for a device that is none, and as `look_at_image` does.
     """
     from regard.data.images import peek_image
     from regard.models.loading import load
@@ -383,6 +383,7 @@ def _token(seen: SeenLayer, wanted: str | None) -> int | str | tuple[int, int] |
 
 
 def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str, Any]:
+    from regard.locale import translate
     from regard.session.sentences import WARNING
 
     overlay, seen = focus.overlay, focus.layer
@@ -418,13 +419,13 @@ def _said(session: Session, asked: Asked, focus: _Focus, lang: Lang) -> dict[str
         "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
         "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
         "sentence": _sentence(session, focus.index, asked.head, lang),
-        "warning": WARNING[lang],
+        "warning": translate(WARNING, lang),
     }
 
 
 def _picture_name(session: Session) -> str | None:
     """Of the picture's file; None for a capture that does not have it."""
-    return session.pictures[0].name if session.pictures else None
+    return session.images[0].name if session.images else None
 
 
 def _sentence(session: Session, layer: int, head: int | None, lang: Lang) -> str | None:
@@ -464,13 +465,13 @@ def show(
     """
     focus = _focus(session, asked, at)
     said = _said(session, asked, focus, lang)
-    kept = session if asked.photo else replace(session, pictures=())
+    kept = session if asked.photo else replace(session, images=())
     if asked.html is not None:
         kept = replace(kept, opening=_opening(asked, focus))
     if asked.figure is not None:
         _draw(kept, asked, focus, at, photo if asked.photo else None)
     written = write_session(kept, asked.html, asked.save, lang) | _named(asked.figure)
-    inside = bool(kept.pictures) and any(written.values())
+    inside = bool(kept.images) and any(written.values())
     if json_:
         print(json.dumps(finite({**said, **written, "photo": inside}), ensure_ascii=False, allow_nan=False))
         return
@@ -506,8 +507,8 @@ def _draw(
     image: object = None
     if photo is not None:
         image = open_image(photo).image
-    elif session.pictures:
-        image = _enlarged(session.pictures[0])
+    elif session.images:
+        image = _enlarged(session.images[0])
     drawn = view.overlay(image, token=token, at=at, head=asked.head)
     files.write(drawn.figure(), asked.figure)
 

@@ -36,7 +36,7 @@ def write_session(session: Session, html: Path | None, save: Path | None, lang: 
     """
     if save is not None:
         with output_to(save):
-            session.capture.save(save, photos=bool(session.pictures))
+            session.capture.save(save, photos=bool(session.images))
     if html is not None:
         from regard.explorer.export import write_html
 
@@ -340,6 +340,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
     Raises ValueError, IndexError or LookupError for a layer, head, token or measure that is not there, and for a
     token's row where queries and keys were not kept.
     """
+    from regard.locale import translate
     from regard.session.ranking import obstacle, strongest
     from regard.session.sentences import WARNING
 
@@ -367,7 +368,7 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
         "obstacle": why,
         "row": row,
         "head": _card(session, focus, lang),
-        "warning": WARNING[lang],
+        "warning": translate(WARNING, lang),
     }
 
 

@@ -1,4 +1,4 @@
-"""The explorer: one look at a text, a picture or a capture, for the terminal, the notebook, the web page and a file.
+"""The explorer: one look at a text, an image or a capture, for the terminal, the notebook, the web page and a file.
 
     >>> from regard.explorer import look_at, write_html
     >>> session = look_at("The animal didn't cross the street because it was too tired.")     # doctest: +SKIP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -96,7 +96,8 @@ class ModelShelf:
             OfferedModel(str(n), name_of(Path(place)), place) for n, place in enumerate(dict.fromkeys(places))
         ]
         if demo:
-            self.offered += [OfferedModel("demo", name_of(place), str(place)) for place in _demo()]
+            with suppress(ImportError):  # not installed
+                self.offered.append(OfferedModel("demo", name_of(default_model()), str(default_model())))
         self._seeing: dict[str, bool] = {}
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
@@ -114,7 +115,7 @@ class ModelShelf:
         )
 
     def sees(self, offered: OfferedModel) -> bool | None:
-        """Does a model look at pictures? None while that cannot be told: it is still to be downloaded, or is refused.
+        """Whether a model takes images; None if that is unknown: before a download, or if `regard.load` refuses it.
 
         >>> shelf = ModelShelf(["nowhere/at/all"], demo=False)
         >>> shelf.sees(shelf.offered[0]) is None
@@ -153,17 +154,10 @@ class ModelShelf:
             yield
 
 
-def _demo() -> list[Path]:
-    try:
-        return [default_model()]
-    except ImportError:
-        return []
-
-
 State = Literal["loading", "reading", "done", "failed", "cancelled"]
 ENDED = ("done", "failed", "cancelled")
 MOST_WAITING = 8
-MOST_BYTES = 64 << 20  # of the pictures that wait
+MOST_BYTES = 64 << 20  # of the images that wait
 MOST_REMEMBERED = 64  # jobs that ended
 UNASKED_SECONDS = 120.0  # after which a job's page is taken to be closed: it gives way to a new job
 
@@ -178,22 +172,28 @@ class CancelledError(Exception):
 
 @dataclass
 class Job:
-    """One text to be read, or a picture to be looked at, with the text that is read beside it, if any.
+    """One text to be read, or an image to be looked at, with the text that is read beside it, if any.
 
-    picture: the bytes of its file, and what it is called.  state, progress: where it is, and in a few words.
+    image: the bytes of its file, and what it is called.  state, progress: where it is, and in a few words.
     session: the id of what it made.  error: why it failed.  asked: when somebody last asked for it.
     """
 
     text: str
     model: OfferedModel
     truncate: bool
-    picture: tuple[bytes, str] | None = None
+    image: tuple[bytes, str] | None = None
     state: State = "loading"
     progress: str = "waiting"
     session: str | None = None
     error: str | None = None
     asked: float = field(default_factory=monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the image."""
+        image = self.image  # once: the thread drops it
+        return 0 if image is None else len(image[0])
 
     def go_on(self, state: State, progress: str) -> None:
         """Say what comes now. Raises CancelledError where nobody wants it."""
@@ -229,13 +229,13 @@ class Jobs:
             raise ValueError("there is nothing to look at: the text is empty")
         return self._start(Job(text, self._models.find(model), truncate))
 
-    def start_picture(self, picture: bytes, name: str, text: str = "", model: str | None = None) -> str:
-        """Have a picture looked at, with a text beside it or "" for none, and return the job's id.
+    def start_image(self, image: bytes, name: str, text: str = "", model: str | None = None) -> str:
+        """Have an image looked at, with a text beside it or "" for none, and return the job's id.
 
-        picture, name: the bytes of its file, and what it is called.  model: by its id; default the first.
-        Raises LookupError for a model that is not there, BusyError where 8 jobs or 64 MiB of pictures wait.
+        image, name: the bytes of its file, and what it is called.  model: by its id; default the first.
+        Raises LookupError for a model that is not there, BusyError where 8 jobs or 64 MiB of images wait.
         """
-        return self._start(Job(text, self._models.find(model), False, (picture, name)))
+        return self._start(Job(text, self._models.find(model), False, (image, name)))
 
     def _start(self, job: Job) -> str:
         with self._lock:
@@ -246,11 +246,13 @@ class Jobs:
                     one.stop.set()
             if len(waiting) >= MOST_WAITING:
                 raise BusyError(f"{MOST_WAITING} jobs are waiting to be done: wait for one of them, or cancel it")
-            if _size(job) and sum(map(_size, waiting)) + _size(job) > MOST_BYTES:
-                raise BusyError(f"{MOST_BYTES >> 20} MiB of pictures are waiting to be looked at: wait for one of them")
+            if job.size and sum(one.size for one in waiting) + job.size > MOST_BYTES:
+                raise BusyError(f"{MOST_BYTES >> 20} MiB of images are waiting to be looked at: wait for one of them")
             name = str(next(self._ids))
             self._jobs[name] = job
-            self._forget()
+            ended = [one for one, other in self._jobs.items() if other.state in ENDED]
+            for one in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
+                del self._jobs[one]
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, args=(self._queue,), name="regard jobs", daemon=True)
                 self._worker.start()
@@ -290,11 +292,6 @@ class Jobs:
             self._queue.put(None)
             worker.join(seconds)
 
-    def _forget(self) -> None:
-        ended = [name for name, job in self._jobs.items() if job.state in ENDED]
-        for name in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
-            del self._jobs[name]
-
     def _work(self, queue: SimpleQueue[Job | None]) -> None:
         while (job := queue.get()) is not None:
             try:
@@ -302,10 +299,13 @@ class Jobs:
             except CancelledError:
                 job.state, job.progress = "cancelled", ""
             except (ValueError, TypeError, LookupError, OSError, ImportError) as error:  # said for people
-                job.fail(_said(error, job.model))
+                message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+                where = job.model.where  # not shown: a folder of this machine
+                message = message.replace(where, job.model.name) if Path(where).is_absolute() else message
+                job.fail(without_folders(message))
             except BaseException as error:  # one text must not stop the others; a panic of Rust is no Exception
                 job.fail(f"reading failed: {report(error)}")
-            job.text, job.picture = "", None  # jobs are remembered; texts and pictures may be large
+            job.text, job.image = "", None  # jobs are remembered; texts and images may be large
             del job
 
     def _do(self, job: Job) -> None:
@@ -314,8 +314,21 @@ class Jobs:
         def loaded(done: int, total: int) -> None:
             job.go_on("loading", f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
+        def tell(stage: str) -> None:
+            job.go_on("reading", stage)
+
         with self._models.using(job.model, loaded) as model, _stoppable(job):
-            session = _read(job, model)
+            if job.image is None:
+                session = look_at(job.text, model, truncate=job.truncate, progress=tell)
+            elif not looks(model):
+                raise ValueError(no_images(job.model))
+            else:
+                data, name = job.image
+                try:
+                    image = OpenedImage(open_image(data).image, name)
+                except ValueError as error:
+                    raise ValueError(str(error).replace("the data", repr(name), 1)) from None
+                session = look_at_image(image, model, text=job.text or None, progress=tell)
         job.go_on("reading", "measuring")
         _ = session.numbers  # so that the first answer comes at once
         job.go_on("reading", "measured")
@@ -323,39 +336,9 @@ class Jobs:
         job.state, job.progress = "done", ""
 
 
-def _read(job: Job, model: Model) -> Session:
-    def tell(said: str) -> None:
-        job.go_on("reading", said)
-
-    if job.picture is None:
-        return look_at(job.text, model, truncate=job.truncate, progress=tell)
-    if not looks(model):
-        raise ValueError(no_images(job.model))
-    return look_at_image(_opened(*job.picture), model, text=job.text or None, progress=tell)
-
-
 def no_images(model: OfferedModel) -> str:
-    """What is said where a picture is sent to a model of texts."""
-    return f"{model.name} reads texts and looks at no pictures: choose a model that does"
-
-
-def _opened(data: bytes, name: str) -> OpenedImage:
-    """A picture by its bytes; what is none is refused in the words of `open_image`."""
-    try:
-        return OpenedImage(open_image(data).image, name)
-    except ValueError as error:
-        raise ValueError(str(error).replace("the data", repr(name), 1)) from None
-
-
-def _size(job: Job) -> int:
-    picture = job.picture  # once: the thread lets go of it
-    return 0 if picture is None else len(picture[0])
-
-
-def _said(error: Exception, model: OfferedModel) -> str:
-    """What an error says, with the model under its name and no folders of this machine."""
-    words = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)  # whose text is quoted
-    return without_folders(words.replace(model.where, model.name) if Path(model.where).is_absolute() else words)
+    """The message for an image sent to a model of texts."""
+    return f"{model.name} takes no images: choose a model that does"
 
 
 @contextmanager

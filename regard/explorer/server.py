@@ -1,20 +1,21 @@
 """The explorer's HTTP server."""
 
+from __future__ import annotations
+
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from regard import __version__
 from regard.explorer import answers
-from regard.explorer.answers import find_image
 from regard.explorer.jobs import BusyError, Jobs, ModelShelf, SessionShelf, State, no_images
-from regard.explorer.security import without_folders
+from regard.explorer.security import Gate, without_folders
 from regard.session.protocol import (
     HeadAnswer,
     LinksAnswer,
@@ -27,29 +28,68 @@ from regard.session.protocol import (
 from regard.session.session import Session, open_file
 from regard.stages import Lang
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+try:
+    from fastapi import FastAPI, HTTPException, Query, Request, Response
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.middleware.gzip import GZipMiddleware
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException as StarletteHTTPException
+    from starlette.requests import ClientDisconnect
+except ImportError as error:
+    raise ImportError(f"the server needs fastapi and uvicorn ({error}): pip install 'regard[explorer]'") from None
 
-# pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
+PAGE = Path(__file__).parent / "page"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+}
+LONGEST_TEXT = 1 << 20  # bytes of UTF-8
+LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
+LARGEST_FILE = 64 << 20
+LARGEST_IMAGE = 32 << 20
+LONGEST_QUESTION = 4096  # characters of a text beside an image, which stands in the address
+AT_ONCE = 4  # answers that are computed; more wait
+MOST_FOR_A_MODEL = 8  # requests that wait for a running model; the server has 40 threads for everything
+ERRORS: dict[int | str, str] = {
+    400: "the question cannot be answered",
+    403: "the token is missing or wrong, or the request comes from another site's page",
+    404: "not found",
+    408: "the request came too slowly",
+    413: "the body is too large",
+    421: "the Host is not this server's",
+    422: "a parameter or the body is invalid",
+    429: "too many jobs wait, or too many requests wait for a model",
+    503: "too many bodies are being sent, or too many connections are open",
+}
+
+# ---------------------------------------------------------------------------------------------------- types for OpenAPI
+
+Count = Annotated[int, Query(ge=0)]
+SpanText = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
 
 
 class SessionJSON(TypedDict):
-    """One session that can be looked at. picture: the name of the one it shows, null without."""
+    """One session. image: the name of the image it shows, or null."""
 
     id: str
     name: str
     text: str | None
     length: int
-    picture: str | None
+    image: str | None
 
 
 class ModelJSON(TypedDict):
-    """One model that may read. pictures: does it look at them; null while nobody can tell, as before a download."""
+    """One model. images: whether it takes images; null if unknown, as before a download."""
 
     id: str
     name: str
     default: bool
-    pictures: bool | None
+    images: bool | None
 
 
 class SessionsAnswer(TypedDict):
@@ -65,7 +105,7 @@ class ModelsAnswer(TypedDict):
 
 
 class LookRequest(TypedDict):
-    """A text to be read, by a model or by the default. truncate: cut it where it is longer than the model takes."""
+    """A text for a model, or for the default. truncate: cut it if it is longer than the model takes."""
 
     text: str
     model: NotRequired[str | None]
@@ -85,7 +125,7 @@ class OpenedJSON(TypedDict):
 
 
 class JobJSON(TypedDict):
-    """How far a job is. progress: in a few words.  session: of one that is done.  error: of one that failed."""
+    """How far a job is. progress: in a few words.  session: if it is done.  error: if it failed."""
 
     state: State
     progress: str
@@ -94,55 +134,12 @@ class JobJSON(TypedDict):
 
 
 class ErrorJSON(TypedDict):
-    """Why something was not answered."""
+    """Why a request failed."""
 
     error: str
 
 
-PAGE = Path(__file__).parent / "page"
-INDEX = "index.html"
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-}
-
-
-def page_file(name: str, folder: Path = PAGE) -> tuple[bytes, str]:
-    """The bytes and the media type of a file of the page.
-
-    >>> page_file("../server.py")
-    Traceback (most recent call last):
-        ...
-    LookupError: the page has no file '../server.py'
-
-    name: its path in the folder, with slashes.  Raises LookupError for what is not there.
-    """
-    there = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if _ours(path)}
-    if name not in there:
-        raise LookupError(f"the page has no file {name[:80]!r}")
-    path = there[name]
-    return path.read_bytes(), KINDS[path.suffix]
-
-
-def _ours(path: Path) -> bool:
-    return path.suffix in KINDS and path.is_file() and not path.is_symlink()
-
-
-# No `from __future__ import annotations`: FastAPI reads the annotations of routes, which name what the factory makes.
-
-
-INSTALL = "pip install 'regard[explorer]'"
-LONGEST_TEXT = 1 << 20  # bytes of UTF-8
-LARGEST_JSON = 6 * LONGEST_TEXT + 4096  # where each byte is written as \\u0000
-LARGEST_FILE = 64 << 20
-LARGEST_PICTURE = 32 << 20
-LONGEST_QUESTION = 4096  # characters of a text beside a picture, which stands in the address
-AT_ONCE = 4  # answers that are computed; more wait
-MOST_FOR_A_MODEL = 8  # who wait for one that is reading; of 40 threads, which answer everything else
+# --------------------------------------------------------------------------------------------------------------- server
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +153,7 @@ class ServerState:
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_FOR_A_MODEL))
 
     @contextmanager
-    def asked(self, name: str) -> Iterator[Session]:
+    def answering(self, name: str) -> Iterator[Session]:
         """A session, and a turn to compute: each answer holds some megabytes while it is made."""
         session = self.sessions.get(name)
         with self.turns:
@@ -164,9 +161,9 @@ class ServerState:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """While the model of a session runs again. Each who waits for it holds a thread of the server."""
+        """The model of a session to itself. A request that waits for it holds a thread of the server."""
         if not self.waiting.acquire(blocking=False):
-            raise BusyError("the model is reading a text, and others wait for it too: ask again once it has read")
+            raise BusyError("the model is reading a text, and others wait for it too: try again once it has read")
         try:
             with self.models.running(self.sessions.get(name)):
                 yield
@@ -176,286 +173,273 @@ class ServerState:
 
 def app(
     sessions: Sequence[Session] = (), models: ModelShelf | None = None, *, port: int, token: str, page: Path = PAGE
-) -> "FastAPI":
-    """A server of these sessions, to be run by `http_server` of `connections.py` or by a test client.
+) -> FastAPI:
+    """A server of these sessions, to be run by `http_server` or by a test client.
 
     >>> http_server(app(port=8000, token=secrets.token_hex(16))).run([listening])     # doctest: +SKIP
 
-    sessions: what can be looked at from the beginning; at most 8 are kept.
-    models: who may read new texts; default the demo package's model, if it is installed.
-    port: the one it will be reached by, which Host and Origin must name.
-    token: what every request must have; see `Gate`.  page: the folder of the page's files.
-
-    Raises ImportError without FastAPI.
+    Args:
+        sessions: the first sessions; at most 8 are kept.
+        models: for new texts; default the demo package's model, if it is installed.
+        port: which Host and Origin must name.
+        token: which every request must carry; see `Gate`.
+        page: the folder of the page's files.
     """
-    try:
-        from fastapi import FastAPI
-        from fastapi.middleware.gzip import GZipMiddleware
-    except ImportError as error:
-        raise ImportError(f"the server needs fastapi and uvicorn ({error}): {INSTALL}") from None
-    from regard.explorer.security import Gate
-
     shelf, offered = SessionShelf(), ModelShelf() if models is None else models
     for session in sessions:
         shelf.add(session)
-    kept = ServerState(shelf, offered, Jobs(shelf, offered))
+    state = ServerState(shelf, offered, Jobs(shelf, offered))
 
     @asynccontextmanager
-    async def living(server: "FastAPI") -> AsyncIterator[None]:
+    async def lifespan(server: FastAPI) -> AsyncIterator[None]:
         yield
-        kept.jobs.close()
+        state.jobs.close()
 
-    errors = {status: {"model": ErrorJSON, "description": why} for status, why in ERRORS.items()}
     server = FastAPI(
         title="regard explorer",
         version=__version__,
         docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
-        lifespan=living,
-        responses=errors,
+        lifespan=lifespan,
+        responses={status: {"model": ErrorJSON, "description": why} for status, why in ERRORS.items()},
     )
     _add_errors(server)
-    _add_answers(server, kept)
-    _add_pictures(server, kept)
-    _add_jobs(server, kept)
-    _add_page(server, page)
+    _add_questions(server, state)
+    _add_jobs(server, state)
+
+    @server.get("/page/{name:path}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        content, kind = page_file(name, page)
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    @server.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return await file("index.html")
+
     server.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
-    limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_picture": LARGEST_PICTURE}
+    limits = {"/api/look": LARGEST_JSON, "/api/open": LARGEST_FILE, "/api/look_at_image": LARGEST_IMAGE}
     server.add_middleware(Gate, port=port, token=token, limits=limits)
     return server
 
 
-ERRORS: dict[int | str, str] = {
-    400: "what was asked cannot be answered",
-    403: "the token is missing or wrong, or another site's page asked",
-    404: "it is not there",
-    408: "the request came too slowly",
-    413: "the body is too large",
-    421: "the Host is not this server's",
-    422: "a parameter or the body is not what it must be",
-    429: "too many jobs wait to be done, or too many wait for a model",
-    503: "too many bodies are being sent, or too many connections are open",
-}
+def page_file(name: str, folder: Path = PAGE) -> tuple[bytes, str]:
+    """The bytes and the media type of a file of the page.
+
+    >>> page_file("../server.py")
+    Traceback (most recent call last):
+        ...
+    LookupError: the page has no file '../server.py'
+
+    Args:
+        name: path in the folder, with slashes.
+        folder: the page's files.
+
+    Raises:
+        LookupError: if there is no such file. Only files found by listing the folder are served, no symlinks.
+    """
+    for path in folder.rglob("*"):
+        wanted = path.relative_to(folder).as_posix() == name and path.suffix in KINDS
+        if wanted and path.is_file() and not path.is_symlink():
+            return path.read_bytes(), KINDS[path.suffix]
+    raise LookupError(f"the page has no file {name[:80]!r}")
 
 
-def _add_errors(server: "FastAPI") -> None:
+def _add_errors(server: FastAPI) -> None:
     """Every error as {"error"}: a wrong value 400, what is not there 404."""
-    from fastapi import Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
 
-    def refuse(status: int, words: str, **headers: str) -> JSONResponse:
-        return JSONResponse({"error": words.encode(errors="replace").decode()}, status, headers)
+    def reply(status: int, message: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"error": message.encode(errors="replace").decode()}, status, headers)
 
     @server.exception_handler(ValueError)
     @server.exception_handler(TypeError)
     async def wrong(request: Request, error: Exception) -> JSONResponse:
-        return refuse(400, without_folders(str(error)))
+        return reply(400, without_folders(str(error)))
 
     @server.exception_handler(ImportError)  # the default model is a package
     @server.exception_handler(LookupError)
     async def missing(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, KeyError):  # ours, never the user's: the gate answers it
+        if isinstance(error, KeyError):  # our own mistake, which the gate answers
             raise error
-        return refuse(404, without_folders(str(error)))
+        return reply(404, without_folders(str(error)))
 
     @server.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
-        return refuse(429, str(error), **{"retry-after": "2"})
+        return reply(429, str(error), **{"retry-after": "2"})
 
     @server.exception_handler(RequestValidationError)
-    async def unread(request: Request, error: RequestValidationError) -> JSONResponse:
-        return refuse(422, "; ".join(_misread(one) for one in error.errors()[:3]))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        messages = []
+        for problem in error.errors()[:3]:
+            if problem["type"] == "json_invalid":
+                place = problem["loc"][-1]
+                messages.append(f"the body is not JSON: {problem['ctx']['error']} at character {place}")
+            else:
+                where = problem["loc"][1:] or problem["loc"]  # of ("query", "layer") the second
+                messages.append(f"{'.'.join(str(part) for part in where)[:80]}: {problem['msg']}")
+        return reply(422, "; ".join(messages))
 
-    @server.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        said = {404: f"there is nothing at {request.url.path[:80]!r}", 405: f"{request.method[:20]} is not taken here"}
-        return refuse(error.status_code, said.get(error.status_code, str(error.detail)), **(error.headers or {}))
+    @server.exception_handler(StarletteHTTPException)
+    async def http(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        known = {404: f"there is nothing at {request.url.path[:80]!r}", 405: f"{request.method[:20]} is not taken here"}
+        return reply(error.status_code, known.get(error.status_code, str(error.detail)), **(error.headers or {}))
 
     @server.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> JSONResponse:
-        return refuse(400, "the body ended before its end")  # which nobody reads, but no terminal shows it either
+        return reply(400, "the body is incomplete")  # nobody reads it, but no traceback is printed either
 
 
-def _misread(problem: Mapping[str, Any]) -> str:
-    """What FastAPI says of a parameter or a body that it cannot read."""
-    if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][-1]}"
-    where = problem["loc"][1:] or problem["loc"]  # of ("query", "layer") the second
-    return f"{'.'.join(str(part) for part in where)[:80]}: {problem['msg']}"
-
-
-def _add_answers(server: "FastAPI", kept: ServerState) -> None:
-    """The questions about a session."""
-    from fastapi import Query
-
-    count = Annotated[int, Query(ge=0)]
-    span = Annotated[str, Query(pattern=r"^\d{1,12},\d{1,12}$", description="first,end")]
+def _add_questions(server: FastAPI, state: ServerState) -> None:
+    """The questions of `answers.py` about a session."""
 
     @server.get("/api/sessions")
     def list_sessions() -> SessionsAnswer:
-        """What can be looked at."""
-        found = kept.sessions.all().items()
-        return {"sessions": [_line(name, session) for name, session in found]}
+        """All sessions."""
+        return {
+            "sessions": [
+                {
+                    "id": name,
+                    "name": session.name,
+                    "text": None if session.text is None else session.text[:200],
+                    "length": len(session.tokens),
+                    "image": session.images[0].name if session.images else None,
+                }
+                for name, session in state.sessions.all().items()
+            ]
+        }
 
     @server.get("/api/session/{session}/overview")
     def ask_overview(session: str, lang: Lang = "en") -> OverviewAnswer:
         """All heads at a glance."""
-        with kept.asked(session) as found:
+        with state.answering(session) as found:
             return answers.overview(found, lang)
 
     @server.get("/api/session/{session}/tokens")
-    def ask_tokens(session: str, start: count = 0, stop: count | None = None) -> TokensAnswer:
-        """The labels of a stretch of tokens."""
-        with kept.asked(session) as found:
+    def ask_tokens(session: str, start: Count = 0, stop: Count | None = None) -> TokensAnswer:
+        """The labels of a range of tokens."""
+        with state.answering(session) as found:
             return answers.tokens(found, start, stop)
 
     @server.get("/api/session/{session}/head")
-    def ask_head(session: str, layer: count, head: count, lang: Lang = "en") -> HeadAnswer:
+    def ask_head(session: str, layer: Count, head: Count, lang: Lang = "en") -> HeadAnswer:
         """The card of a head."""
-        with kept.asked(session) as found:
+        with state.answering(session) as found:
             return answers.head(found, layer, head, lang)
 
     @server.get("/api/session/{session}/links")
     def ask_links(
-        session: str, layer: count, head: count, many: Annotated[int, Query(ge=1, le=64)] = 12
+        session: str, layer: Count, head: Count, many: Annotated[int, Query(ge=1, le=64)] = 12
     ) -> LinksAnswer:
         """The strongest links of a head."""
-        with kept.asked(session) as found:
+        with state.answering(session) as found:
             return answers.links(found, layer, head, many)
 
     @server.get("/api/session/{session}/row")
     def ask_row(
-        session: str, layer: count, head: count, token: count, start: count = 0, stop: count | None = None
+        session: str, layer: Count, head: Count, token: Count, start: Count = 0, stop: Count | None = None
     ) -> RowAnswer:
         """The exact weights of one query."""
-        with kept.asked(session) as found:
+        with state.answering(session) as found:
             return answers.row(found, layer, head, token, start, stop)
 
     @server.get("/api/session/{session}/tile")
     def ask_tile(
-        session: str, layer: count, head: count, rows: span, cols: span, size: Annotated[int, Query(ge=1, le=256)] = 128
+        session: str,
+        layer: Count,
+        head: Count,
+        rows: SpanText,
+        cols: SpanText,
+        size: Annotated[int, Query(ge=1, le=256)] = 128,
     ) -> TileAnswer:
         """A part of the map."""
-        with kept.asked(session) as found:
-            return answers.tile(found, layer, head, _span(rows), _span(cols), size)
+        (a, b), (c, d) = (map(int, span.split(",")) for span in (rows, cols))
+        with state.answering(session) as found:
+            return answers.tile(found, layer, head, (a, b), (c, d), size)
 
     @server.get("/api/session/{session}/steps")
-    def ask_steps(session: str, layer: count, head: count, token: count, key: count) -> StepsAnswer:
+    def ask_steps(session: str, layer: Count, head: Count, token: Count, key: Count) -> StepsAnswer:
         """The steps of one query with their numbers."""
-        with kept.running(session), kept.asked(session) as found:
+        with state.running(session), state.answering(session) as found:
             return answers.steps(found, layer, head, token, key)
 
+    @server.get(
+        "/api/session/{session}/image/{number}",
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": {}, "image/png": {}}}},
+    )
+    def ask_image(session: str, number: int) -> Response:
+        """An image that the model was given, of at most 1,600 pixels a side."""
+        photo = answers.find_image(state.sessions.get(session), number)
+        return Response(photo.data, media_type=photo.kind)
 
-def _add_pictures(server: "FastAPI", kept: ServerState) -> None:
-    """Pictures out and in."""
-    from fastapi import Query, Request, Response
-    from fastapi.concurrency import run_in_threadpool
 
-    bytes_out: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}, "image/png": {}}}}
-    bytes_in: dict[str, Any] = {"requestBody": {"content": {"application/octet-stream": {}}}}
+def _add_jobs(server: FastAPI, state: ServerState) -> None:
+    """New sessions: from a text or an image, which takes a job, and from a capture file."""
+    body: dict[str, Any] = {"requestBody": {"content": {"application/octet-stream": {}}}}
 
-    @server.get("/api/session/{session}/picture/{number}", response_class=Response, responses=bytes_out)
-    def ask_picture(session: str, number: int) -> Response:
-        """A picture that the model looked at, at most 1,600 pixels long."""
-        found = find_image(kept.sessions.get(session), number)
-        return Response(found.data, media_type=found.kind)
+    @server.get("/api/models")
+    def list_models() -> ModelsAnswer:
+        """The models for new texts and images."""
+        return {
+            "models": [
+                {"id": model.id, "name": model.name, "default": n == 0, "images": state.models.sees(model)}
+                for n, model in enumerate(state.models.offered)
+            ]
+        }
 
-    @server.post("/api/look_at_picture", openapi_extra=bytes_in)
-    async def look_at_picture(
+    @server.post("/api/look")
+    def look(request: LookRequest) -> StartedJSON:
+        """Start a job that reads a text."""
+        text = request["text"]
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError("the text holds half a character (a lone surrogate), which no tokenizer reads")
+        if (size := len(text.encode())) > LONGEST_TEXT:
+            raise HTTPException(413, f"the text has {size:,} bytes, and at most {LONGEST_TEXT:,} are read")
+        return {"job": state.jobs.start(text, request.get("model"), request.get("truncate", False))}
+
+    @server.post("/api/look_at_image", openapi_extra=body)
+    async def look_at_image(
         request: Request,
         name: str = "",
         model: str | None = None,
         text: Annotated[str, Query(max_length=LONGEST_QUESTION)] = "",
     ) -> StartedJSON:
-        """Have a picture looked at, sent as the bytes of its file; the job says when its session is there."""
-        reader = kept.models.find(model)
-        if await run_in_threadpool(kept.models.sees, reader) is False:  # before a byte of the body is read
-            raise ValueError(no_images(reader))
-        return {"job": kept.jobs.start_picture(await request.body(), _base_name(name, "picture"), text, model)}
-
-
-def _line(name: str, session: Session) -> SessionJSON:
-    text = session.text
-    return {
-        "id": name,
-        "name": session.name,
-        "text": None if text is None else text[:200],
-        "length": len(session.tokens),
-        "picture": session.pictures[0].name if session.pictures else None,
-    }
-
-
-def _model_line(models: ModelShelf, number: int) -> ModelJSON:
-    found = models.offered[number]
-    return {"id": found.id, "name": found.name, "default": number == 0, "pictures": models.sees(found)}
-
-
-def _span(text: str) -> tuple[int, int]:
-    first, _, end = text.partition(",")
-    return int(first), int(end)
-
-
-def _add_jobs(server: "FastAPI", kept: ServerState) -> None:
-    """New sessions: from a text, which takes a job, and from a file."""
-    from fastapi import Request
-    from fastapi.concurrency import run_in_threadpool
-
-    @server.get("/api/models")
-    def list_models() -> ModelsAnswer:
-        """Who may read texts, and look at pictures."""
-        return {"models": [_model_line(kept.models, number) for number in range(len(kept.models.offered))]}
-
-    @server.post("/api/look")
-    def look(asked: LookRequest) -> StartedJSON:
-        """Have a text read; the job says when its session is there."""
-        text = asked["text"]
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ValueError("the text holds half a character (a lone surrogate), which no tokenizer reads")
-        if len(text.encode()) > LONGEST_TEXT:
-            raise _too_large(f"the text has {len(text.encode()):,} bytes, and at most {LONGEST_TEXT:,} are read")
-        return {"job": kept.jobs.start(text, asked.get("model"), asked.get("truncate", False))}
+        """Start a job that looks at an image, sent as the bytes of its file."""
+        offered = state.models.find(model)
+        if await run_in_threadpool(state.models.sees, offered) is False:  # before a byte of the body is read
+            raise ValueError(no_images(offered))
+        return {"job": state.jobs.start_image(await request.body(), base_name(name, "image"), text, model)}
 
     @server.get("/api/job/{job}")
     def ask_job(job: str) -> JobJSON:
         """How far a job is."""
-        return _job_line(kept, job)
+        found = state.jobs.get(job)
+        return {"state": found.state, "progress": found.progress, "session": found.session, "error": found.error}
 
     @server.delete("/api/job/{job}")
     def cancel_job(job: str) -> JobJSON:
-        """Let a job end."""
-        kept.jobs.cancel(job)
-        return _job_line(kept, job)
+        """Cancel a job."""
+        state.jobs.cancel(job)
+        return ask_job(job)
 
-    @server.post("/api/open", openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}}})
+    @server.post("/api/open", openapi_extra=body)
     async def open_body(request: Request, name: str = "") -> OpenedJSON:
-        """Look at a capture, sent as the bytes of its .regard file."""
-        body = await request.body()
-        session = await run_in_threadpool(_open_bytes, body, _base_name(name))
-        return {"session": kept.sessions.add(session)}
+        """Open a capture, sent as the bytes of its .regard file."""
+        session = await run_in_threadpool(_open_bytes, await request.body(), base_name(name, "capture.regard"))
+        return {"session": state.sessions.add(session)}
 
 
-def _too_large(words: str) -> Exception:
-    from fastapi import HTTPException
+def base_name(name: str, default: str) -> str:
+    """The name of a file without folders and unprintable characters; `default` if nothing is left.
 
-    return HTTPException(413, words)
-
-
-def _job_line(kept: ServerState, name: str) -> JobJSON:
-    job = kept.jobs.get(name)
-    return {"state": job.state, "progress": job.progress, "session": job.session, "error": job.error}
-
-
-def _base_name(name: str, instead: str = "capture.regard") -> str:
-    """What a file is called, without folders and what no file system takes; `instead` where nothing is left."""
+    >>> base_name("photos/cat.jpg", "image")
+    'cat.jpg'
+    """
     last = name.replace("\\", "/").rpartition("/")[2]
-    return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or instead
+    return "".join(letter for letter in last if letter.isprintable())[:60].strip(" .") or default
 
 
 def _open_bytes(body: bytes, name: str) -> Session:
-    """A session from the bytes of a capture file, which is written down for the reading of it."""
+    """A session from the bytes of a capture file; safetensors opens files only."""
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
         path = Path(folder, "capture.regard")
         path.write_bytes(body)
@@ -466,20 +450,3 @@ def _open_bytes(body: bytes, name: str) -> Session:
     if not session.layers:
         raise ValueError(f"{name!r} holds no attention: nothing was seen when it was recorded")
     return replace(session, name=name)
-
-
-def _add_page(server: "FastAPI", folder: Path) -> None:
-    """The page and its files."""
-    from fastapi import Response
-
-    def give(name: str) -> Response:
-        content, kind = page_file(name, folder)
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
-
-    @server.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return give(INDEX)
-
-    @server.get("/page/{name:path}", include_in_schema=False)
-    async def file(name: str) -> Response:
-        return give(name)

@@ -1,9 +1,11 @@
-"""Exact weights and numbers of one head, on demand."""
+"""Exact weights of one head, computed on demand; and checks of indices that users give."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 from typing import Protocol, get_args
 
@@ -11,16 +13,21 @@ import torch
 from torch import Tensor
 
 from regard.lens.assembly import Assembled
+from regard.lens.measures.measures import cell_edges
 from regard.lens.measures.weights import Given, Part, Remembered, Weights, as_they_are, exponentials
 from regard.masks.rules import Rule
-from regard.session.protocol import bin_edges
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
 from regard.stages import Lang
 
+FEW_CELLS = 1 << 24  # weights that are computed for one answer: 4,096 × 4,096
+AT_ONCE = 1 << 21  # weights in memory
+
+Span = tuple[int, int]
+
 
 class HeadWeights(Protocol):
-    """Where the exact weights of one head come from."""
+    """A source of the exact weights of one head."""
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -50,7 +57,7 @@ def one_head(weights: Weights, head: int, batch: int = 0) -> HeadWeights:
     if isinstance(weights, Assembled):
         rows = [batch if moved is None else moved[batch] for moved in weights.rows]
         parts = [one_head(p, head, min(b, p.sizes[0] - 1)) for p, b in zip(weights.parts, rows, strict=True)]
-        return _Below(parts, weights.first)
+        return BlockWeights(parts, weights.first)
     raise TypeError(f"one_head takes the weights of a view, got {type(weights).__name__}")
 
 
@@ -81,20 +88,16 @@ class Scored:
         s = self.scores(self.dots(rows, every).mul_(self.call.scale), rows, every)[0]
         if bool((s == -inf).all()):
             return torch.zeros_like(s)
-        sink = self._sink(i)
-        return s.softmax(-1) if sink is None else torch.cat([s, sink.to(s).view(1)]).softmax(-1)[:-1]
+        sinks: Tensor | None = self.call.sinks  # (H,) or (B, H, Nq): a logit that joins the softmax
+        if sinks is None:
+            return s.softmax(-1)
+        sink = sinks[self.head] if sinks.ndim == 1 else sinks[self.batch, self.head, i]
+        return torch.cat([s, sink.to(s).view(1)]).softmax(-1)[:-1]
 
     def hidden(self, rows: Part) -> Tensor:
         """Which keys are masked for these queries, (rows, Nk): their score is −∞, whatever q·k is."""
         every = slice(None)
         return self.scores(self.dots(rows, every).mul_(self.call.scale), rows, every) == -inf
-
-    def _sink(self, i: int) -> Tensor | None:
-        """The logit that joins the softmax of query i."""
-        sinks: Tensor | None = self.call.sinks
-        if sinks is None:
-            return None
-        return sinks[self.head] if sinks.ndim == 1 else sinks[self.batch, self.head, i]
 
     def dots(self, rows: Part, cols: Part) -> Tensor:
         """q·k of these queries and keys, (rows, cols)."""
@@ -143,95 +146,64 @@ class _Whole:
         return self.tile(slice(i, i + 1), slice(None))[0]
 
 
-class _Below:
-    """The calls of a generation, one below the other; keys that a call did not have weigh 0 in it."""
+class BlockWeights:
+    """Weights of several calls as one matrix: their queries one below the other, 0 for keys that a call does not have.
+
+    >>> import regard
+    >>> x = torch.zeros(2, 1, 2, 3)
+    >>> weights = regard.look(x, x, x).weights
+    >>> BlockWeights([one_head(weights, 0, 0), one_head(weights, 0, 1)], [0, 2]).row(2)
+    tensor([0.0000, 0.0000, 0.5000, 0.5000])
+
+    parts: of each call of a generation, or of each window.  first: number of each part's first key.
+    """
 
     def __init__(self, parts: Sequence[HeadWeights], first: Sequence[int]) -> None:
         self.parts, self.first = parts, first
-        nk = max(start + part.sizes[1] for start, part in zip(first, parts, strict=True))
-        self.sizes = (sum(part.sizes[0] for part in parts), nk)
+        *self.starts, nq = accumulate((part.sizes[0] for part in parts), initial=0)
+        self.sizes = (nq, max(start + part.sizes[1] for start, part in zip(first, parts, strict=True)))
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
-        wanted, keys = torch.arange(self.sizes[0])[rows], torch.arange(self.sizes[1])[cols]
-        whole = torch.zeros(len(wanted), len(keys))
-        begin = 0
-        for part, first in zip(self.parts, self.first, strict=True):
-            mine = (wanted >= begin) & (wanted < begin + part.sizes[0])
-            there = (keys >= first) & (keys < first + part.sizes[1])
-            if bool(mine.any()) and bool(there.any()):
-                tile = part.tile(wanted[mine] - begin, keys[there] - first).cpu()
-                whole = whole.to(torch.promote_types(whole.dtype, tile.dtype))
-                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile.to(whole.dtype)  # fp64 where logits are large
-            begin += part.sizes[0]
+        """The weights of these queries and keys, (rows, cols)."""
+        queries, keys = torch.arange(self.sizes[0])[rows], torch.arange(self.sizes[1])[cols]
+        owner = torch.bucketize(queries, torch.tensor(self.starts), right=True) - 1  # which part a query is of
+        whole = torch.zeros(len(queries), len(keys))
+        for n in owner.unique().tolist():
+            part, mine = self.parts[n], owner == n
+            there = (keys >= self.first[n]) & (keys < self.first[n] + part.sizes[1])
+            if bool(there.any()):
+                tile = part.tile(queries[mine] - self.starts[n], keys[there] - self.first[n]).cpu()
+                whole = whole.to(torch.promote_types(whole.dtype, tile.dtype))  # fp64 where logits are large
+                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile.to(whole.dtype)
         return whole
 
     def row(self, i: int) -> Tensor:
-        n = 0
-        while i >= self.parts[n].sizes[0]:
-            i, n = i - self.parts[n].sizes[0], n + 1
-        found = self.parts[n].row(i).cpu()
-        whole = found.new_zeros(self.sizes[1])
-        whole[self.first[n] : self.first[n] + len(found)] = found
+        """The weights of query i, (Nk,)."""
+        n = bisect_right(self.starts, i) - 1
+        row = self.parts[n].row(i - self.starts[n]).cpu()
+        whole = row.new_zeros(self.sizes[1])
+        whole[self.first[n] : self.first[n] + len(row)] = row
         return whole
 
 
 def head_of(layer: SeenLayer, head: int) -> HeadWeights:
-    """The exact weights of one head. Raises LookupError where queries and keys were not kept.
+    """The exact weights of one head; windows lie along the diagonal.
 
     >>> import regard
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> head_of(SeenLayer("attn", None, regard.look(x, x, x), (0,)), 0).row(1)
     tensor([0.2645, 0.4711, 0.2645])
+
+    Raises:
+        LookupError: if queries and keys were not kept.
     """
     weights = layer.view.weights
     if weights is None:
         raise LookupError("exact weights need queries and keys: watch(model, keep='qk') keeps them")
     if layer.windows == 1:
         return one_head(weights, head)
-    return WindowedWeights([one_head(weights, head, window) for window in range(layer.windows)])
-
-
-class WindowedWeights:
-    """The weights of all windows as those of one sequence: blocks along the diagonal, 0 elsewhere.
-
-    >>> import regard
-    >>> x = torch.zeros(2, 1, 2, 3)
-    >>> weights = regard.look(x, x, x).weights
-    >>> Windowed([one_head(weights, 0, 0), one_head(weights, 0, 1)]).row(2)
-    tensor([0.0000, 0.0000, 0.5000, 0.5000])
-
-    parts: of each window, all of one size.
-    """
-
-    def __init__(self, parts: Sequence[HeadWeights]) -> None:
-        self.parts, self.each = parts, parts[0].sizes
-        self.sizes = (len(parts) * self.each[0], len(parts) * self.each[1])
-
-    def tile(self, rows: Part, cols: Part) -> Tensor:
-        """The weights of these queries and keys, (rows, cols)."""
-        (nq, nk), wanted, keys = self.each, torch.arange(self.sizes[0])[rows], torch.arange(self.sizes[1])[cols]
-        whole = torch.zeros(len(wanted), len(keys))
-        for w in sorted(set((wanted // max(1, nq)).tolist())):
-            mine, there = wanted // nq == w, keys // nk == w
-            if bool(there.any()):
-                tile = self.parts[w].tile(wanted[mine] - w * nq, keys[there] - w * nk).cpu()
-                whole = whole.to(torch.promote_types(whole.dtype, tile.dtype))
-                whole[mine.nonzero(), there.nonzero().view(1, -1)] = tile
-        return whole
-
-    def row(self, i: int) -> Tensor:
-        """The weights of query i, (W·Nk,)."""
-        nk, (w, own) = self.each[1], divmod(i, self.each[0])
-        found = self.parts[w].row(own).cpu()
-        whole = found.new_zeros(self.sizes[1])
-        whole[w * nk : (w + 1) * nk] = found
-        return whole
-
-
-FEW_CELLS = 1 << 24  # weights that are computed for one answer: 4,096 × 4,096
-AT_ONCE = 1 << 21  # weights in memory
-
-Span = tuple[int, int]
+    windows = range(layer.windows)
+    return BlockWeights([one_head(weights, head, w) for w in windows], [w * layer.view.sizes[3] for w in windows])
 
 
 def pooled_tile(weights: HeadWeights, rows: Span, cols: Span, size: int) -> Tensor:
@@ -247,34 +219,30 @@ def pooled_tile(weights: HeadWeights, rows: Span, cols: Span, size: int) -> Tens
     rows, cols: [first, end), which are there.  size: cells each way, at most; where there are as few, cells are exact.
     """
     (a, b), (c, d) = rows, cols
-    row_edges, col_edges = bin_edges(b - a, size), bin_edges(d - c, size)
-    found = torch.zeros(len(row_edges) - 1, len(col_edges) - 1, dtype=torch.float64)
+    heights, widths = (torch.tensor(cell_edges(n, size)).diff() for n in (b - a, d - c))
+    cells = torch.zeros(len(heights), len(widths), dtype=torch.float64)
+    cell_of_row, cell_of_column = (torch.arange(len(n)).repeat_interleave(n) for n in (heights, widths))
     at_once = max(1, AT_ONCE // max(1, d - c))
-    cell_of_row = torch.repeat_interleave(torch.arange(len(found)), row_edges.diff())
     for i in range(a, b, at_once):
-        tile = weights.tile(slice(i, min(i + at_once, b)), slice(c, d)).cpu()  # (some rows, d − c)
-        found.index_add_(0, cell_of_row[i - a : i - a + len(tile)], _in_columns(tile, col_edges))
-    return (found / row_edges.diff()[:, None].clamp(min=1)).float()
+        tile = weights.tile(slice(i, min(i + at_once, b)), slice(c, d)).cpu()  # (r, d − c)
+        if tile.shape[1] == len(widths):
+            sums = tile.double()
+        elif tile.shape[1] % len(widths) == 0:  # equal cells: quicker
+            sums = tile.view(len(tile), len(widths), -1).sum(-1, dtype=torch.float64)
+        else:
+            sums = torch.zeros(len(tile), len(widths), dtype=torch.float64).index_add_(1, cell_of_column, tile.double())
+        cells.index_add_(0, cell_of_row[i - a : i - a + len(tile)], sums)
+    return (cells / heights[:, None].clamp(min=1)).float()
 
 
-def _in_columns(tile: Tensor, edges: Tensor) -> Tensor:
-    """(r, c) → (r, cells) in fp64."""
-    counts = edges.diff()
-    if tile.shape[1] == len(counts):
-        return tile.double()
-    if tile.shape[1] % len(counts) == 0:
-        return tile.view(len(tile), len(counts), -1).sum(-1, dtype=torch.float64)
-    cell = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    return torch.zeros(len(tile), len(counts), dtype=torch.float64).index_add_(1, cell, tile.double())
+def checked_language(lang: str) -> Lang:
+    """The language, if it is one of those of the explorer.
 
-
-def spoken(lang: str) -> Lang:
-    """A language that is spoken here.
-
-    >>> spoken("ko")
+    >>> checked_language("ko")
     'ko'
 
-    Raises ValueError with the languages there are.
+    Raises:
+        ValueError: for another one.
     """
     for name in get_args(Lang):
         if name == lang:
@@ -283,14 +251,16 @@ def spoken(lang: str) -> Lang:
 
 
 def checked_index(name: str, value: int, count: int, of: str) -> int:
-    """An index that is there.
+    """The index, if it is in range.
 
     >>> checked_index("token", 7, 5, "queries")
     Traceback (most recent call last):
         ...
     IndexError: token 7 is out of range: there are 5 queries, counted from 0
 
-    Raises TypeError for what is no integer.
+    Raises:
+        TypeError: if it is not an integer.
+        IndexError: if it is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
@@ -299,37 +269,38 @@ def checked_index(name: str, value: int, count: int, of: str) -> int:
     return value
 
 
-def checked_span(name: str, start: int, stop: int | None, count: int, most: int | None = None) -> tuple[int, int]:
-    """A stretch [start, stop) of count things; stop: default the end, or as far as one answer goes.
+def checked_span(name: str, start: int, stop: int | None, count: int, most: int | None = None) -> Span:
+    """[start, stop) among `count`; stop defaults to the end, or to `most` items.
 
     >>> checked_span("tokens", 2, None, 5)
     (2, 5)
 
-    most: things in one answer.
-    Raises IndexError for a stretch that is not there, ValueError for one that is too long.
+    Raises:
+        IndexError: if it is out of range.
+        ValueError: for more than `most` items.
     """
     if stop is None:
         stop = count if most is None else max(start, min(count, start + most))
     if not 0 <= start <= stop <= count:
-        raise IndexError(f"{name} {start} up to {stop} are not there: there are {count}, counted from 0")
+        raise IndexError(f"{name} {start} up to {stop} are out of range: there are {count}, counted from 0")
     if most is not None and stop - start > most:
         raise ValueError(f"{stop - start:,} {name} are too many for one answer: at most {most:,}")
     return start, stop
 
 
 def find_head(session: Session, layer: int, head: int) -> SeenLayer:
-    """The layer of a head that is there. Raises IndexError for one that is not."""
-    found = session.layers[checked_index("layer", layer, len(session.layers), "layers")]
-    checked_index("head", head, found.view.sizes[1], "heads")
-    return found
+    """The layer of a head. Raises IndexError if there is no such head."""
+    seen = session.layers[checked_index("layer", layer, len(session.layers), "layers")]
+    checked_index("head", head, seen.view.sizes[1], "heads")
+    return seen
 
 
 def exact_weights(session: Session, layer: int, head: int, what: str) -> HeadWeights:
-    """The exact weights of a head. Raises IndexError for one that is not there, LookupError where q and k are not."""
-    found = find_head(session, layer, head)
-    if found.view.weights is None:
+    """The exact weights of a head, for `what`. Raises IndexError as `find_head`, LookupError without q and k."""
+    seen = find_head(session, layer, head)
+    if seen.view.weights is None:
         raise LookupError(
             f"{what} needs queries and keys, which this capture does not hold: record it again with "
             "regard.watch(model, keep='qk'), and save it without overview=True"
         )
-    return head_of(found, head)
+    return head_of(seen, head)

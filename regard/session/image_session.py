@@ -26,19 +26,86 @@ from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
 from regard.tasks.images import caption_prompt, looks, question_prompt, spoken, without_special
 
+WRITTEN = 32  # tokens that a model may generate
+START = "[start]"
+
+
+def look_at_image(
+    image: Source,
+    model: Model | str | Path,
+    *,
+    text: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Session:
+    """Run a model on an image and watch every head. The model runs in eval mode and gets its mode back.
+
+    >>> look_at_image("cat.jpg", "models/blip", text="a cat").images[0].size                  # doctest: +SKIP
+    (300, 451)
+
+    Generated text is read again without its last token, which the model never reads. The capture keeps a copy of the
+    image, of at most 1,600 pixels a side, also in the file it is saved to; session.capture.save(path, photos=False)
+    leaves it out.
+
+    Args:
+        image: a path, bytes, a Pillow image or an array, as `open_image` takes it.
+        model: a vision or vision-language model from `regard.load`, or what that takes.
+        text: a caption, a question, or a text to match. Vision models take none; models that write generate one if it
+            is missing.
+        progress: called with "loading" and "reading".
+
+    Returns:
+        A session with the live model.
+
+    Raises:
+        ValueError: for a model without image input, a text that it does not take, or a missing one that it needs; else
+            as `open_image`, the model's preprocessor and `regard.load` raise.
+    """
+    source, _ = peek_image(image)  # checked before the model is loaded, which takes long
+    tell = progress or (lambda stage: None)
+    if not isinstance(model, Model):
+        tell("loading")
+        model = load(model)
+    if not looks(model):
+        raise ValueError(
+            f"{model.family.title} takes no images: name a model that does, such as facebook/dinov2-small or "
+            "google/vit-base-patch16-224"
+        )
+    opened = open_image(source)  # decoded only for a model that takes it
+    inputs = _inputs(model, opened, text)
+    tell("reading")
+    with watch(model, measures=MEASURES, keep="qk", layouts=inputs.layouts, tokens=inputs.words) as seen:
+        inputs.read()
+    longest = max((sides.keys.kind.size for sides in inputs.layouts.values()), default=0)
+    words = tuple(inputs.words[0]) if inputs.words else ("",) * longest
+    seen.photos = shown = (show_image(opened),)
+    return Session(name_of_model(model), seen, words, text=inputs.text, model=model, again=inputs.read, images=shown)
+
 
 def takes_images(where: str) -> bool | None:
-    """Whether the model of a directory or hub id looks at pictures; None where that cannot be told yet.
+    """Whether a model takes images, from its config alone.
 
-    >>> takes_pictures("no/such/directory") is None
+    >>> takes_images("no/such/directory") is None
     True
 
-    where: what `regard.load` takes. A model that is not on this machine, and one that `regard.load` will refuse with
-        its own words, cannot be told.
+    Args:
+        where: a directory or hub id, as `regard.load` takes it.
+
+    Returns:
+        None if the model is not on this machine, or if `regard.load` will refuse it.
     """
-    directory = _directory(where)
-    if directory is None:
-        return None
+    directory = Path(os.path.expanduser(where))
+    if not directory.is_dir():
+        try:
+            from huggingface_hub import errors, try_to_load_from_cache
+        except ImportError:
+            return None
+        try:
+            config = try_to_load_from_cache(where, "config.json")
+        except errors.HFValidationError:  # a path, not a hub id
+            return None
+        if not isinstance(config, str):
+            return None
+        directory = Path(config).parent
     try:
         settings = Config.open(directory)
         family = family_of(settings)
@@ -47,32 +114,12 @@ def takes_images(where: str) -> bool | None:
         return None
 
 
-def _directory(where: str) -> Path | None:
-    """Where the model's config.json lies: the directory itself, or that of the hub's cache."""
-    path = Path(os.path.expanduser(where))
-    if path.is_dir():
-        return path
-    try:
-        from huggingface_hub import errors, try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(where, "config.json")
-    except errors.HFValidationError:  # a path, and no id of the hub
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-WRITTEN = 32  # tokens that a model may write
-START = "[start]"
-
-
 @dataclass(frozen=True, eq=False)
 class ImageInputs:
-    """A model with its inputs at hand.
+    """A model with its inputs.
 
-    read: lets the model read them.  layouts: where the tokens of each attention lie, by path.
-    words: the labels of the text's tokens, one row; None without a text.  text: what is read, in words.
+    read: runs the model on them.  layouts: where the tokens of each attention lie, by module path.
+    words: labels of the text's tokens, one row; None without a text.  text: the text, and what was generated.
     """
 
     read: Callable[[], object]
@@ -81,114 +128,84 @@ class ImageInputs:
     text: str | None = None
 
 
-def image_inputs(model: Model, picture: OpenedImage, text: str | None) -> ImageInputs:
-    """A picture, and a text where the model reads one, as the model takes them.
-
-    Raises ValueError for a model that does not look at pictures, a text that it does not take, or a missing one that it
-    needs; and as `model.preprocessor` and the model's verbs do.
-    """
-    check_sight(model)
+def _inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
+    prepared = model.preprocessor([image])
+    pixels, frames = prepared.pixel_values.to(model.device), prepared.frames
     if isinstance(model, (VisionModel, DualModel)):
-        return _alone(model, picture, text)
+        if text is not None:
+            raise ValueError(f"{model.family.title} sees only the image here: leave the text out")
+        return ImageInputs(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frames[0]))
     if isinstance(model, Captioner):
-        return _captioned(model, picture, text)
+        return _with_caption(model, image, pixels, frames[0], text)
     if isinstance(model, (Answerer, Matcher)):
-        return _beside(model, picture, text)
-    assert isinstance(model, (PictureWriter, FlamingoModel)), "the other models that look at pictures"
-    return _among(model, picture, text)
+        return _with_question(model, image, pixels, frames[0], text)
+    assert isinstance(model, (PictureWriter, FlamingoModel)), "the other models that take images"
+    return _in_prompt(model, image, pixels, frames, text)
 
 
-def check_sight(model: Model) -> None:
-    """Raise ValueError for a model that does not look at pictures."""
-    if not looks(model):
-        raise ValueError(
-            f"{model.family.title} reads texts and looks at no pictures: name a model that does, "
-            "such as facebook/dinov2-small or google/vit-base-patch16-224"
-        )
-
-
-def _alone(model: VisionModel | DualModel, picture: OpenedImage, text: str | None) -> ImageInputs:
-    """A picture without a text."""
-    if text is not None:
-        raise ValueError(
-            f"{model.family.title} looks at the picture alone here, and no text beside it changes what it sees: "
-            "leave the text out"
-        )
-    pixels, (frame,) = _prepared(model, picture)
-    return ImageInputs(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
-
-
-def _captioned(model: Captioner, picture: OpenedImage, text: str | None) -> ImageInputs:
-    """A picture and its caption: the one that is given, or what the model writes."""
-    pixels, (frame,) = _prepared(model, picture)
+def _with_caption(model: Captioner, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None) -> ImageInputs:
+    """An image and its caption, given or generated."""
     if text is None:
-        written = model.caption(picture, new_tokens=_room(model.decoder.embed.max_positions, 1))
-        text, after = str(written.text).strip(), written.ids[:-1]
-        ids = torch.cat([torch.tensor([model.start]), after])[None]  # (1, N)
+        written = model.caption(image, new_tokens=_room(model.decoder.embed.max_positions, 1))
+        text = str(written.text).strip()
+        ids = torch.cat([torch.tensor([model.start]), written.ids[:-1]])[None]  # (1, N)
     else:
         ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
     ids = ids.to(model.device)
-    words = [START, *_labels(model, ids[0, 1:])]  # of `start` the tokenizer may know nothing
+    words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
     read = without_dropout(model, lambda: model(ids, pixels=pixels))
     return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
-def _beside(model: Answerer | Matcher, picture: OpenedImage, text: str | None) -> ImageInputs:
-    """A picture, and a question or a text that may match it. Of who answers, the reading of the question is seen."""
+def _with_question(
+    model: Answerer | Matcher, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None
+) -> ImageInputs:
+    """An image, and a question or a text that may match it. Of an Answerer, the reading of the question is watched."""
     if not text:
-        what = "a question" if isinstance(model, Answerer) else "a text that may match the picture"
+        what = "a question" if isinstance(model, Answerer) else "a text that may match the image"
         raise ValueError(f"{model.family.title} with task {model.task!r} reads {what}: give it as the text")
-    pixels, (frame,) = _prepared(model, picture)
     ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
-    n = ids.shape[1]
+    n, words = ids.shape[1], [model.tokenizer.tokens(ids[0])]
     if isinstance(model, Matcher):
-        read = without_dropout(model, lambda: model(ids, pixels=pixels))
-        return ImageInputs(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
-    answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.max_positions, 1))
+        return ImageInputs(
+            without_dropout(model, lambda: model(ids, pixels=pixels)), model.layouts(frame, n), words, text
+        )
+    answer = model.answer(image, text, new_tokens=_room(model.decoder.embed.max_positions, 1))
     read = without_dropout(model, lambda: model.read_picture(pixels, ids))
-    layouts = model.layouts(frame, n, 1)
-    seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
-    return ImageInputs(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
+    layouts = {path: sides for path, sides in model.layouts(frame, n, 1).items() if not path.startswith("decoder.")}
+    return ImageInputs(read, layouts, words, f"{text} → {answer.text.strip()}")
 
 
-def _among(model: PictureWriter | FlamingoModel, picture: OpenedImage, text: str | None) -> ImageInputs:
-    """A picture among the words of a prompt, and what the model writes after it."""
-    pixels, frames = _prepared(model, picture)
-    asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
+def _in_prompt(
+    model: PictureWriter | FlamingoModel, image: OpenedImage, pixels: Tensor, frames: tuple[Frame, ...], text: str | None
+) -> ImageInputs:
+    """An image among the words of a prompt, and what the model generates after it."""
+    question = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
     if isinstance(model, PictureWriter):
-        prompt = model.tokenizer.batch([asked]).ids.to(model.device)  # (1, n)
+        prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
     else:
-        prompt = without_special(model, [asked])[0].to(model.device)
-    count = _room(model.max_positions, prompt.shape[1])
-    written = (
-        model.caption(picture, new_tokens=count) if text is None else model.answer(picture, text, new_tokens=count)
-    )
+        prompt = without_special(model, [question])[0].to(model.device)
+    room = _room(model.max_positions, prompt.shape[1])
+    written = model.caption(image, new_tokens=room) if text is None else model.answer(image, text, new_tokens=room)
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
     if isinstance(model, PictureWriter):
         layouts = model.layouts(torch.cat([prompt, torch.full_like(after, -1)], 1)[0], frames)  # −1: no placeholder
-        read = _inserted(model, prompt, ids, pixels)
+        places = pad(prompt == model.placeholder, (0, after.shape[1]))  # (1, N): a generated placeholder has no image
+        read = without_dropout(
+            model, lambda: model.text(ids, inserted=Inserted(places, model.encode(pixels).flatten(0, 1)))
+        )
     else:
-        layouts, read = model.layouts(frames, ids.shape[1]), _looked_at(model, prompt, ids, pixels)
-    said = f"{text} → {written.text.strip()}" if text else written.text.strip()
-    return ImageInputs(without_dropout(model, read), layouts, [_labels(model, ids[0])], said)
-
-
-def _inserted(model: PictureWriter, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
-    """Reads prompt (1, n) and what follows, ids (1, N): a placeholder that was written stands for no picture."""
-    places = pad(prompt == model.placeholder, (0, ids.shape[1] - prompt.shape[1]))  # (1, N)
-    return lambda: model.text(ids, inserted=Inserted(places, model.encode(pixels).flatten(0, 1)))
-
-
-def _looked_at(model: FlamingoModel, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
-    """The same, where what was written sees what the last token of the prompt sees. pixels: (P, C, H, W)."""
-    sees = last_picture(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
-    sees = torch.cat([sees, sees[:, -1:].expand(-1, ids.shape[1] - prompt.shape[1], -1)], 1)  # (1, N, P)
-    return lambda: model(ids, pixels=pixels[None], sees=sees)
+        layouts = model.layouts(frames, ids.shape[1])
+        sees = last_picture(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
+        sees = torch.cat([sees, sees[:, -1:].expand(-1, after.shape[1], -1)], 1)  # (1, N, P)
+        read = without_dropout(model, lambda: model(ids, pixels=pixels[None], sees=sees))
+    answer = written.text.strip()
+    return ImageInputs(read, layouts, [_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
 
 
 def _room(most: int | None, count: int) -> int:
-    """How many tokens may be written after so many; where these are too many themselves, the verb will say so.
+    """How many tokens may be generated after `count`; if these are too many already, generation raises.
 
     >>> _room(None, 5), _room(37, 36), _room(37, 41)
     (32, 2, 1)
@@ -197,55 +214,6 @@ def _room(most: int | None, count: int) -> int:
 
 
 def _labels(model: Model, ids: Tensor) -> list[str]:
-    """The words of ids (N,). A model may write rows of its table that the tokenizer does not know: [30523]."""
+    """The labels of ids (N,). A model may generate rows of its table that the tokenizer does not know: [30523]."""
     size = model.tokenizer.size
     return [model.tokenizer.tokens([n])[0] if n < size else f"[{n}]" for n in ids.tolist()]
-
-
-def _prepared(model: Model, picture: OpenedImage) -> tuple[Tensor, tuple[Frame, ...]]:
-    prepared = model.preprocessor([picture])
-    return prepared.pixel_values.to(model.device), prepared.frames
-
-
-def look_at_image(
-    picture: Source,
-    model: Model | str | Path,
-    *,
-    text: str | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Session:
-    """Let a model look at a picture, and see every head while it does.
-
-    >>> look_at_picture("cat.jpg", "models/blip", text="a cat").pictures[0].size              # doctest: +SKIP
-    (300, 451)
-
-    picture: a path, bytes, a Pillow image or an array, as `open_image` opens it.
-    model: one that `regard.load` gave and that looks at pictures, or what it takes.
-    text: what is read beside it: a caption, a question, a text that may match. Models of pictures alone take none;
-        those that write about a picture write without one, too.
-    progress: told what is being done, in a word.
-
-    What a model writes is read again, but for its last token: that was read by nobody. The model reads in eval mode,
-    and is left in the mode that it was in.
-
-    The session's capture has a copy of the picture, of at most 1,600 pixels, which goes into the file that it is saved
-    to: session.capture.save(path, photos=False) leaves it out.
-
-    Raises ValueError for a model that does not look at pictures, for a text that it does not take or a missing one that
-    it needs; else as `open_image`, the model's preprocessor and `regard.load` do.
-    """
-    source, _ = peek_image(picture)  # what is none is refused before a model is loaded, which takes long
-    tell = progress or (lambda said: None)
-    if not isinstance(model, Model):
-        tell("loading")
-        model = load(model)
-    check_sight(model)
-    opened = open_image(source)  # decoded only for a model that looks at it
-    given: ImageInputs = image_inputs(model, opened, text)
-    tell("reading")
-    with watch(model, measures=MEASURES, keep="qk", layouts=given.layouts, tokens=given.words) as seen:
-        given.read()
-    longest = max((sides.keys.kind.size for sides in given.layouts.values()), default=0)
-    words = tuple(given.words[0]) if given.words else ("",) * longest
-    seen.photos = shown = (show_image(opened),)
-    return Session(name_of_model(model), seen, words, text=given.text, model=model, again=given.read, pictures=shown)

@@ -1,40 +1,30 @@
-"""The explorer protocol as types: one dictionary per question, in values that JSON carries."""
+"""Types of the explorer's protocol: one dictionary per question, and the values inside them."""
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from math import isfinite
 from typing import Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-from typing_extensions import TypedDict
-
-from regard.masks.tiles import cell_edges
-
-# pydantic reads these for OpenAPI, and before Python 3.12 it reads typing_extensions' alone, which torch brings along
-
+from typing_extensions import TypedDict  # pydantic needs this one for OpenAPI before Python 3.12; torch depends on it
 
 How = Literal["exact", "pooled"]
 
 
 class ArrayJSON(TypedDict):
-    """Numbers of any shape: base64 of float32, little-endian, row by row."""
+    """An array of any shape: base64 of little-endian float32, row-major."""
 
     shape: list[int]
     f32: str
 
 
 class LayerJSON(TypedDict):
-    """One attention of the model: a module, or one of its runs.
+    """One attention layer of the model: a module, or one of its runs.
 
-    call: the number of its first call, where the module has several runs; else null.
-    first: the position of query 0 among the keys; null in cross-attention.
-    labelled: do the session's tokens name its keys?  rows: can exact rows be asked for?
-    windows: how many sequences of equal length its tokens count through; queries and keys are those of all of them, and
-    a query sees the keys of its window alone.
-    layout: what its queries and its keys are, by their numbers in the overview's layouts; null where nobody said.
+    call: number of the first call if the module ran several times, else null.
+    first: position of query 0 among the keys; null in cross-attention.
+    labelled: whether the session's tokens label its keys.  rows: whether exact rows can be requested.
+    windows: number of windows of equal length; queries and keys count through all of them, and a query sees only the
+    keys of its own window.
+    layout: numbers of the queries' and the keys' layout in the overview's layouts; null if unknown.
     """
 
     index: int
@@ -52,11 +42,11 @@ class LayerJSON(TypedDict):
 
 
 class ImageJSON(TypedDict):
-    """A picture that the model looked at.
+    """An image that the model was given.
 
-    height, width: in pixels.  name: of its file, null where it is not known.  shown: can `picture` be asked for it?
-    seen: top, left, bottom and right of what the model saw, as fractions of the picture's sides; outside 0 to 1 where
-    the picture was padded.
+    height, width: in pixels.  name: of its file, or null.  shown: whether `image` can return it.
+    seen: top, left, bottom and right of what the model saw, as fractions of the sides; outside 0 to 1 where the image
+    was padded.
     """
 
     height: int
@@ -67,21 +57,21 @@ class ImageJSON(TypedDict):
 
 
 class TokenRunJSON(TypedDict):
-    """Tokens of one kind that follow each other. picture: which one they belong to, null for none."""
+    """Consecutive tokens of one kind. image: the number of the image they belong to, or null."""
 
     kind: str
-    picture: int | None
+    image: int | None
     count: int
 
 
 class PatchGridJSON(TypedDict):
-    """The patches of one picture, each in a row and a column.
+    """The patches of one image.
 
-    rows: top and bottom of each; columns: left and right of each; as fractions of the picture's sides.
-    cells: of each patch in the order of the tokens, row · number of columns + column; null where that is 0, 1, 2 …
+    rows: top and bottom of each row; columns: left and right of each column; as fractions of the image's sides.
+    cells: row · number of columns + column of each patch in token order; null if that is 0, 1, 2 …
     """
 
-    picture: int
+    image: int
     rows: list[list[float]]
     columns: list[list[float]]
     cells: list[int] | None
@@ -95,14 +85,14 @@ class LayoutJSON(TypedDict):
 
 
 class ImageAnswer(TypedDict):
-    """A picture to be shown, at most 1,600 pixels long. kind: its media type.  base64: its bytes."""
+    """An image of at most 1,600 pixels a side. kind: media type.  base64: its bytes."""
 
     kind: str
     base64: str
 
 
 class Opening(TypedDict):
-    """Where to look first: a head, a query of it and a key; null for a query or key that the page may choose itself."""
+    """Where the page opens: a head, a query and a key; null for a query or key that the page may choose."""
 
     layer: int
     head: int
@@ -113,12 +103,12 @@ class Opening(TypedDict):
 class OverviewAnswer(TypedDict):
     """All heads at a glance.
 
-    length: how many tokens there are.  labels: the first 4,096 of them; `tokens` gives the rest.
-    text: what was read; null where it is not known or too long.  rows: can exact rows be asked for in every layer?
+    length: number of tokens.  labels: the first 4,096; `tokens` returns the rest.
+    text: the input text; null if unknown or too long.  rows: whether every layer has exact rows.
     measures: name → (layers, most heads), NaN where a layer has fewer heads or was not measured.
-    labels_of_heads: by layer and head the pattern that gets half of its attention or more, or null.
-    opening: where to look first; null where no exact rows are known.
-    pictures: those that the model looked at; none for a text.  layouts: of tokens; layers name them by their numbers.
+    labels_of_heads: by layer and head the pattern that gets at least half of its attention, or null.
+    opening: where to look first; null if no exact rows are known.
+    images: those the model was given.  layouts: of tokens; layers refer to them by number.
     """
 
     version: int
@@ -131,20 +121,20 @@ class OverviewAnswer(TypedDict):
     measures: dict[str, ArrayJSON]
     labels_of_heads: list[list[str | None]]
     opening: Opening | None
-    pictures: list[ImageJSON]
+    images: list[ImageJSON]
     layouts: list[LayoutJSON]
     warning: str
 
 
 class TokensAnswer(TypedDict):
-    """The labels of a stretch of tokens."""
+    """Labels of a range of tokens."""
 
     start: int
     labels: list[str]
 
 
 class LinkJSON(TypedDict):
-    """How much of a query's attention goes to a key."""
+    """The weight of one query on one key."""
 
     query: int
     key: int
@@ -152,7 +142,7 @@ class LinkJSON(TypedDict):
 
 
 class LinksAnswer(TypedDict):
-    """The strongest links of a head. how: "exact" is of all there are, "pooled" of the map's strongest cells."""
+    """The strongest links of a head. how: "exact" of all weights, "pooled" of the map's strongest cells."""
 
     layer: int
     head: int
@@ -161,12 +151,12 @@ class LinksAnswer(TypedDict):
 
 
 class NumbersJSON(TypedDict):
-    """A head in numbers; null where they were not measured.
+    """A head in numbers; null where not measured.
 
-    entropy, effective: means over the queries of −Σ p ln p, in nats, and of 1/Σp², the effective number of keys.
-    max_weight: the largest weight that is known.
-    received_max: what the key that receives most gets of each query, on the mean.
-    received_key: which key that is, or the first of them where they are pooled; received_last the last of them.
+    entropy, effective: means over the queries of −Σ p ln p, in nats, and of 1/Σp².
+    max_weight: the largest known weight.
+    received_max: the mean weight per query of the key that receives most.
+    received_key, received_last: that key, or the first and last key of its bin if they are pooled.
     """
 
     entropy: float | None
@@ -181,12 +171,12 @@ class HeadAnswer(TypedDict):
     """The card of a head.
 
     map: (≤ 64, ≤ 64), rows are queries; a cell is the sum of its weights divided by its number of queries.
-    how: "exact" where a cell is one weight.  received: (≤ 1024) sums by bins of keys.
-    entropy: (≤ 1024) means by bins of queries.  links, links_how: as in `HeadLinks`.
-    patterns: the mean weight on the keys that a pattern names.  shares: the part of all attention that goes to them.
-    label: the pattern that gets half of it or more.  rest: where that is the first token, the pattern that gets half of
-    what goes elsewhere; null for none.
-    Of a layer cut into windows, map, received and entropy are of the first one; `tile` gives the others.
+    how: "exact" if a cell is one weight.  received: (≤ 1024) sums by bins of keys.
+    entropy: (≤ 1024) means by bins of queries.  links, links_how: as in `LinksAnswer`.
+    patterns: mean weight on the keys that a pattern names.  shares: the part of all attention that goes to them.
+    label: the pattern that gets at least half of it.  rest: if that is the first token, the pattern that gets half of
+    the remaining attention; or null.
+    With windows, map, received and entropy are those of the first one; `tile` returns the others.
     """
 
     layer: int
@@ -221,7 +211,7 @@ class KeyJSON(TypedDict):
 
 
 class RowAnswer(TypedDict):
-    """The exact weights of one query: those of a window, a ribbon of all, the largest, and their sum."""
+    """The exact weights of one query: those of keys start to stop, a ribbon of all, the largest, and their sum."""
 
     token: int
     start: int
@@ -234,7 +224,7 @@ class RowAnswer(TypedDict):
 
 
 class TileAnswer(TypedDict):
-    """A part of the map. rows, cols: what it covers, [first, end); more than was asked for where it is the map's."""
+    """A part of the map. rows, cols: the range [first, end) it covers, which may exceed the requested one."""
 
     rows: list[int]
     cols: list[int]
@@ -243,14 +233,13 @@ class TileAnswer(TypedDict):
 
 
 class StepsAnswer(TypedDict):
-    """One query's way through attention, with its numbers.
+    """One query's way through attention.
 
-    d: head size.  q, k, product: (D) of the query, of the asked key, and q⊙k, whose sum is q·k.
-    keys: the asked key and those with the largest weights, in text order, without masked ones unless asked for; of
-    each: dots q·k, scaled (dots · scale), scores (what the softmax gets: capped, biased, −∞ where masked) and weights
-    e^(score − lse).  there: how many keys the query had.  masked: how many of them are masked for it.
-    rest: the weight on all other keys.  v, v_sum: (Dv) the asked key's value and Σ weight·value over all keys; null
-    without a live model.
+    d: head size.  q, k, product: (D) of the query, of the requested key, and q⊙k, whose sum is q·k.
+    keys: the requested key and those with the largest weights, in text order, without masked ones; of each: dots q·k,
+    scaled (dots · scale), scores (the softmax's input: capped, biased, −∞ if masked) and weights e^(score − lse).
+    there: number of keys of the query.  masked: how many of them are masked.  rest: the weight on all other keys.
+    v, v_sum: (Dv) the requested key's value and Σ weight·value over all keys; null without a live model.
     """
 
     token: int
@@ -271,71 +260,3 @@ class StepsAnswer(TypedDict):
     lse: float | None
     v: ArrayJSON | None
     v_sum: ArrayJSON | None
-
-
-def packed(values: Tensor) -> ArrayJSON:
-    """A tensor of any shape as a dictionary of its shape and its numbers; NaN and infinities stay what they are.
-
-    >>> packed(torch.zeros(0))
-    {'shape': [0], 'f32': ''}
-    """
-    numbers = values.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
-    return {"shape": list(values.shape), "f32": b64encode(numbers.tobytes()).decode("ascii")}
-
-
-def unpacked(array: ArrayJSON) -> Tensor:
-    """The tensor that was packed, in fp32.
-
-    >>> unpacked(packed(torch.tensor([[0.5, 0.25]])))
-    tensor([[0.5000, 0.2500]])
-
-    Raises ValueError for numbers that do not fill the shape.
-    """
-    numbers = np.frombuffer(b64decode(array["f32"]), "<f4").astype(np.float32)
-    return torch.from_numpy(numbers).reshape(array["shape"])
-
-
-def finite(value: float | None) -> float | None:
-    """A number that JSON has a sign for, or None.
-
-    >>> finite(0.5), finite(float("nan"))
-    (0.5, None)
-    """
-    return value if value is not None and isfinite(value) else None
-
-
-def bin_edges(n: int, bins: int) -> Tensor:
-    """Where bins begin and end, (min(n, bins) + 1,): as even as integers allow.
-
-    >>> bin_edges(7, 3)
-    tensor([0, 2, 4, 7])
-    """
-    return torch.tensor(cell_edges(n, bins))
-
-
-def sums_of_bins(values: Tensor, bins: int) -> Tensor:
-    """(…, N) → (…, min(N, bins)): the sum of each bin, in fp64 inside.
-
-    >>> sums_of_bins(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 2)
-    tensor([ 3., 12.])
-    """
-    n = values.shape[-1]
-    if n <= bins:
-        return values.float()
-    return _reduced(values.double(), bins, "sum").float()
-
-
-def largest_of_bins(values: Tensor, bins: int) -> Tensor:
-    """(…, N) → (…, min(N, bins)): the largest of each bin.
-
-    >>> largest_of_bins(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 2)
-    tensor([2., 5.])
-    """
-    return values.float() if values.shape[-1] <= bins else _reduced(values, bins, "max").float()
-
-
-def _reduced(values: Tensor, bins: int, how: str) -> Tensor:
-    lengths = bin_edges(values.shape[-1], bins).diff().to(values.device)
-    return torch.segment_reduce(
-        values, how, lengths=lengths.expand(*values.shape[:-1], -1), axis=values.ndim - 1, unsafe=True
-    )

@@ -1,4 +1,4 @@
-"""Ranked links: which weights of a text are worth a look."""
+"""The layers of a capture, their heads in numbers, and their ranked links: which weights are worth a look."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.layouts import Layout, Sides
-from regard.lens.capture import Capture, ModuleRun
-from regard.lens.display import plain
+from regard.lens.capture import Capture
+from regard.lens.description import plain
+from regard.lens.measures.measures import cell_edges
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View
@@ -26,13 +27,19 @@ if TYPE_CHECKING:
     from regard.session.session import Session
 
 
+LITTLE = 1 << 21  # weights of a call that are computed unasked
+AT_ONCE = 2**23  # weights in memory
+MOST = 2**30  # weights searched for one answer: some seconds
+FIRST_LOOK = 2**25  # weights searched before a page opens: half a second
+
+
 @dataclass(frozen=True, eq=False)
 class SeenLayer:
-    """One attention of a model.
+    """One attention layer of a capture.
 
-    path: of its module.  call: the number of its first call, where the module has several runs; else None.
-    view: what it did, on torch, with axes (B, H, …).  records: its calls by their number in the capture.
-    sides: what the tokens of the first batch entry are and where they lie in a picture; None where nobody said.
+    path: of its module.  call: number of its first call if the module ran several times, else None.
+    view: on torch, with axes (B, H, …).  records: numbers of its calls in the capture.
+    sides: what the tokens of the first batch entry are and where they lie in an image, or None.
     """
 
     path: str
@@ -43,12 +50,12 @@ class SeenLayer:
 
     @property
     def windows(self) -> int:
-        """W, the batch rows that the first batch entry is cut into; 1 where it is not."""
+        """W, the number of batch rows that the first batch entry is cut into."""
         return 1 if self.sides is None else self.sides.queries.shape[0]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many queries and keys there are in all windows."""
+        """Queries and keys of all windows."""
         return self.windows * self.view.sizes[2], self.windows * self.view.sizes[3]
 
 
@@ -63,33 +70,27 @@ def seen_layers(capture: Capture) -> tuple[SeenLayer, ...]:
     [('self_attn', 0), ('self_attn', 1)]
     """
     number = {id(record): n for n, record in enumerate(capture.records)}
-    return tuple(
-        SeenLayer(run.path, run.call, plain(run.view), tuple(number[id(r)] for r in run.records), _sides(capture, run))
-        for run in capture.runs()
-    )
-
-
-def _sides(capture: Capture, run: ModuleRun) -> Sides | None:
-    """What the tokens of a run are, in the first batch entry."""
-    if run.path not in capture.layouts or not (run.call is None or len(run.records) == 1):
-        return None
-    placed = (capture[run.path] if run.call is None else capture[run.path, run.call]).placed
-    return placed.entry(0)[0] if placed.sides else None
-
-
-LITTLE = 1 << 21  # weights of a call that are computed without being asked for
+    layers = []
+    for run in capture.runs():
+        sides = None
+        if run.path in capture.layouts and (run.call is None or len(run.records) == 1):
+            placed = (capture[run.path] if run.call is None else capture[run.path, run.call]).placed
+            sides = placed.entry(0)[0] if placed.sides else None
+        records = tuple(number[id(record)] for record in run.records)
+        layers.append(SeenLayer(run.path, run.call, plain(run.view), records, sides))
+    return tuple(layers)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadNumbers:
-    """Of each head of the first batch entry, (H,) fp32 on the CPU; None where it is not known.
+    """The heads of the first batch entry in numbers, (H,) fp32 on the CPU; None if unknown.
 
-    entropy, effective (1/Σp²): means over the queries that are no padding, of all windows where there are several.
-    share: what the key that receives most gets of each query, of its window, on the mean.
+    entropy, effective (1/Σp²): means over the queries that are not padding, of all windows.
+    share: the mean weight per query of its window of the key that receives most.
     keys: the first and last of those keys: one, or a bin of them.
-    patterns, shares, beside: name → what `regard.lens.patterns.measure` says, means over the windows.
-    names: the patterns that get half of each head's attention or more, the strongest first.
-    rest: for a head that rests on the first token, the pattern that gets half of what goes elsewhere, or None.
+    patterns, shares, beside: name → as `regard.lens.patterns.measure` returns them, means over the windows.
+    names: the patterns that get at least half of each head's attention, the strongest first.
+    rest: for a head that rests on the first token, the pattern that gets half of the remaining attention, or None.
     """
 
     entropy: Tensor | None
@@ -103,7 +104,7 @@ class HeadNumbers:
     rest: tuple[str | None, ...]
 
     def nan(self, head: int) -> bool:
-        """Is one of a head's numbers NaN, as they are where one of its weights is?"""
+        """Whether one of a head's numbers is NaN, as they are if one of its weights is."""
         known = (self.entropy, self.effective, self.share, *self.patterns.values())
         return any(bool(values[head].isnan()) for values in known if values is not None)
 
@@ -117,20 +118,25 @@ def head_numbers(view: View, windows: int = 1, queries: Layout | None = None) ->
     >>> found.entropy, found.share, found.names[1]
     (tensor([1.3863, 1.3863]), tensor([0.2500, 0.2500]), ('uniform', 'neighbours'))
 
-    windows: the first batch rows that belong together, as Swin cuts a picture.
-    queries: what these are, where that is known: those that it calls padding are left out of means and of what keys
-        receive. Not of patterns, nor where an overview holds means alone or a large call what all queries give.
+    Args:
+        view: what to measure.
+        windows: the number of first batch rows that belong together, as Swin cuts an image.
+        queries: their layout, if known. Padding is left out of means and of received mass; not out of patterns, nor
+            where an overview holds only means or the call is large.
     """
     real = None if queries is None or not (queries.kind == "padding").any() else queries.kind != "padding"  # (W, Nq)
     heads = view.sizes[1]
     little = view.weights is not None and view.sizes[0] * heads * view.sizes[2] * view.sizes[3] <= LITTLE
-    found = _patterns(view, windows, little)
-    shares, beside = ({name: values[None] for name, values in of.items()} for of in found[1:])
+    measured = any(name.startswith("pattern ") for name in view.held)
+    found = view.head_patterns() if measured or little else Patterns({}, {}, {})
+    patterns, own, beside = ({name: _plain(values[:windows].mean(0)) for name, values in of.items()} for of in found)
+    shares, others = ({name: values[None] for name, values in of.items()} for of in (own, beside))
     names = label(shares)[0] if shares else [[]] * heads
-    rest = label_rest(shares, beside)[0] if shares else [None] * heads
+    rest = label_rest(shares, others)[0] if shares else [None] * heads
     share, keys = _received(view, windows, little, real)
     entropy, effective = (_mean(view, name, windows, little, real) for name in ("entropy", "effective"))
-    return HeadNumbers(entropy, effective, share, keys, *found, tuple(tuple(said) for said in names), tuple(rest))
+    labels = tuple(tuple(of_head) for of_head in names)
+    return HeadNumbers(entropy, effective, share, keys, patterns, own, beside, labels, tuple(rest))
 
 
 def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bool_] | None) -> Tensor | None:
@@ -143,12 +149,6 @@ def _mean(view: View, name: str, windows: int, little: bool, real: NDArray[np.bo
         return _plain(torch.where(counted, values, 0.0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1))
     known = f"mean {name}" in view.held or (name in view.held and name not in view.pooled)
     return _plain(view.mean(name)[:windows].mean(0)) if known or (little and name not in view.held) else None
-
-
-def _patterns(view: View, windows: int, little: bool) -> Patterns:
-    measured = any(name.startswith("pattern ") for name in view.held)
-    found = view.head_patterns() if measured or little else Patterns({}, {}, {})
-    return Patterns(*({name: _plain(values[:windows].mean(0)) for name, values in of.items()} for of in found))
 
 
 def _received(
@@ -174,17 +174,15 @@ def _plain(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float32)
 
 
-AT_ONCE = 2**23  # weights held at a time
-MOST = 2**30  # weights looked at for one answer: some seconds
-FIRST_LOOK = 2**25  # weights looked at before a page opens: half a second
+# --------------------------------------------------------------------------------------------------------- ranked links
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a session.
+    """A layer whose links are ranked.
 
-    index: its number among the layers.  path: of its module.  view: what it did, with axes (B, H, …).
-    start: the position of query 0 among the tokens; None where its queries or keys are other tokens.
+    index: its number in the session.  path: of its module.  view: with axes (B, H, …).
+    start: the position of query 0 among the tokens; None if its queries or keys are other tokens.
     """
 
     index: int
@@ -192,9 +190,14 @@ class Layer:
     view: View
     start: int | None
 
+    @property
+    def rankable(self) -> bool:
+        """Whether its exact weights and its tokens are known."""
+        return self.start is not None and self.view.weights is not None
+
 
 class RankedLink(NamedTuple):
-    """How much of one token's attention goes to another, in one head. Positions count tokens."""
+    """The weight of one token on another, in one head. Positions count tokens."""
 
     layer: int
     head: int
@@ -211,17 +214,14 @@ def layers_of(session: Session) -> list[Layer]:
     >>> layers_of(Session("nothing", Capture(), ()))
     []
     """
-    seen = enumerate(session.layers)
-    return [Layer(n, layer.path, layer.view, _start(layer.view, len(session.tokens))) for n, layer in seen]
-
-
-def _start(view: View, length: int) -> int | None:
-    _, _, nq, nk = view.sizes
-    offset = view.place.offset
-    start = nk - nq if offset is None else offset
-    if view.kind != "self" or nk != length or not isinstance(start, int) or not 0 <= start <= length - nq:
-        return None
-    return start
+    layers, length = [], len(session.tokens)
+    for index, seen in enumerate(session.layers):
+        _, _, nq, nk = seen.view.sizes
+        offset = seen.view.place.offset
+        start = nk - nq if offset is None else offset
+        known = isinstance(start, int) and 0 <= start <= length - nq and seen.view.kind == "self" and nk == length
+        layers.append(Layer(index, seen.path, seen.view, start if known else None))
+    return layers
 
 
 def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> Literal["weights", "length"] | None:
@@ -230,15 +230,11 @@ def obstacle(layers: Sequence[Layer], queries: Sequence[int] | None = None) -> L
     >>> obstacle([])
     'weights'
     """
-    there = [layer.view for layer in layers if _rankable(layer)]
-    if not there:
+    sizes = [layer.view.sizes for layer in layers if layer.rankable]
+    if not sizes:
         return "weights"
-    cells = sum(heads * (nq if queries is None else len(queries)) * nk for _, heads, nq, nk in (v.sizes for v in there))
+    cells = sum(heads * (nq if queries is None else len(queries)) * nk for _, heads, nq, nk in sizes)
     return "length" if cells > MOST else None
-
-
-def _rankable(layer: Layer) -> bool:
-    return layer.start is not None and layer.view.weights is not None
 
 
 def strongest(
@@ -250,7 +246,7 @@ def strongest(
     queries: Sequence[int] | None = None,
     every: bool = False,
 ) -> list[RankedLink]:
-    """The first links of the ranking, each pair of tokens once, by the head where it ranks highest.
+    """The strongest links, each pair of tokens once, in the head where it ranks highest.
 
     >>> import torch, regard
     >>> from regard.session.session import Session
@@ -260,46 +256,51 @@ def strongest(
     >>> strongest(Session("a", Capture(), ("one", "two", "three", "one")), [layer], count=1)[0][:4]
     (0, 0, 0, 3)
 
-    layers: those to look into, as `layers_of` gives them; where `obstacle` says none.
-    count: how many at most.  head: one head alone.  queries: positions of tokens that look; default all.
-    every: all tokens but the own position, by weight alone.
+    Args:
+        session: for its tokens.
+        layers: from `layers_of`, if they have no `obstacle`.
+        count: the most links to return.
+        head: rank this head only.
+        queries: positions of the queries; default all.
+        every: rank all tokens except a token's own position, by weight alone; default words only.
     """
-    words = torch.tensor([every or is_word(label) for label in session.tokens])  # (N,)
-    numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
+    words = None if every else _words(session)
     best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
-    for layer in filter(_rankable, layers):
-        for rows, weights in _tiles(layer, head, queries):
-            score = _score(layer, head, rows, weights, None if every else (words, numbers))
-            for value, link in _first(layer, head, rows, weights, score, count):
-                pair = link.query, link.key
-                if value > best.get(pair, (0.0, None))[0]:
-                    best[pair] = value, link
+    for layer in layers:
+        for rows, weights in _tiles(layer, head, queries) if layer.rankable else ():
+            high, heads = _score(layer, head, rows, weights, words).max(0)  # (r, Nk)
+            values, places = high.flatten().topk(min(count, high.numel()))
+            for value, place in zip(values.tolist(), places.tolist(), strict=True):
+                i, key = divmod(place, high.shape[1])
+                query, h = int(rows[i]), int(heads[i, key])
+                if value > best.get((query, key), (0.0, None))[0]:
+                    weight = float(weights[h, i, key])
+                    best[query, key] = value, RankedLink(layer.index, h if head is None else head, query, key, weight)
     ranked = sorted(best.values(), key=lambda one: (-one[0], one[1]))
     return [link for _, link in ranked[:count]]
 
 
 def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLink]]:
-    """(layer, head) → the first link of words in that head, and what it is ranked by; heads without one are not there.
+    """(layer, head) → the strongest link between words in that head, with its score; heads without one are left out.
 
     >>> from regard.session.session import Session
     >>> from regard.lens.capture import Capture
     >>> rank_heads(Session("nothing", Capture(), ()))
     {}
 
-    Of more than 2²⁵ weights, tokens at even distances are looked at, as many as that allows; of pictures none.
+    Of more than 2²⁵ weights, tokens at even distances are searched, as many as that allows; of images none.
     """
-    layers = [layer for layer in layers_of(session) if _rankable(layer) and session.layers[layer.index].sides is None]
+    layers = [layer for layer in layers_of(session) if layer.rankable and session.layers[layer.index].sides is None]
     each = sum(heads * nk for _, heads, _, nk in (layer.view.sizes for layer in layers))  # weights of one token
     affordable = FIRST_LOOK // max(1, each)
     if not layers or affordable == 0:
         return {}
     step = -(-len(session.tokens) // affordable)
-    words = torch.tensor([is_word(label) for label in session.tokens])  # (N,)
-    numbers = torch.tensor(word_numbers(session.tokens))  # (N,)
+    words = _words(session)
     best: dict[tuple[int, int], tuple[float, RankedLink]] = {}
     for layer in layers:
         for rows, weights in _tiles(layer, None, range(0, len(session.tokens), step)):
-            score = _score(layer, None, rows, weights, (words, numbers))  # (H, r, Nk)
+            score = _score(layer, None, rows, weights, words)  # (H, r, Nk)
             for head, (value, place) in enumerate(zip(*(t.tolist() for t in score.flatten(1).max(1)), strict=True)):
                 i, key = divmod(place, score.shape[-1])
                 if value > best.get((layer.index, head), (0.0,))[0]:
@@ -309,10 +310,10 @@ def rank_heads(session: Session) -> dict[tuple[int, int], tuple[float, RankedLin
 
 
 def opening_of(session: Session) -> Opening | None:
-    """Where a page of the session opens: what was chosen for it, or else the strongest link; None if nothing is known.
+    """Where a page of the session opens: its own `opening`, or else the strongest link; None if nothing is known.
 
-    Of a picture it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
-    patch most beyond what the patch gets from all queries on the mean.
+    With images it is the last layer that looks at one, and cls or the last word, in the head where that token gives a
+    patch most beyond the patch's mean.
     """
     if session.opening is not None:
         return session.opening
@@ -323,27 +324,24 @@ def opening_of(session: Session) -> Opening | None:
     if not session.ranked:
         return None
     _, link = min(session.ranked.values(), key=lambda one: (-one[0], one[1]))
-    return {"layer": link.layer, "head": link.head, "token": _query(session, link), "key": link.key}
-
-
-def _query(session: Session, link: RankedLink) -> int:
-    """Which query of its layer a link begins at."""
     start = layers_of(session)[link.layer].start
     assert start is not None
-    return link.query - start
+    return {"layer": link.layer, "head": link.head, "token": link.query - start, "key": link.key}
 
 
 def last_that_looks(session: Session) -> int | None:
-    """The last layer whose keys are patches, where heads have found what is in the picture; None without one."""
+    """The last layer whose keys are patches, or None."""
     sides = [(n, layer.sides.keys) for n, layer in enumerate(session.layers) if layer.sides is not None]
     return next((n for n, keys in reversed(sides) if len(keys.indices("patch"))), None)
 
 
 def head_for(layer: SeenLayer, token: int | None = None, head: int | None = None) -> tuple[int, int] | None:
-    """The head and the query of a picture's layer in which a patch gets most beyond what it gets on the mean.
+    """The head and the query of an image's layer in which a patch gets most beyond its mean; None without weights.
 
-    token: the query; default cls or the last word, or any where there is neither.  head: that one alone.
-    None where weights are not known.
+    Args:
+        layer: with a layout.
+        token: the query; default cls or the last word, or any if there is neither.
+        head: search this head only.
     """
     view, windows, (nq, nk) = layer.view, layer.windows, layer.view.sizes[2:]
     if view.weights is None or layer.sides is None or 0 in (nq, nk):
@@ -380,10 +378,16 @@ def _tiles(layer: Layer, head: int | None, queries: Sequence[int] | None) -> Ite
         yield torch.tensor(rows) + layer.start, weights if head is None else weights[head : head + 1]
 
 
+def _words(session: Session) -> tuple[Tensor, Tensor]:
+    """(N,) which tokens are words, and the number of the word that each belongs to."""
+    known = torch.tensor([is_word(label) for label in session.tokens])
+    return known, torch.tensor(word_numbers(session.tokens))
+
+
 def _score(
     layer: Layer, head: int | None, rows: Tensor, weights: Tensor, words: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """(H, r, Nk) what a link is ranked by; −∞ for one that is left out."""
+    """(H, r, Nk) what a link is ranked by; −∞ if it is left out. words: as `_words` returns them, or None for all."""
     keys = torch.arange(weights.shape[-1])
     distance = (rows[:, None] - keys).abs()  # (r, Nk)
     out = distance == 0
@@ -395,18 +399,3 @@ def _score(
         known, number = words
         out = out | ~known | ~known[rows, None] | (number == number[rows, None])
     return score.nan_to_num(-inf).masked_fill(out, -inf)
-
-
-def _first(
-    layer: Layer, head: int | None, rows: Tensor, weights: Tensor, score: Tensor, count: int
-) -> list[tuple[float, RankedLink]]:
-    high, at_head = score.max(0)  # (r, Nk)
-    value, place = high.flatten().topk(min(count, high.numel()))
-    found = []
-    for v, p in zip(value.tolist(), place.tolist(), strict=True):
-        i, key = divmod(p, high.shape[1])
-        h = int(at_head[i, key])
-        found.append(
-            (v, RankedLink(layer.index, h if head is None else head, int(rows[i]), key, float(weights[h, i, key])))
-        )
-    return [(v, link) for v, link in found if v > 0]

@@ -24,6 +24,7 @@ from regard.cli.look_text import Asked
 from regard.cli.terminal import Terminal
 from regard.data.image_processing import ImageTransforms
 from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
+from regard.locale import translate
 from regard.models.loading import load
 from regard.session.image_session import look_at_image
 from regard.session.sentences import WARNING
@@ -89,7 +90,7 @@ def test_what_the_model_saw_and_where_cls_looks_are_printed(run, photo, model, s
     row, column = overlay.cells[best]
     assert first.startswith(f"  ({row}, {column})  {overlay.mass[best]:.4f}  rows ")
     assert "Heads by entropy" in out
-    assert out.endswith(WARNING["en"] + "\n")
+    assert out.endswith(WARNING + "\n")
 
 
 def test_json_holds_what_the_overlay_says(run, photo, model, session):
@@ -160,7 +161,7 @@ def test_korean_says_the_same(run, photo, model):
     assert "photo.png: 37 × 53 픽셀 (세로 × 가로)" in out
     assert "가중치가 큰 패치" in out
     assert "레이어 2, 헤드 1" in out
-    assert out.endswith(WARNING["ko"] + "\n")
+    assert out.endswith(translate(WARNING, "ko") + "\n")
     lines = out.splitlines()
     assert lines[2].startswith("전처리: 짧은 변을 30으로 크기 조정 (")
     assert lines[2].endswith("정규화")
@@ -294,12 +295,12 @@ def test_photo_is_left_out_of_everything_if_asked(run, photo, model, tmp_path):
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," not in page
     assert "photo.png" not in page
-    assert open_file("run.regard").pictures == ()
+    assert open_file("run.regard").images == ()
     assert b"photo.png" not in (tmp_path / "run.regard").read_bytes()
     assert json.loads(run(*asks, "--save", "run.regard", "--json"))["photo"] is False
     assert "저장한 파일 안에 이미지가 들어 있습니다" in run(*asks[:3], "--save", "run.regard", "--lang", "ko")
     again = json.loads(run("run.regard", "--no-photo", "--save", "less.regard", "--json"))
-    assert (again["photo"], open_file("less.regard").pictures) == (False, ())
+    assert (again["photo"], open_file("less.regard").images) == (False, ())
 
 
 def test_nothing_is_said_of_the_photo_where_nothing_is_written(run, photo, model):
@@ -308,7 +309,7 @@ def test_nothing_is_said_of_the_photo_where_nothing_is_written(run, photo, model
 
 
 def test_photo_of_a_capture_that_cannot_be_decoded_is_told_in_words(run, fail, session, tmp_path):
-    shown = session.pictures[0]
+    shown = session.images[0]
     broken = replace(shown, name="cat.png", data=shown.data[:60] + bytes(len(shown.data) - 60))
     capture = open_file(saved(session, tmp_path)).capture
     capture.photos = (broken,)
@@ -451,4 +452,4 @@ def test_picture_is_served(model, photo, monkeypatch):
     from regard.explorer.jobs import ModelShelf
 
     (found,) = serve._sessions([photo], ModelShelf([model], demo=False), truncate=False)
-    assert (found.pictures[0].name, load(model).family.title) == ("photo.png", "DINOv2 with registers")
+    assert (found.images[0].name, load(model).family.title) == ("photo.png", "DINOv2 with registers")

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard.backends.call import prepare
 from regard.explorer import answers
+from regard.explorer.answers import binned, packed, unpacked
 from regard.lens.assembly import Assembled
 from regard.lens.capture import Capture, Record
 from regard.lens.files.saving import make_overview
@@ -26,7 +27,6 @@ from regard.lens.measures.weights import Given, Remembered
 from regard.lens.view import KnownVisibility, View
 from regard.session import session as sessions
 from regard.session.head_weights import one_head
-from regard.session.protocol import largest_of_bins, packed, sums_of_bins, unpacked
 from regard.session.session import Session, look_at, open_file, session_of
 from regard.testing import largest_error
 
@@ -82,8 +82,8 @@ def test_bins_hold_the_sum_and_the_largest_of_their_positions(n, bins):
     x = torch.randn(2, n)
     edges = [c * n // min(n, bins) for c in range(min(n, bins) + 1)]
     parts = [x[:, a:b] for a, b in pairwise(edges)]
-    torch.testing.assert_close(sums_of_bins(x, bins), torch.stack([p.sum(1) for p in parts], 1))
-    assert torch.equal(largest_of_bins(x, bins), torch.stack([p.amax(1) for p in parts], 1))
+    torch.testing.assert_close(binned(x, bins, "sum"), torch.stack([p.sum(1) for p in parts], 1))
+    assert torch.equal(binned(x, bins, "max"), torch.stack([p.amax(1) for p in parts], 1))
 
 
 # ---------------------------------------------------------------------------------------------------- weights of a head
@@ -144,7 +144,7 @@ def test_overview_says_what_there_is():
         "index": 0, "path": "layers.0", "call": None, "heads": HEADS, "queries": NQ, "keys": NK, "kind": "self",
         "first": NK - NQ, "labelled": True, "rows": True, "windows": 1, "layout": None,
     }  # fmt: skip
-    assert (got["pictures"], got["layouts"]) == ([], [])
+    assert (got["images"], got["layouts"]) == ([], [])
     assert [len(names) for names in got["labels_of_heads"]] == [HEADS, 3]
     assert "not why" in got["warning"]
     json.dumps(got, allow_nan=False)

@@ -13,10 +13,10 @@ import torch
 
 import regard
 from regard.explorer import answers, export_data
+from regard.explorer.answers import unpacked
 from regard.explorer.export import bundle, modules
 from regard.explorer.export_data import carried
 from regard.session.head_weights import one_head
-from regard.session.protocol import unpacked
 from regard.session.session import Session
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's modules")
@@ -130,7 +130,7 @@ def test_of_long_texts_the_strongest_heads_carry_rows_and_others_links(monkeypat
     whole = [name for name, array in mine["arrays"].items() if "weights" in array]
     links = [name for name, array in mine["arrays"].items() if "top" in array]
     assert (len(whole), len(links)) == (2, 3)
-    best = {name: export_data._strength(answer) for name, answer in mine["heads"].items()}
+    best = {name: export_data.strength(answer) for name, answer in mine["heads"].items()}
     order = sorted(best, key=lambda name: -best[name])
     assert (set(order[:2]), set(order[2:5])) == (set(whole), set(links))
     assert mine["left_out"]["en"].startswith(
@@ -158,7 +158,7 @@ def test_weights_that_are_no_numbers_stay_so(monkeypatch):
     monkeypatch.setattr(export_data, "ROOM", 1000)
     weights = torch.full((2, 3), 0.25)
     weights[1, 2] = torch.nan
-    array = export_data._packed_weights(weights, exact=False)
+    array = export_data.packed_weights(weights, exact=False)
     assert "error" not in array
     np.testing.assert_array_equal(numbers(array), weights)
 
@@ -191,12 +191,12 @@ def test_a_language_that_is_not_spoken_is_refused():
 
 
 def test_arrays_that_shrink_are_compressed_and_others_are_not():
-    small = export_data._packed(np.zeros((3, 50)), "f32")
-    noise = export_data._packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
+    small = export_data.packed(np.zeros((3, 50)), "f32")
+    noise = export_data.packed(np.random.default_rng(0).standard_normal((3, 50)), "f32")
     assert small["deflate"]
     assert "deflate" not in noise
     np.testing.assert_array_equal(numbers(small), np.zeros((3, 50)))
-    assert numbers(export_data._packed(np.array([70000]), "u32")) == [70000]
+    assert numbers(export_data.packed(np.array([70000]), "u32")) == [70000]
 
 
 # ------------------------------------------------------------------------------------------------ what the page makes
@@ -250,7 +250,7 @@ def test_the_page_takes_the_steps_that_python_takes(token, key):
 def test_the_page_adds_up_the_values_where_they_are_there():
     data = carried(session())
     v = torch.randn(KEYS, 3)
-    one(data)["arrays"]["1.0"]["v"] = export_data._packed(v.numpy(), "f32")
+    one(data)["arrays"]["1.0"]["v"] = export_data.packed(v.numpy(), "f32")
     steps = asked(data, 'await source.steps("1", 1, 0, 9, 4)')
     np.testing.assert_allclose(steps["v"]["data"], v[4], rtol=1e-6)
     np.testing.assert_allclose(steps["v_sum"]["data"], exact(session(), 1, 0)[9] @ v.numpy(), rtol=1e-5, atol=1e-6)

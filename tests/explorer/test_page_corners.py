@@ -1,6 +1,6 @@
 """The explorer's page where things are unusual: short addresses, narrow windows, odd tokens, NaN, numbers all alike.
 
-What it shows of ordinary texts is in `test_page.py`, of pictures in `test_picture_page.py`.
+What it shows of ordinary texts is in `test_page.py`, of images in `test_image_page.py`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import queue
@@ -28,8 +29,8 @@ import regard
 from regard.cli import main, serve
 from regard.explorer import answers, jobs
 from regard.explorer import jobs as shelves
+from regard.explorer.answers import unpacked
 from regard.lens.capture import Capture, Record
-from regard.session.protocol import unpacked
 from regard.session.session import Session, look_at
 
 pytest.importorskip("fastapi", reason="needs the server: pip install 'regard[explorer]'")
@@ -137,13 +138,13 @@ def test_answers_are_those_of_the_protocol(client, session, question):
 
 
 def test_sessions_and_models_are_listed(client):
-    line = {"id": "1", "name": "toy", "text": None, "length": N, "picture": None}
+    line = {"id": "1", "name": "toy", "text": None, "length": N, "image": None}
     assert client.get("/api/sessions").json() == {"sessions": [line]}
-    model = {"id": "0", "name": "tiny-bert", "default": True, "pictures": False}
+    model = {"id": "0", "name": "tiny-bert", "default": True, "images": False}
     assert client.get("/api/models").json() == {"models": [model]}
 
 
-def test_models_say_whether_they_look_at_pictures_before_any_is_loaded(session, model, tmp_path, monkeypatch):
+def test_models_say_whether_they_look_at_images_before_any_is_loaded(session, model, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -153,7 +154,7 @@ def test_models_say_whether_they_look_at_pictures_before_any_is_loaded(session, 
     eyes = vit(tmp_path / "vit")
     models = ModelShelf([str(model), str(eyes), str(broken), "some/hub-model", "/no/such/folder"], demo=False)
     with TestClient(server.app([session], models, port=PORT, token=TOKEN), base_url=HERE, headers=BEARER) as client:
-        found = [line["pictures"] for line in client.get("/api/models").json()["models"]]
+        found = [line["images"] for line in client.get("/api/models").json()["models"]]
         assert found == [False, True, None, None, None]
         assert models._loaded == {}
         cached = tmp_path / "cache" / "models--some--hub-model"
@@ -163,7 +164,7 @@ def test_models_say_whether_they_look_at_pictures_before_any_is_loaded(session, 
         (eyes / "config.json").rename(tmp_path / "config.json")
         (cached / "snapshots" / "0123abcd").mkdir()
         (tmp_path / "config.json").rename(cached / "snapshots" / "0123abcd" / "config.json")
-        again = [line["pictures"] for line in client.get("/api/models").json()["models"]]
+        again = [line["images"] for line in client.get("/api/models").json()["models"]]
         assert again == [False, True, None, True, None], "downloaded meanwhile, and what was told is kept"
 
 
@@ -180,15 +181,15 @@ def test_openapi_names_every_route_and_types_its_answers(client):
     session = "/api/session/{session}"
     asked = {(f"{session}/{name}", "get") for name in ("overview", "tokens", "head", "links", "row", "tile", "steps")}
     others = {("/api/look", "post"), ("/api/open", "post"), ("/api/job/{job}", "get"), ("/api/job/{job}", "delete")}
-    pictures = {(f"{session}/picture/{{number}}", "get"), ("/api/look_at_picture", "post")}
+    pictures = {(f"{session}/image/{{number}}", "get"), ("/api/look_at_image", "post")}
     assert routes == asked | others | pictures | {("/api/sessions", "get"), ("/api/models", "get")}
-    bytes_ = document["paths"][f"{session}/picture/{{number}}"]["get"]["responses"]["200"]["content"]
+    bytes_ = document["paths"][f"{session}/image/{{number}}"]["get"]["responses"]["200"]["content"]
     assert {"image/jpeg", "image/png"} <= bytes_.keys()
-    for path, verb in routes - {(f"{session}/picture/{{number}}", "get")}:
+    for path, verb in routes - {(f"{session}/image/{{number}}", "get")}:
         responses = document["paths"][path][verb]["responses"]
         assert "$ref" in responses["200"]["content"]["application/json"]["schema"], path
-        assert responses["404"]["content"]["application/json"]["schema"]["$ref"].endswith("/Refused")
-    assert {"shape", "f32"} == set(document["components"]["schemas"]["Array"]["properties"])
+        assert responses["404"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorJSON")
+    assert {"shape", "f32"} == set(document["components"]["schemas"]["ArrayJSON"]["properties"])
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
@@ -950,7 +951,7 @@ def test_capture_without_any_attention_is_refused(fresh, tmp_path):
     ],
 )
 def test_name_of_a_file_is_for_people_alone(name, kept):
-    assert server._base_name(name) == kept
+    assert server.base_name(name, "capture.regard") == kept
 
 
 # --------------------------------------------------------------------------------------------------- many, and for long
@@ -1122,5 +1123,6 @@ def test_serve_without_its_libraries_says_how_to_install_them(served, library, c
 
 def test_server_without_fastapi_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "regard.explorer.server")
     with pytest.raises(ImportError, match=r"'regard\[explorer\]'"):
-        server.app(port=PORT, token=TOKEN)
+        importlib.import_module("regard.explorer.server")

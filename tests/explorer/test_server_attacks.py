@@ -624,7 +624,7 @@ def test_connections_are_bounded(there, monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------------- pictures
 
-LOOK = "/api/look_at_picture"
+LOOK = "/api/look_at_image"
 
 
 def png(width: int, height: int) -> bytes:
@@ -647,13 +647,13 @@ def png(width: int, height: int) -> bytes:
     ],
     ids=["nothing", "text", "page", "drawing", "cut off", "large", "bomb"],
 )
-def test_body_that_is_no_picture_fails_in_its_job_in_the_words_of_open_image(there, body, words):
+def test_body_that_is_no_image_fails_in_its_job_in_the_words_of_open_image(there, body, words):
     line = wait(there, there.ask(f"{LOOK}?name=x.jpg&model=1", "POST", body, "image/jpeg").json()["job"])
     assert (line["state"], line["session"]) == ("failed", None)
     assert re.search(words, line["error"])
 
 
-def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
+def test_image_of_33_megabytes_is_refused_before_it_is_read(there):
     connection = HTTPConnection("127.0.0.1", there.port, timeout=120)
     try:
         connection.putrequest("POST", f"{LOOK}?name=x.jpg")
@@ -667,7 +667,7 @@ def test_picture_of_33_megabytes_is_refused_before_it_is_read(there):
         connection.close()
 
 
-def test_name_of_a_picture_is_a_name_and_no_path(there):
+def test_name_of_a_image_is_a_name_and_no_path(there):
     job = there.ask(f"{LOOK}?model=1&name=..%2F..%2Fetc%2Fpasswd", "POST", b"text", "image/png").json()["job"]
     assert "'passwd'" in wait(there, job)["error"]
 
@@ -677,7 +677,7 @@ def test_question_of_many_letters_is_refused(there):
     assert "text: " in words
 
 
-def test_model_of_texts_refuses_a_picture_before_its_bytes_are_sent(there):
+def test_model_of_texts_refuses_a_image_before_its_bytes_are_sent(there):
     head = there.head(f"POST {LOOK}?name=a.png&model=0 HTTP/1.1", f"Content-Length: {1 << 20}", "Connection: close")
     with there.raw(head) as asked:
         status, _, body = whole(asked)
@@ -685,7 +685,7 @@ def test_model_of_texts_refuses_a_picture_before_its_bytes_are_sent(there):
     assert "tiny-bert" in json.loads(body)["error"]
 
 
-def test_picture_is_decoded_in_its_job_and_not_while_others_are(there, monkeypatch):
+def test_image_is_decoded_in_its_job_and_not_while_others_are(there, monkeypatch):
     decoded: list[str] = []
     real = jobs.open_image
 
@@ -700,10 +700,10 @@ def test_picture_is_decoded_in_its_job_and_not_while_others_are(there, monkeypat
     assert [wait(there, name)["state"] for name in names] == ["done"] * 3
     assert decoded == ["regard jobs"] * 3
     last = there.ask("/api/sessions").json()["sessions"][-1]["id"]
-    assert there.ask(f"/api/session/{last}/picture/0").headers["content-type"] in ("image/png", "image/jpeg")
+    assert there.ask(f"/api/session/{last}/image/0").headers["content-type"] in ("image/png", "image/jpeg")
 
 
-def test_pictures_that_wait_are_bounded_together(there, monkeypatch):
+def test_image_that_wait_are_bounded_together(there, monkeypatch):
     free = threading.Event()
 
     def hold(data: bytes) -> None:
@@ -724,7 +724,7 @@ def test_pictures_that_wait_are_bounded_together(there, monkeypatch):
 
 
 @pytest.mark.parametrize("number", ["0", "1", "-1", "99999999999999999999"])
-def test_session_without_pictures_gives_none(there, file, number):
+def test_session_without_image_gives_none(there, file, number):
     session = there.ask("/api/open", "POST", file).json()["session"]
-    answer = there.ask(f"/api/session/{session}/picture/{number}")
+    answer = there.ask(f"/api/session/{session}/image/{number}")
     assert refused(answer, 404)

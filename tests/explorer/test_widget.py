@@ -26,7 +26,7 @@ def session() -> Session:
     model = torch.nn.TransformerEncoderLayer(15, 3, 11, batch_first=True).eval()
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
         model(torch.randn(1, 7, 15))
-    return Session("toy", seen, WORDS, pictures=(show_image(np.zeros((5, 7, 3), np.uint8)),))
+    return Session("toy", seen, WORDS, images=(show_image(np.zeros((5, 7, 3), np.uint8)),))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def session() -> Session:
         ("row", {"layer": 0, "head": 2, "token": 4, "start": 1, "stop": 6}),
         ("tile", {"layer": 0, "head": 1, "rows": [0, 5], "cols": [2, 7], "size": 3}),
         ("steps", {"layer": 0, "head": 1, "token": 4, "key": 2}),
-        ("picture", {"number": 0}),
+        ("image", {"number": 0}),
     ],
 )
 def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, given):
@@ -57,8 +57,8 @@ def test_every_question_is_answered_as_the_protocol_answers_it(session, ask, giv
         ({"id": 5, "ask": ["row"], "given": {}}, r"\['row'\]"),
         ({"id": 5, "ask": "row"}, "id.*ask.*given"),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 3, "lang": "en"}}, r"head.*3"),
-        ({"id": 5, "ask": "picture", "given": {"number": 1}}, r"picture.*1"),
-        ({"id": 5, "ask": "picture", "given": {"number": "0"}}, r"number.*str.*'0'"),
+        ({"id": 5, "ask": "image", "given": {"number": 1}}, r"image.*1"),
+        ({"id": 5, "ask": "image", "given": {"number": "0"}}, r"number.*str.*'0'"),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": "0", "lang": "en"}}, "head"),
         ({"id": 5, "ask": "head", "given": {"layer": 0, "head": 0, "lang": "fr"}}, "lang"),
         ({"id": 5, "ask": "tile", "given": TILE | {"rows": [1]}}, r"rows.*\[first, end\].*\[1\]"),
@@ -124,9 +124,9 @@ const model = {{
 const source = new {name}.NotebookSource(model);
 const found = [await source.sessions(), await source.overview("1")];
 const failed = await source.row("1", 0, 1, 2, 3, 4).catch((error) => error.message);
-const picture = await source.picture("1", 4);
+const image = await source.image("1", 4);
 source.close();
-console.log(JSON.stringify({{ sent, found, failed, picture, left: listeners.size }}));
+console.log(JSON.stringify({{ sent, found, failed, image, left: listeners.size }}));
 """
     done = subprocess.run(["node", "--input-type=module"], input=script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -134,9 +134,9 @@ console.log(JSON.stringify({{ sent, found, failed, picture, left: listeners.size
     assert said["sent"] == [  # the second overview came from memory
         ["overview", {}],
         ["row", {"layer": 0, "head": 1, "token": 2, "start": 3, "stop": 4}],
-        ["picture", {"number": 4}],
+        ["image", {"number": 4}],
     ]
-    assert said["picture"] == "data:image/png;base64,QQ=="
+    assert said["image"] == "data:image/png;base64,QQ=="
     assert said["found"][0] == [{"id": "1", "name": "n", "text": None, "length": 3}]
     assert (said["failed"], said["left"]) == ("no row", 0)
 

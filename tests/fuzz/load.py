@@ -123,7 +123,7 @@ class Client:
                 ("POST", "/api/look", b"{"), ("POST", "/api/look", b'{"text": NaN}'), ("PUT", "/api/look", b"{}"),
                 ("POST", "/api/look", b'{"text": "%b"}' % (b"x" * 1_100_000)), ("GET", "/page/../server.py", None),
                 ("POST", "/api/open", bytes(self.dice.randrange(100_000))), ("GET", "/api/session/0/overview", None),
-                ("POST", "/api/look_at_picture", b"\x89PNG\r\n\x1a\n"), ("GET", "/api/job/0", None),
+                ("POST", "/api/look_at_image", b"\x89PNG\r\n\x1a\n"), ("GET", "/api/job/0", None),
             ]
         )  # fmt: skip
         self.ask(verb, path, body)

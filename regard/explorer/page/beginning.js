@@ -25,7 +25,7 @@ export function within({ layer, head, token, key }, overview) {
 
 /**
  * A link to begin with: the strongest between two words, else from a word, else the strongest; none without exact rows.
- * Of a picture, all that cls looks at, or the last word; no single key.
+ * Of an image, all that cls looks at, or the last word; no single key.
  * @param {Overview} overview
  * @param {number} layer
  * @param {Link[]} links

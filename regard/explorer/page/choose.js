@@ -1,4 +1,4 @@
-// Choosing what is looked at: a text or a picture and the model that reads it, or a .regard file. Shows how far the
+// Choosing what is looked at: a text or an image and the model that reads it, or a .regard file. Shows how far the
 // work is, and cancels it. It does not know what is done with the new session: `done` is told its id.
 
 import { fill, make } from "./elements.js";
@@ -12,9 +12,9 @@ const EVERY_MS = 250; // between two questions about a job
 const MEGA = 1 << 20;
 const MOST_TEXT = 1 * MEGA; // as the server takes
 const MOST_FILE = 64 * MEGA;
-const MOST_PICTURE = 32 * MEGA;
-const FILES = ".regard,.txt,.md,text/plain"; // and pictures, where the chosen model looks at them
-const PICTURE = /\.(jpe?g|png|gif|bmp|webp|tiff?|ppm|pgm|jp2|avif|heic)$/i;
+const MOST_IMAGE = 32 * MEGA;
+const FILES = ".regard,.txt,.md,text/plain"; // and images, where the chosen model looks at them
+const IMAGE = /\.(jpe?g|png|gif|bmp|webp|tiff?|ppm|pgm|jp2|avif|heic)$/i;
 
 /**
  * Build the form inside an element. `take` is for files and texts that are dropped elsewhere.
@@ -74,8 +74,8 @@ class Choosing {
     this.open = make("button", { type: "button", "data-role": "file", onclick: () => this.file.click() });
     this.hint = make("span", { class: "hint" });
     /** @type {File | null} */
-    this.picture = null;
-    this.chosen = make("div", { class: "line chosen-picture" });
+    this.image = null;
+    this.chosen = make("div", { class: "line chosen-image" });
     this.said = make("div", { class: "progress", role: "status", "aria-live": "polite" });
   }
 
@@ -98,19 +98,19 @@ class Choosing {
           make(
             "option",
             { value: id, selected: chosen ? id === chosen : more.default },
-            more.pictures ? say(lang, "choose_model_pictures", { name }) : name,
+            more.images ? say(lang, "choose_model_images", { name }) : name,
           ),
       ),
     );
     this.#drawFiles();
   }
 
-  /** Whether the chosen model may look at pictures: only one that is known not to does not. */
+  /** Whether the chosen model may look at images: only one that is known not to does not. */
   get #seeing() {
-    return this.models.find(({ id }) => id === this.model.value)?.pictures !== false;
+    return this.models.find(({ id }) => id === this.model.value)?.images !== false;
   }
 
-  /** The button that opens files, of pictures only where the chosen model looks at them. */
+  /** The button that opens files, of images only where the chosen model looks at them. */
   #drawFiles() {
     const { lang } = this;
     const words = say(lang, this.#seeing ? "choose_file" : "choose_capture");
@@ -152,40 +152,40 @@ class Choosing {
       make("div", { class: "line" }, this.open, this.file, this.hint),
       this.said,
     );
-    this.#drawPicture();
+    this.#drawImage();
   }
 
-  /** The picture that was chosen, until it is left out. */
-  #drawPicture() {
-    const { lang, picture } = this;
+  /** The image that was chosen, until it is left out. */
+  #drawImage() {
+    const { lang, image } = this;
     const away = () => {
-      this.picture = null;
-      this.#drawPicture();
+      this.image = null;
+      this.#drawImage();
     };
-    this.chosen.hidden = picture === null;
+    this.chosen.hidden = image === null;
     fill(
       this.chosen,
-      picture && make("span", { class: "chosen-name" }, say(lang, "choose_picture", { name: picture.name })),
-      picture &&
+      image && make("span", { class: "chosen-name" }, say(lang, "choose_image", { name: image.name })),
+      image &&
         make(
           "button",
-          { type: "button", class: "quiet", "aria-label": say(lang, "choose_picture_away"), title: say(lang, "choose_picture_away"), onclick: away },
+          { type: "button", class: "quiet", "aria-label": say(lang, "choose_image_away"), title: say(lang, "choose_image_away"), onclick: away },
           "✕",
         ),
-      picture && make("span", { class: "hint" }, say(lang, "choose_picture_beside")),
+      image && make("span", { class: "hint" }, say(lang, "choose_image_beside")),
     );
   }
 
-  /** Begin with what was given: the picture, or else the text. */
+  /** Begin with what was given: the image, or else the text. */
   async start() {
-    const { picture } = this;
-    if (picture === null) return this.look(this.text.value);
-    await this.#job("state_looking", () => this.source.look.picture(picture, this.text.value.trim(), this.model.value || null));
+    const { image } = this;
+    if (image === null) return this.look(this.text.value);
+    await this.#job("state_looking", () => this.source.look.image(image, this.text.value.trim(), this.model.value || null));
   }
 
   #example() {
-    this.picture = null;
-    this.#drawPicture();
+    this.image = null;
+    this.#drawImage();
     this.text.value = EXAMPLE;
     void this.look(EXAMPLE);
   }
@@ -215,13 +215,13 @@ class Choosing {
   /** @param {File} file */
   async #takeFile(file) {
     const capture = file.name.endsWith(".regard");
-    const picture = !capture && (file.type.startsWith("image/") || PICTURE.test(file.name));
-    const most = capture ? MOST_FILE : picture ? MOST_PICTURE : MOST_TEXT;
+    const image = !capture && (file.type.startsWith("image/") || IMAGE.test(file.name));
+    const most = capture ? MOST_FILE : image ? MOST_IMAGE : MOST_TEXT;
     if (file.size > most) return this.#fail(say(this.lang, "choose_large", { name: file.name, most: most / MEGA }));
     if (capture) return this.#open(file);
-    this.picture = picture ? file : null;
-    this.#drawPicture();
-    if (picture) return this.start();
+    this.image = image ? file : null;
+    this.#drawImage();
+    if (image) return this.start();
     const text = await file.text();
     if (text.includes("\0") || text.includes("\ufffd"))
       return this.#fail(say(this.lang, "choose_kind", { name: file.name }));

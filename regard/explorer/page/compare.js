@@ -164,7 +164,7 @@ function side(store, source, name, baseline) {
     const which = name === "second" ? `, ${say(lang, "compare_second")}` : "";
     atlas.setAttribute("aria-label", say(lang, "atlas") + which);
     map.setAttribute("aria-label", say(lang, "map") + which);
-    text.setAttribute("aria-label", say(lang, text.classList.contains("pane-photo") ? "picture" : "text") + which);
+    text.setAttribute("aria-label", say(lang, text.classList.contains("pane-photo") ? "image" : "text") + which);
   };
   label();
   const offers = [
@@ -211,9 +211,9 @@ export function beside({ token, key }, first, second, session) {
  * @param {SessionLine} line
  * @returns {string}
  */
-export function titleOf({ id, name, text, picture }) {
+export function titleOf({ id, name, text, image }) {
   const start = Array.from((text ?? "").replace(/\s+/g, " ").trim().slice(0, 200));
   const words = start.length > 60 ? `${start.slice(0, 59).join("")}…` : start.join("");
-  const said = [picture, words].filter(Boolean).join(", ");
+  const said = [image, words].filter(Boolean).join(", ");
   return visibly(said ? `${id}: ${said}` : `${id}: ${name}`);
 }

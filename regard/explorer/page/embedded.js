@@ -19,7 +19,7 @@ import { numbers } from "./packed.js";
  * steps: "layer.head.token.key" → the steps of that pair, where a head's arrays have no vectors.
  * labels: every token, where the overview holds only the first ones.  left_out: language → what is not in the data.
  * @typedef {{overview: any, heads: Record<string, any>, sentences: Record<string, Record<string, string>>,
- *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, pictures?: string[],
+ *   arrays: Record<string, Arrays>, steps: Record<string, any>, labels: string[] | null, images?: string[],
  *   left_out: Record<string, string> | null}} Carried
  */
 /** @typedef {{version: number, lang: string, sessions: Record<string, Carried>}} Data */
@@ -45,15 +45,15 @@ export class EmbeddedSource {
     const refuse = async () => {
       throw new Error("this page stands alone: `regard serve` reads new texts and opens files");
     };
-    this.look = { start: refuse, picture: refuse, poll: refuse, cancel: refuse };
+    this.look = { start: refuse, image: refuse, poll: refuse, cancel: refuse };
     this.open = refuse;
   }
 
   /** @type {Source["sessions"]} */
   async sessions() {
     return Object.entries(this.data.sessions).map(([id, { overview }]) => {
-      const picture = overview.pictures?.[0]?.name;
-      return { id, name: overview.name, text: overview.text, length: overview.length, picture };
+      const image = overview.images?.[0]?.name;
+      return { id, name: overview.name, text: overview.text, length: overview.length, image };
     });
   }
 
@@ -160,10 +160,10 @@ export class EmbeddedSource {
     return { rows: down.positions, cols: across.positions, cells, how, error: 0 };
   }
 
-  /** @type {Source["picture"]} */
-  async picture(session, number) {
-    const found = this.#session(session).pictures?.[number];
-    if (found === undefined) throw new Error(`picture ${number} is not in this page`);
+  /** @type {Source["image"]} */
+  async image(session, number) {
+    const found = this.#session(session).images?.[number];
+    if (found === undefined) throw new Error(`image ${number} is not in this page`);
     return found;
   }
 

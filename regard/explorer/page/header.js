@@ -102,13 +102,13 @@ function sessionChoice({ lang, session }, { sessions, choose }) {
  * @param {State} state
  * @param {Overview} overview
  */
-function facts({ lang }, { name, length, layers, pictures = [] }) {
+function facts({ lang }, { name, length, layers, images = [] }) {
   const heads = Math.max(0, ...layers.map((layer) => layer.heads));
-  const [picture] = pictures;
+  const [image] = images;
   return [
     visibly(name),
-    picture
-      ? say(lang, "pixels_of", { width: picture.width, height: picture.height })
+    image
+      ? say(lang, "pixels_of", { width: image.width, height: image.height })
       : say(lang, "tokens_of", { count: length.toLocaleString(lang) }),
     say(lang, "heads_of", { layers: layers.length, heads }),
   ].join(" · ");

@@ -43,7 +43,7 @@ export class NotebookSource {
     const refuse = async () => {
       throw new Error("a notebook shows what Python gave it: call look_at there for another text");
     };
-    this.look = { start: refuse, picture: refuse, poll: refuse, cancel: refuse };
+    this.look = { start: refuse, image: refuse, poll: refuse, cancel: refuse };
     this.open = refuse;
   }
 
@@ -61,8 +61,8 @@ export class NotebookSource {
 
   /** @type {Source["sessions"]} */
   async sessions() {
-    const { name, text, length, pictures } = await this.overview(SESSION);
-    return [{ id: SESSION, name, text, length, picture: pictures?.[0]?.name }];
+    const { name, text, length, images } = await this.overview(SESSION);
+    return [{ id: SESSION, name, text, length, image: images?.[0]?.name }];
   }
 
   /** @type {Source["models"]} */
@@ -100,9 +100,9 @@ export class NotebookSource {
     return this.#ask("steps", { layer, head, token, key }, signal);
   }
 
-  /** @type {Source["picture"]} */
-  async picture(session, number) {
-    const { kind, base64 } = await this.#ask("picture", { number });
+  /** @type {Source["image"]} */
+  async image(session, number) {
+    const { kind, base64 } = await this.#ask("image", { number });
     return `data:${kind};base64,${base64}`;
   }
 

@@ -1,13 +1,13 @@
-// What the tokens of an attention are and where they lie in a picture, spread out from the overview's short form: a kind,
-// a picture and a box for each token. Boxes are fractions of the picture's sides. It does not know what is drawn.
+// What the tokens of an attention are and where they lie in an image, spread out from the overview's short form: a kind,
+// an image and a box for each token. Boxes are fractions of the image's sides. It does not know what is drawn.
 
-/** @typedef {{kind: string, picture: number | null, count: number}} Run */
-/** @typedef {{picture: number, rows: number[][], columns: number[][], cells: number[] | null}} Grid */
+/** @typedef {{kind: string, image: number | null, count: number}} Run */
+/** @typedef {{image: number, rows: number[][], columns: number[][], cells: number[] | null}} Grid */
 /** @typedef {{runs: Run[], grids: Grid[]}} TokenLayout */
 /** @typedef {{top: number, left: number, bottom: number, right: number}} Box */
 /** @typedef {{token: number, row: number, column: number, box: Box}} Patch */
 
-/** Of a picture's sides: rounding, and no part of a patch. */
+/** Of an image's sides: rounding, and no part of a patch. */
 const HAIR = 1e-6;
 
 /** @type {WeakMap<TokenLayout, PlacedTokens>} */
@@ -30,46 +30,46 @@ export class PlacedTokens {
     /** @type {string[]} */
     this.kinds = [];
     /** @type {(number | null)[]} */
-    this.pictures = [];
-    for (const { kind, picture, count } of layout.runs)
+    this.images = [];
+    for (const { kind, image, count } of layout.runs)
       for (let i = 0; i < count; i++) {
         this.kinds.push(kind);
-        this.pictures.push(picture);
+        this.images.push(image);
       }
     this.count = this.kinds.length;
     /** @type {Map<string, Map<number | null, number>>} */
-    this.counts = new Map(); // kind → picture → how many tokens
-    this.numbers = this.kinds.map((kind, token) => this.#number(kind, this.pictures[token]));
+    this.counts = new Map(); // kind → image → how many tokens
+    this.numbers = this.kinds.map((kind, token) => this.#number(kind, this.images[token]));
     /** @type {Map<number, Patch>} */
     this.patches = new Map(); // by token
     for (const grid of layout.grids) this.#place(grid);
     /** @type {Map<number, Patch[]>} */
-    this.byPicture = new Map();
+    this.byImage = new Map();
     for (const patch of this.patches.values()) {
-      const picture = this.pictures[patch.token] ?? 0;
-      const own = this.byPicture.get(picture);
+      const image = this.images[patch.token] ?? 0;
+      const own = this.byImage.get(image);
       if (own) own.push(patch);
-      else this.byPicture.set(picture, [patch]);
+      else this.byImage.set(image, [patch]);
     }
   }
 
   /**
-   * Which token of its kind and picture this one is, counted as it comes.
+   * Which token of its kind and image this one is, counted as it comes.
    * @param {string} kind
-   * @param {number | null} picture
+   * @param {number | null} image
    */
-  #number(kind, picture) {
+  #number(kind, image) {
     const own = this.counts.get(kind) ?? new Map();
-    const number = own.get(picture) ?? 0;
-    this.counts.set(kind, own.set(picture, number + 1));
+    const number = own.get(image) ?? 0;
+    this.counts.set(kind, own.set(image, number + 1));
     return number;
   }
 
   /** @param {Grid} grid */
-  #place({ picture, rows, columns, cells }) {
+  #place({ image, rows, columns, cells }) {
     let n = 0;
     for (let token = 0; token < this.count; token++) {
-      if (this.kinds[token] !== "patch" || this.pictures[token] !== picture) continue;
+      if (this.kinds[token] !== "patch" || this.images[token] !== image) continue;
       const cell = cells === null ? n : cells[n];
       const [row, column] = [Math.floor(cell / columns.length), cell % columns.length];
       const [[top, bottom], [left, right]] = [rows[row], columns[column]];
@@ -79,36 +79,36 @@ export class PlacedTokens {
   }
 
   /**
-   * The patches of one picture, in the order of the tokens.
-   * @param {number} picture
+   * The patches of one image, in the order of the tokens.
+   * @param {number} image
    * @returns {Patch[]}
    */
-  of(picture) {
-    return this.byPicture.get(picture) ?? [];
+  of(image) {
+    return this.byImage.get(image) ?? [];
   }
 
   /**
-   * The patch of a picture at a place, fractions of its sides; undefined where the model saw nothing.
-   * @param {number} picture
+   * The patch of an image at a place, fractions of its sides; undefined where the model saw nothing.
+   * @param {number} image
    * @param {number} y
    * @param {number} x
    */
-  at(picture, y, x) {
-    return this.of(picture).find(({ box }) => y >= box.top && y < box.bottom && x >= box.left && x < box.right);
+  at(image, y, x) {
+    return this.of(image).find(({ box }) => y >= box.top && y < box.bottom && x >= box.left && x < box.right);
   }
 
   /**
-   * The patch of a picture in a row and a column.
-   * @param {number} picture
+   * The patch of an image in a row and a column.
+   * @param {number} image
    * @param {number} row
    * @param {number} column
    */
-  in(picture, row, column) {
-    return this.of(picture).find((patch) => patch.row === row && patch.column === column);
+  in(image, row, column) {
+    return this.of(image).find((patch) => patch.row === row && patch.column === column);
   }
 
   /**
-   * Is a token a patch that lies wholly beyond its picture, on what was padded around it?
+   * Is a token a patch that lies wholly beyond its image, on what was padded around it?
    * @param {number} token
    */
   beyond(token) {
@@ -123,7 +123,7 @@ export class PlacedTokens {
 
   /**
    * What a token is called, whatever it is but a word, which is null: a patch by row and column, any other by its kind,
-   * counted among those of its kind in its picture.
+   * counted among those of its kind in its image.
    * @param {number} token
    * @returns {string | null}
    */
@@ -132,8 +132,8 @@ export class PlacedTokens {
     if (kind === undefined || kind === "text") return null;
     const patch = this.patches.get(token);
     if (patch) return `(${patch.row}, ${patch.column})`;
-    const [picture, counts] = [this.pictures[token], this.counts.get(kind)];
-    const name = counts?.get(picture) === 1 ? kind : `${kind} ${this.numbers[token]}`;
-    return (counts?.size ?? 1) > 1 && picture !== null ? `${name} of picture ${picture}` : name;
+    const [image, counts] = [this.images[token], this.counts.get(kind)];
+    const name = counts?.get(image) === 1 ? kind : `${kind} ${this.numbers[token]}`;
+    return (counts?.size ?? 1) > 1 && image !== null ? `${name} of picture ${image}` : name;
   }
 }

@@ -1,4 +1,4 @@
-// The picture pane: the photograph under the heat of the chosen token's exact row, and beside it the tokens that are no
+// The image pane: the photograph under the heat of the chosen token's exact row, and beside it the tokens that are no
 // patches (cls, registers, words). Point at a patch or a token: its row; a click holds it, and pointing then reads single
 // weights. It does not know how a row is computed.
 
@@ -42,8 +42,8 @@ class PhotoPane {
     this.element = element;
     this.store = store;
     this.readout = make("p", { class: "text-readout", role: "status" });
-    this.bar = new PhotoBar((picture) => {
-      this.picture = picture;
+    this.bar = new PhotoBar((image) => {
+      this.image = image;
       this.update();
     });
     this.asking = this.#words("query");
@@ -63,10 +63,10 @@ class PhotoPane {
       },
       fresh: () => (this.held = false),
     });
-    this.picture = 0;
+    this.image = 0;
     this.stretched = false;
     /** @type {number | null} */
-    this.token = null; // whose picture is in sight
+    this.token = null; // whose image is in sight
     this.written = "";
     this.held = false;
     this.ended = false;
@@ -120,31 +120,31 @@ class PhotoPane {
     this.element.classList.remove("pane-photo");
   }
 
-  /** The picture of the token that is chosen elsewhere comes to sight. */
+  /** The image of the token that is chosen elsewhere comes to sight. */
   #follow() {
     const { token } = this.store.get();
-    const count = this.answers.overview?.pictures?.length ?? 0;
-    if (this.answers.overview !== null && this.picture >= count) this.picture = 0;
+    const count = this.answers.overview?.images?.length ?? 0;
+    if (this.answers.overview !== null && this.image >= count) this.image = 0;
     if (token === this.token || this.answers.overview === null) return;
     this.token = token;
-    const picture = token === null ? null : (this.answers.tokens(0)?.pictures[token] ?? null);
-    if (picture !== null) this.picture = picture;
+    const image = token === null ? null : (this.answers.tokens(0)?.images[token] ?? null);
+    if (image !== null) this.image = image;
   }
 
   #draw() {
     this.frame = 0;
     const state = this.store.get();
     const paper = paperUnder(this.element);
-    const line = this.answers.overview?.pictures?.[this.picture];
+    const line = this.answers.overview?.images?.[this.image];
     if (!line) return this.#read(state);
     const row = this.#shownRow(state);
     const [queries, keys] = [this.answers.tokens(0), this.answers.tokens(1)];
-    const [patches, grid] = [keys?.of(this.picture) ?? [], this.#grid()];
+    const [patches, grid] = [keys?.of(this.image) ?? [], this.#grid()];
     const weight = (/** @type {number} */ key) =>
       row && key >= row.start && key < row.stop ? row.weights.data[key - row.start] : 0;
     const scale = scaleOf(state.scale, this.#patchWeights(row, keys));
     this.stretched = this.drawing.draw({
-      ...{ image: this.answers.images.get(this.picture) ?? null, height: line.height, width: line.width, seen: line.seen },
+      ...{ image: this.answers.images.get(this.image) ?? null, height: line.height, width: line.width, seen: line.seen },
       ...{ patches, weight: ({ token }) => weight(token), broken: row !== null && hasNaN(row), scale, paper, held: this.held },
       ...{ across: grid?.columns.length ?? 1, down: grid?.rows.length ?? 1 },
       query: this.#boxOf(queries, state.token),
@@ -158,7 +158,7 @@ class PhotoPane {
     const known = this.answers.same ? colours : { ...colours, weights: null };
     this.asking.colour({ ...known, token: state.token, key: this.answers.same ? state.key : null, lang: state.lang });
     this.asked.colour({ ...colours, token: null, key: state.key, lang: state.lang });
-    this.bar.show(state, { row, keys, scale, paper, picture: this.picture, pictures: this.answers.overview?.pictures?.length ?? 0 });
+    this.bar.show(state, { row, keys, scale, paper, image: this.image, images: this.answers.overview?.images?.length ?? 0 });
     this.#describe(state);
     this.#read(state);
   }
@@ -169,7 +169,7 @@ class PhotoPane {
   }
 
   /**
-   * Colours run to the largest weight of a patch, so that a cls which takes most does not make the picture pale.
+   * Colours run to the largest weight of a patch, so that a cls which takes most does not make the image pale.
    * @param {Row | null} row
    * @param {PlacedTokens | null} keys
    */
@@ -186,7 +186,7 @@ class PhotoPane {
    */
   #boxOf(tokens, token) {
     const patch = token === null ? undefined : tokens?.patches.get(token);
-    return patch && tokens?.pictures[patch.token] === this.picture ? patch.box : null;
+    return patch && tokens?.images[patch.token] === this.image ? patch.box : null;
   }
 
   /**
@@ -213,23 +213,23 @@ class PhotoPane {
 
   /** @param {State} state */
   #describe(state) {
-    const [line, grid] = [this.answers.overview?.pictures?.[this.picture], this.#grid()];
+    const [line, grid] = [this.answers.overview?.images?.[this.image], this.#grid()];
     const size = { rows: grid?.rows.length ?? 0, columns: grid?.columns.length ?? 0 };
     const said = wordsFor(state.lang).photo({ name: line?.name ?? "", ...size });
     if (this.canvas.getAttribute("aria-label") !== said) this.canvas.setAttribute("aria-label", said);
     const windows = this.answers.layer?.windows ?? 1;
-    const cut = windows > 1 && windows !== this.answers.overview?.pictures?.length; // several pictures are windows, too
-    const lost = this.answers.lost.get(this.picture) ?? "";
+    const cut = windows > 1 && windows !== this.answers.overview?.images?.length; // several images are windows, too
+    const lost = this.answers.lost.get(this.image) ?? "";
     const text = noteOf(line, grid, { windows: cut ? windows : 1, stretched: this.stretched, lost }, state.lang);
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
-  /** The grid of the shown picture among the keys, else among the queries. */
+  /** The grid of the shown image among the keys, else among the queries. */
   #grid() {
     const layouts = this.answers.overview?.layouts ?? [];
     const [queries, keys] = this.answers.layer?.layout ?? [];
     for (const number of [keys, queries]) {
-      const found = number === undefined ? undefined : layouts[number]?.grids.find(({ picture }) => picture === this.picture);
+      const found = number === undefined ? undefined : layouts[number]?.grids.find(({ image }) => image === this.image);
       if (found) return found;
     }
     return undefined;
@@ -251,14 +251,14 @@ class PhotoPane {
   }
 
   /**
-   * The pointer is over the picture: at a query, or, where one is held or patches ask nothing, at a key.
+   * The pointer is over the image: at a query, or, where one is held or patches ask nothing, at a key.
    * @param {{x: number, y: number} | null} place
    * @param {boolean} press
    */
   #over(place, press) {
     if (place === null) return;
-    const query = this.answers.tokens(0)?.at(this.picture, place.y, place.x);
-    const key = this.answers.tokens(1)?.at(this.picture, place.y, place.x);
+    const query = this.answers.tokens(0)?.at(this.image, place.y, place.x);
+    const key = this.answers.tokens(1)?.at(this.image, place.y, place.x);
     if (query && (press || !this.held)) return press ? this.#press("query", query.token) : this.#point("query", query.token);
     if (key) press ? this.store.set({ key: key.token }) : this.#point("key", key.token);
   }
@@ -333,16 +333,16 @@ class PhotoPane {
    */
   #walk(down, across) {
     const state = this.store.get();
-    const asks = !this.held && (this.answers.tokens(0)?.of(this.picture).length ?? 0) > 0;
+    const asks = !this.held && (this.answers.tokens(0)?.of(this.image).length ?? 0) > 0;
     const tokens = this.answers.tokens(asks ? 0 : 1);
     const grid = this.#grid();
     if (tokens === null || grid === undefined) return;
     const token = asks ? state.token : (state.key ?? state.token);
-    const here = token === null || tokens.pictures[token] !== this.picture ? undefined : tokens.patches.get(token);
+    const here = token === null || tokens.images[token] !== this.image ? undefined : tokens.patches.get(token);
     const limit = (/** @type {number} */ at, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, at));
     const patch = here
-      ? tokens.in(this.picture, limit(here.row + down, grid.rows.length), limit(here.column + across, grid.columns.length))
-      : tokens.in(this.picture, grid.rows.length >> 1, grid.columns.length >> 1);
+      ? tokens.in(this.image, limit(here.row + down, grid.rows.length), limit(here.column + across, grid.columns.length))
+      : tokens.in(this.image, grid.rows.length >> 1, grid.columns.length >> 1);
     if (patch) this.#look(asks ? "query" : "key", patch.token);
   }
 }

@@ -1,4 +1,4 @@
-// What a picture pane needs: the session, its pictures, and the exact row of the chosen token. Asked for when it changes;
+// What an image pane needs: the session, its images, and the exact row of the chosen token. Asked for when it changes;
 // answers that newer questions have overtaken are dropped. It does not know what is drawn.
 
 import { Naming } from "./naming.js";
@@ -32,7 +32,7 @@ export class PhotoAnswers {
     /** @type {Map<number, HTMLImageElement>} */
     this.images = new Map();
     /** @type {Map<number, string>} */
-    this.lost = new Map(); // why a picture did not come; rows come without it
+    this.lost = new Map(); // why an image did not come; rows come without it
     /** @type {Row | null} */
     this.row = null;
     this.error = "";
@@ -93,7 +93,7 @@ export class PhotoAnswers {
       this.overview = overview;
       this.naming = new Naming(this.source, session, overview, this.told.renamed);
       this.told.arrived();
-      const shown = (overview.pictures ?? []).flatMap((line, n) => (line.shown ? [n] : []));
+      const shown = (overview.images ?? []).flatMap((line, n) => (line.shown ? [n] : []));
       await Promise.all(shown.map((n) => this.#fetch(session, n, signal)));
     } catch (error) {
       if (isAbort(error) || signal.aborted) return;
@@ -110,7 +110,7 @@ export class PhotoAnswers {
   async #fetch(session, number, signal) {
     const image = new Image();
     try {
-      image.src = await this.source.picture(session, number);
+      image.src = await this.source.image(session, number);
       await image.decode();
     } catch (error) {
       if (!isAbort(error) && !signal.aborted) this.lost.set(number, saidBy(error));

@@ -1,5 +1,5 @@
-// The words around a picture: the line of colours and shares above it, the tokens that are no patches, and the note below.
-// It does not know how the picture is drawn, nor who is pointed at.
+// The words around an image: the line of colours and shares above it, the tokens that are no patches, and the note below.
+// It does not know how the image is drawn, nor who is pointed at.
 
 import { stepAt } from "./colourmaps.js";
 import { fill, make, segments } from "./elements.js";
@@ -12,17 +12,17 @@ import { say } from "./words.js";
 /** @typedef {import("./state.js").State} State */
 /**
  * @typedef {{row: Row | null, keys: PlacedTokens | null, scale: import("./colourmaps.js").Scale,
- *   paper: import("./paper.js").Paper, picture: number, pictures: number}} Told
+ *   paper: import("./paper.js").Paper, image: number, images: number}} Told
  */
 
-/** Of a picture of thousands of pixels, less than one: rounding, and no crop. */
+/** Of an image of thousands of pixels, less than one: rounding, and no crop. */
 const HAIR = 1e-4;
 
 /** Patches that lie wholly on what was padded around the photograph, as overlays call them. */
 const BEYOND = "beyond the image";
 
 export class PhotoBar {
-  /** @param {(picture: number) => void} choose  told which of several pictures is wanted */
+  /** @param {(image: number) => void} choose  told which of several images is wanted */
   constructor(choose) {
     this.choose = choose;
     this.element = make("div", { class: "photo-bar" });
@@ -33,9 +33,9 @@ export class PhotoBar {
    * @param {State} state
    * @param {Told} told
    */
-  show(state, { row, keys, scale, paper, picture, pictures }) {
+  show(state, { row, keys, scale, paper, image, images }) {
     const { lang, session, layer, head } = state;
-    const shown = JSON.stringify([lang, session, layer, head, row?.token, scale.kind, scale.high, paper.dark, picture]);
+    const shown = JSON.stringify([lang, session, layer, head, row?.token, scale.kind, scale.high, paper.dark, image]);
     if (shown === this.shown) return;
     this.shown = shown;
     const stops = Array.from({ length: 9 }, (_, i) => paper.ramp.css[stepAt(i / 8)]);
@@ -47,7 +47,7 @@ export class PhotoBar {
       const name = kind === BEYOND ? say(lang, "photo_beyond") : kindWords(kind, lang);
       return make("span", given, `${name} `, make("b", {}, digits(share)));
     });
-    const choice = pictures > 1 ? this.#choice(lang, picture, pictures) : null;
+    const choice = images > 1 ? this.#choice(lang, image, images) : null;
     const known = row?.weights.data.some((weight) => weight > 0);
     const part = row?.how === "strongest" && `${howWords(row.how, lang)}: ${say(lang, "photo_part")}`;
     const legend = known && make("span", { class: "photo-legend" }, low, ramp, high);
@@ -56,12 +56,12 @@ export class PhotoBar {
 
   /**
    * @param {string} lang
-   * @param {number} picture
-   * @param {number} pictures
+   * @param {number} image
+   * @param {number} images
    */
-  #choice(lang, picture, pictures) {
-    const choices = Array.from({ length: pictures }, (_, n) => ({ value: String(n), label: String(n) }));
-    return segments(wordsFor(lang).pictures, "picture", choices, String(picture), (value) => this.choose(Number(value)));
+  #choice(lang, image, images) {
+    const choices = Array.from({ length: images }, (_, n) => ({ value: String(n), label: String(n) }));
+    return segments(wordsFor(lang).images, "image", choices, String(image), (value) => this.choose(Number(value)));
   }
 }
 
@@ -110,11 +110,11 @@ export function piecesOf(tokens, naming) {
 }
 
 /**
- * What is to be known of a picture, in a line.
- * @param {import("./source.js").PictureLine | undefined} line
+ * What is to be known of an image, in a line.
+ * @param {import("./source.js").ImageLine | undefined} line
  * @param {import("./patches.js").Grid | undefined} grid
  * @param {{windows: number, stretched: boolean, lost: string}} how  stretched: the sides are not drawn as they are;
- *   lost: why the picture did not come, "" where it did
+ *   lost: why the image did not come, "" where it did
  * @param {string} lang
  */
 export function noteOf(line, grid, { windows, stretched, lost }, lang) {
@@ -126,8 +126,8 @@ export function noteOf(line, grid, { windows, stretched, lost }, lang) {
     windows > 1 && words.inWindows({ windows }),
     cropped && words.hatched,
     stretched && words.stretched,
-    line && !line.shown && words.noPicture,
-    lost && words.pictureLost({ why: lost }),
+    line && !line.shown && words.noImage,
+    lost && words.imageLost({ why: lost }),
   ];
   return notes.filter(Boolean).join(" · ");
 }

@@ -1,4 +1,4 @@
-// The pane at the right: the words of a text, or the picture of a session that has one. It follows the session, and does
+// The pane at the right: the words of a text, or the image of a session that has one. It follows the session, and does
 // not know what either draws.
 
 import { mount as mountPhoto } from "./photo.js";
@@ -31,7 +31,7 @@ export function mount(element, store, source, changed) {
     if (session === null) return show("text");
     try {
       const overview = await source.overview(session, signal);
-      if (!signal.aborted) show((overview.pictures ?? []).length > 0 ? "photo" : "text");
+      if (!signal.aborted) show((overview.images ?? []).length > 0 ? "photo" : "text");
     } catch (error) {
       if (!isAbort(error)) show("text"); // which says what is wrong
     }

@@ -1,4 +1,4 @@
-// The small menu in the corner of a pane that saves it as a picture. It does not know how a picture is drawn.
+// The small menu in the corner of a pane that saves it as an image. It does not know how a picture is drawn.
 
 import { fill, make } from "./elements.js";
 import { save } from "./picture.js";
@@ -55,7 +55,7 @@ async function write(menu, pane, name, kind, store) {
   const { layer, head, lang, measure } = store.get();
   menu.open = false;
   const what = name === "atlas" ? nameOf(lang, measure) : say(lang, "head_at", { layer, head });
-  const shown = pane.classList.contains("pane-photo") ? "picture" : name;
+  const shown = pane.classList.contains("pane-photo") ? "image" : name;
   try {
     await save(pane, kind, {
       title: `${say(lang, shown)}: ${what}`,

@@ -22,12 +22,12 @@ import { say } from "./words.js";
  * What a session is, and one number per head and measure: arrays (L, Hmax), NaN where a layer has fewer heads.
  * @typedef {{version: number, name: string, text: string | null, length: number, labels: string[], rows: boolean,
  *   layers: Layer[], measures: Record<string, Numbers>, labels_of_heads: (string | null)[][], opening?: Opening | null,
- *   pictures?: PictureLine[], layouts?: import("./patches.js").TokenLayout[], warning: string}} Overview
+ *   images?: ImageLine[], layouts?: import("./patches.js").TokenLayout[], warning: string}} Overview
  */
 /** Where to look first. @typedef {{layer: number, head: number, token: number | null, key: number | null}} Opening */
 /**
- * A picture that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
- * @typedef {{height: number, width: number, name: string | null, shown: boolean, seen: number[]}} PictureLine
+ * An image that the model looked at. seen: top, left, bottom, right of what it saw, as fractions of the sides.
+ * @typedef {{height: number, width: number, name: string | null, shown: boolean, seen: number[]}} ImageLine
  */
 /** @typedef {{query: number, key: number, weight: number}} Link */
 /**
@@ -51,10 +51,10 @@ import { say } from "./words.js";
  *   keys: number[], there?: number, masked?: number, scores: Numbers | (number | null)[], rest: number | null, lse: number | null, v: Numbers | number[] | null,
  *   v_sum: Numbers | number[] | null}} Steps
  */
-/** @typedef {{id: string, name: string, text?: string | null, length?: number, picture?: string | null}} SessionLine */
+/** @typedef {{id: string, name: string, text?: string | null, length?: number, image?: string | null}} SessionLine */
 /**
- * pictures: does it look at them; null while nobody can tell.
- * @typedef {{id: string, name: string, default?: boolean, pictures?: boolean | null}} ModelLine
+ * images: does it look at them; null while nobody can tell.
+ * @typedef {{id: string, name: string, default?: boolean, images?: boolean | null}} ModelLine
  */
 /**
  * @typedef {{state: "loading" | "reading" | "done" | "failed" | "cancelled", session?: string | null,
@@ -76,9 +76,9 @@ import { say } from "./words.js";
  *   signal?: AbortSignal) => Promise<Tile>} tile
  * @property {(session: string, layer: number, head: number, token: number, key: number, signal?: AbortSignal) =>
  *   Promise<Steps>} steps
- * @property {(session: string, number: number) => Promise<string>} picture  an address of its bytes
+ * @property {(session: string, number: number) => Promise<string>} image  an address of its bytes
  * @property {{start: (text: string, model: string | null, truncate: boolean) => Promise<string>,
- *   picture: (file: Blob & {name?: string}, text: string, model: string | null) => Promise<string>,
+ *   image: (file: Blob & {name?: string}, text: string, model: string | null) => Promise<string>,
  *   poll: (job: string) => Promise<Job>,
  *   cancel: (job: string) => Promise<void>}} look
  * @property {(session: string, lang: string) => string | null} [leftOut]  what of a session cannot be asked for, in words
@@ -156,10 +156,10 @@ export class HttpSource {
       /** @type {Source["look"]["start"]} */
       start: async (text, model, truncate) =>
         (await this.#send("POST", "look", JSON.stringify({ text, model, truncate }))).job,
-      /** @type {Source["look"]["picture"]} */
-      picture: async (file, text, model) => {
+      /** @type {Source["look"]["image"]} */
+      image: async (file, text, model) => {
         const given = new URLSearchParams({ name: file.name ?? "", text, ...(model === null ? {} : { model }) });
-        return (await this.#send("POST", `look_at_picture?${given}`, file)).job;
+        return (await this.#send("POST", `look_at_image?${given}`, file)).job;
       },
       /** @type {Source["look"]["poll"]} */
       poll: (job) => this.#send("GET", `job/${encodeURIComponent(job)}`),
@@ -210,9 +210,9 @@ export class HttpSource {
     return this.#ask(session, "steps", { layer, head, token, key }, signal);
   }
 
-  /** @type {Source["picture"]} */
-  async picture(session, number) {
-    return `${this.base}/api/session/${encodeURIComponent(session)}/picture/${number}`;
+  /** @type {Source["image"]} */
+  async image(session, number) {
+    return `${this.base}/api/session/${encodeURIComponent(session)}/image/${number}`;
   }
 
   /** @type {Source["open"]} */

@@ -82,7 +82,7 @@ class StepsPane {
       this.answer = null;
       if (!(found?.rows ?? overview.rows)) return this.note(say(lang, "no_rows"));
       if (token === null || token >= found.queries)
-        return this.note(say(lang, overview.pictures?.length ? "choose_patch" : "choose_token"));
+        return this.note(say(lang, overview.images?.length ? "choose_patch" : "choose_token"));
       if (this.drawn) this.element.setAttribute("aria-busy", "true"); // of the pair before, until the answer comes
       else this.note(say(lang, "computing"));
       const key = await this.key(signal);

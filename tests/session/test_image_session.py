@@ -100,8 +100,7 @@ def test_placeholder_that_was_written_is_a_word(name: str, tmp_path: Path) -> No
     sides = session.layers[-1].sides
     assert sides is not None
     assert sides.queries.kind[0, len(session.tokens) - WRITTEN + 1 :].tolist() == ["text"] * (WRITTEN - 1)
-    assert session.values is not None
-    assert session.values.of(len(session.capture.records) - 1, len(session.capture.records)) is not None
+    assert session.head_values(len(session.layers) - 1, 0) is not None
 
 
 @pytest.mark.parametrize("name", ["blip", "llava"])
@@ -154,7 +153,7 @@ def test_short_decoder_writes_as_much_as_it_can(tmp_path: Path) -> None:
     assert len(session.tokens) == model.decoder.embed.max_positions == 7
 
 
-def test_picture_is_not_decoded_for_a_model_that_looks_at_none(tmp_path, monkeypatch):
+def test_image_is_not_decoded_for_a_model_that_looks_at_none(tmp_path, monkeypatch):
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("decoded for a model of texts"))
     stored = io.BytesIO()
     Image.fromarray(PHOTO).save(stored, "PNG")

@@ -19,14 +19,14 @@ from torch import Tensor
 
 import regard
 from regard.explorer import answers
-from regard.explorer.answers import layouts_of
+from regard.explorer.answers import layouts_of, unpacked
 from regard.explorer.export import bundle, modules
 from regard.explorer.export_data import carried
 from regard.layouts import Frame, Layout, Sides
 from regard.models.loading import load
 from regard.session.head_weights import head_of
 from regard.session.image_session import look_at_image
-from regard.session.protocol import LayoutJSON, unpacked
+from regard.session.protocol import LayoutJSON
 from regard.session.sentences import key_label, query_label
 from regard.session.session import Session, open_file, session_of, show_image
 
@@ -57,7 +57,7 @@ def array(packed) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- sessions
 
 
-def test_picture_is_read_and_its_row_is_that_of_a_plain_watch(session, seeing):
+def test_image_is_read_and_its_row_is_that_of_a_plain_watch(session, seeing):
     model = load(seeing)
     prepared = model.preprocessor([picture()])
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
@@ -88,35 +88,34 @@ def test_progress_is_told(seeing):
     assert said == ["loading", "reading", "reading"]
 
 
-def test_picture_that_is_none_is_refused_before_the_model_is_loaded(tmp_path):
+def test_image_that_is_none_is_refused_before_the_model_is_loaded(tmp_path):
     (tmp_path / "notes.jpg").write_text("not a picture")
     with pytest.raises(ValueError, match=r"notes\.jpg"):
         look_at_image(tmp_path / "notes.jpg", tmp_path / "nowhere")
 
 
-def test_model_of_texts_looks_at_no_picture(tmp_path):
+def test_model_of_texts_looks_at_no_image(tmp_path):
     with pytest.raises(ValueError, match="BERT"):
         look_at_image(picture(), bert(tmp_path, "Model"))
 
 
-def test_model_of_pictures_alone_takes_no_text(seeing):
+def test_model_of_image_alone_takes_no_text(seeing):
     with pytest.raises(ValueError, match="DINOv2"):
         look_at_image(picture(), seeing, text="a cat")
 
 
-def test_tower_of_pictures_of_two_is_looked_into(tmp_path):
+def test_tower_of_image_of_two_is_looked_into(tmp_path):
     found = look_at_image(picture(), clip(tmp_path))
     assert found.capture.names == [f"vision.blocks.{n}.attention" for n in range(3)]
-    assert answers.overview(found)["layouts"][0]["runs"][1] == {"kind": "patch", "picture": 0, "count": 25}
+    assert answers.overview(found)["layouts"][0]["runs"][1] == {"kind": "patch", "image": 0, "count": 25}
 
 
 def test_values_come_from_a_second_look(session):
     got = answers.steps(session, 1, 3, token=5, key=2)
-    seen = session.layers[1]
-    values = session.values.of(seen.records[0], len(session.capture.records))
+    values = session.head_values(1, 3)  # (Nk, Dv)
     row = array(answers.row(session, 1, 3, token=5)["weights"])
-    torch.testing.assert_close(array(got["v_sum"]), row @ values[0, 3], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(array(got["v"]), values[0, 3, 2])
+    torch.testing.assert_close(array(got["v_sum"]), row @ values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(array(got["v"]), values[2])
 
 
 # --------------------------------------------------------------------------------------------------- pictures and words
@@ -127,7 +126,7 @@ def captioned(tmp_path_factory) -> Session:
     return look_at_image(picture(), blip(tmp_path_factory.mktemp("blip"), "ForConditionalGeneration"), text="a cat sat")
 
 
-def test_words_look_at_the_picture(captioned):
+def test_words_look_at_the_image(captioned):
     assert captioned.tokens == ("[start]", "a", "cat", "sat")
     got = answers.overview(captioned)
     cross = [layer for layer in got["layers"] if layer["kind"] == "cross"]
@@ -172,7 +171,7 @@ def test_text_that_is_missing_is_asked_for(tmp_path, head, words):
 
 
 @pytest.mark.parametrize("head", ["ForQuestionAnswering", "ForImageTextRetrieval"])
-def test_question_and_text_are_read_beside_the_picture(tmp_path, head):
+def test_question_and_text_are_read_beside_the_image(tmp_path, head):
     directory = blip(tmp_path, head)
     found = look_at_image(picture(), directory, text="a cat sat")
     assert found.tokens == ("[CLS]", "a", "cat", "sat", "[SEP]")
@@ -182,7 +181,7 @@ def test_question_and_text_are_read_beside_the_picture(tmp_path, head):
 
 
 @pytest.mark.parametrize("text", [None, "the street?"])
-def test_picture_stands_among_the_words_and_what_is_written_after_them(tmp_path, text):
+def test_image_stands_among_the_words_and_what_is_written_after_them(tmp_path, text):
     directory = llava(tmp_path)
     found = look_at_image(picture(), directory, text=text)
     layout = answers.overview(found)["layouts"][-1]
@@ -194,7 +193,7 @@ def test_picture_stands_among_the_words_and_what_is_written_after_them(tmp_path,
     torch.testing.assert_close(got, last.view.row(-1)[0, 1], rtol=0, atol=1e-6)
 
 
-def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
+def test_latents_gather_the_image_and_words_look_at_them(tmp_path):
     found = look_at_image(picture(), idefics(tmp_path), text="the cat?")
     got = answers.overview(found)
     kinds = [[run["kind"] for run in layout["runs"]] for layout in got["layouts"]]
@@ -211,25 +210,25 @@ def test_latents_gather_the_picture_and_words_look_at_them(tmp_path):
 
 def boxes_of(layout: LayoutJSON, number: int) -> np.ndarray:
     """(P, 4) the boxes that a layout's grid of a picture says, in the order of the tokens."""
-    (grid,) = (grid for grid in layout["grids"] if grid["picture"] == number)
+    (grid,) = (grid for grid in layout["grids"] if grid["image"] == number)
     rows, columns = grid["rows"], grid["columns"]
     cells = range(len(rows) * len(columns)) if grid["cells"] is None else grid["cells"]
     found = [(rows[c // len(columns)], columns[c % len(columns)]) for c in cells]
     return np.array([[top, left, bottom, right] for (top, bottom), (left, right) in found])
 
 
-def test_overview_says_which_picture_and_what_its_tokens_are(session):
+def test_overview_says_which_image_and_what_its_tokens_are(session):
     got = answers.overview(session)
-    (line,) = got["pictures"]
+    (line,) = got["images"]
     assert {name: line[name] for name in ("height", "width", "name", "shown")} == {
         "height": HIGH, "width": WIDE, "name": "array", "shown": True
     }  # fmt: skip
     np.testing.assert_allclose(line["seen"], [0, 0, 1, 1], atol=1e-6)
     (layout,) = got["layouts"]
     assert layout["runs"] == [
-        {"kind": "cls", "picture": 0, "count": 1},
-        {"kind": "register", "picture": 0, "count": 2},
-        {"kind": "patch", "picture": 0, "count": 35},
+        {"kind": "cls", "image": 0, "count": 1},
+        {"kind": "register", "image": 0, "count": 2},
+        {"kind": "patch", "image": 0, "count": 35},
     ]
     assert [(layer["layout"], layer["windows"], layer["keys"]) for layer in got["layers"]] == [([0, 0], 1, 38)] * 3
     assert layout["grids"][0]["cells"] is None
@@ -242,9 +241,9 @@ def test_boxes_of_patches_are_those_of_the_overlay(session):
     np.testing.assert_allclose(got, overlay.boxes, atol=1e-4)
 
 
-def test_cropped_picture_says_what_was_seen(tmp_path):
+def test_cropped_image_says_what_was_seen(tmp_path):
     found = look_at_image(picture(0, 30, 60), clip(tmp_path))
-    assert answers.overview(found)["pictures"][0]["seen"] == [0.0, 0.25, 1.0, 0.75]
+    assert answers.overview(found)["images"][0]["seen"] == [0.0, 0.25, 1.0, 0.75]
 
 
 def test_grid_is_a_hundredth_of_its_boxes(windowed):
@@ -258,12 +257,12 @@ def test_grid_is_a_hundredth_of_its_boxes(windowed):
     assert len(json.dumps(layouts_of(toy)[0])) < 1300
 
 
-def test_text_has_neither_pictures_nor_layouts(session):
+def test_text_has_neither_image_nor_layouts(session):
     toy = regard.look(*[torch.zeros(1, 2, 3, 4)] * 3)
     capture = regard.lens.capture.Capture("toy", [["a", "b", "c"]])
     capture.records.append(regard.lens.capture.Record("attn", 0, "self", "test", "test", view=toy))
     got = answers.overview(session_of(capture))
-    assert (got["pictures"], got["layouts"], got["layers"][0]["layout"]) == ([], [], None)
+    assert (got["images"], got["layouts"], got["layers"][0]["layout"]) == ([], [], None)
 
 
 # --------------------------------------------------------------------------------------------------------------- labels
@@ -311,48 +310,48 @@ def test_sentence_names_the_patch_that_receives_most(session):
 # -------------------------------------------------------------------------------------------------------------- picture
 
 
-def test_picture_is_given_as_bytes(session):
-    got = answers.picture(session, 0)
+def test_image_is_given_as_bytes(session):
+    got = answers.image(session, 0)
     image = Image.open(io.BytesIO(b64decode(got["base64"])))
     assert (got["kind"], image.size) == ("image/png", (WIDE, HIGH))
     assert np.array_equal(np.asarray(image), picture())
 
 
 @pytest.mark.parametrize("number", [1, -1])
-def test_picture_that_is_not_there_is_refused(session, number):
-    with pytest.raises(LookupError, match=rf"picture.*{number}.*1.*0"):
-        answers.picture(session, number)
+def test_image_that_is_not_there_is_refused(session, number):
+    with pytest.raises(LookupError, match=rf"image.*{number}.*1.*0"):
+        answers.image(session, number)
 
 
 @pytest.mark.parametrize("number", ["0", True, 0.0, None])
-def test_number_of_a_picture_is_a_number(session, number):
+def test_number_of_a_image_is_a_number(session, number):
     with pytest.raises(TypeError, match="number"):
-        answers.picture(session, number)
+        answers.image(session, number)
 
 
 # ------------------------------------------------------------------------------------------------------- captures saved
 
 
-def test_capture_has_its_picture_and_without_it_can_be_given_it_again(session, tmp_path):
+def test_capture_has_its_image_and_without_it_can_be_given_it_again(session, tmp_path):
     file = tmp_path / "run.regard"
     session.capture.save(file)
-    assert answers.overview(open_file(file))["pictures"] == answers.overview(session)["pictures"]
-    assert answers.picture(open_file(file), 0) == answers.picture(session, 0)
+    assert answers.overview(open_file(file))["images"] == answers.overview(session)["images"]
+    assert answers.image(open_file(file), 0) == answers.image(session, 0)
     session.capture.save(file, photos=False)
     bare = answers.overview(open_file(file))
     assert bare["layouts"] == answers.overview(session)["layouts"]
-    assert (bare["pictures"][0]["name"], bare["pictures"][0]["shown"]) == (None, False)
-    with pytest.raises(LookupError, match=r"picture.*0"):
-        answers.picture(open_file(file), 0)
-    again = open_file(file, pictures=[picture()])
-    assert answers.picture(again, 0) == answers.picture(session, 0)
+    assert (bare["images"][0]["name"], bare["images"][0]["shown"]) == (None, False)
+    with pytest.raises(LookupError, match=r"image.*0"):
+        answers.image(open_file(file), 0)
+    again = open_file(file, images=[picture()])
+    assert answers.image(again, 0) == answers.image(session, 0)
 
 
-def test_picture_of_another_size_is_not_the_captures(session):
-    with pytest.raises(ValueError, match=r"pictures.*37.*53.*37.*54"):
-        session_of(session.capture, pictures=[picture(0, 37, 54)])
+def test_image_of_another_size_is_not_the_captures(session):
+    with pytest.raises(ValueError, match=r"images.*37.*53.*37.*54"):
+        session_of(session.capture, images=[picture(0, 37, 54)])
     with pytest.raises(ValueError, match=r"37.*53.*37.*53"):
-        session_of(session.capture, pictures=[picture(), picture(1)])
+        session_of(session.capture, images=[picture(), picture(1)])
 
 
 # -------------------------------------------------------------------------------------------------------------- windows
@@ -428,9 +427,8 @@ def test_steps_of_a_token_in_a_window_lead_to_its_weight(windowed):
     got = answers.steps(windowed, 0, 1, token=40, key=38)
     assert set(got["keys"]) == set(range(36, 45))
     torch.testing.assert_close(array(got["weights"]), whole[40, 36:45], rtol=0, atol=1e-6)
-    seen = windowed.layers[0]
-    values = windowed.values.of(seen.records[0], len(windowed.capture.records))
-    torch.testing.assert_close(array(got["v_sum"]), whole[40, 36:45] @ values[4, 1], rtol=1e-5, atol=1e-6)
+    values = windowed.head_values(0, 1, window=4)
+    torch.testing.assert_close(array(got["v_sum"]), whole[40, 36:45] @ values, rtol=1e-5, atol=1e-6)
 
 
 def test_key_of_another_window_has_no_steps(windowed):
@@ -482,9 +480,9 @@ def numbers(packed) -> np.ndarray:
     return np.frombuffer(plain, {"f32": "<f4", "u16": "<u2"}[kind]).reshape(packed["shape"])
 
 
-def test_exported_page_carries_the_picture(session):
+def test_exported_page_carries_the_image(session):
     held = carried(session)["sessions"]["1"]
-    assert held["pictures"] == [f"data:image/png;base64,{answers.picture(session, 0)['base64']}"]
+    assert held["images"] == [f"data:image/png;base64,{answers.image(session, 0)['base64']}"]
 
 
 def test_exported_page_carries_the_windows_below_each_other(windowed):
@@ -495,14 +493,14 @@ def test_exported_page_carries_the_windows_below_each_other(windowed):
     for w in range(12):
         part = slice(9 * w, 9 * w + 9)
         np.testing.assert_allclose(got[part], whole[part, part].numpy(), atol=1e-6)
-    assert held["pictures"][0].startswith("data:image/png;base64,")
+    assert held["images"][0].startswith("data:image/png;base64,")
 
 
-def test_session_of_a_text_carries_no_picture(tmp_path):
+def test_session_of_a_text_carries_no_image(tmp_path):
     from regard.session.session import look_at
 
     found = look_at("The animal was tired.", load(bert(tmp_path, "Model")))
-    assert carried(found)["sessions"]["1"]["pictures"] == []
+    assert carried(found)["sessions"]["1"]["images"] == []
 
 
 def test_checkpoint_without_a_preprocessor_says_so(tmp_path):

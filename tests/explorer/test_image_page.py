@@ -169,7 +169,7 @@ def test_patch_that_is_pointed_at_shows_its_exact_row(page, site, session, layer
 
 
 @pytest.mark.parametrize(("height", "width"), [(3000, 15), (20, 2000)])
-def test_patches_of_a_picture_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
+def test_patches_of_a_image_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
     seen = look_at_image(picture(1, height, width), windows(tmp_path / "windows"))
     write_html(seen, tmp_path / "line.html")
     ready(page, (tmp_path / "line.html").as_uri() + "#session=1&layer=0&head=1&token=0")
@@ -218,7 +218,7 @@ def test_patches_beyond_the_photograph_have_a_share_of_their_own(page):
         expect(outside).to_contain_text("이미지 밖 0.")
 
 
-def test_picture_of_an_ordinary_shape_keeps_it(page, site):
+def test_image_of_an_ordinary_shape_keeps_it(page, site):
     ready(page, site)
     wide, high = list(map(float, page.locator(".photo-canvas").get_attribute("data-plot").split()))[2:]
     assert abs(wide / high - 53 / 37) < 0.01
@@ -239,7 +239,7 @@ def test_held_patch_reads_single_weights_until_it_is_let_go(page, site, session)
     expect(page.locator(".said-hint")).to_have_text("click to hold")
 
 
-def test_register_that_is_held_is_read_over_the_picture(page, site, session):
+def test_register_that_is_held_is_read_over_the_image(page, site, session):
     ready(page, f"{site}/#session=1&layer=2&head=1&token=0")
     page.locator('.text-piece[data-index="1"]').click()
     row = session.capture[2].row(1)[0, 1]
@@ -320,7 +320,7 @@ def test_capture_without_its_photograph_shows_patches_on_bare_paper(page, sessio
     found = open_file(tmp_path / "run.regard")
     with serving([found]) as address:
         ready(page, f"{address}/#session=1&layer=1&head=2&token=0")
-        expect(page.locator(".photo-note")).to_contain_text("the picture itself is not in this capture")
+        expect(page.locator(".photo-note")).to_contain_text("the image itself is not in this capture")
         page.mouse.move(*over(page, *middle(found, 1, BEFORE + 12)))
         assert abs(said(page, BEFORE + 12)[1] - float(session.capture[1].row(BEFORE + 12)[0, 2].max())) < 1e-6
 
@@ -330,23 +330,23 @@ def test_capture_that_is_dropped_brings_its_photograph(page, session, tmp_path):
     with serving([]) as address:
         page.goto(address)
         expect(page.locator("[data-role=start]")).to_be_visible()
-        with page.expect_response("**/picture/0") as came:
+        with page.expect_response("**/image/0") as came:
             dropped(page, "run.regard", "application/octet-stream", (tmp_path / "run.regard").read_bytes())
-        assert came.value.body() == session.pictures[0].data
+        assert came.value.body() == session.images[0].data
         expect(page.locator(".facts")).to_contain_text("37 × 53 pixels (h × w)")
         expect(page.locator(".photo-canvas[data-plot]")).to_be_visible()
-        expect(page.locator(".photo-note")).not_to_contain_text("the picture itself is not in this capture")
+        expect(page.locator(".photo-note")).not_to_contain_text("the image itself is not in this capture")
 
 
 def test_photograph_that_does_not_come_is_said(page, site):
-    page.route("**/picture/0", lambda route: route.fulfill(status=200, content_type="image/png", body=b"no picture"))
+    page.route("**/image/0", lambda route: route.fulfill(status=200, content_type="image/png", body=b"no picture"))
     page.goto(site)
     note = page.locator(".photo-note")
-    expect(note).to_contain_text("the picture did not come: ")
+    expect(note).to_contain_text("the image did not come: ")
     expect(note).to_contain_text(re.compile("decode|image|source", re.IGNORECASE))
     page.locator(".photo-canvas").hover()
     expect(page.locator(".text-readout")).to_contain_text("exact")  # rows come without it
-    expect(note).to_contain_text("the picture did not come: ")  # and do not wipe that away
+    expect(note).to_contain_text("the image did not come: ")  # and do not wipe that away
 
 
 # -------------------------------------------------------------------------------------------------------------- windows
@@ -390,7 +390,7 @@ def test_map_follows_the_window_of_the_chosen_patch(page, windowed):
 # --------------------------------------------------------------------------------------------------- pictures and words
 
 
-def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_the_picture(page, tmp_path):
+def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_the_image(page, tmp_path):
     found = look_at_image(picture(), blip(tmp_path, "ForConditionalGeneration"), text="a cat sat")
     layer = max(n for n, one in enumerate(found.layers) if one.view.kind == "cross")
     view = found.layers[layer].view
@@ -412,7 +412,7 @@ def test_word_that_is_pointed_at_shows_where_it_looks_and_held_it_is_read_over_t
         assert said(page, 2, 0)[1] == pytest.approx(float(row[0]), abs=1e-6)
 
 
-def test_picture_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
+def test_image_among_words_is_coloured_and_so_are_the_words(page, tmp_path):
     found = look_at_image(picture(), llava(tmp_path), text="the street?")
     layer, last = len(found.layers) - 1, len(found.tokens) - 1
     row = found.layers[layer].view.row(last)[0, 1]
@@ -450,7 +450,7 @@ def as_png(number: int, folder: Path) -> bytes:
     return (folder / "a.png").read_bytes()
 
 
-def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
+def test_image_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
     with serving([session], ModelShelf([str(seeing)], demo=False)) as address:
         ready(page, address)
         dropped(page, "고양이.png", "image/png", as_png(3, tmp_path))
@@ -460,7 +460,7 @@ def test_picture_that_is_dropped_is_looked_at(page, session, seeing, tmp_path):
         assert abs(said(page, 0)[1] - float(ready_row.max())) < 1e-6
 
 
-def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
+def test_image_is_chosen_from_the_disk(page, seeing, tmp_path):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
         page.goto(address)
         expect(page.locator("[data-role=start]")).to_be_visible()
@@ -469,7 +469,7 @@ def test_picture_is_chosen_from_the_disk(page, seeing, tmp_path):
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
-def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
+def test_text_named_as_a_image_is_refused_in_words(browser, seeing):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
         context = browser.new_context(locale="en-US", extra_http_headers=BEARER)
         try:
@@ -477,12 +477,12 @@ def test_text_named_as_a_picture_is_refused_in_words(browser, seeing):
             page.goto(address)
             expect(page.locator("[data-role=start]")).to_be_visible()
             dropped(page, "notes.jpg", "image/jpeg", b"not a picture at all")
-            expect(page.locator(".progress .error")).to_contain_text("'notes.jpg' is text, not an image")
+            expect(page.locator(".progress .error")).to_contain_text("'notes.jpg' is text")
         finally:
             context.close()
 
 
-def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_chosen(browser, seeing, tmp_path):
+def test_model_of_texts_says_that_it_looks_at_no_image_and_the_image_stays_chosen(browser, seeing, tmp_path):
     reader = bert(tmp_path / "bert", "Model")
     with serving([], ModelShelf([str(reader), str(seeing)], demo=False)) as address:
         context = browser.new_context(locale="en-US", extra_http_headers=BEARER)  # a refusal stands in its console
@@ -491,8 +491,8 @@ def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_
             page.goto(address)
             expect(page.locator("[data-role=start]")).to_be_visible()
             dropped(page, "cat.png", "image/png", as_png(5, tmp_path))
-            expect(page.locator(".progress .error")).to_contain_text("reads texts and looks at no pictures")
-            expect(page.locator(".chosen-name")).to_have_text("Picture: cat.png")
+            expect(page.locator(".progress .error")).to_contain_text("takes no images")
+            expect(page.locator(".chosen-name")).to_have_text("OpenedImage: cat.png")
             page.locator("[data-role=model]").select_option("1")
             page.locator("[data-role=start]").click()
             expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
@@ -500,33 +500,33 @@ def test_model_of_texts_says_that_it_looks_at_no_pictures_and_the_picture_stays_
             context.close()
 
 
-def test_pictures_are_offered_to_be_opened_only_where_the_model_looks_at_them(page, seeing, tmp_path):
+def test_image_are_offered_to_be_opened_only_where_the_model_looks_at_them(page, seeing, tmp_path):
     reader = bert(tmp_path / "bert", "Model")
     with serving([], ModelShelf([str(reader), str(seeing)], demo=False)) as address:
         page.goto(address)
         button, file = page.locator("[data-role=file]"), page.locator("input[type=file]")
         expect(button).to_have_text("Open a text or a .regard file")
         expect(file).not_to_have_attribute("accept", re.compile("image"))
-        assert page.locator("[data-role=model] option").all_inner_texts() == ["bert", f"{seeing.name} (pictures)"]
+        assert page.locator("[data-role=model] option").all_inner_texts() == ["bert", f"{seeing.name} (images)"]
         page.locator("[data-role=model]").select_option("1")
-        expect(button).to_have_text("Open a picture or a .regard file")
+        expect(button).to_have_text("Open an image or a .regard file")
         expect(file).to_have_attribute("accept", re.compile("image"))
-        expect(file).to_have_attribute("aria-label", "Open a picture or a .regard file")
+        expect(file).to_have_attribute("aria-label", "Open an image or a .regard file")
         file.set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": as_png(5, tmp_path)})
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
-def test_model_that_nobody_knows_yet_may_be_given_a_picture(page):
-    line = {"id": "0", "name": "far away", "default": True, "pictures": None}
+def test_model_that_nobody_knows_yet_may_be_given_a_image(page):
+    line = {"id": "0", "name": "far away", "default": True, "images": None}
     with serving([]) as address:
         page.route("**/api/models", lambda route: route.fulfill(json={"models": [line]}))
         page.goto(address)
         expect(page.locator("[data-role=model] option")).to_have_text("far away")
-        expect(page.locator("[data-role=file]")).to_have_text("Open a picture or a .regard file")
+        expect(page.locator("[data-role=file]")).to_have_text("Open an image or a .regard file")
         expect(page.locator("input[type=file]")).to_have_attribute("accept", re.compile("image"))
 
 
-def test_picture_that_is_too_large_is_not_sent(page, seeing):
+def test_image_that_is_too_large_is_not_sent(page, seeing):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
         page.goto(address)
         expect(page.locator("[data-role=start]")).to_be_visible()
@@ -542,7 +542,7 @@ def test_picture_that_is_too_large_is_not_sent(page, seeing):
 # ---------------------------------------------------------------------------------------------- language and everything
 
 
-def test_no_english_word_is_left_in_the_korean_picture_pane(page, site):
+def test_no_english_word_is_left_in_the_korean_image_pane(page, site):
     ready(page, f"{site}/#session=1&layer=2&head=0&token=0&lang=ko")
     expect(page.locator(".photo-note")).to_contain_text("패치 5 × 7")
     texts = [page.locator(at).inner_text() for at in (".photo-bar", ".photo-note", ".said-hint", ".said-how")]
@@ -550,7 +550,7 @@ def test_no_english_word_is_left_in_the_korean_picture_pane(page, site):
     assert re.search("[가-힣]", page.locator(".photo-canvas").get_attribute("aria-label"))
 
 
-def test_picture_is_reached_by_keys_and_has_a_name(page, site):
+def test_image_is_reached_by_keys_and_has_a_name(page, site):
     ready(page, site)
     reached = set()
     for _ in range(60):
@@ -562,10 +562,10 @@ def test_picture_is_reached_by_keys_and_has_a_name(page, site):
         )
     assert reached >= {"photo-canvas", "text-piece"}
     label = page.locator(".photo-canvas").get_attribute("aria-label")
-    assert label.startswith("Picture array in 5 × 7 patches")
+    assert label.startswith("OpenedImage array in 5 × 7 patches")
 
 
-def test_text_and_picture_take_each_others_place(page, session, tmp_path):
+def test_text_and_image_take_each_others_place(page, session, tmp_path):
     from regard.session.session import look_at
 
     text = look_at("The animal was tired.", bert(tmp_path, "Model"))
@@ -577,18 +577,18 @@ def test_text_and_picture_take_each_others_place(page, session, tmp_path):
         page.locator("[data-role=session]").select_option("2")
         expect(page.locator(".photo-canvas")).to_be_visible()
         assert page.locator("[data-pane=text] .save").count() == 1
-        assert page.locator("[data-pane=text]").get_attribute("aria-label") == "Picture"
+        assert page.locator("[data-pane=text]").get_attribute("aria-label") == "OpenedImage"
         with page.expect_download() as saved:
             page.locator("[data-pane=text] .save summary").click()
             page.locator("[data-pane=text] [data-save=svg]").click()
         head = stands_out(session, 2, 0)
-        assert saved.value.suggested_filename == f"regard-picture-2.{head}.svg"
+        assert saved.value.suggested_filename == f"regard-image-2.{head}.svg"
         drawn = Path(saved.value.path()).read_text(encoding="utf-8")
-        assert f"Picture: layer 2, head {head}" in drawn
+        assert f"OpenedImage: layer 2, head {head}" in drawn
         assert "data:image/png" in drawn, "the canvas is part of it"
 
 
-def test_words_and_numbers_of_a_text_do_not_stand_beside_a_picture(page, session, tmp_path):
+def test_words_and_numbers_of_a_text_do_not_stand_beside_a_image(page, session, tmp_path):
     from regard.session.session import look_at
 
     text = look_at("The animal was tired.", bert(tmp_path, "Model"))
@@ -633,7 +633,7 @@ def test_command_s_choice_is_where_its_page_opens(page, session, tmp_path, monke
     expect(page.locator(f'.said-weight[data-query="{token}"]')).to_be_visible()
 
 
-def test_exported_page_shows_the_picture_and_the_same_weights_from_a_file(page, session, tmp_path):
+def test_exported_page_shows_the_image_and_the_same_weights_from_a_file(page, session, tmp_path):
     target = tmp_path / "고양이 cat.html"
     write_html(session, target)
     ready(page, f"{target.as_uri()}#session=1&layer=1&head=2&token=0")
@@ -738,7 +738,7 @@ def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(page, session)
     expect(page.locator(".cell:focus")).to_have_count(1)
 
 
-def test_notebook_shows_the_picture_and_asks_python_for_rows(page, session):
+def test_notebook_shows_the_image_and_asks_python_for_rows(page, session):
     in_a_notebook(page, session)
     token, head = BEFORE + 11, stands_out(session, 2, 0)
     row = session.capture[2].row(token)[0, head]
