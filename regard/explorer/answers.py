@@ -20,9 +20,9 @@ from regard.lens.assembly import Assembled
 from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
 from regard.lens.measures.weights import Remembered
-from regard.lens.placement import ImagePatches
 from regard.lens.view import View
 from regard.locale import translate
+from regard.masks.tiles import cell_edges
 from regard.session.head_weights import (
     FEW_CELLS,
     Scored,
@@ -242,7 +242,7 @@ def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | Non
                 continue
             numbers[layout] = len(layouts)
             pairs = zip(layout.kind.ravel().tolist(), layout.picture.ravel().tolist(), strict=True)
-            patches = [Patches(layout, frame, number) for number, frame in enumerate(layer.sides.frames)]
+            patches = [ImagePatches(layout, frame, number) for number, frame in enumerate(layer.sides.frames)]
             layouts.append(
                 {
                     "runs": [
@@ -256,7 +256,7 @@ def layouts_of(session: Session) -> tuple[list[LayoutJSON], list[list[int] | Non
     return layouts, layers
 
 
-def _grid(patches: Patches) -> PatchGridJSON:
+def _grid(patches: ImagePatches) -> PatchGridJSON:
     """Rows and columns as found among the boxes; boxes of different height at one place are different rows."""
     height, width = patches.frame.picture
     boxes = (patches.boxes / (height, width, height, width)).round(DIGITS)  # (P, 4)

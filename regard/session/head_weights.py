@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.lens.assembly import Assembled
-from regard.lens.measures.measures import cell_edges
 from regard.lens.measures.weights import Given, Part, Remembered, Weights, as_they_are, exponentials
 from regard.masks.rules import Rule
+from regard.masks.tiles import cell_edges
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
 from regard.stages import Lang

@@ -177,7 +177,11 @@ def _with_question(
 
 
 def _in_prompt(
-    model: PictureWriter | FlamingoModel, image: OpenedImage, pixels: Tensor, frames: tuple[Frame, ...], text: str | None
+    model: PictureWriter | FlamingoModel,
+    image: OpenedImage,
+    pixels: Tensor,
+    frames: tuple[Frame, ...],
+    text: str | None,
 ) -> ImageInputs:
     """An image among the words of a prompt, and what the model generates after it."""
     question = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)

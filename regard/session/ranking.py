@@ -14,8 +14,7 @@ from torch import Tensor
 
 from regard.layouts import Layout, Sides
 from regard.lens.capture import Capture
-from regard.lens.description import plain
-from regard.lens.measures.measures import cell_edges
+from regard.lens.display import plain
 from regard.lens.overlays import received_from
 from regard.lens.patterns import Patterns, label, label_rest
 from regard.lens.view import View

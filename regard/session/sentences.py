@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.layouts import Layout
 from regard.lens.patterns import KEYS, REST
-from regard.lens.placement import ImagePatches, name_kind
+from regard.lens.placement import name_kind
 from regard.locale import translate
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON
@@ -163,7 +163,7 @@ def _label(session: Session, seen: SeenLayer, layout: Layout, number: int) -> st
     if kind == "text":
         return session.tokens[index] if layout.kind.size == len(session.tokens) else ""
     if kind == "patch":
-        patches = Patches(layout, seen.sides.frames[image], image)
+        patches = ImagePatches(layout, seen.sides.frames[image], image)
         own = patches.number((window, index))
         assert own is not None
         row, column = patches.cells[own].tolist()
