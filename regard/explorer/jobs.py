@@ -22,7 +22,7 @@ from regard.models.model import Model
 from regard.op import observe, unobserve
 from regard.session.image_session import look_at_picture, takes_pictures
 from regard.session.session import Session, default_model, look_at, name_of
-from regard.tasks.images import looks
+from regard.tasks.images import has_vision
 
 MOST_SESSIONS = 8
 MOST_MODELS = 2  # in memory; a session holds its own besides
@@ -327,7 +327,7 @@ def _read(job: Job, model: Model) -> Session:
 
     if job.picture is None:
         return look_at(job.text, model, truncate=job.truncate, progress=tell)
-    if not looks(model):
+    if not has_vision(model):
         raise ValueError(no_pictures(job.model))
     return look_at_picture(_opened(*job.picture), model, text=job.text or None, progress=tell)
 

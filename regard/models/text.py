@@ -28,6 +28,8 @@ class TextModel(Model):
     most: the most positions, where no table of positions says so (rotary).
     """
 
+    kind = "text"
+
     def __init__(
         self,
         settings: Settings,

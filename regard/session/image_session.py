@@ -24,7 +24,7 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import PictureWriter
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_picture, without_dropout
-from regard.tasks.images import caption_prompt, looks, question_prompt, spoken, without_special
+from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 
 
 def takes_pictures(where: str) -> bool | None:
@@ -42,7 +42,7 @@ def takes_pictures(where: str) -> bool | None:
     try:
         settings = Settings.open(directory)
         family = family_of(settings)
-        return looks(empty(family, settings, family.task_of(settings.values.get("architectures"))))
+        return has_vision(empty(family, settings, family.task_of(settings.values.get("architectures"))))
     except (OSError, ValueError):
         return None
 
@@ -100,7 +100,7 @@ def given_to(model: Model, picture: Picture, text: str | None) -> Given:
 
 def check_sight(model: Model) -> None:
     """Raise ValueError for a model that does not look at pictures."""
-    if not looks(model):
+    if not has_vision(model):
         raise ValueError(
             f"{model.family.title} reads texts and looks at no pictures: name a model that does, "
             "such as facebook/dinov2-small or google/vit-base-patch16-224"
@@ -122,7 +122,7 @@ def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
     """A picture and its caption: the one that is given, or what the model writes."""
     pixels, (frame,) = _prepared(model, picture)
     if text is None:
-        written = model.caption(picture, new_tokens=_room(model.decoder.embed.most, 1))
+        written = model.caption(picture, max_new_tokens=_room(model.decoder.embed.most, 1))
         text, after = str(written.text).strip(), written.ids[:-1]
         ids = torch.cat([torch.tensor([model.start]), after])[None]  # (1, N)
     else:
@@ -144,7 +144,7 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     if isinstance(model, Matcher):
         read = without_dropout(model, lambda: model(ids, pixels=pixels))
         return Given(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
-    answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.most, 1))
+    answer = model.answer(picture, text, max_new_tokens=_room(model.decoder.embed.most, 1))
     read = without_dropout(model, lambda: model.read_picture(pixels, ids))
     layouts = model.layouts(frame, n, 1)
     seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
@@ -154,14 +154,16 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
 def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | None) -> Given:
     """A picture among the words of a prompt, and what the model writes after it."""
     pixels, frames = _prepared(model, picture)
-    asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
+    asked = expand_prompt(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
     if isinstance(model, PictureWriter):
         prompt = model.tokenizer.batch([asked]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [asked])[0].to(model.device)
     count = _room(model.most, prompt.shape[1])
     written = (
-        model.caption(picture, new_tokens=count) if text is None else model.answer(picture, text, new_tokens=count)
+        model.caption(picture, max_new_tokens=count)
+        if text is None
+        else model.answer(picture, text, max_new_tokens=count)
     )
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)

@@ -30,14 +30,14 @@ from regard.models.vision import VisionModel
 from regard.op import observe, unobserve
 from regard.session.ranking import HeadNumbers, Link, SeenLayer, head_numbers, rank_heads, seen_layers
 from regard.session.types import Opening
-from regard.tasks.eval_mode import evaluating
+from regard.tasks.inputs import eval_mode
 
 
 def without_dropout(model: Model, read: Callable[[], object]) -> Callable[[], None]:
     """What lets a model read as its verbs do, in eval mode and without gradients; it is then in its mode again."""
 
     def again() -> None:
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), eval_mode(model):
             read()
 
     return again

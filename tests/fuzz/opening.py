@@ -130,8 +130,8 @@ def open_model(path: Path) -> Numbers:
             case "bert":
                 attempt(numbers, lambda: str(model.fill("the cat [MASK] on the mat")))
             case "gpt2":
-                attempt(numbers, lambda: str(model.generate("the cat", new_tokens=3)))
-                attempt(numbers, lambda: str(model.generate("the cat", new_tokens=3, beams=1, temperature=0)))
+                attempt(numbers, lambda: str(model.generate("the cat", max_new_tokens=3)))
+                attempt(numbers, lambda: str(model.generate("the cat", max_new_tokens=3, num_beams=1, temperature=0)))
             case "vit":
                 attempt(numbers, lambda: str(model.classify(PICTURE)))
                 attempt(numbers, lambda: repr(look_at_picture(PICTURE, model).capture))
