@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -175,10 +175,8 @@ class GenerationConfig:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.ignore, str):  # whose letters would be taken for keys
-            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{self.ignore!r:.80}]")
         normalized = {
-            "ignore": tuple(self.ignore),
+            "ignore": _keys(self.ignore),
             "stop_strings": read_stop(self.stop_strings),
             "eos_token_ids": None if self.eos_token_ids is None else read_eos(self.eos_token_ids),
             "suppress_tokens": None if self.suppress_tokens is None else tuple(self.suppress_tokens),
@@ -259,18 +257,17 @@ class GenerationConfig:
         Raises:
             ValueError: a value that cannot be used, or a key that changes the text and is not supported.
         """
-        if isinstance(ignore, str):
-            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r:.80}]")
+        ignored = _keys(ignore)
         if generation is None:
             file, tokens = "config.json", {}
             values = {key: value for key, value in config.items() if key in READ or key in NEUTRAL}
         else:
             file, tokens, values = "generation_config.json", {key: config.get(key) for key in TOKENS}, dict(generation)
-        values = {key: value for key, value in values.items() if value is not None and key not in set(ignore)}
+        values = {key: value for key, value in values.items() if value is not None and key not in ignored}
         tokens = {
             key: value
             for key, value in tokens.items()
-            if value is not None and key not in values and key not in set(ignore)
+            if value is not None and key not in values and key not in ignored
         }
         _check_supported(values, file)
         sources = dict.fromkeys(tokens, "config.json") | dict.fromkeys(values, file)
@@ -403,6 +400,12 @@ class GenerationConfig:
             raise ValueError(
                 f"suppress_tokens has the eos token {endless[0]}: leave it out, or delay the end with min_new_tokens"
             )
+
+
+def _keys(ignore: object) -> tuple[str, ...]:
+    if isinstance(ignore, str):  # whose letters would be taken for keys
+        raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r:.80}]")
+    return tuple(cast(Iterable[str], ignore))
 
 
 def _check_supported(values: Mapping[str, Any], file: str) -> None:

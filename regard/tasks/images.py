@@ -176,7 +176,7 @@ def placeholder(model: ImagePromptModel) -> str:
 
     Raises ValueError where the tokenizer has no such token.
     """
-    return cast("PictureWriter", model).spelling if model.kind == "vision-language" else PLACEHOLDER
+    return model.spelling if model.kind == "vision-language" else PLACEHOLDER
 
 
 def _placeholder_in(model: ImagePromptModel, prompt: str) -> str:
@@ -220,7 +220,7 @@ def expand_prompt(model: ImagePromptModel, prompt: str, pixels: Tensor | None) -
     token = placeholder(model)
     check_placeholders(prompt, token, 0 if pixels is None else len(pixels), "images")
     if model.kind == "vision-language":
-        return cast("PictureWriter", model).expand(prompt, pixels, token=token)
+        return model.expand(prompt, pixels, token=token)
     bos = model.tokenizer.ids_of.bos
     start = "" if bos is None else model.tokenizer.tokens([bos])[0]
     has_fake = len(model.tokenizer.encode(FAKE, special=False).ids) == 1
