@@ -198,7 +198,7 @@ def check_decoding(device: str, name: str, batch: int) -> str:
             assert_rule(made.cpu(), baseline.cpu(), truth, what=f"{name}, batch {batch}, {dtype}")
         here, there = (
             generate(twin.ours(torch.float32, device=d), ids[:, :120].to(d), None if mask is None else mask.to(d),
-                     new_tokens=30, eos=None, pad=0).ids.cpu()
+                     max_new_tokens=30, pad_token_id=0).ids.cpu()
             for d in ("cpu", device)
         )  # fmt: skip
         assert torch.equal(here, there), "generate gives other tokens than on the CPU"

@@ -147,7 +147,7 @@ def generation(name: str, architecture: str, config: Any, rounds: int) -> str:
     ours = on_device(config, "text-generation")
     read = partial(ours, ids)
     runs: dict[str, Callable[[], Tensor]] = {
-        "ours": lambda: generate(ours, ids, None, new_tokens=NEW, eos=None, pad=0).ids,
+        "ours": lambda: generate(ours, ids, None, max_new_tokens=NEW, pad_token_id=0).ids,
         **their_generations(theirs_on_device(architecture, config), ids),
     }
     weights = sum(p.nbytes for p in ours.parameters())

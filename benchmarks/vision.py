@@ -168,7 +168,7 @@ def llava_on_cuda(rounds: int = 3) -> str:
     ids = torch.cat([words[:, :8], torch.full((1, PATCHES), 32000, device="cuda"), words[:, 8:]], 1)
     ours = on_device(config, "image-text-to-text")
     runs: dict[str, Callable[[], Tensor]] = {
-        "ours": lambda: generate(ours.read_picture(pixels), ids, None, new_tokens=NEW, eos=None, pad=0).ids,
+        "ours": lambda: generate(ours.read_picture(pixels), ids, None, max_new_tokens=NEW, pad_token_id=0).ids,
         **their_answers(theirs_on_device("LlavaForConditionalGeneration", config), ids, pixels),
     }
     seconds = {kind: statistics.median(times) for kind, times in generated(runs, NEW, rounds).items()}

@@ -126,7 +126,7 @@ def generated(folder: Path, given: dict[str, dict[str, Tensor]], mesh: DeviceMes
         with torch.no_grad():
             if name == "t5":
                 decoder, ids = model.read(ids, given[name]["mask"]), torch.zeros_like(ids[:, :1])
-            made[name] = generate(decoder, ids, None, new_tokens=5, eos=None, pad=0).ids
+            made[name] = generate(decoder, ids, None, max_new_tokens=5, pad_token_id=0).ids
     return made
 
 

@@ -139,9 +139,9 @@ AVIF
 
 def require_sight(model: Model, verb: str) -> None:
     """Refuse a model of texts alone, with a ValueError that says what the command is for."""
-    from regard.tasks.images import looks
+    from regard.tasks.images import has_vision
 
-    if not looks(model):
+    if not has_vision(model):
         raise ValueError(f"{verb} is about pictures, and {model.family.title} reads texts alone")
 
 

@@ -13,7 +13,7 @@ from regard.cli.options import Lang, Say, known, options_in, refuse_idle_seed, s
 from regard.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from regard.generation.text import Written
+    from regard.generation.text import GenerationOutput
     from regard.models.model import Model
     from regard.tasks.matching import Features, Matched
 
@@ -69,32 +69,32 @@ def add_answer(app: typer.Typer, lang: Lang) -> None:
         tasks = ["visual-question-answering", "image-text-to-text"]
         opened = open_model(model, "answer", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "answer")
-        from regard.generation.config import Wishes
+        from regard.generation.config import GenerationConfig
         from regard.tasks.captioning import answer_parts
 
-        wishes = Wishes(
-            new_tokens=new_tokens,
+        config = GenerationConfig(
+            max_new_tokens=new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            beams=beams,
+            num_beams=beams,
             seed=seed,
-            stop=stop or (),
-            ignore=ignore or (),
+            stop_strings=tuple(stop or ()),
+            ignore=tuple(ignore or ()),
         )
-        refuse_idle_seed(opened, wishes)
+        refuse_idle_seed(opened, config)
         made = gather(
             "answer",
-            lambda tell: answer_parts(opened, given, question, wishes, on_token=tell),
+            lambda tell: answer_parts(opened, given, question, config, on_token=tell),
             None if json_ else lambda one: " ".join(one.text.split()),
         )
         if json_:
             print(_answers_json(model, picture, question, made))
 
 
-def _answers_json(model: str, picture: str, questions: list[str], made: "list[Written]") -> str:
+def _answers_json(model: str, picture: str, questions: list[str], made: "list[GenerationOutput]") -> str:
     answers = [
         {
             "question": question,
@@ -164,26 +164,26 @@ def add_caption(app: typer.Typer, lang: Lang) -> None:
         tasks = ["image-to-text", "image-text-to-text"]
         opened = open_model(model, "caption", tasks, dtype=dtype, device=device, ignore=ignore or ())
         require_sight(opened, "caption")
-        from regard.generation.config import Wishes
+        from regard.generation.config import GenerationConfig
         from regard.tasks.captioning import caption_parts
 
-        wishes = Wishes(
-            new_tokens=new_tokens,
+        config = GenerationConfig(
+            max_new_tokens=new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            beams=beams,
+            num_beams=beams,
             seed=seed,
-            stop=stop or (),
-            ignore=ignore or (),
+            stop_strings=tuple(stop or ()),
+            ignore=tuple(ignore or ()),
         )
-        refuse_idle_seed(opened, wishes)
+        refuse_idle_seed(opened, config)
         begun = _begun(opened, prompt)
         made = gather(
             "caption",
-            lambda tell: caption_parts(opened, pictures, prompt, wishes, on_token=tell),
+            lambda tell: caption_parts(opened, pictures, prompt, config, on_token=tell),
             None if json_ else lambda one: " ".join((begun + one.text).split()),
         )
         if json_:
@@ -203,7 +203,7 @@ def _begun(model: "Model", prompt: str | None) -> str:
     return prompt or ""
 
 
-def _captions_json(model: str, names: list[str], made: "list[Written]") -> str:
+def _captions_json(model: str, names: list[str], made: "list[GenerationOutput]") -> str:
     captions = [
         {
             "picture": name,

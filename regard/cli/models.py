@@ -16,7 +16,7 @@ from regard.cli.terminal import Terminal
 if TYPE_CHECKING:
     import torch
 
-    from regard.generation.text import Written
+    from regard.generation.text import GenerationOutput
     from regard.models.family import Family
     from regard.models.model import Model
     from regard.session.session import Session
@@ -154,16 +154,16 @@ def _dtype(dtype: str | None, device: str) -> "torch.dtype | None":
     return None if dtype is None else getattr(torch, dtype)
 
 
-Begin = Callable[[Callable[[int], None]], "Iterator[list[Written]]"]
+Begin = Callable[[Callable[[int], None]], "Iterator[list[GenerationOutput]]"]
 """Begins to write; told whom to tell the steps."""
 
 
-def gather(title: str, begin: Begin, line: "Callable[[Written], str] | None") -> "list[Written]":
+def gather(title: str, begin: Begin, line: "Callable[[GenerationOutput], str] | None") -> "list[GenerationOutput]":
     """All that is written, each printed as a line when it is there, while a bar shows how far.
 
-    >>> from regard.generation.text import Written
+    >>> from regard.generation.text import GenerationOutput
     >>> import torch
-    >>> made = [Written("", text, torch.tensor([5]), "eos") for text in ("a cat", "a mat")]
+    >>> made = [GenerationOutput("", text, torch.tensor([5]), "eos") for text in ("a cat", "a mat")]
     >>> len(gather("caption", lambda tell: iter([made[:1], made[1:]]), str))
     a cat
     a mat
@@ -171,7 +171,7 @@ def gather(title: str, begin: Begin, line: "Callable[[Written], str] | None") ->
 
     line: how one is printed, None for not at all.
     """
-    made: list[Written] = []
+    made: list[GenerationOutput] = []
     ticks: list[Tick] = []
     parts = begin(lambda steps: ticks[-1](steps, None))
     while True:

@@ -10,7 +10,7 @@ import typer
 from typer.models import OptionInfo
 
 if TYPE_CHECKING:
-    from regard.generation.config import Wishes
+    from regard.generation.config import GenerationConfig
     from regard.models.model import Model
 
 Lang = Literal["en", "ko"]
@@ -148,12 +148,12 @@ def writing_options_in(lang: Lang) -> WritingOptions:
     )
 
 
-def refuse_idle_seed(model: "Model", wishes: "Wishes") -> None:
-    """Raise ValueError for a seed where nothing is drawn, neither by the wishes nor by the checkpoint's settings."""
-    from regard.generation.text import defaults_of
+def refuse_idle_seed(model: "Model", config: "GenerationConfig") -> None:
+    """Raise ValueError for a seed where nothing is drawn, neither by the options nor by the checkpoint's settings."""
+    from regard.generation.text import merged_config
 
-    if wishes.seed is not None and not wishes.choice(defaults_of(model, wishes)).samples:
+    if config.seed is not None and not merged_config(model, config).samples:
         raise ValueError(
-            f"--seed {wishes.seed} is of draws, and here the likeliest token is taken: leave it out, or draw with "
+            f"--seed {config.seed} is of draws, and here the likeliest token is taken: leave it out, or draw with "
             "--temperature, --top-k, --top-p or --min-p"
         )

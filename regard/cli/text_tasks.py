@@ -18,8 +18,8 @@ from regard.cli.terminal import Terminal, print_matrix
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.generation.config import Wishes
-    from regard.generation.text import Written
+    from regard.generation.config import GenerationConfig
+    from regard.generation.text import GenerationOutput
     from regard.models.model import Model
     from regard.tasks.text import Classified, Filled
 
@@ -90,13 +90,13 @@ def add_classify(app: typer.Typer, lang: Lang) -> None:
         tasks = [*LABELS, *HEADLESS] if named is None else HEADLESS
         opened = open_model(model, "classify", tasks, dtype=dtype, device=device, ignore=ignore or ())
         from regard.models.dual_encoder import DualModel
-        from regard.tasks.images import looks
+        from regard.tasks.images import has_vision
 
         if named is not None and not isinstance(opened, DualModel):
             raise ValueError(NEEDED.format(opened.family.title, ", which does not compare pictures with texts"))
-        if not looks(opened):
+        if not has_vision(opened):
             refuse_pictures(given, opened.family.title)
-        things = read_pictures(given, file) if looks(opened) else read_texts(given, file)
+        things = read_pictures(given, file) if has_vision(opened) else read_texts(given, file)
         found = opened.classify(things, labels=named, prompt=prompt, truncate=truncate)
         if json_:
             print(_classes_json(model, [one if isinstance(one, str) else "-" for one in things], found))
@@ -123,14 +123,14 @@ def _labels(labels: str | None) -> list[str] | None:
 
 def _print_classes(found: "Classified", say: Say) -> None:
     """Every label of one thing; the likeliest of several. Of a thousand labels of a picture, the likeliest ten."""
-    from regard.tasks.text import MOST_SHOWN, ranking
+    from regard.tasks.text import MAX_LABELS, ranking
 
     of = say(found.of, {"text": "텍스트", "picture": "이미지"}[found.of])
     measure = say(found.measure, {"probability": "확률", "value": "값"}[found.measure])
     headers, rows = ranking(found.probabilities, found.texts, found.labels, (of, say("label", "레이블"), measure))
-    more = len(rows) - MOST_SHOWN
-    if found.of == "picture" and len(found) == 1 and more > 0:
-        rows = [*rows[:MOST_SHOWN], [say(f"… {more} more; --json has all", f"… {more}개 더, 전체는 --json"), ""]]
+    more = len(rows) - MAX_LABELS
+    if found.of == "image" and len(found) == 1 and more > 0:
+        rows = [*rows[:MAX_LABELS], [say(f"… {more} more; --json has all", f"… {more}개 더, 전체는 --json"), ""]]
     Terminal().print(tables.text(headers, rows))
 
 
@@ -387,28 +387,28 @@ def add_generate(app: typer.Typer, lang: Lang) -> None:
         tasks = ["text-generation", "text2text-generation", "image-text-to-text"]
         opened = open_model(model, "generate", tasks, dtype=dtype, device=device, ignore=ignore or ())
         _check_sight(opened, pictures)
-        from regard.generation.config import Wishes
-        from regard.generation.text import beams_of
+        from regard.generation.config import GenerationConfig
+        from regard.generation.text import merged_config
 
-        wishes = Wishes(
-            new_tokens=new_tokens,
+        config = GenerationConfig(
+            max_new_tokens=new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            beams=beams,
+            num_beams=beams,
             seed=seed,
-            stop=stop or (),
-            ignore=ignore or (),
+            stop_strings=tuple(stop or ()),
+            ignore=tuple(ignore or ()),
         )
-        refuse_idle_seed(opened, wishes)
+        refuse_idle_seed(opened, config)
         if json_:
-            print(_generated_json(model, _written(opened, prompts, wishes, pictures)))
-        elif len(prompts) == 1 and beams_of(opened, wishes) == 1:
-            _stream(opened, prompts[0], wishes, pictures)
+            print(_generated_json(model, _written(opened, prompts, config, pictures)))
+        elif len(prompts) == 1 and (merged_config(opened, config).num_beams or 1) == 1:
+            _stream(opened, prompts[0], config, pictures)
         else:
-            for written in _written(opened, prompts, wishes, pictures):
+            for written in _written(opened, prompts, config, pictures):
                 print(written.text)
 
 
@@ -424,31 +424,33 @@ def _pictures(typed: list[str] | None, prompts: Sequence[str]) -> list[str | byt
 
 
 def _check_sight(model: "Model", pictures: Sequence[object]) -> None:
-    from regard.tasks.images import looks
+    from regard.tasks.images import has_vision
 
-    if pictures and not looks(model):
+    if pictures and not has_vision(model):
         raise ValueError(
             f"--picture is for models that write about pictures (LLaVA, Idefics), and {model.family.title} reads texts "
             "alone: leave it out"
         )
 
 
-def _written(model: "Model", prompts: list[str], wishes: "Wishes", pictures: list[str | bytes]) -> "list[Written]":
-    from regard.generation.text import write
+def _written(
+    model: "Model", prompts: list[str], config: "GenerationConfig", pictures: list[str | bytes]
+) -> "list[GenerationOutput]":
+    from regard.generation.text import generate_text
 
     with bar("generate") as tick:
         given = [pictures] if pictures else None  # of the one prompt that there is then
-        made = write(model, prompts, wishes, lambda steps: tick(steps, wishes.new_tokens), given)
+        made = generate_text(model, prompts, config, given, lambda steps: tick(steps, config.max_new_tokens))
     assert isinstance(made, list)
     return made
 
 
-def _stream(model: "Model", prompt: str, wishes: "Wishes", pictures: list[str | bytes]) -> None:
+def _stream(model: "Model", prompt: str, config: "GenerationConfig", pictures: list[str | bytes]) -> None:
     """Print pieces as they come, after the prompt where a person reads along; a line begun is ended, come what may."""
-    from regard.generation.text import stream
+    from regard.generation.text import stream_text
     from regard.models.encoder_decoder import EncoderDecoder
 
-    pieces, out = stream(model, prompt, wishes, pictures or None), Terminal()
+    pieces, out = stream_text(model, prompt, config, pictures or None), Terminal()
     first = next(pieces, "")  # what is wrong is told before anything is printed
     try:
         if out.room is not None and not isinstance(model, EncoderDecoder):
@@ -459,7 +461,7 @@ def _stream(model: "Model", prompt: str, wishes: "Wishes", pictures: list[str | 
         print()
 
 
-def _generated_json(model: str, made: "list[Written]") -> str:
+def _generated_json(model: str, made: "list[GenerationOutput]") -> str:
     texts = [
         {"prompt": one.prompt, "text": one.text, "ids": one.ids.tolist(), "reason": one.reason, "score": one.score}
         for one in made

@@ -6,53 +6,24 @@
 
 Token ids equal those of `transformers`, ties included: the numbers are added in the same order and the same −1e9 stands
 for "not a candidate". A hypothesis's score is its summed log probability ÷ (number of new tokens) ** length_penalty.
-
-It does not know where logits come from, nor which filters run on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regard.generation.sampling import Choice, Filters, check_whole
+from regard.generation.config import GenerationConfig
+from regard.generation.sampling import LogitsFilters
 from regard.generation.state import Decoder, S
 from regard.op import tell_beams
 
-__all__ = ["Beams", "Hypotheses", "beam_search"]
+__all__ = ["Hypotheses", "beam_search"]
 
 NONE = -1e9  # added to the score of what is not a candidate
-
-
-@dataclass(frozen=True)
-class Beams:
-    """How beams are kept and compared.
-
-    >>> Beams(4, length_penalty=2.0, early_stopping=True)
-    Beams(width=4, length_penalty=2.0, early_stopping=True, returned=1)
-
-    width: beams for each row.  length_penalty: the power of a hypothesis's length that divides its score; above 0
-    favours long ones, below 0 short ones.  returned: hypotheses given for each row, best first.
-    early_stopping: True: end a row with its `width`-th ended hypothesis.  False: end when the best running beam, at its
-    present length, no longer beats the worst that ended.  "never": the same at the most favourable length to come.
-    """
-
-    width: int
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    returned: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("beams", self.width, 1)
-        check_whole("the number of returned hypotheses", self.returned, 1)
-        if self.returned > self.width:
-            raise ValueError(f"{self.width} beams give at most {self.width} hypotheses, {self.returned} were asked for")
-        if self.early_stopping not in (True, False, "never"):
-            raise ValueError(f"early_stopping is True, False or 'never', got {self.early_stopping!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +64,11 @@ class Candidates:
     ends: Tensor  # (B, C)
     rows: Tensor  # (B, C, T) as of Hypotheses
 
-    def ended(self, beams: Beams, made: int, full: Tensor, hopeful: Tensor) -> Hypotheses:
+    def ended(self, width: int, length_penalty: float, made: int, full: Tensor, hopeful: Tensor) -> Hypotheses:
         """Those that end here, of the first K, in rows that are not full (B, 1) and still hopeful (B, 1)."""
         ends = self.ends.clone()
-        ends[:, beams.width :] = False  # the others are there to go on in their place
-        scores = self.scores / float(made**beams.length_penalty)
+        ends[:, width:] = False  # the others are there to go on in their place
+        scores = self.scores / float(made**length_penalty)
         for barred in (full, ~hopeful, ~ends):
             scores = scores + barred.float() * NONE
         return Hypotheses(self.tokens, torch.full_like(self.parents, made), scores, ends, self.rows)
@@ -111,45 +82,63 @@ class Candidates:
 
 def beam_search(
     decoder: Decoder[S],
-    ids: Tensor,
-    mask: Tensor | None,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    config: GenerationConfig,
     *,
-    beams: Beams,
-    choice: Choice,
-    new_tokens: int,
-    eos: tuple[int, ...],
-    pad: int,
     lengths: Sequence[int],
     on_token: Callable[[int], None] | None = None,
 ) -> Hypotheses:
-    """The best `beams.width` hypotheses of each row of ids (B, N); arguments as in `generate`, which checks them.
+    """The best `num_beams` hypotheses of each row of input_ids (B, N). The prompt is read once per row, not per beam.
 
-    lengths: tokens in each row's prompt, padding left out.  The prompt is read once per row, not once per beam.
+    Args:
+        decoder: reads the prompt and steps.
+        input_ids: (B, N) prompts, checked by `generate`.
+        attention_mask: (B, N), True = token, padding on the left; None if all are tokens.
+        config: with max_new_tokens and pad_token_id set.
+        lengths: number of tokens of each row's prompt, padding left out.
+        on_token: called after each step with the number of steps made.
     """
-    logits, state = decoder.begin(ids, mask, length=ids.shape[1] + new_tokens - 1)  # nobody reads the last token
-    device, (batch, vocab), width = logits.device, logits.shape, beams.width
+    width, new_tokens, pad = config.num_beams or 1, config.max_new_tokens, config.pad_token_id
+    assert new_tokens is not None
+    assert pad is not None
+    length_penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    # 1. Prefill: read each prompt once, then repeat its state for each beam.
+    length = input_ids.shape[1] + new_tokens - 1  # the last token is not read
+    logits, state = decoder.begin(input_ids, attention_mask, length=length)
+    device, (batch, vocabulary) = logits.device, logits.shape
     each = torch.arange(batch, device=device).repeat_interleave(width)  # (B·K,)
     state.keep(each)
     logits = logits[each]  # (B·K, V)
     repeated = [n for n in lengths for _ in range(width)]
-    filters = Filters(choice, vocab=vocab, eos=eos, new_tokens=new_tokens, lengths=repeated, device=device)
-    prompt = (ids if mask is None else torch.where(mask, ids, vocab)).to(device)[each]  # (B·K, N)
+    filters = LogitsFilters(config, vocabulary=vocabulary, lengths=repeated, device=device)
+    tokens = input_ids if attention_mask is None else torch.where(attention_mask, input_ids, vocabulary)
+    prompt = tokens.to(device)[each]  # (B·K, N)
     ended = Hypotheses.none(batch, width, new_tokens, pad, device)
     live = _first(ended)
     hopeful = torch.ones(batch, 1, dtype=torch.bool, device=device)  # can a row still better its worst?
+    # 2. Decode: score every continuation, keep those that end and the best that go on.
     for made in range(1, new_tokens + 1):
         scores = _scored(logits, filters, prompt, live, made - 1)
         found = _candidates(scores, live, filters.eos, made)
-        full = ended.there.all(1, keepdim=True) & (beams.early_stopping is True)  # (B, 1)
-        ended, live = ended.best(found.ended(beams, made, full, hopeful)), found.running(width)
-        hopeful = hopeful & _can_improve(live.scores, ended, beams, made, new_tokens)
+        full = ended.there.all(1, keepdim=True) & (config.early_stopping is True)  # (B, 1)
+        ended = ended.best(found.ended(width, length_penalty, made, full, hopeful))
+        live = found.running(width)
+        # Could a row's best running beam still beat its worst ended hypothesis?
+        final = new_tokens if config.early_stopping == "never" and length_penalty > 0 else made
+        best = live.scores[:, :1] / float(final**length_penalty)
+        worst = torch.where(ended.there, ended.scores.amin(1, keepdim=True), NONE)  # (B, K)
+        hopeful = hopeful & (best > worst).any(1, keepdim=True)
         if on_token is not None:
             on_token(made)
-        if not _goes_on(hopeful, ended, found.ends, beams):
+        stopped = ~hopeful.any() | found.ends.all()
+        if config.early_stopping is True:
+            stopped = stopped | ended.there.all()
+        if bool(stopped):  # waits for the device
             break
         state.keep((live.parents + width * torch.arange(batch, device=device)[:, None]).flatten())
         logits = decoder.step(state, live.tokens[:, :, made - 1].flatten())
-    tell_beams(ended.rows[:, : beams.returned].flatten(0, 1), made)
+    tell_beams(ended.rows[:, : config.num_return_sequences or 1].flatten(0, 1), made)
     return ended
 
 
@@ -160,10 +149,10 @@ def _first(empty: Hypotheses) -> Candidates:
     return Candidates(empty.tokens, scores, torch.zeros_like(empty.lengths), empty.there, empty.rows)
 
 
-def _scored(logits: Tensor, filters: Filters, prompt: Tensor, live: Candidates, made: int) -> Tensor:
+def _scored(logits: Tensor, filters: LogitsFilters, prompt: Tensor, live: Candidates, made: int) -> Tensor:
     """Summed log probabilities (B, K·V) of every continuation."""
     seen = prompt
-    if filters.reads_seen:
+    if filters.reads_tokens:
         seen = torch.cat([prompt, live.tokens[:, :, :made].flatten(0, 1)], 1)  # (B·K, N + made)
     steps = filters(logits.float().log_softmax(-1), seen, made)  # (B·K, V)
     return (steps.view(*live.scores.shape, -1) + live.scores[:, :, None]).flatten(1)
@@ -182,22 +171,6 @@ def _candidates(scores: Tensor, live: Candidates, eos: Tensor, made: int) -> Can
     rows[:, :, made - 1] = each if made == 1 else each * width + parents  # the prompt is read once for all beams
     ends = torch.isin(chosen, eos)
     return Candidates(tokens, best, parents, ends if made < room else torch.ones_like(ends), rows)
-
-
-def _can_improve(scores: Tensor, ended: Hypotheses, beams: Beams, made: int, room: int) -> Tensor:
-    """Could a row's best running beam still beat its worst ended hypothesis? (B, 1)"""
-    length = room if beams.early_stopping == "never" and beams.length_penalty > 0 else made
-    best = scores[:, :1] / float(length**beams.length_penalty)
-    worst = torch.where(ended.there, ended.scores.amin(1, keepdim=True), NONE)  # (B, K)
-    return (best > worst).any(1, keepdim=True)
-
-
-def _goes_on(hopeful: Tensor, ended: Hypotheses, ends: Tensor, beams: Beams) -> bool:
-    """Has any row something to gain, and a beam to gain it with? Waits for the device."""
-    stopped = ~hopeful.any() | ends.all()
-    if beams.early_stopping is True:
-        stopped = stopped | ended.there.all()
-    return not bool(stopped)
 
 
 def _taken(tokens: Tensor, places: Tensor) -> Tensor:

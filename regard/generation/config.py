@@ -1,16 +1,16 @@
-"""Generation options: what the caller asks for, merged with generation_config.json."""
+"""Generation options: what the caller sets, merged with the checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, cast
 
-from regard.generation.beam_search import Beams
-from regard.generation.sampling import Choice, check_whole
-from regard.generation.stopping import read_eos, read_stop
+import torch
+
+from regard import checks
 
 READ = frozenset(
     [
@@ -95,329 +95,432 @@ HARMLESS = frozenset(
         "use_mtp",
     ]
 )
-WHOLE = {"max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0, "num_beams": 1}
-WHOLE |= {"no_repeat_ngram_size": 0}
-"""Keys of whole numbers, and the least there may be."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-NO_BEAMS = Beams(1)
-MOST_BEAMS = 1000  # each takes a row of the batch; whoever wants more says so in the call
-MOST_TOKENS = 2**31  # some files have −1 for none
+FIELD = {"eos_token_id": "eos_token_ids", "bad_words_ids": "suppress_tokens"}  # where a file's key is named otherwise
+MAX_NEW_TOKENS = 50  # where neither the caller nor the checkpoint sets a limit
+MAX_FILE_BEAMS = 1000  # each beam takes a row of the batch; a caller may ask for more, a file may not
+MAX_TOKEN = 2**31  # some files have −1 for none
 TOP_K = 50  # what transformers samples among where a checkpoint samples and does not say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """What a checkpoint says of generating; None or the neutral value where it says nothing.
+class GenerationConfig:
+    """How to generate. A field left at None takes the checkpoint's generation_config.json, then the default.
 
-    >>> Defaults.read({"num_beams": 4, "max_length": 142, "eos_token_id": [2, 7]}, {}).beams.width
-    4
-    >>> Defaults.read({"typical_p": 0.9}, {})
-    Traceback (most recent call last):
-        ...
-    ValueError: generation_config.json asks for typical_p = 0.9, which changes the text and is not offered. To go on \
-without, name it: ignore=["typical_p"]
+    >>> GenerationConfig(temperature=0.7, top_p=0.9).samples, GenerationConfig(num_beams=4).samples
+    (True, False)
 
-    new_tokens, max_length: how many new tokens, or tokens with the prompt's, at most.  samples: is a token drawn.
-    eos: tokens that end a text.  start: what a decoder begins with.  The others as in `Choice` and `generate`.
-    files: the file that each key was read from.
+    Padding of the prompt is neither counted nor penalised, unlike in `transformers`, where it is both.
+
+    Args:
+        max_new_tokens: limit on new tokens; default 50, or fewer if the model has no more positions.
+        max_length: limit on tokens with the prompt's; max_new_tokens overrules it.
+        min_new_tokens: no end token before so many new tokens.
+        min_length: no end token before so many tokens, the prompt's included.
+        do_sample: draw tokens; by default if temperature is above 0, or top_k, top_p or min_p is set.
+        temperature: logits are divided by it; 0 is greedy, above 0 samples; default 1 when sampling.
+        top_k: sample among the k most likely tokens; 0 is off.
+        top_p: sample among the most likely tokens that together reach this probability; 1 is off.
+        min_p: sample among tokens at least min_p times as likely as the most likely; 0 is off.
+        repetition_penalty: divides the logits of tokens that have occurred, prompt included; 1 is off.
+        no_repeat_ngram_size: no n tokens occur twice in the same order, prompt included; 0 is off.
+        suppress_tokens: tokens that are never chosen.
+        forced_bos_token_id: the token after a prompt of one token, as a decoder's start token is.
+        forced_eos_token_id: the token at the last place, if a row gets there.
+        num_beams: beam width; 1 means no beam search.
+        length_penalty: power of the length that divides a beam's score; above 0 favours long texts; default 1.
+        early_stopping: True: end a row at its num_beams-th ended hypothesis. False: end when the best running beam, at
+            its present length, cannot beat the worst ended one. "never": the same at the most favourable length.
+        num_return_sequences: hypotheses returned for each row, best first.
+        stop_strings: stop as soon as one of these appears in the text.
+        eos_token_ids: tokens that end a text; an int or several.
+        pad_token_id: the token written after a row's end.
+        bos_token_id: the token that stands for an empty prompt.
+        decoder_start_token_id: the token that the decoder of an encoder-decoder begins with.
+        seed: the same seed gives the same draws. The draw of row i at step t depends on seed, i and t alone (and on
+            the kind of device). None takes a seed from torch's generator.
+        ignore: keys of generation_config.json to ignore.
+        sources: the file that each key was read from, for error messages.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: a number out of its range.
     """
 
-    new_tokens: int | None = None
+    max_new_tokens: int | None = None
     max_length: int | None = None
-    min_new: int = 0
-    min_length: int = 0
-    samples: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    banned: tuple[int, ...] = ()
-    forced_first: int | None = None
-    forced_last: int | None = None
-    beams: Beams = NO_BEAMS
-    stop: tuple[str, ...] = ()
-    eos: tuple[int, ...] = ()
-    pad: int | None = None
-    bos: int | None = None
-    start: int | None = None
-    files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def read(
-        cls, generation: Mapping[str, Any] | None, config: Mapping[str, Any], *, ignore: Iterable[str] = ()
-    ) -> Defaults:
-        """From generation_config.json, None if there is none, and config.json.
-
-        Where there is the one, the other only says which tokens are which.  ignore: keys to go on without.
-
-        Raises ValueError for values that cannot be used, and for keys that change the text and are not understood.
-        """
-        if isinstance(ignore, str):  # whose letters would be taken for keys
-            raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r:.80}]")
-        ignored = set(ignore)
-        if generation is None:
-            known = READ | NEUTRAL.keys()
-            where, values = "config.json", {key: value for key, value in config.items() if key in known}
-        else:
-            where, values = "generation_config.json", {**{key: config.get(key) for key in TOKENS}, **_said(generation)}
-        values = {key: value for key, value in values.items() if key not in ignored}
-        _refuse(values, where)
-        other = () if generation is None else TOKENS  # of config.json, where this file is silent
-        files = {key: "config.json" if key in other and key not in _said(generation or {}) else where for key in values}
-        try:
-            return cls._of(_said(values), files)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from None
-
-    @classmethod
-    def _of(cls, values: Mapping[str, Any], files: Mapping[str, str]) -> Defaults:
-        get = values.get
-        eos, samples = read_eos(get("eos_token_id")), get("do_sample", False)
-        if not isinstance(samples, bool):
-            raise ValueError(f"do_sample must be true or false, got {samples!r:.60}")
-        for key, least in WHOLE.items():
-            check_whole(key, get(key), least)
-        if get("num_beams", 1) > MOST_BEAMS:
-            raise ValueError(f"num_beams is {get('num_beams')}, and a file may ask for at most {MOST_BEAMS}")
-        made = cls(
-            new_tokens=get("max_new_tokens"),
-            max_length=get("max_length"),
-            min_new=get("min_new_tokens", 0),
-            min_length=0 if get("min_new_tokens") is not None else get("min_length", 0),
-            samples=samples,
-            temperature=get("temperature", 1.0),
-            top_k=_on(get("top_k", TOP_K if samples else None)),
-            top_p=get("top_p"),
-            min_p=get("min_p"),
-            repetition_penalty=get("repetition_penalty", 1.0),
-            no_repeat_ngram=get("no_repeat_ngram_size", 0),
-            banned=_banned(get("bad_words_ids", []), get("suppress_tokens", []), eos),
-            forced_first=_token("forced_bos_token_id", get("forced_bos_token_id")),
-            forced_last=_token("forced_eos_token_id", get("forced_eos_token_id")),
-            beams=Beams(get("num_beams", 1), _number("length_penalty", values), get("early_stopping", False)),
-            stop=read_stop(get("stop_strings", ())),
-            eos=eos,
-            pad=_token("pad_token_id", get("pad_token_id")),
-            bos=_token("bos_token_id", get("bos_token_id")),
-            start=_token("decoder_start_token_id", get("decoder_start_token_id")),
-            files=files,
-        )
-        Choice(repetition_penalty=made.repetition_penalty)  # each refuses what is out of range, here with the file
-        if samples:
-            Choice(temperature=made.temperature, top_k=made.top_k, top_p=made.top_p, min_p=made.min_p)
-        return made
-
-    def asks_for(self, keys: Sequence[str]) -> str:
-        """Who asks for what these keys say, for an error that would else blame the caller.
-
-        >>> Defaults.read({"num_beams": 2, "do_sample": True}, {}).asks_for(["num_beams", "do_sample"])
-        'generation_config.json asks for it (num_beams, do_sample)'
-        """
-        files = dict.fromkeys(self.files.get(key, "the checkpoint") for key in keys)
-        return f"{' and '.join(files)} asks for it ({', '.join(keys)})"
-
-    def check_tokens(self, vocabulary: int) -> None:
-        """Raise ValueError for tokens that the checkpoint ends a text with, bans or forces, and that do not exist.
-
-        vocabulary: how many tokens there are.
-        """
-        named = {"eos_token_id": self.eos, "forced_bos_token_id": (self.forced_first,)}
-        named |= {"forced_eos_token_id": (self.forced_last,)}
-        named |= {key: self.banned for key in ("bad_words_ids", "suppress_tokens") if key in self.files}
-        for key, tokens in named.items():
-            outside = [token for token in tokens if token is not None and token >= vocabulary]
-            if outside:
-                raise ValueError(
-                    f"{self.files.get(key, 'the checkpoint')}: {key} names token {outside[0]}, and the model's are 0 "
-                    f'to {vocabulary - 1}. To go on without, name it: ignore=["{key}"]'
-                )
-
-
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _refuse(values: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError for keys that change the text in a way that is not offered, or whose meaning is not known."""
-    unknown = {
-        key: value
-        for key, value in values.items()
-        if key not in READ and key not in HARMLESS and value not in (None, [], {}, NEUTRAL.get(key))
-    }
-    if unknown:
-        said = ", ".join(f"{key} = {value!r:.60}" for key, value in unknown.items())
-        which = "them" if len(unknown) > 1 else "it"
-        raise ValueError(
-            f"{where} asks for {said}, which changes the text and is not offered. "
-            f"To go on without, name {which}: ignore={json.dumps(list(unknown))}"
-        )
-
-
-def _on(value: int | None) -> int | None:
-    """0 switches it off."""
-    return value or None
-
-
-def _number(key: str, values: Mapping[str, Any]) -> float:
-    """A finite number, 1 where nothing is said."""
-    value = values.get(key, 1.0)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
-        raise ValueError(f"{key} must be a number, got {value!r:.60}")
-    return value
-
-
-def _token(name: str, value: object) -> int | None:
-    """One token; some files write it as a list of one."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) > MOST_TOKENS):
-        raise ValueError(f"{name} must be one token, got {value!r:.60}")
-    return value
-
-
-def _banned(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
-    """Tokens never chosen. Words of several cannot be banned; what ends a text is not, as in `transformers`."""
-    if not isinstance(words, list) or not all(isinstance(word, list) for word in words) or not isinstance(tokens, list):
-        raise ValueError("bad_words_ids must be a list of lists of tokens, and suppress_tokens a list of tokens")
-    long = [word for word in words if len(word) != 1]
-    if long:
-        raise ValueError(
-            f'bad_words_ids holds {long[0]!r:.60}, and only single tokens can be banned: ignore=["bad_words_ids"]'
-        )
-    for token in [*(word[0] for word in words), *tokens]:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise ValueError(f"bad_words_ids and suppress_tokens hold tokens, got {token!r:.60} among them")
-    return tuple(dict.fromkeys(word[0] for word in [*words, *([token] for token in tokens)] if word[0] not in eos))
-
-
-NEW_TOKENS = 50  # where neither the caller nor the checkpoint says
-
-T = TypeVar("T")
-
-
-class Wished(TypedDict, total=False):
-    """The arguments of `Model.generate` by name, for the signatures that only a type checker reads."""
-
-    new_tokens: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    beams: int | Beams | None
-    seed: int | None
-    stop: str | Sequence[str]
-    ignore: Sequence[str]
-    on_token: Callable[[int], None] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the caller asks of the text; None where the checkpoint's own setting holds. See `Model.generate`."""
-
-    new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    min_length: int | None = None
+    do_sample: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    beams: int | Beams | None = None
+    no_repeat_ngram_size: int | None = None
+    suppress_tokens: tuple[int, ...] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    num_return_sequences: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    decoder_start_token_id: int | None = None
     seed: int | None = None
-    stop: str | Sequence[str] = ()
-    ignore: Sequence[str] = ()
+    ignore: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def said(self) -> dict[str, Any]:
-        """The wishes that there are, by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+    def __post_init__(self) -> None:
+        normalized = {
+            "ignore": _keys(self.ignore),
+            "stop_strings": read_stop(self.stop_strings),
+            "eos_token_ids": None if self.eos_token_ids is None else read_eos(self.eos_token_ids),
+            "suppress_tokens": None if self.suppress_tokens is None else tuple(self.suppress_tokens),
+        }
+        for name, value in normalized.items():
+            object.__setattr__(self, name, value)
+        for name in ("max_new_tokens", "max_length", "num_beams", "num_return_sequences"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("min_new_tokens", "min_length", "no_repeat_ngram_size", "seed"):
+            check_whole(name, getattr(self, name), 0)
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            check_whole(name, getattr(self, name), 0)
+        for token in self.suppress_tokens or ():
+            check_whole("a token in suppress_tokens", token, 0)
+        for name in ("repetition_penalty", "length_penalty"):
+            _check_number(name, getattr(self, name))
+        if self.repetition_penalty is not None and self.repetition_penalty <= 0:
+            raise ValueError(
+                "repetition_penalty must be positive (1 changes nothing, above 1 discourages), "
+                f"got {self.repetition_penalty}"
+            )
+        if self.num_return_sequences is not None and self.num_return_sequences > (self.num_beams or 1):
+            raise ValueError(
+                f"num_beams={self.num_beams or 1} gives at most as many sequences, "
+                f"and num_return_sequences is {self.num_return_sequences}"
+            )
+        if self.early_stopping not in (None, True, False, "never"):
+            raise ValueError(f"early_stopping is True, False or 'never', got {self.early_stopping!r}")
+        if self.do_sample is not None and not isinstance(self.do_sample, bool):
+            raise TypeError(f"do_sample must be true or false, got {self.do_sample!r:.60}")
+        if self.do_sample is not False:  # a file that does not sample may hold any value for these
+            self._check_sampling()
 
-    def choice(self, said: Defaults) -> Choice:
-        """How tokens are chosen: sampled if the caller asks for it, or the checkpoint does and the caller does not."""
-        temperature, top_k, top_p, min_p = self.temperature, self.top_k, self.top_p, self.min_p
-        if temperature is None:
-            samples = said.samples or bool(top_k) or top_p not in (None, 1) or bool(min_p)  # 0, 1 and 0: switched off
-            temperature = said.temperature if samples else 0.0
-        if temperature != 0:
-            top_k = _first(top_k, said.top_k)
-            top_p, min_p = _first(top_p, said.top_p), _first(min_p, said.min_p)
-        penalty = _first(self.repetition_penalty, said.repetition_penalty)
-        return Choice(
-            temperature=temperature,
-            top_k=None if top_k == 0 else top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=1.0 if penalty is None else penalty,
-            no_repeat_ngram=said.no_repeat_ngram,
-            banned=said.banned,
-            min_new=said.min_new,
-            min_length=said.min_length,
-            forced_first=said.forced_first,
-            forced_last=said.forced_last,
-            seed=self.seed,
+    def _check_sampling(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            _check_number(name, getattr(self, name))
+        check_whole("top_k", self.top_k, 0)
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or a positive number, got {self.temperature}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is a probability in (0, 1], got {self.top_p}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is a share of the largest probability, in [0, 1], got {self.min_p}")
+
+    @classmethod
+    def from_options(cls, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
+        """A config with some fields changed.
+
+        >>> GenerationConfig.from_options(None, {"num_beams": 3}).num_beams
+        3
+
+        Args:
+            config: the config to start from, or None.
+            options: fields of GenerationConfig.
+
+        Raises:
+            TypeError: an option that is no field of GenerationConfig.
+        """
+        unknown = options.keys() - {each.name for each in fields(cls)}
+        if unknown:
+            raise TypeError(f"no such option of generation: {', '.join(sorted(unknown))}")
+        return replace(config or cls(), **options)
+
+    @classmethod
+    def from_files(
+        cls, generation: Mapping[str, Any] | None, config: Mapping[str, Any], *, ignore: Iterable[str] = ()
+    ) -> GenerationConfig:
+        """Read what a checkpoint sets.
+
+        >>> GenerationConfig.from_files({"num_beams": 4, "max_length": 142, "eos_token_id": [2, 7]}, {}).num_beams
+        4
+
+        Args:
+            generation: the values of generation_config.json, or None if there is no such file.
+            config: the values of config.json. Next to a generation_config.json only its special tokens count.
+            ignore: keys to leave out.
+
+        Raises:
+            ValueError: a value that cannot be used, or a key that changes the text and is not supported.
+        """
+        ignored = _keys(ignore)
+        if generation is None:
+            file, tokens = "config.json", {}
+            values = {key: value for key, value in config.items() if key in READ or key in NEUTRAL}
+        else:
+            file, tokens, values = "generation_config.json", {key: config.get(key) for key in TOKENS}, dict(generation)
+        values = {key: value for key, value in values.items() if value is not None and key not in ignored}
+        tokens = {
+            key: value
+            for key, value in tokens.items()
+            if value is not None and key not in values and key not in ignored
+        }
+        _check_supported(values, file)
+        sources = dict.fromkeys(tokens, "config.json") | dict.fromkeys(values, file)
+        try:
+            return cls(**_fields_of(tokens | values), sources=sources)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: {error}") from None
+
+    @property
+    def samples(self) -> bool:
+        """True if tokens are drawn at random."""
+        if self.do_sample is False:
+            return False
+        if self.temperature is not None:
+            return self.temperature > 0
+        return bool(self.do_sample or self.top_k or self.top_p not in (None, 1) or self.min_p)
+
+    def seeded(self) -> GenerationConfig:
+        """The same with a seed, drawn now if there is none and tokens are drawn: several runs then share it.
+
+        >>> GenerationConfig(temperature=1.0, seed=11).seeded().seed, GenerationConfig().seeded().seed
+        (11, None)
+        """
+        return replace(self, seed=random_seed()) if self.samples and self.seed is None else self
+
+    def over(self, checkpoint: GenerationConfig) -> GenerationConfig:
+        """Fill the fields that are None with the checkpoint's values; its stop strings are added.
+
+        The result samples if this config says so, or if it leaves the choice to a checkpoint that does.
+
+        Raises:
+            ValueError: beams together with sampling or stop strings.
+        """
+        own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        values = {**{each.name: getattr(checkpoint, each.name) for each in fields(self)}, **own}
+        set_here = own.keys() - {"stop_strings"}
+        sources = {key: file for key, file in checkpoint.sources.items() if FIELD.get(key, key) not in set_here}
+        values["stop_strings"] = (*self.stop_strings, *checkpoint.stop_strings)
+        if self.max_length is not None and self.max_new_tokens is None:
+            values["max_new_tokens"] = None
+        if self.samples or self.temperature is not None or self.do_sample is not None:
+            values["do_sample"] = self.samples
+            sources.pop("do_sample", None)
+        else:
+            values["do_sample"] = checkpoint.samples
+        if not values["do_sample"]:
+            values |= {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
+        elif values["temperature"] is None:
+            values["temperature"] = 1.0
+        merged = replace(self, **{**values, "sources": sources})
+        merged.check_beams()
+        return merged
+
+    def check_beams(self) -> None:
+        """Raise ValueError for beams together with sampling or stop strings, naming the file that asks for it."""
+        if (self.num_beams or 1) == 1:
+            return
+        if self.samples:
+            raise ValueError(
+                f"beam search with sampling is not supported{self._asked_by('num_beams', 'do_sample')}: "
+                "pass num_beams=1, or temperature=0"
+            )
+        if self.stop_strings:
+            remedy = 'ignore=["stop_strings"]' if "stop_strings" in self.sources else "leave out stop_strings"
+            raise ValueError(
+                f"beam search with stop strings is not supported{self._asked_by('num_beams', 'stop_strings')}: "
+                f"pass num_beams=1, or {remedy}"
+            )
+
+    def _asked_by(self, *keys: str) -> str:
+        """Which file sets which of these keys, for an error; empty if none came from a file."""
+        theirs = [key for key in keys if key in self.sources]
+        files = dict.fromkeys(self.sources[key] for key in theirs)
+        return f", and {' and '.join(files)} sets {', '.join(theirs)}" if theirs else ""
+
+    def token_limit(self, prompt: int, max_positions: int | None) -> int:
+        """How many new tokens at most. Default limits are clipped to the remaining positions.
+
+        The last new token takes no position, since the model does not read it.
+
+        Args:
+            prompt: number of tokens of the prompt.
+            max_positions: of the decoder, or None without a limit.
+
+        Raises:
+            ValueError: more tokens than there are positions, or a prompt as long as max_length.
+        """
+        room = None if max_positions is None else max_positions - prompt + 1
+        if self.max_new_tokens is not None and "max_new_tokens" not in self.sources:
+            if room is not None and self.max_new_tokens > room:
+                raise ValueError(
+                    f"max_new_tokens={self.max_new_tokens} needs {prompt + self.max_new_tokens - 1} positions and the "
+                    f"model has {max_positions}: at most {room} new tokens fit after a prompt of {prompt}"
+                )
+            return self.max_new_tokens
+        limit = self.max_new_tokens
+        if limit is None and self.max_length is not None:
+            limit = self.max_length - prompt
+            if limit <= 0:
+                raise ValueError(
+                    f"the prompt has {prompt} tokens, and max_length, which includes them, is {self.max_length}: "
+                    "pass max_new_tokens, or shorten the prompt"
+                )
+        limit = MAX_NEW_TOKENS if limit is None else limit
+        return limit if room is None else min(limit, room)
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Raise ValueError for end, suppressed or forced tokens that the model does not have.
+
+        Args:
+            vocabulary: number of tokens of the model.
+        """
+        named = {
+            "eos_token_id": self.eos_token_ids or (),
+            "forced_bos_token_id": (self.forced_bos_token_id,),
+            "forced_eos_token_id": (self.forced_eos_token_id,),
+        }
+        suppressed = [key for key in ("bad_words_ids", "suppress_tokens") if key in self.sources] or ["suppress_tokens"]
+        named |= dict.fromkeys(suppressed, self.suppress_tokens or ())
+        for key, tokens in named.items():
+            for token in tokens:
+                if token is not None and token >= vocabulary:
+                    file = f"{self.sources[key]}: " if key in self.sources else ""
+                    remedy = f'. To go on without it: ignore=["{key}"]' if file else ""
+                    raise ValueError(
+                        f"{file}{key} has token {token}, and the model's tokens are 0 to {vocabulary - 1}{remedy}"
+                    )
+        endless = sorted(set(self.suppress_tokens or ()) & set(self.eos_token_ids or ()))
+        if endless:
+            raise ValueError(
+                f"suppress_tokens has the eos token {endless[0]}: leave it out, or delay the end with min_new_tokens"
+            )
+
+
+def _keys(ignore: object) -> tuple[str, ...]:
+    if isinstance(ignore, str):  # whose letters would be taken for keys
+        raise TypeError(f"ignore must be a list of keys, got a str: ignore=[{ignore!r:.80}]")
+    return tuple(cast(Iterable[str], ignore))
+
+
+def _check_supported(values: Mapping[str, Any], file: str) -> None:
+    unknown = {
+        key: value
+        for key, value in values.items()
+        if key not in READ and key not in HARMLESS and value not in ([], {}, NEUTRAL.get(key))
+    }
+    if unknown:
+        listed = ", ".join(f"{key} = {value!r:.60}" for key, value in unknown.items())
+        raise ValueError(
+            f"{file} sets {listed}, which changes the text and is not supported. "
+            f"To go on without: ignore={json.dumps(list(unknown))}"
         )
 
-    def count(self, said: Defaults, start: int, most: int | None) -> int:
-        """How many new tokens at most. What nobody asked for by number gives way to the positions there are.
 
-        start: tokens of the prompt.  most: positions of who decodes, None without a limit. The last new token takes no
-        position: nobody reads it. Raises ValueError where there is no room.
-        """
-        room = None if most is None else most - start + 1
-        if self.new_tokens is not None:
-            self.check_count()
-            if room is not None and self.new_tokens > room:  # told here, before a stream is asked for its first piece
-                raise ValueError(
-                    f"{start + self.new_tokens - 1} positions are asked for, and the model has {most}: ask for fewer "
-                    f"new tokens, at most {room} after a prompt of {start}"
-                )
-            return self.new_tokens
-        if said.new_tokens is None and said.max_length is not None and said.max_length <= start:
-            raise ValueError(
-                f"the prompt has {start} tokens, and the checkpoint's max_length is {said.max_length} with the "
-                "prompt's: say how many new_tokens, or shorten the prompt"
-            )
-        of_length = NEW_TOKENS if said.max_length is None else said.max_length - start
-        new = of_length if said.new_tokens is None else said.new_tokens
-        return new if room is None else min(new, room)
-
-    def check_count(self) -> None:
-        """Raise TypeError or ValueError for new_tokens that are no number of tokens, whatever the prompt."""
-        if self.new_tokens is not None:
-            check_whole("new_tokens", self.new_tokens, 1)
-
-    def searched(self, said: Defaults) -> Beams:
-        """The caller's number of beams, compared as the checkpoint compares them; a `Beams` says all itself."""
-        if self.beams is None:
-            return said.beams
-        if isinstance(self.beams, Beams):
-            if self.beams.returned != 1:
-                raise ValueError(
-                    f"one text is written for each prompt, and beams asks for {self.beams.returned}: returned=1"
-                )
-            return self.beams
-        return Beams(self.beams, said.beams.length_penalty, said.beams.early_stopping)
-
-    def check_beams(self, said: Defaults) -> None:
-        """Refuse what the checkpoint asks for and is not offered with beams: `generate` would blame the caller for it.
-
-        Raises ValueError with the file and its keys.
-        """
-        if self.searched(said).width == 1:
-            return
-        theirs, samples = ["num_beams"] if self.beams is None else [], self.choice(said).samples
-        keys = theirs + ([] if self.choice(Defaults()).samples else ["do_sample"])
-        if samples and keys:
-            raise ValueError(
-                f"beams with sampling are not offered, and {said.asks_for(keys)}: give beams=1, or temperature=0"
-            )
-        keys = theirs + (["stop_strings"] if said.stop else [])
-        if (self.stop or said.stop) and keys:
-            without = 'ignore=["stop_strings"]' if said.stop else "leave out stop"
-            raise ValueError(
-                f"beams with stop strings are not offered, and {said.asks_for(keys)}: give beams=1, or {without}"
-            )
+def _fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of GenerationConfig for the keys of a file."""
+    found = {key: value for key, value in values.items() if key in READ}
+    eos = read_eos(found.pop("eos_token_id", None))
+    words, tokens = found.pop("bad_words_ids", []), found.pop("suppress_tokens", [])
+    found["do_sample"] = found.get("do_sample", False)
+    if found["do_sample"] is True:
+        found.setdefault("top_k", TOP_K)
+    if "min_new_tokens" in found:
+        found.pop("min_length", None)
+    if isinstance(beams := found.get("num_beams"), int) and beams > MAX_FILE_BEAMS:
+        raise ValueError(f"num_beams is {beams}, and a file may ask for at most {MAX_FILE_BEAMS}")
+    for key in ("forced_bos_token_id", "forced_eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        if key in found:
+            found[key] = _single_token(key, found[key])
+    suppressed = _suppressed(words, tokens, eos)
+    return found | {"eos_token_ids": eos or None, "suppress_tokens": suppressed or None}
 
 
-def _first(asked: T | None, said: T | None) -> T | None:
-    return said if asked is None else asked
+def _single_token(key: str, value: object) -> int:
+    """One token; some files write it as a list of one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_TOKEN:
+        raise ValueError(f"{key} must be one token, got {value!r:.60}")
+    return value
+
+
+def _suppressed(words: Any, tokens: Any, eos: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens of bad_words_ids and suppress_tokens. End tokens are not suppressed, as in `transformers`."""
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words) or not isinstance(tokens, list):
+        raise ValueError("bad_words_ids must be a list of lists of tokens, and suppress_tokens a list of tokens")
+    long = [word for word in words if len(word) != 1]
+    if long:
+        raise ValueError(
+            f'bad_words_ids has {long[0]!r:.60}, and only single tokens can be suppressed: ignore=["bad_words_ids"]'
+        )
+    single = [*(word[0] for word in words), *tokens]
+    for token in single:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ValueError(f"bad_words_ids and suppress_tokens hold tokens, got {token!r:.60} among them")
+    return tuple(dict.fromkeys(token for token in single if token not in eos))
+
+
+def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    """End tokens, each once, in order: none, one or several.
+
+    >>> read_eos(2), read_eos([5, 2, 5]), read_eos(None)
+    ((2,), (5, 2), ())
+    """
+    if not isinstance(eos, int | Sequence | None):
+        raise TypeError(f"an eos token must be a whole number, several are a list of them; got {eos!r:.60}")
+    tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    for token in tokens:
+        if token is None:
+            raise TypeError("an eos token must be a whole number, got None")
+        check_whole("an eos token", token, 0)
+    return tuple(dict.fromkeys(tokens))
+
+
+def read_stop(stop_strings: str | Sequence[str]) -> tuple[str, ...]:
+    r"""Stop strings: none, one or several.
+
+    >>> read_stop("\n\n"), read_stop(["User:", "###"]), read_stop(())
+    (('\n\n',), ('User:', '###'), ())
+    """
+    if not isinstance(stop_strings, (str, Sequence)):
+        raise TypeError(
+            f"stop_strings must be a str or a list of them, got {type(stop_strings).__name__}: {stop_strings!r:.80}"
+        )
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    for string in strings:
+        if not isinstance(string, str):
+            raise TypeError(f"a stop string must be a str, got {type(string).__name__}: {string!r:.80}")
+        if not string:
+            raise ValueError("a stop string must not be empty: every text holds the empty one")
+    return strings
+
+
+def random_seed() -> int:
+    """A seed from torch's generator, so that torch.manual_seed reaches it."""
+    return int(torch.randint(2**62, ()))
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise unless value is None or a whole number of at least `least`.
+
+    >>> check_whole("top_k", -1, 0)
+    Traceback (most recent call last):
+    ValueError: top_k must be at least 0, got -1
+    """
+    if value is not None:
+        checks.check_int(name, value, least)
+
+
+def _check_number(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r:.80}")
+    if not isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")

@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from regard.data.images import Source, is_batch, numbered
-from regard.data.tokenizer import Tokenizer
-from regard.generation.beam_search import Beams
-from regard.generation.config import Defaults, Wishes
-from regard.generation.loop import Stream, generate
-from regard.generation.sampling import Choice
+from regard.generation.config import GenerationConfig
+from regard.generation.loop import generate, stream
 from regard.generation.state import Decoder
-from regard.generation.stopping import Decode, Reason, read_stop
+from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
-from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.family import GENERATION_TASKS
-from regard.models.flamingo import FlamingoModel
-from regard.models.model import Model
-from regard.models.text import TextModel
-from regard.models.vision_language import PictureWriter
-from regard.tasks.eval_mode import one_by_one
-from regard.tasks.images import Several, read_pictures, spoken, without_special
-from regard.tasks.inputs import positions, require
+from regard.tasks.images import Several, expand_prompt, read_images, without_special
+from regard.tasks.inputs import iterate_in_eval_mode, max_text_positions, reads_image_prompts, require
 
-ANCHOR = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
+if TYPE_CHECKING:
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.model import Model
+    from regard.models.text import TextModel
+
+CONTEXT = 8  # tokens of the prompt among which a whole character ends: two of at most 4 bytes each
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
-    """What a model wrote; printing it prints the text.
+class GenerationOutput:
+    """The text that a model generated after one prompt; printing it prints the text.
 
     >>> import torch
-    >>> print(Written("The cat", " sat.", torch.tensor([332, 13]), "eos"))
+    >>> print(GenerationOutput("The cat", " sat.", torch.tensor([332, 13]), "eos"))
      sat.
 
-    text: the new text, without end token and stop string.  ids: (n,) new tokens, on the CPU, an end token included.
-    reason: why it ended: "eos", "stop" or "length".  score: of beams: summed log probability by length, else None.
+    Attributes:
+        prompt: the prompt.
+        text: the new text, without end token and stop string.
+        ids: (n,) new tokens, on the CPU, an end token included.
+        reason: why it ended: "eos", "stop" or "length".
+        score: of beam search: summed log probability by length, else None.
     """
 
     prompt: str
@@ -53,49 +52,38 @@ class Written:
         return self.text
 
     def __repr__(self) -> str:
-        return f"Written({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
+        return f"GenerationOutput({self.text!r}, {len(self.ids)} tokens, reason={self.reason!r})"
 
 
 @dataclass(frozen=True, eq=False)
-class Begun:
-    """Where a model begins to write.
+class PromptBatch:
+    """Prompts as a decoder begins with them.
 
-    ids, mask: (B, N), padded on the left.  most: positions of who decodes, None without a limit.
-    vocabulary: how many tokens there are to choose from.
-    after: the ids after which the new ones read as text; None where a text begins.
-    eos, pad: where the model itself says them.
+    Attributes:
+        decoder: reads the tokens.
+        input_ids: (B, N), padded on the left.
+        attention_mask: (B, N), True = token, or None.
+        max_positions: of the decoder, None without a limit.
+        vocabulary: number of tokens to choose from.
+        context: ids after which the new ones read as text; None where a text begins.
+        eos: end tokens that the model itself sets.
+        pad: padding token that the model itself sets.
     """
 
     decoder: Decoder[Any]
-    ids: Tensor
-    mask: Tensor | None
-    most: int | None
+    input_ids: Tensor
+    attention_mask: Tensor | None
+    max_positions: int | None
     vocabulary: int
-    after: Tensor | None
+    context: Tensor | None
     eos: tuple[int, ...] = ()
     pad: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Ready:
-    """A generation made ready: who decodes, from which tokens, and how many more at most."""
+class StepCounter:
+    """Counts the steps of several runs one after another, and reports them to `on_token`.
 
-    decoder: Decoder[Any]
-    ids: Tensor  # (B, N)
-    mask: Tensor | None  # (B, N)
-    decode: Decode
-    new_tokens: int
-    eos: tuple[int, ...]
-    pad: int
-    choice: Choice
-    beams: Beams
-    stop: tuple[str, ...]
-
-
-class Steps:
-    """Counts the steps of several runs one after another, and tells them.
-
-    >>> steps = Steps(print)
+    >>> steps = StepCounter(print)
     >>> steps(1), steps(2), steps.next_run(), steps(1)
     1
     2
@@ -103,140 +91,178 @@ class Steps:
     (None, None, None, None)
     """
 
-    def __init__(self, tell: Callable[[int], None] | None) -> None:
-        self._tell, self._before, self._now = tell, 0, 0
+    def __init__(self, on_token: Callable[[int], None] | None) -> None:
+        self._on_token, self._before, self._now = on_token, 0, 0
 
     def __call__(self, count: int) -> None:
-        """So many steps of this run are made."""
+        """Report that this run has made `count` steps."""
         self._now = self._before + count
-        if self._tell is not None:
-            self._tell(self._now)
+        if self._on_token is not None:
+            self._on_token(self._now)
 
     def next_run(self) -> None:
-        """What comes is another run's."""
+        """Begin another run."""
         self._before = self._now
 
 
-def continued(
+def generate_text(
     model: Model,
-    begun: Callable[[Sequence[int]], Begun],
-    texts: Sequence[str],
-    wishes: Wishes,
-    said: Defaults,
-    rows: Sequence[int],
-    steps: Steps,
-) -> list[Written]:
-    """Each prompt continued as it would be alone, by as many tokens as it has room for, whatever room others have.
+    prompts: str | Sequence[str],
+    config: GenerationConfig,
+    images: Source | Several | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> GenerationOutput | list[GenerationOutput]:
+    """The continuation of a prompt, or of each; see `Model.generate`."""
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
+    if not texts:
+        raise ValueError("there must be at least one prompt, got an empty list")
+    require(model, "generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    pixels = _pixels(model, images, len(texts), isinstance(prompts, str))
 
-    begun: where some of the prompts begin, by their places in texts.
-    rows: the number of each in the caller's list, by which its draws go.
+    def begin(some: Sequence[int]) -> PromptBatch:
+        return begin_prompts(model, [texts[n] for n in some], config, [pixels[n] for n in some])
 
-    Of unlike room, all are written together as long as the longest has room, and cut at their own limits; who could
-    go on then is written again, among those of the same room. Beams, and a last token that is forced, look ahead to
-    the end, so they are written that way from the first.
+    outputs = continue_prompts(model, begin, texts, config, range(len(texts)), StepCounter(on_token))
+    return outputs[0] if isinstance(prompts, str) else outputs
+
+
+def stream_text(
+    model: Model, prompt: str, config: GenerationConfig, images: Source | Several | None = None
+) -> Iterator[str]:
+    """The continuation of a prompt, piece by piece; see `Model.stream`."""
+    if not isinstance(prompt, str):
+        raise TypeError(f"stream takes one prompt, a str, got {type(prompt).__name__}")
+    require(model, "generate", *GENERATION_TASKS)
+    config = merged_config(model, config)
+    if (config.num_beams or 1) != 1:
+        raise ValueError(
+            f"the text of num_beams={config.num_beams} is not known before the end, so it cannot be streamed: use "
+            "model.generate(…), or model.stream(…, num_beams=1)"
+        )
+    batch = begin_prompts(model, [prompt], config, _pixels(model, images, 1, True))
+    config = replace(_with_special_tokens(model, batch, config), max_new_tokens=token_limits(batch, config)[0])
+    decode = _decoder_after(model, batch.context)
+    pieces = stream(batch.decoder, batch.input_ids, batch.attention_mask, config, decode=decode).text()
+    return iterate_in_eval_mode(model, pieces)
+
+
+def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
+    """The options of a call over those of the checkpoint; a text_config's own special tokens count, too.
+
+    Raises:
+        ValueError: settings of the checkpoint that cannot be used, or beam search with sampling or stop strings.
     """
-    wishes = replace(wishes, seed=wishes.choice(said).seeded().seed)  # one for all runs
-    found: dict[int, Written] = {}
+    generation = read_side(model.directory, "generation_config.json", dict)
+    settings = {**model.settings.inner("text_config").values, **model.settings.values}
+    merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
+    if (merged.num_return_sequences or 1) != 1:
+        raise ValueError(
+            f"each prompt gives one text, and num_return_sequences is {merged.num_return_sequences}: leave it out"
+        )
+    return merged
 
-    def run(some: Sequence[int], start: Begun, new_tokens: int) -> None:
-        own = [texts[n] for n in some]
-        ready = make_ready(model, start, wishes, said, new_tokens, tuple(rows[n] for n in some))
-        for n, one in zip(some, finish(ready, own, steps), strict=True):
-            kept = _cut(one, counts[n], ready.decode)
-            if kept.reason != "length" or len(kept.ids) == counts[n]:
-                found[n] = kept
+
+def continue_prompts(
+    model: Model,
+    begin: Callable[[Sequence[int]], PromptBatch],
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    row_numbers: Sequence[int],
+    steps: StepCounter,
+) -> list[GenerationOutput]:
+    """Continue each prompt as it would be alone, by as many tokens as it has room for, whatever room others have.
+
+    Prompts of unlike room are continued together as long as the longest has room, and cut at their own limits; those
+    that could go on are then generated again, with others of the same room. Beam search and a forced last token look
+    ahead to the end, so there prompts of the same room are grouped from the first.
+
+    Args:
+        model: for its tokenizer.
+        begin: the batch of some of the prompts, by their places.
+        prompts: as the outputs name them.
+        config: merged with the checkpoint's.
+        row_numbers: the number of each prompt in the caller's list, by which its draws go.
+        steps: reports progress.
+    """
+    config = config.seeded()  # one seed for all runs
+    outputs: dict[int, GenerationOutput] = {}
+
+    def run(some: Sequence[int], batch: PromptBatch, max_new_tokens: int) -> None:
+        decode = _decoder_after(model, batch.context)
+        tokens = generate(
+            batch.decoder,
+            batch.input_ids,
+            batch.attention_mask,
+            replace(_with_special_tokens(model, batch, config), max_new_tokens=max_new_tokens),
+            decode=decode,
+            row_numbers=[row_numbers[n] for n in some],
+            on_token=steps,
+        )
+        assert tokens.texts is not None
+        scores = [None] * len(some) if tokens.scores is None else tokens.scores.tolist()
+        rows = zip(some, tokens.texts, tokens.ids.cpu(), tokens.lengths, tokens.reasons, scores, strict=True)
+        for n, text, ids, length, reason, score in rows:
+            if length > limits[n]:
+                length, reason = limits[n], "length"
+                text = decode(ids[:length].tolist())
+            if reason != "length" or length == limits[n]:
+                outputs[n] = GenerationOutput(prompts[n], text, ids[:length], reason, score)
         steps.next_run()
 
-    everyone = range(len(texts))
-    start = begun(everyone)
-    counts = rooms(start, wishes, said)
-    room = max(counts) if start.most is None else min(max(counts), start.most - start.ids.shape[1] + 1)
-    if len(set(counts)) == 1 or (wishes.searched(said).width == 1 and said.forced_last is None):
-        run(everyone, start, room)
-    for count in sorted({counts[n] for n in everyone if n not in found}):
-        some = [n for n in everyone if n not in found and counts[n] == count]
-        run(some, begun(some), count)
-    return [found[n] for n in everyone]
+    everyone = range(len(prompts))
+    batch = begin(everyone)
+    limits = token_limits(batch, config)
+    room = max(limits)
+    if batch.max_positions is not None:
+        room = min(room, batch.max_positions - batch.input_ids.shape[1] + 1)
+    if len(set(limits)) == 1 or ((config.num_beams or 1) == 1 and config.forced_eos_token_id is None):
+        run(everyone, batch, room)
+    for limit in sorted({limits[n] for n in everyone if n not in outputs}):
+        some = [n for n in everyone if n not in outputs and limits[n] == limit]
+        run(some, begin(some), limit)
+    return [outputs[n] for n in everyone]
 
 
-def finish(ready: Ready, texts: Sequence[str], on_token: Callable[[int], None] | None = None) -> list[Written]:
-    """Write all that was made ready. texts: the prompts, as the result shall name them."""
-    made = generate(
-        ready.decoder,
-        ready.ids,
-        ready.mask,
-        new_tokens=ready.new_tokens,
-        eos=ready.eos,
-        pad=ready.pad,
-        choice=ready.choice,
-        beams=ready.beams,
-        decode=ready.decode,
-        stop=ready.stop,
-        on_token=on_token,
-    )
-    assert made.texts is not None
-    ids = made.ids.cpu()
-    scores = [None] * len(texts) if made.scores is None else made.scores.tolist()
-    rows = zip(texts, made.texts, ids, made.lengths, made.reasons, scores, strict=True)
-    return [Written(prompt, text, row[:n], why, score) for prompt, text, row, n, why, score in rows]
+def token_limits(batch: PromptBatch, config: GenerationConfig) -> list[int]:
+    """How many new tokens each row may have; padding takes no room.
 
-
-def rooms(begun: Begun, wishes: Wishes, said: Defaults) -> list[int]:
-    """How many new tokens at most for each row; padding takes no room.
-
-    Raises ValueError for a row without room, with its number where others have more or less.
+    Raises:
+        ValueError: a row without room, with its number where others have more or less.
     """
-    wishes.check_count()
-    lengths = [begun.ids.shape[1]] * len(begun.ids) if begun.mask is None else begun.mask.sum(1).tolist()
-    counts = []
+    ids, mask = batch.input_ids, batch.attention_mask
+    lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+    limits = []
     for number, length in enumerate(lengths):
         with numbered(number, len(set(lengths)), "prompt"):
-            counts.append(wishes.count(said, length, begun.most))
-    return counts
+            limits.append(config.token_limit(length, batch.max_positions))
+    return limits
 
 
-def make_ready(
-    model: Model, begun: Begun, wishes: Wishes, said: Defaults, new_tokens: int, rows: tuple[int, ...] | None = None
-) -> Ready:
-    """All that a generation needs, by the caller's wishes and the checkpoint's. Raises as `Model.generate`.
-
-    new_tokens: at most so many, for which every row has room (`rooms`).
-    rows: the number of each row, where they are some of many; None: 0, 1 and so on.
-    """
-    said.check_tokens(begun.vocabulary)
+def _with_special_tokens(model: Model, batch: PromptBatch, config: GenerationConfig) -> GenerationConfig:
+    """The config with end and padding tokens: the model's own, else the checkpoint's, else the tokenizer's."""
+    config.check_tokens(batch.vocabulary)
     special = model.tokenizer.ids_of
-    eos = begun.eos or said.eos or (() if special.eos is None else (special.eos,))
-    pads = (begun.pad, said.pad, special.pad, *eos, 0)
-    wishes.check_beams(said)
-    return Ready(
-        begun.decoder,
-        begun.ids,
-        begun.mask,
-        _text_after(model, begun.after),
-        new_tokens,
-        eos,
-        next(pad for pad in pads if pad is not None),
-        replace(wishes.choice(said), rows=rows),
-        wishes.searched(said),
-        (*read_stop(wishes.stop), *said.stop),
-    )
+    eos = batch.eos or config.eos_token_ids or (() if special.eos is None else (special.eos,))
+    pads = (batch.pad, config.pad_token_id, special.pad, *eos, 0)
+    return replace(config, eos_token_ids=eos, pad_token_id=next(pad for pad in pads if pad is not None))
 
 
-def _cut(one: Written, count: int, decode: Decode) -> Written:
-    """A text that ends after so many tokens."""
-    if len(one.ids) <= count:
-        return one
-    ids = one.ids[:count]
-    return Written(one.prompt, decode(ids.tolist()), ids, "length", one.score)
+def _decoder_after(model: Model, context: Tensor | None) -> Decode:
+    """Turn new tokens into text, as it reads after the context: sentencepiece drops the space of a first token.
 
-
-def _text_after(model: Model, ids: Tensor | None) -> Decode:
-    """Turns new tokens into text, as it reads after the prompt's ids: sentencepiece drops the space of a first token.
-
-    Rows of the table beyond the tokenizer's vocabulary are no text.
+    Ids beyond the tokenizer's vocabulary are no text.
     """
     tokenizer = model.tokenizer
-    anchor = [] if ids is None else _anchor(tokenizer, ids[:, -ANCHOR:].tolist())
+    anchor: list[int] = []  # the fewest tokens at the end of a prompt that are whole characters; any prompt's will do
+    rows = [] if context is None else context[:, -CONTEXT:].tolist()
+    for tail in (row[-n:] for row in rows for n in range(1, len(row) + 1)):
+        text = tokenizer.decode(tail)
+        if text and "\ufffd" not in text:
+            anchor = tail
+            break
     before = len(tokenizer.decode(anchor)) if anchor else 0
 
     def decode(new: list[int]) -> str:
@@ -245,166 +271,82 @@ def _text_after(model: Model, ids: Tensor | None) -> Decode:
     return decode
 
 
-def _anchor(tokenizer: Tokenizer, rows: list[list[int]]) -> list[int]:
-    """The fewest tokens at the end of a prompt that are whole characters; any prompt's will do. None: no tokens."""
-    for row in rows:
-        for n in range(1, len(row) + 1):
-            text = tokenizer.decode(row[-n:])
-            if text and "\ufffd" not in text:
-                return row[-n:]
-    return []
+# -------------------------------------------------------------------------------------------------------------- prompts
 
 
-def write(
-    model: Model,
-    prompts: str | Sequence[str],
-    wishes: Wishes,
-    on_token: Callable[[int], None] | None = None,
-    pictures: Source | Several | None = None,
-) -> Written | list[Written]:
-    """The continuation of a prompt, or of each; see `Model.generate`."""
-    texts = _prompts(prompts)
-    require(model, "generate", *GENERATION_TASKS)
-    said = defaults_of(model, wishes)
-    pixels = _pixels(model, pictures, len(texts), isinstance(prompts, str))
-
-    def begun(some: Sequence[int]) -> Begun:
-        return begin(model, [texts[n] for n in some], said, [pixels[n] for n in some])
-
-    written = continued(model, begun, texts, wishes, said, range(len(texts)), Steps(on_token))
-    return written[0] if isinstance(prompts, str) else written
-
-
-def stream(model: Model, prompt: str, wishes: Wishes, pictures: Source | Several | None = None) -> Iterator[str]:
-    """The continuation of a prompt, piece by piece; see `Model.stream`."""
-    if not isinstance(prompt, str):
-        raise TypeError(f"stream writes one text: prompt must be a str, got {type(prompt).__name__}")
-    require(model, "generate", *GENERATION_TASKS)
-    said = defaults_of(model, wishes)
-    begun = begin(model, [prompt], said, _pixels(model, pictures, 1, True))
-    ready = make_ready(model, begun, wishes, said, rooms(begun, wishes, said)[0])
-    if ready.beams.width != 1:
-        raise ValueError(
-            f"the text of {ready.beams.width} beams is not known before the end, so it cannot be streamed: "
-            "model.generate(…) gives it, and model.stream(…, beams=1) does without beams"
-        )
-    pieces = Stream(
-        ready.decoder,
-        ready.ids,
-        ready.mask,
-        decode=ready.decode,
-        new_tokens=ready.new_tokens,
-        eos=ready.eos,
-        pad=ready.pad,
-        choice=ready.choice,
-        stop=ready.stop,
-    ).text()
-    return one_by_one(model, pieces)
-
-
-def beams_of(model: Model, wishes: Wishes) -> int:
-    """How many beams a generation will have, by the caller's wish or the checkpoint's."""
-    return wishes.searched(defaults_of(model, wishes)).width
-
-
-# ---------------------------------------------------------------------------------------------------------- made ready
-
-
-def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tensor | None]) -> Begun:
-    """Prompts as a model begins with them. pixels: of the pictures of each, (P, 3, H, W), None for none."""
-    ids, mask = (each.to(model.device) for each in _read(model, _as_read(model, texts, pixels), said))
-    if isinstance(model, (PictureWriter, FlamingoModel)):
-        return Begun(read_pictures(model, pixels), ids, mask, model.max_positions, model.vocabulary, ids)
-    if isinstance(model, EncoderDecoder):
-        start = model.start if said.start is None else said.start
+def begin_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> PromptBatch:
+    """Prompts as a model begins with them. pixels: of the images of each, (P, 3, H, W), or None."""
+    ids, mask = (each.to(model.device) for each in read_prompts(model, texts, config, pixels))
+    if reads_image_prompts(model):
+        return PromptBatch(read_images(model, pixels), ids, mask, model.max_positions, model.vocabulary, ids)
+    if model.kind == "encoder-decoder":
+        two = cast("EncoderDecoder", model)
+        start = two.start if config.decoder_start_token_id is None else config.decoder_start_token_id
         starts = torch.full((len(texts), 1), start, device=model.device)
-        return Begun(model.read(ids, mask), starts, None, model.decoder.embed.max_positions, model.vocabulary, None)
-    assert isinstance(model, TextModel)
-    return Begun(model, ids, mask, model.max_positions, model.vocabulary, ids)
+        return PromptBatch(two.read(ids, mask), starts, None, two.decoder.embed.max_positions, two.vocabulary, None)
+    decoder = cast("TextModel", model)
+    return PromptBatch(decoder, ids, mask, decoder.most, decoder.vocabulary, ids)
 
 
-def check_prompt(model: Model, text: str, pixels: Tensor, wishes: Wishes, said: Defaults) -> None:
-    """Raise what writing after this prompt would raise of its pictures and its length, without writing.
+def read_prompts(
+    model: Model, texts: list[str], config: GenerationConfig, pixels: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Prompts as ids and mask (B, N), padded on the left, on the CPU; an empty one is the start token.
 
-    pixels: (P, 3, H, W), of which the shape alone is read.
+    Of the pixels, (P, 3, H, W) for each prompt or None, only the shape is read.
+
+    Raises:
+        ValueError: a prompt with more or fewer placeholders than images, without a token, or too long.
     """
-    ids, _ = _read(model, _as_read(model, [text], [pixels]), said)
-    wishes.count(said, ids.shape[1], positions(model))
 
+    def name(number: int) -> str:
+        return "the prompt" if len(texts) == 1 else f"prompt {number}"
 
-def defaults_of(model: Model, wishes: Wishes) -> Defaults:
-    """What the checkpoint says of generating; of a text's part, too, where that has settings of its own."""
-    generation = read_side(model.directory, "generation_config.json", dict)
-    config = {**model.config.sub_config("text_config").values, **model.config.values}
-    return Defaults.read(generation, config, ignore=wishes.ignore)
-
-
-def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tensor | None]:
-    """The pixels (P, 3, H, W) of each prompt's pictures, None where it has none. alone: is there one, in no list.
-
-    Raises ValueError for pictures that a model does not look at, or of which nobody can tell whose they are.
-    """
-    if pictures is None:
-        return [None] * prompts
-    if not isinstance(model, (PictureWriter, FlamingoModel)):
-        raise ValueError(f"{model.family.title} with task {model.task!r} looks at no pictures: leave out pictures=")
-    each = [pictures] if alone else list(pictures) if is_batch(pictures) else pictures
-    if not isinstance(each, list) or len(each) != prompts:
-        raise ValueError(
-            f"there are {prompts} prompts: pictures must be a list of as many, each one's own, which is a picture or a "
-            "list of them"
-        )
-    lists = [list(own) if is_batch(own) else [] if own is None else [own] for own in each]
-    every = [picture for own in lists for picture in own]
-    if not every:
-        return [None] * prompts
-    found = iter(model.preprocessor(every).pixel_values.to(model.device))
-    return [torch.stack([next(found) for _ in own]) if own else None for own in lists]
-
-
-def _prompts(prompts: object) -> list[str]:
-    texts = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"a prompt is a str, several are a list of them, got {type(prompts).__name__}: {prompts!r:.60}")
-    if not texts:
-        raise ValueError("there must be at least one prompt, got an empty list")
-    return list(texts)
-
-
-def _as_read(model: Model, texts: list[str], pixels: Sequence[Tensor | None]) -> list[str]:
-    """Prompts as the tokenizer reads them: with as many placeholders as the pictures of each need."""
-    if not isinstance(model, (PictureWriter, FlamingoModel)):
-        return texts
-    read = []
-    for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):
-        with numbered(number, len(texts), "prompt"):
-            read.append(spoken(model, text, own))
-    return read
-
-
-def _read(model: Model, texts: list[str], said: Defaults) -> tuple[Tensor, Tensor]:
-    """Prompts as ids and mask (B, N), padded on the left, on the CPU; an empty one is the start token."""
-    if isinstance(model, FlamingoModel):
+    if reads_image_prompts(model):
+        expanded = []
+        for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):
+            with numbered(number, len(texts), "prompt"):
+                expanded.append(expand_prompt(model, text, own))
+        texts = expanded
+    if model.kind == "flamingo":
         ids, mask = without_special(model, texts)
     else:
         batch = model.tokenizer.batch(texts, pad="left")
         ids, mask = batch.ids, batch.mask
     empty = ~mask.any(1)
     if bool(empty.any()):
-        bos = said.bos if said.bos is not None else model.tokenizer.ids_of.bos
+        bos = config.bos_token_id if config.bos_token_id is not None else model.tokenizer.ids_of.bos
         if bos is None:
-            name = _called(int(empty.nonzero()[0]), len(texts))
-            raise ValueError(f"{name} is empty, and the checkpoint names no token to begin with: give a prompt")
+            number = int(empty.nonzero()[0])
+            raise ValueError(f"{name(number)} is empty, and the checkpoint has no start token: give a prompt")
         if not ids.shape[1]:
             ids, mask = ids.new_zeros(len(texts), 1), mask.new_zeros(len(texts), 1)
         ids[empty, -1], mask[empty, -1] = bos, True
-    most = positions(model)
+    limit = max_text_positions(model)
     for number, count in enumerate(mask.sum(1).tolist()):
-        if most is not None and count > most:
-            name = _called(number, len(texts))
-            raise ValueError(f"{name} has {count} tokens, and the model has {most} positions: shorten it")
+        if limit is not None and count > limit:
+            raise ValueError(f"{name(number)} has {count} tokens, and the model has {limit} positions: shorten it")
     return ids, mask
 
 
-def _called(number: int, count: int) -> str:
-    return "the prompt" if count == 1 else f"prompt {number}"
+def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tensor | None]:
+    """The pixels (P, 3, H, W) of each prompt's images, None where it has none. single: is the prompt in no list.
+
+    Raises:
+        ValueError: images for a model that takes none, or a list of another length than the prompts.
+    """
+    if images is None:
+        return [None] * prompts
+    if not reads_image_prompts(model):
+        raise ValueError(f"{model.family.title} with task {model.task!r} takes no images: leave out images=")
+    each = [images] if single else list(images) if is_batch(images) else images
+    if not isinstance(each, list) or len(each) != prompts:
+        raise ValueError(f"there are {prompts} prompts: images must be a list of as many, each an image or a list")
+    lists = [list(own) if is_batch(own) else [] if own is None else [own] for own in each]
+    flat = [image for own in lists for image in own]
+    if not flat:
+        return [None] * prompts
+    rows = iter(model.preprocessor(flat).pixels.to(model.device))
+    return [torch.stack([next(rows) for _ in own]) if own else None for own in lists]

@@ -76,6 +76,8 @@ class DualModel(Model):
     text, vision: the towers.  text_pooler, vision_pooler: what sums them up.  head: what compares the summaries.
     """
 
+    kind = "dual-encoder"
+
     def __init__(
         self,
         config: Config,

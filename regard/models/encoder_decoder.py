@@ -46,6 +46,8 @@ class EncoderDecoder(Model):
     same text as the encoder (BART; tasks that judge a text instead of writing one).
     """
 
+    kind = "encoder-decoder"
+
     def __init__(
         self,
         config: Config,

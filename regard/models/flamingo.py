@@ -73,6 +73,8 @@ class FlamingoModel(Model):
     max_positions: the longest text.  ends: tokens that end a text.
     """
 
+    kind = "flamingo"
+
     def __init__(
         self,
         config: Config,
@@ -178,7 +180,7 @@ class FlamingoModel(Model):
     def read_picture(self, pixels: Tensor | None, *, sees: Tensor | None = None) -> FlamingoReading:
         """Look at the pictures (B, P, C, H, W) of each text, once: a decoder that has them before its eyes.
 
-        >>> generate(model.read_picture(pixels), ids, new_tokens=64, eos=2, pad=0)     # doctest: +SKIP
+        >>> generate(model.read_picture(pixels), ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
         pixels, sees: as in `forward`, of the prompts.
         Raises ValueError for a model that has no words to choose from; else as `forward`.

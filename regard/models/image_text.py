@@ -12,7 +12,7 @@ Each ┐ is cross-attention: every word looks at all patches, or at all words of
     >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
     >>> seen = model.preprocessor(["photo.jpg"])                                           # doctest: +SKIP
     >>> begun = torch.full((1, 1), model.start)                                            # doctest: +SKIP
-    >>> x = seen.pixel_values; generate(model.read_picture(x), begun, eos=model.end, pad=model.pad)  # doctest: +SKIP
+    >>> generate(model.read_picture(seen.pixels), begun, max_new_tokens=20, eos_token_ids=model.end)  # doctest: +SKIP
 
 Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V words.
 """
@@ -51,6 +51,8 @@ class Captioner(Model):
 
     start, end, pad: the tokens around a caption.
     """
+
+    kind = "image-caption"
 
     def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
         super().__init__(config)
@@ -115,6 +117,8 @@ class Answerer(Model):
 
     start, end, pad: the tokens around an answer.
     """
+
+    kind = "image-question"
 
     def __init__(
         self,
@@ -206,6 +210,8 @@ class Matcher(Model):
     A pair looked at together is judged better; vectors of each alone compare many with many (`encode_text`,
     `encode_picture`: their products are cosines).
     """
+
+    kind = "image-text-matching"
 
     def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
         super().__init__(config)

@@ -28,6 +28,8 @@ class TextModel(Model):
     max_positions: the longest text, where no table of positions says so (rotary).
     """
 
+    kind = "text"
+
     def __init__(
         self,
         config: Config,

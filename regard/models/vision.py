@@ -60,6 +60,8 @@ class VisionModel(Model):
     head: a module that takes vectors (B, N, d), how many tokens stand before the patches, and the grid.
     """
 
+    kind = "vision"
+
     def __init__(
         self,
         config: Config,

@@ -35,8 +35,9 @@ from regard.nn.blocks import Inserted, activation
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Linear
 from regard.nn.vision import VisionTower
+from regard.tasks.images import check_placeholders
 
-__all__ = ["PictureReading", "PictureWriter", "Projector", "check_count"]
+__all__ = ["PictureReading", "PictureWriter", "Projector"]
 
 KEYS = ("image_token_index", "image_token_id")  # of config.json: which token a picture's vectors take the place of
 
@@ -70,6 +71,8 @@ class PictureWriter(Model):
     vision_pooler: what the checkpoint has to sum up a picture. Nothing here asks for it; it is kept to be saved.
     Raises ValueError for a layer that the tower does not have.
     """
+
+    kind = "vision-language"
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class PictureWriter(Model):
         if pixels is not None:
             patches = self.vision.embed.patches
             check_form(pixels, patches.channels, patches.least)
-        check_count(text, token, 0 if pixels is None else len(pixels), "pixels")
+        check_placeholders(text, token, 0 if pixels is None else len(pixels), "pixels")
         return text if pixels is None else text.replace(token, token * self.picture_tokens(*pixels.shape[-2:]))
 
     def layouts(self, ids: Tensor, frames: Sequence[Frame], *, mask: Tensor | None = None) -> dict[str, Sides]:
@@ -215,7 +218,7 @@ class PictureWriter(Model):
     def read_picture(self, pixels: Tensor | None) -> PictureReading:
         """Look at the pictures (P, C, H, W) of all texts, once: a decoder that reads them among the words.
 
-        >>> generate(model.read_picture(pixels), ids, new_tokens=64, eos=2, pad=0)     # doctest: +SKIP
+        >>> generate(model.read_picture(pixels), ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
         pixels: None where no text speaks of a picture.
         Raises ValueError for a model that has no words to choose from; else as `forward`.
@@ -330,28 +333,6 @@ def _put(words: Layout, places: NDArray[np.bool_], pictures: Sequence[Layout]) -
     for array, tokens in zip(arrays, _arrays(sum(pictures[1:], pictures[0])), strict=True):
         array[:, places] = tokens
     return Layout(*arrays)
-
-
-def check_count(text: str, token: str, pictures: int, argument: str) -> None:
-    """Refuse a text with more or fewer placeholders than pictures.
-
-    >>> check_count("<image> a cat", "<image>", 0, "pictures")
-    Traceback (most recent call last):
-        ...
-    ValueError: the text has 1 placeholder '<image>', and there is no picture: give pictures=…, or leave it out
-
-    token: how the placeholder is written.  argument: which takes the pictures.
-    """
-    held = text.count(token)
-    if held == pictures:
-        return
-    has = f"the text has {held or 'no'} placeholder{'s' * (held > 1)} {token!r}"
-    if not pictures:
-        raise ValueError(
-            f"{has}, and there is no picture: give {argument}=…, or leave {'them' if held > 1 else 'it'} out"
-        )
-    there = "is 1 picture" if pictures == 1 else f"are {pictures} pictures"
-    raise ValueError(f"{has}, and there {there}: write one where each picture stands")
 
 
 def _tokens(number: int) -> str:

@@ -81,16 +81,16 @@ class Roles(Mask):
         """
         if (reach, dilation) not in self._local:
             near = sliding(reach, dilation)
-            seen = near | masks.padding(self.chosen) if self.most else near
+            seen = near | masks.padding(self.chosen) if self.max_positions else near
             seen = seen & masks.padding(self.tokens) if self.padded else seen
             looking = self.tokens & ~self.chosen
-            self._local[reach, dilation] = seen & masks.queries(looking) if self.most or self.padded else seen
+            self._local[reach, dilation] = seen & masks.queries(looking) if self.max_positions or self.padded else seen
         return self._local[reach, dilation]
 
     @cached_property
     def places(self) -> Tensor:
         """(B or 1, G), where the global tokens of each text stand, in order; where it has fewer, others follow."""
-        return self.chosen.long().argsort(dim=1, descending=True, stable=True)[:, : self.most]
+        return self.chosen.long().argsort(dim=1, descending=True, stable=True)[:, : self.max_positions]
 
     @cached_property
     def whole(self) -> Mask | None:
@@ -98,7 +98,7 @@ class Roles(Mask):
         seen = masks.padding(self.tokens) if self.padded else None
         if self.alike:
             return seen
-        rows = masks.queries(torch.arange(self.most, device=self.chosen.device) < self.chosen.sum(1, keepdim=True))
+        rows = masks.queries(torch.arange(self.max_positions, device=self.chosen.device) < self.chosen.sum(1, keepdim=True))
         return rows if seen is None else seen & rows
 
     @cached_property

@@ -28,7 +28,7 @@ from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
 from regard.parity.certificate import Place
-from regard.tasks.inputs import positions
+from regard.tasks.inputs import max_text_positions
 
 Made = dict[Place, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""
@@ -267,7 +267,7 @@ def _to_both(ours: Captioner | Answerer | Matcher, random: torch.Generator) -> d
     """A picture for each text. Questions are of one length: transformers lets answers look at the padding of others."""
     reading = ours.decoder if isinstance(ours, Captioner) else ours.encoder
     words, special = reading.embed.tokens.num_embeddings, special_ids(ours)
-    lengths = _image_text_lengths(DRAWN, positions(ours))
+    lengths = _image_text_lengths(DRAWN, max_text_positions(ours))
     asked = [max(lengths)] * len(lengths) if isinstance(ours, Answerer) else lengths
     ids, mask = draw_ids(words, special, asked, random)
     inputs = {"ids": ids, "mask": mask}

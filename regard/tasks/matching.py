@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,20 +13,21 @@ from regard import tables
 from regard.data.images import Source, is_batch
 from regard.data.tokenizer import BatchEncoding
 from regard.layouts import Frame, Layout
-from regard.models.dual_encoder import DualModel
-from regard.models.image_text import Matcher
-from regard.models.model import Model, Result
-from regard.models.vision import VisionModel, check_pixels
 from regard.nn.vision import Grid, VisionTower
 from regard.nn.windows import WindowTower
-from regard.tasks.images import Looked, Several, as_list, judge, look_at, tower_of
-from regard.tasks.inputs import batches, positions, probabilities, shortened
+from regard.tasks.images import ImageBatch, Several, as_list, image_batches, score_images, vision_tower
+from regard.tasks.inputs import batches, max_text_positions, probabilities, shortened
 from regard.tasks.text import Classified, ranking
+
+if TYPE_CHECKING:
+    from regard.models.dual_encoder import DualModel
+    from regard.models.image_text import Matcher
+    from regard.models.model import Model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
-    """The vectors of one picture.
+    """The vectors of one image.
 
     >>> layout, frame = Layout.grid(2, 3, size=(4, 4)), Frame.whole(8, 12)
     >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), Grid(2, 3), layout, frame)
@@ -36,7 +38,7 @@ class Features:
             [4., 5., 6.]])
 
     name: of its file.  vectors: (N, d).  grid: rows and columns of the patches.
-    layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the picture.
+    layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the image.
     pooled: (d,) or another width, the tower's own summary; None where it has none, or another layer was asked for. It
       is not the vector that CLIP and BLIP compare with texts: `model.encode_picture` gives that.
     """
@@ -50,7 +52,7 @@ class Features:
 
     @property
     def cls(self) -> Tensor | None:
-        """The vector of the token that sums up the picture, (d,); None where there is none (Swin)."""
+        """The vector of the token that sums up the image, (d,); None where there is none (Swin)."""
         at = self.layout.indices("cls")
         return self.vectors[int(at[0, 1])] if len(at) else None
 
@@ -61,27 +63,27 @@ class Features:
         return patches.T.reshape(-1, *self.grid)
 
     def __repr__(self) -> str:
-        said = str(self.layout).removeprefix("Layout(").removesuffix(" of picture 0)")
+        tokens = str(self.layout).removeprefix("Layout(").partition(" of ")[0]  # "1 cls, 6 patches"
         shapes = f"vectors {tuple(self.vectors.shape)}, map {tuple(self.map.shape)}"
         pooled = "" if self.pooled is None else f", pooled {tuple(self.pooled.shape)}"
-        return f"Features({self.name}: {said}; {shapes}{pooled})"
+        return f"Features({self.name}: {tokens}; {shapes}{pooled})"
 
 
 @torch.no_grad()
 def features(
-    model: Model, pictures: Source | Several, *, layer: int | None = None, batch: int = 32
+    model: Model, images: Source | Several, *, layer: int | None = None, batch: int = 32
 ) -> Features | list[Features]:
-    """The vectors of a picture, or of each of a list; see `Model.features`."""
-    tower = tower_of(model)
+    """The vectors of an image, or of each of a list; see `Model.features`."""
+    tower = vision_tower(model)
     if tower is None:
-        raise ValueError(f"features are of pictures, and {model.family.title} looks at none: model.embed is for texts")
+        raise ValueError(f"features are of images, and {model.family.title} looks at none: model.embed is for texts")
     depth = len(tower.stages if isinstance(tower, WindowTower) else tower.blocks)
     number = None if layer is None else _layer(layer, depth)
     found: dict[int, Features] = {}
-    for part in look_at(model, as_list(pictures), batch):
-        found |= dict(zip(part.numbers, _of(model, tower, part, number), strict=True))
+    for part in image_batches(model, as_list(images), batch):
+        found |= dict(zip(part.numbers, _features_of(model, tower, part, number), strict=True))
     several = [found[n] for n in range(len(found))]
-    return several if is_batch(pictures) else several[0]
+    return several if is_batch(images) else several[0]
 
 
 def _layer(layer: int, depth: int) -> int:
@@ -94,31 +96,27 @@ def _layer(layer: int, depth: int) -> int:
     return layer % (depth + 1)
 
 
-def _of(model: Model, tower: VisionTower | WindowTower, part: Looked, layer: int | None) -> list[Features]:
-    """Of pictures of one size. layer: None for the last."""
-    result = _result(model, tower, part.pixels, layer is not None)
-    vectors = result.hidden  # (B, N, d)
+def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageBatch, layer: int | None) -> list[Features]:
+    """Of images of one size. layer: None for the last."""
+    pooled = None
+    if model.kind in ("dual-encoder", "vision"):
+        result = model(pixels=part.pixels, every_layer=layer is not None)
+        vectors, layers, pooled = result.hidden, result.layers, result.pooled  # (B, N, d)
+    else:
+        patches, size = tower.embed.patches, tuple(part.pixels.shape[2:])
+        if size[0] < patches.least[0] or size[1] < patches.least[1]:
+            raise ValueError(f"the image has {size} pixels, and the model needs at least {tuple(patches.least)}")
+        vectors, layers = tower(part.pixels.to(model.dtype), every_layer=layer is not None)
     if layer is not None:
-        assert result.layers is not None
-        vectors = result.layers[layer]
-    pooled = [None] * len(vectors) if layer is not None or result.pooled is None else list(result.pooled)
-    grid, layout = _lies(tower, part.frames[0].pixels, layer)
-    rows = zip(part.names, vectors, pooled, part.frames, strict=True)
+        assert layers is not None
+        vectors, pooled = layers[layer], None
+    grid, layout = _grid_of(tower, part.frames[0].pixels, layer)
+    summaries = [None] * len(vectors) if pooled is None else list(pooled)
+    rows = zip(part.names, vectors, summaries, part.frames, strict=True)
     return [Features(name, row, grid, layout, frame, summary) for name, row, summary, frame in rows]
 
 
-def _result(model: Model, tower: VisionTower | WindowTower, pixels: Tensor, every_layer: bool) -> Result:
-    """What the tower makes; with a summary where the model has one for pictures."""
-    if isinstance(model, (DualModel, VisionModel)):
-        result = model(pixels=pixels, every_layer=every_layer)
-        assert isinstance(result, Result)
-        return result
-    patches = tower.embed.patches
-    hidden, layers = tower(check_pixels(pixels, patches.channels, patches.least, model), every_layer=every_layer)
-    return Result(hidden, layers=layers)
-
-
-def _lies(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[Grid, Layout]:
+def _grid_of(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[Grid, Layout]:
     """The grid of a layer's patches, and what its tokens are: where patches are merged, a layer has larger ones."""
     patches, before = tower.embed.patches, tower.embed.before
     if isinstance(tower, VisionTower):
@@ -135,7 +133,7 @@ PROMPT = "a photo of {}"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Matched:
-    """Pictures with a value for each text; prints as a table.
+    """Images with a value for each text; prints as a table.
 
     >>> Matched(("photo.jpg",), ("a cat", "a dog"), torch.tensor([[0.1, 0.3]]), "cosine")
     text   cosine
@@ -143,26 +141,26 @@ class Matched:
     a dog  0.3000
     a cat  0.1000
 
-    pictures: names of their files.  texts: as asked.  values: (P, T).
+    images: names of their files.  texts: as asked.  values: (P, T).
     measure: what the values are: "cosine", −1 to 1, or "probability" that the two belong together, each by itself.
     """
 
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     texts: tuple[str, ...]
     values: Tensor
     measure: str
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The text that goes best with each picture."""
+        """The text that goes best with each image."""
         return tuple(self.texts[n] for n in self.values.argmax(1).tolist())
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         texts = tuple(map(shortened, self.texts))
-        return ranking(self.values, self.pictures, texts, ("picture", "text", self.measure))
+        return ranking(self.values, self.images, texts, ("image", "text", self.measure))
 
     def __repr__(self) -> str:
         return tables.text(*self._table())
@@ -172,38 +170,40 @@ class Matched:
 
 
 def match(
-    model: Model, pictures: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
+    model: Model, images: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
 ) -> Matched:
-    """Pictures with a value for each text; see `Model.match`."""
-    if not isinstance(model, (DualModel, Matcher)):
+    """Images with a value for each text; see `Model.match`."""
+    if model.kind not in ("dual-encoder", "image-text-matching"):
         raise ValueError(
-            "match needs a model that compares pictures with texts (CLIP or BLIP, with task "
+            "match needs a model that compares images with texts (CLIP or BLIP, with task "
             f"'zero-shot-image-classification' or 'image-text-matching'), and this {model.family.title} has the task "
             f"{model.task!r}"
         )
     given = _checked([texts] if isinstance(texts, str) else texts, "text")
     read = _read(model, given, batch, truncate)
-    if isinstance(model, Matcher):
-        names, values = judge(model, pictures, batch, lambda pixels: _beside(model, pixels, read))
+    if model.kind == "image-text-matching":
+        matcher = cast("Matcher", model)
+        names, values = score_images(model, images, batch, lambda pixels: _beside(matcher, pixels, read))
         return Matched(names, tuple(given), values.cpu(), "probability")
-    words = _vectors(model, read)  # (T, e)
-    names, values = judge(model, pictures, batch, lambda pixels: _wide(model.encode_picture(pixels)) @ _wide(words).T)
+    dual = cast("DualModel", model)
+    words = _wide(_vectors(dual, read))  # (T, e)
+    names, values = score_images(model, images, batch, lambda pixels: _wide(dual.encode_picture(pixels)) @ words.T)
     return Matched(names, tuple(given), values.cpu(), "cosine")
 
 
 def classify_by(
     model: Model,
-    pictures: Source | Several,
+    images: Source | Several,
     labels: Sequence[str],
     *,
     prompt: str | None = None,
     batch: int = 32,
     truncate: bool = False,
 ) -> Classified:
-    """Pictures with the probability of each label, read as a text; see `Model.classify`."""
-    if not isinstance(model, DualModel):
+    """Images with the probability of each label, read as a text; see `Model.classify`."""
+    if model.kind != "dual-encoder":
         raise ValueError(
-            "labels= is for models that compare vectors of pictures and texts (CLIP, BLIP), with the task "
+            "labels= is for models that compare vectors of images and texts (CLIP, BLIP), with the task "
             f"'zero-shot-image-classification', and this {model.family.title} has the task {model.task!r}"
         )
     prompt = PROMPT if prompt is None else prompt
@@ -212,9 +212,10 @@ def classify_by(
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
     said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
-    words = _vectors(model, _read(model, said, batch, truncate))  # (T, e)
-    names, logits = judge(model, pictures, batch, lambda pixels: model.head(words, model.encode_picture(pixels)))
-    return Classified(names, tuple(labels), probabilities(logits), of="picture")
+    dual = cast("DualModel", model)
+    words = _vectors(dual, _read(model, said, batch, truncate))  # (T, e)
+    names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_picture(pixels)))
+    return Classified(names, tuple(labels), probabilities(logits), of="image")
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -232,7 +233,7 @@ def _checked(texts: Sequence[str], what: str) -> Sequence[str]:
 
 
 def _read(model: Model, texts: Sequence[str], batch: int, truncate: bool) -> Read:
-    return list(batches(model, texts, batch, length=positions(model), truncate=truncate))
+    return list(batches(model, texts, batch, length=max_text_positions(model), truncate=truncate))
 
 
 @torch.no_grad()
@@ -245,7 +246,7 @@ def _vectors(model: DualModel, read: Read) -> Tensor:
 
 
 def _beside(model: Matcher, pixels: Tensor, read: Read) -> Tensor:
-    """How likely each text belongs to each picture: (B, T)."""
+    """How likely each text belongs to each image: (B, T)."""
     rows = []
     for memory in model.look(pixels).unsqueeze(1):  # (1, patches, d)
         found: dict[int, Tensor] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,21 @@ from torch import Tensor
 from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import BatchEncoding, Encoded
-from regard.models.dual_encoder import DualModel
-from regard.models.model import Model
 from regard.nn.heads import label_names
-from regard.tasks.images import Several, judge
-from regard.tasks.inputs import Texts, batches, one, positions, probabilities, require, result_of, shortened
+from regard.tasks.images import Several, score_images
+from regard.tasks.inputs import (
+    Texts,
+    batches,
+    max_text_positions,
+    probabilities,
+    require,
+    run_model,
+    shortened,
+    single_batch,
+)
+
+if TYPE_CHECKING:
+    from regard.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,11 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
     mask = tokenizer.ids_of.mask
     if mask is None:
         raise ValueError(f"the tokenizer of this {model.family.title} has no mask token, so there is nothing to fill")
-    batch = one(model, text)
+    batch = single_batch(model, text)
     places = (batch.ids[0] == mask).nonzero().flatten()  # (masks,)
     if not len(places):
         raise ValueError(f"the text has no mask: write {tokenizer.tokens([mask])[0]} where a word is to be found")
-    logits = result_of(model, batch).logits
+    logits = run_model(model, batch).logits
     assert logits is not None
     chances = probabilities(logits[0, places])[:, : tokenizer.size]  # (masks, V); rows beyond are no tokens
     found = chances.topk(min(top, chances.shape[1]))
@@ -126,7 +136,7 @@ def answer(model: Model, question: str, context: str, *, longest: int = 30) -> A
     absent = 1.0
     for window in _windows(model, question, context):
         ids, types = (torch.tensor([row], device=model.device) for row in (window.ids, window.types))
-        logits = result_of(model, BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)).logits
+        logits = run_model(model, BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)).logits
         assert logits is not None
         value, start, end, none = best_span(logits[0], window.first, len(window.spans), longest)
         absent = min(absent, none)
@@ -164,7 +174,7 @@ def _windows(model: Model, question: str, context: str) -> Iterator[Window]:
     first, spans = _context(found, len(model.tokenizer.encode(question, special=False).ids))
     if not spans:
         raise ValueError("the context has no token: there is nothing to find an answer in")
-    most, after = positions(model), first + len(spans)
+    most, after = max_text_positions(model), first + len(spans)
     frame = len(found.ids) - len(spans)
     room = len(spans) if most is None else most - frame
     if room < 1:
@@ -188,12 +198,12 @@ def _context(found: Encoded, question: int) -> tuple[int, list[tuple[int, int]]]
     return (places[0] if places else len(found.ids)), spans
 
 
-MOST_SHOWN = 10  # labels of one picture in a table: many checkpoints have a thousand
+MAX_LABELS = 10  # labels of one image in a table: many checkpoints have a thousand
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Classified:
-    """Texts or pictures with the probability of each label; prints as a table.
+    """Texts or images with the probability of each label; prints as a table.
 
     >>> Classified(("fine!",), ("bad", "good"), torch.tensor([[0.25, 0.75]]))
     label  probability
@@ -201,10 +211,10 @@ class Classified:
     good   0.7500
     bad    0.2500
 
-    texts: as asked; of pictures the names of their files.  labels: names, in config.json's order, or as asked.
+    texts: as asked; of images the names of their files.  labels: names, in config.json's order, or as asked.
     probabilities: (B, labels), each row of sum 1; each label by itself if the checkpoint's labels do not exclude each
     other; the value itself where it has learnt a number (`measure` says which: "probability" or "value").
-    of: what was classified, "text" or "picture".
+    of: what was classified, "text" or "image".
     """
 
     texts: tuple[Any, ...]
@@ -222,7 +232,7 @@ class Classified:
         return len(self.texts)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        most = MOST_SHOWN if self.of == "picture" else None
+        most = MAX_LABELS if self.of == "image" else None
         return ranking(self.probabilities, self.texts, self.labels, (self.of, "label", self.measure), most)
 
     def __repr__(self) -> str:
@@ -241,7 +251,7 @@ def ranking(
 ) -> tuple[list[str], list[list[str]]]:
     """A table's headers and rows: of one thing every label, the best first; of several the best label of each.
 
-    >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("picture", "label", "probability"))
+    >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("image", "label", "probability"))
     (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
 
     values: (B, labels).  names: of B things.  headers: what these are, what the labels are, what the values are.
@@ -262,24 +272,24 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
     require(model, "classify", "text-classification")
     given: Texts = [texts] if isinstance(texts, str) else texts
     rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, given, batch, length=positions(model), truncate=truncate):
-        logits = result_of(model, part).logits
+    for numbers, part in batches(model, given, batch, length=max_text_positions(model), truncate=truncate):
+        logits = run_model(model, part).logits
         assert logits is not None
         rows |= dict(zip(numbers, logits, strict=True))
     return _labelled(model, torch.stack([rows[n] for n in range(len(rows))]), tuple(given), "text")
 
 
-def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 32) -> Classified:
-    """Pictures with the probability of each of the checkpoint's labels; see `Model.classify`."""
-    if isinstance(model, DualModel):
+def classify_images(model: Model, images: Source | Several, *, batch: int = 32) -> Classified:
+    """Images with the probability of each of the checkpoint's labels; see `Model.classify`."""
+    if model.kind == "dual-encoder":
         raise ValueError(
             f"this {model.family.title} has no labels of its own: give some, as labels=['a cat', 'a dog'], or load a "
             "checkpoint with a head for labels"
         )
     cls = ["image-classification-cls"] if "image-classification-cls" in model.family.tasks else []
     require(model, "classify", "image-classification", *cls)
-    names, logits = judge(model, pictures, batch, lambda pixels: model(pixels).logits)  # (P, labels)
-    return _labelled(model, logits, names, "picture")
+    names, logits = score_images(model, images, batch, lambda pixels: model(pixels).logits)  # (P, labels)
+    return _labelled(model, logits, names, "image")
 
 
 def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> Classified:
@@ -296,7 +306,7 @@ def _labelled(model: Model, logits: Tensor, names: tuple[Any, ...], of: str) -> 
 def follows(model: Model, first: str, second: str) -> float:
     """How likely the second text follows the first; see `Model.follows`."""
     require(model, "follows", "next-sentence-prediction", "pretraining")
-    result = result_of(model, one(model, first, second))
+    result = run_model(model, single_batch(model, first, second))
     logits = result.logits if result.next_sentence is None else result.next_sentence  # (1, 2): follows, does not
     assert logits is not None
     return float(probabilities(logits)[0, 0])
@@ -351,7 +361,7 @@ def tag(model: Model, text: str) -> Tagged:
     """A label for each token of a text; see `Model.tag`."""
     require(model, "tag", "token-classification")
     spans = model.tokenizer.encode(text).offsets
-    logits = result_of(model, one(model, text)).logits
+    logits = run_model(model, single_batch(model, text)).logits
     assert logits is not None
     values, numbers = probabilities(logits[0]).max(-1)  # (N,)
     labels = label_names(model.config.labels(logits.shape[2]), logits.shape[2])

@@ -57,10 +57,10 @@ def judge(tmp_path_factory: Any) -> str:
 def test_generate_prints_the_text_of_the_model(run: Any, writer: str) -> None:
     model = regard.load(writer)
     assert run("generate", "The cat", "--model", writer, "--new-tokens", "7") == (
-        model.generate("The cat", new_tokens=7).text + "\n"
+        model.generate("The cat", max_new_tokens=7).text + "\n"
     )
     options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "20"]
-    wanted = model.generate("The cat", temperature=1.5, top_k=11, top_p=0.9, seed=3, new_tokens=20).text
+    wanted = model.generate("The cat", temperature=1.5, top_k=11, top_p=0.9, seed=3, max_new_tokens=20).text
     assert run("generate", "The cat", "--model", writer, *options) == wanted + "\n"
     stopped = run("generate", "The cat", "--model", writer, *options, "--stop", wanted[5], "--stop", "never")
     assert stopped == wanted[: wanted.index(wanted[5])] + "\n"
@@ -69,23 +69,23 @@ def test_generate_prints_the_text_of_the_model(run: Any, writer: str) -> None:
 def test_beams_and_several_prompts_print_a_line_each(run: Any, writer: str) -> None:
     model, prompts = regard.load(writer), ["The cat", "한국"]
     Path("prompts.txt").write_text("\n".join([prompts[1], "", "  "]), encoding="utf-8")
-    texts = [made.text for made in model.generate(prompts, new_tokens=6)]
+    texts = [made.text for made in model.generate(prompts, max_new_tokens=6)]
     command = ["generate", prompts[0], "--file", "prompts.txt", "--model", writer, "--new-tokens", "6"]
     assert run(*command) == "\n".join(texts) + "\n"
-    beams = model.generate(prompts[0], new_tokens=6, beams=3).text
+    beams = model.generate(prompts[0], max_new_tokens=6, num_beams=3).text
     assert run("generate", prompts[0], "--model", writer, "--new-tokens", "6", "--beams", "3") == beams + "\n"
 
 
 def test_generate_reads_standard_input(run: Any, writer: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("한국의\r\n".encode())))
     assert run("generate", "-", "--model", writer, "--new-tokens", "5") == (
-        regard.load(writer).generate("한국의", new_tokens=5).text + "\n"
+        regard.load(writer).generate("한국의", max_new_tokens=5).text + "\n"
     )
 
 
 def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
     found = json.loads(run("generate", "The cat", "--model", writer, "--new-tokens", "4", "--beams", "2", "--json"))
-    made = regard.load(writer).generate("The cat", new_tokens=4, beams=2)
+    made = regard.load(writer).generate("The cat", max_new_tokens=4, num_beams=2)
     assert found["model"] == writer
     wanted = {"prompt": "The cat", "text": made.text, "ids": made.ids.tolist(), "reason": made.reason}
     assert found["texts"] == [{**wanted, "score": made.score}]
@@ -95,7 +95,7 @@ def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, write
     terminal(20)
     prompt = "The animal was too tired to"
     out = run("generate", prompt, "--model", writer, "--new-tokens", "3")
-    text = regard.load(writer).generate(prompt, new_tokens=3).text
+    text = regard.load(writer).generate(prompt, max_new_tokens=3).text
     assert re.sub(r"\x1b\[[0-9;]*m", "", out) == prompt + text + "\n"
     assert out.startswith("\x1b[2m")
 
@@ -103,7 +103,7 @@ def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, write
 def test_encoder_decoder_does_not_repeat_the_prompt(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     folder = str(t5(tmp_path / "t5"))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    text = regard.load(folder).generate("a cat", new_tokens=3).text
+    text = regard.load(folder).generate("a cat", max_new_tokens=3).text
     assert run("generate", "a cat", "--model", folder, "--new-tokens", "3") == text + "\n"
 
 
@@ -130,11 +130,11 @@ def test_every_command_ignores_keys_as_its_error_says(run: Any, fail: Any, tmp_p
 def test_tokens_are_drawn_by_min_p_and_repeated_less(run: Any, writer: str) -> None:
     model = regard.load(writer)
     command = ["generate", "The cat", "--model", writer, "--new-tokens", "20"]
-    drawn = model.generate("The cat", min_p=0.6, seed=3, new_tokens=20).text
+    drawn = model.generate("The cat", min_p=0.6, seed=3, max_new_tokens=20).text
     assert run(*command, "--min-p", "0.6", "--seed", "3") == drawn + "\n"
-    penalised = model.generate("The cat", repetition_penalty=3.0, new_tokens=20).text
+    penalised = model.generate("The cat", repetition_penalty=3.0, max_new_tokens=20).text
     assert run(*command, "--repetition-penalty", "3") == penalised + "\n"
-    assert drawn != penalised != model.generate("The cat", new_tokens=20).text
+    assert drawn != penalised != model.generate("The cat", max_new_tokens=20).text
 
 
 def test_seed_is_refused_where_nothing_is_drawn(run: Any, fail: Any, writer: str, tmp_path: Path) -> None:

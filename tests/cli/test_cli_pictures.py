@@ -108,10 +108,10 @@ def test_classify_lists_the_likeliest_of_many_labels(run: Any, tmp_path: Path) -
 
 def test_caption_prints_a_line_for_each_picture(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
-    made = regard.load(where).caption(["photo.png", "other.png"], new_tokens=7)
+    made = regard.load(where).caption(["photo.png", "other.png"], max_new_tokens=7)
     lines = run("caption", "photo.png", "other.png", "--model", where, "--new-tokens", "7").splitlines()
     assert lines == [" ".join(one.text.split()) for one in made]
-    begun = regard.load(where).caption("other.png", "the cat", new_tokens=5, beams=3)
+    begun = regard.load(where).caption("other.png", "the cat", max_new_tokens=5, num_beams=3)
     command = ["caption", "other.png", "--model", where, "--new-tokens", "5", "--beams", "3", "--prompt", "the cat"]
     assert run(*command) == " ".join(("the cat" + begun.text).split()) + "\n"
 
@@ -119,7 +119,7 @@ def test_caption_prints_a_line_for_each_picture(run: Any, folder: Any) -> None:
 def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
     for where in (folder(blip, "ForConditionalGeneration"), folder(llava), folder(idefics)):
         found = json.loads(run("caption", "photo.png", "--model", where, "--new-tokens", "3", "--json"))
-        made = regard.load(where).caption("photo.png", new_tokens=3)
+        made = regard.load(where).caption("photo.png", max_new_tokens=3)
         assert found == {
             "model": where,
             "captions": [
@@ -141,7 +141,7 @@ def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
 def test_a_placeholder_is_a_prompt_to_those_who_read_one_and_a_text_to_blip(run: Any, folder: Any, make: Any) -> None:
     where = folder(*make)
     said = run("caption", "photo.png", "--model", where, "--prompt", "a <image> cat", "--new-tokens", "3")
-    text = regard.load(where).caption("photo.png", "a <image> cat", new_tokens=3).text
+    text = regard.load(where).caption("photo.png", "a <image> cat", max_new_tokens=3).text
     begun = "a <image> cat" if make[0] is blip else ""
     assert said == " ".join((begun + text).split()) + "\n"
 
@@ -214,7 +214,7 @@ def test_a_bar_on_the_terminal_leaves_captions_on_standard_output(folder: Any, m
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_generate_writes_about_several_pictures(run: Any, folder: Any, make: Any, monkeypatch: Any) -> None:
     where, prompt = folder(make), "<image> is wide, <image> the cat"
-    wanted = regard.load(where).generate(prompt, pictures=["photo.png", "other.png"], new_tokens=7)
+    wanted = regard.load(where).generate(prompt, images=["photo.png", "other.png"], max_new_tokens=7)
     command = ["generate", prompt, "--model", where, "--new-tokens", "7", "--picture", "photo.png", "--picture"]
     assert run(*command, "other.png") == wanted.text + "\n"
     (found,) = json.loads(run(*command, "other.png", "--json"))["texts"]
@@ -223,7 +223,7 @@ def test_generate_writes_about_several_pictures(run: Any, folder: Any, make: Any
     assert run(*command, "-") == wanted.text + "\n"
     several = run(*command, "other.png", "--beams", "3")
     assert several == regard.load(where).generate(
-        prompt, pictures=["photo.png", "other.png"], new_tokens=7, beams=3
+        prompt, images=["photo.png", "other.png"], max_new_tokens=7, num_beams=3
     ).text + "\n"  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def test_help_of_generate_speaks_of_pictures_in_both_languages(run: Any) -> None
 def test_captions_are_drawn_again_with_the_same_seed(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
     options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "9"]
-    made = regard.load(where).caption("photo.png", temperature=1.5, top_k=11, top_p=0.9, seed=3, new_tokens=9)
+    made = regard.load(where).caption("photo.png", temperature=1.5, top_k=11, top_p=0.9, seed=3, max_new_tokens=9)
     assert run("caption", "photo.png", "--model", where, *options) == " ".join(made.text.split()) + "\n"
 
 
@@ -257,7 +257,7 @@ def test_keys_of_the_files_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -
 def test_answer_prints_a_line_for_each_question(run: Any, folder: Any, make: Any, arguments: Any) -> None:
     where = folder(make, *arguments)
     questions = ["was it tired?", "what sat?"]
-    made = regard.load(where).answer(["photo.png"] * 2, questions, new_tokens=6)
+    made = regard.load(where).answer(["photo.png"] * 2, questions, max_new_tokens=6)
     command = ["answer", "photo.png", *questions, "--model", where, "--new-tokens", "6"]
     assert run(*command) == "".join(" ".join(one.text.split()) + "\n" for one in made)
     found = json.loads(run(*command, "--json"))

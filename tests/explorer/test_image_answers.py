@@ -143,7 +143,7 @@ def test_words_look_at_the_image(captioned):
 def test_caption_is_written_where_none_is_given(tmp_path):
     directory = blip(tmp_path, "ForConditionalGeneration")
     found = look_at_image(picture(), directory)
-    written = load(directory).caption(picture(), new_tokens=32)
+    written = load(directory).caption(picture(), max_new_tokens=32)
     assert found.text == written.text.strip()
     assert found.tokens == ("[start]", *load(directory).tokenizer.tokens(written.ids[:-1]))
 
@@ -176,7 +176,9 @@ def test_question_and_text_are_read_beside_the_image(tmp_path, head):
     found = look_at_image(picture(), directory, text="a cat sat")
     assert found.tokens == ("[CLS]", "a", "cat", "sat", "[SEP]")
     assert {layer.path.split(".")[0] for layer in found.layers} == {"vision", "encoder"}
-    answer = load(directory).answer(picture(), "a cat sat", new_tokens=32).text.strip() if "Question" in head else None
+    answer = (
+        load(directory).answer(picture(), "a cat sat", max_new_tokens=32).text.strip() if "Question" in head else None
+    )
     assert found.text == ("a cat sat" if answer is None else f"a cat sat → {answer}")
 
 

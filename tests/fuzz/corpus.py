@@ -160,7 +160,7 @@ def write_captures(folder: Path, models_at: Path) -> None:
         seen.save(folder / "overview.regard", overview=True)
         model = regard.load(models_at / "gpt2")
         with regard.watch(model, keep="qk") as seen:
-            model.generate("the cat", new_tokens=3, beams=1)
+            model.generate("the cat", max_new_tokens=3, num_beams=1)
         seen.save(folder / "generation.regard")
     layer = torch.nn.TransformerDecoderLayer(12, 3, 16, batch_first=True).eval()
     with torch.no_grad(), regard.watch(layer, measures=every, keep="qk") as seen:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from regard.generation.beam_search import Beams
-from regard.generation.config import HARMLESS, NEUTRAL, READ, Defaults
+from regard.generation.config import HARMLESS, NEUTRAL, READ, GenerationConfig
 
 BART = {
     "num_beams": 4,
@@ -23,87 +22,87 @@ BART = {
     "bos_token_id": 0,
     "decoder_start_token_id": 2,
 }
-READ_BART = Defaults(
-    beams=Beams(4, 2.0, True),
-    max_length=142,
-    min_length=56,
-    no_repeat_ngram=3,
-    forced_first=0,
-    forced_last=2,
-    eos=(2,),
-    pad=1,
-    bos=0,
-    start=2,
-)
+
+
+def from_file(**values: Any) -> GenerationConfig:
+    return GenerationConfig(**{"do_sample": False, **values})
+
+
+READ_BART = from_file(**{key: value for key, value in BART.items() if key != "eos_token_id"}, eos_token_ids=2)
 
 
 def test_generation_config_is_read() -> None:
-    assert Defaults.read(BART, {}) == READ_BART
+    assert GenerationConfig.from_files(BART, {}) == READ_BART
 
 
 def test_older_config_is_read_where_there_is_no_generation_config() -> None:
-    assert Defaults.read(None, {**BART, "d_model": 8, "vocab_size": 3, "task_specific_params": {"a": 1}}) == READ_BART
-
-
-def test_config_only_says_which_tokens_are_which_beside_a_generation_config() -> None:
-    found = Defaults.read({"max_new_tokens": 7, "bos_token_id": None}, BART)
-    assert found == Defaults(new_tokens=7, eos=(2,), pad=1, bos=0, start=2)
-    assert Defaults.read({"eos_token_id": [5, 7]}, BART).eos == (5, 7)
-
-
-def test_nothing_said_is_greedy() -> None:
-    assert Defaults.read({}, {}) == Defaults.read(None, {}) == Defaults()
-    assert Defaults().samples is False
-
-
-def test_sampling_without_a_number_is_among_fifty_as_in_transformers() -> None:
-    assert Defaults.read({"do_sample": True}, {}).top_k == 50
-    assert Defaults.read({"do_sample": True, "top_k": 0}, {}).top_k is None
-    assert Defaults.read({"do_sample": True, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "temperature": 0.75}, {}) == (
-        Defaults(samples=True, top_k=7, top_p=0.5, min_p=0.25, temperature=0.75)
+    assert (
+        GenerationConfig.from_files(None, {**BART, "d_model": 8, "vocab_size": 3, "task_specific_params": {"a": 1}})
+        == READ_BART
     )
 
 
+def test_config_only_says_which_tokens_are_which_beside_a_generation_config() -> None:
+    found = GenerationConfig.from_files({"max_new_tokens": 7, "bos_token_id": None}, BART)
+    assert found == from_file(
+        max_new_tokens=7, eos_token_ids=2, pad_token_id=1, bos_token_id=0, decoder_start_token_id=2
+    )
+    assert GenerationConfig.from_files({"eos_token_id": [5, 7]}, BART).eos_token_ids == (5, 7)
+
+
+def test_nothing_said_is_greedy() -> None:
+    assert GenerationConfig.from_files({}, {}) == GenerationConfig.from_files(None, {}) == from_file()
+    assert from_file().samples is False
+
+
+def test_sampling_without_a_number_is_among_fifty_as_in_transformers() -> None:
+    assert GenerationConfig.from_files({"do_sample": True}, {}).top_k == 50
+    assert GenerationConfig.from_files({"do_sample": True, "top_k": 0}, {}).top_k == 0
+    assert GenerationConfig.from_files(
+        {"do_sample": True, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "temperature": 0.75}, {}
+    ) == (from_file(do_sample=True, top_k=7, top_p=0.5, min_p=0.25, temperature=0.75))
+
+
 def test_new_tokens_overrule_lengths_with_the_prompt() -> None:
-    assert Defaults.read({"min_new_tokens": 3, "min_length": 20}, {}) == Defaults(min_new=3)
+    assert GenerationConfig.from_files({"min_new_tokens": 3, "min_length": 20}, {}) == from_file(min_new_tokens=3)
 
 
 def test_single_tokens_are_banned_but_for_those_that_end_a_text() -> None:
     values = {"bad_words_ids": [[7], [2], [11]], "suppress_tokens": [13, 7], "eos_token_id": 2}
-    assert Defaults.read(values, {}).banned == (7, 11, 13)
+    assert GenerationConfig.from_files(values, {}).suppress_tokens == (7, 11, 13)
 
 
 def test_tokens_may_be_lists_of_one() -> None:
-    found = Defaults.read({"forced_eos_token_id": [3], "pad_token_id": [0], "stop_strings": ["END"]}, {})
-    assert (found.forced_last, found.pad, found.stop) == (3, 0, ("END",))
+    found = GenerationConfig.from_files({"forced_eos_token_id": [3], "pad_token_id": [0], "stop_strings": ["END"]}, {})
+    assert (found.forced_eos_token_id, found.pad_token_id, found.stop_strings) == (3, 0, ("END",))
 
 
 @pytest.mark.parametrize("key", sorted(NEUTRAL))
 def test_setting_that_is_not_offered_is_refused_unless_neutral_or_ignored(key: str) -> None:
     for values in ({key: NEUTRAL[key]}, {key: None}):
-        assert Defaults.read(values, {}) == Defaults.read(None, values) == Defaults()
+        assert GenerationConfig.from_files(values, {}) == GenerationConfig.from_files(None, values) == from_file()
     message = rf'{key}.*0\.3.*ignore=\["{key}"\]'
     with pytest.raises(ValueError, match=rf"generation_config\.json.*{message}"):
-        Defaults.read({key: 0.3}, {})
+        GenerationConfig.from_files({key: 0.3}, {})
     with pytest.raises(ValueError, match=rf"config\.json.*{message}"):
-        Defaults.read(None, {key: 0.3})
-    assert Defaults.read({key: 0.3}, {}, ignore=[key]) == Defaults()
+        GenerationConfig.from_files(None, {key: 0.3})
+    assert GenerationConfig.from_files({key: 0.3}, {}, ignore=[key]) == from_file()
 
 
 def test_unknown_keys_of_generation_config_are_all_named() -> None:
     with pytest.raises(ValueError, match=r"novelty.*3.*odd.*'a'.*ignore=\[.novelty., .odd.\]"):
-        Defaults.read({"novelty": 3, "odd": "a", "nothing": None, "empty": []}, {})
-    assert Defaults.read(None, {"novelty": 3}) == Defaults()  # in config.json it is the model's affair
+        GenerationConfig.from_files({"novelty": 3, "odd": "a", "nothing": None, "empty": []}, {})
+    assert GenerationConfig.from_files(None, {"novelty": 3}) == from_file()  # in config.json it is the model's affair
 
 
 @pytest.mark.parametrize("key", sorted(HARMLESS))
 def test_what_changes_no_text_is_passed_over(key: str) -> None:
-    assert Defaults.read({key: 17}, {}) == Defaults()
+    assert GenerationConfig.from_files({key: 17}, {}) == from_file()
 
 
 def test_every_key_that_is_read_can_be_ignored() -> None:
     strange: dict[str, Any] = dict.fromkeys(READ, "strange")
-    assert Defaults.read(strange, {}, ignore=READ) == Defaults()
+    assert GenerationConfig.from_files(strange, {}, ignore=READ) == from_file()
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,12 @@ def test_every_key_that_is_read_can_be_ignored() -> None:
 )
 def test_value_that_cannot_be_used_is_refused_with_its_file(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"generation_config\.json.*{message}"):
-        Defaults.read(values, {})
+        GenerationConfig.from_files(values, {})
 
 
 @pytest.mark.parametrize("key", ["eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"])
 def test_token_beyond_the_vocabulary_is_refused_with_its_key(key: str) -> None:
-    said = Defaults.read({key: [31] if key == "suppress_tokens" else 31}, {})
+    said = GenerationConfig.from_files({key: [31] if key == "suppress_tokens" else 31}, {})
     said.check_tokens(32)
     message = rf'generation_config\.json.*{key}.*token.*31.*0.*30.*ignore=\["{key}"\]'
     with pytest.raises(ValueError, match=message):
@@ -152,12 +151,11 @@ def test_token_beyond_the_vocabulary_is_refused_with_its_key(key: str) -> None:
 def test_file_that_a_token_was_read_from_is_named() -> None:
     for generation in (None, {}, {"eos_token_id": None}):
         with pytest.raises(ValueError, match=r"config\.json.*eos_token_id.*token.*31"):
-            Defaults.read(generation, {"eos_token_id": 31}).check_tokens(31)
-    both = Defaults.read({"num_beams": 2}, {"eos_token_id": 31})
-    assert both.asks_for(["num_beams"]) == "generation_config.json asks for it (num_beams)"
-    assert both.asks_for(["eos_token_id"]) == "config.json asks for it (eos_token_id)"
+            GenerationConfig.from_files(generation, {"eos_token_id": 31}).check_tokens(31)
+    both = GenerationConfig.from_files({"num_beams": 2}, {"eos_token_id": 31})
+    assert both.sources == {"num_beams": "generation_config.json", "eos_token_id": "config.json"}
 
 
 def test_keys_to_ignore_are_a_list():
     with pytest.raises(TypeError, match=r"ignore.*str.*ignore=\['typical_p'\]"):
-        Defaults.read({"typical_p": 0.9}, {}, ignore="typical_p")
+        GenerationConfig.from_files({"typical_p": 0.9}, {}, ignore="typical_p")

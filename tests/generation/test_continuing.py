@@ -9,8 +9,8 @@ import torch
 from speaking_twins import gpt2, t5
 
 from regard.generation import text
-from regard.generation.config import Wishes
-from regard.generation.text import Begun, Steps, Written, rooms
+from regard.generation.config import GenerationConfig
+from regard.generation.text import GenerationOutput, PromptBatch, StepCounter, token_limits
 from regard.models.loading import load
 
 LONG = "The cat sat on the mat because it was too tired"
@@ -27,7 +27,7 @@ def told(model: Any, monkeypatch: Any, **values: Any) -> None:
     monkeypatch.setattr(text, "read_side", lambda directory, name, kind: values)
 
 
-def facts(made: list[Written]) -> list[Any]:
+def facts(made: list[GenerationOutput]) -> list[Any]:
     return [(one.prompt, one.text, one.ids.tolist(), one.reason) for one in made]
 
 
@@ -42,22 +42,22 @@ SAID = {
 
 
 @pytest.mark.parametrize(
-    "wishes", [{}, {"beams": 3}, {"temperature": 3.0, "seed": 11}], ids=["greedy", "beams", "drawn"]
+    "options", [{}, {"num_beams": 3}, {"temperature": 3.0, "seed": 11}], ids=["greedy", "beams", "drawn"]
 )
 @pytest.mark.parametrize("said", SAID)
-def test_prompts_of_unlike_length_are_continued_as_alone(model: Any, monkeypatch: Any, said: str, wishes: Any) -> None:
-    if said == "stop strings" and "beams" in wishes:
+def test_prompts_of_unlike_length_are_continued_as_alone(model: Any, monkeypatch: Any, said: str, options: Any) -> None:
+    if said == "stop strings" and "num_beams" in options:
         pytest.skip("beams with stop strings are not offered")
     told(model, monkeypatch, **{"eos_token_id": None, "pad_token_id": 0, **SAID[said]})
-    if "seed" in wishes:  # draws go by the place in the list: the prompt stands where it stood, among short ones
+    if "seed" in options:  # draws go by the place in the list: the prompt stands where it stood, among short ones
         alone = [
-            model.generate([prompt if n == place else "a" for n in range(4)], **wishes)[place]
+            model.generate([prompt if n == place else "a" for n in range(4)], **options)[place]
             for place, prompt in enumerate(PROMPTS)
         ]
     else:
-        alone = [model.generate(prompt, **wishes) for prompt in PROMPTS]
-    assert facts(model.generate(PROMPTS, **wishes)) == facts(alone)
-    if said == "nothing" and not wishes:
+        alone = [model.generate(prompt, **options) for prompt in PROMPTS]
+    assert facts(model.generate(PROMPTS, **options)) == facts(alone)
+    if said == "nothing" and not options:
         assert [len(one.ids) for one in alone][::2] == [50, 50]
         assert len(alone[1].ids) < len(alone[3].ids) < 50
 
@@ -69,7 +69,7 @@ def test_draws_without_a_seed_are_one_draw_however_often_a_prompt_is_run(model: 
     torch.manual_seed(3)
     together = model.generate(["The cat", LONG], temperature=3.0)
     torch.manual_seed(3)
-    short = model.generate(["The cat", LONG], temperature=3.0, new_tokens=5)
+    short = model.generate(["The cat", LONG], temperature=3.0, max_new_tokens=5)
     assert [one.ids[:5].tolist() for one in together] == [one.ids.tolist() for one in short]
 
 
@@ -77,14 +77,14 @@ def test_new_tokens_that_one_prompt_has_no_room_for_name_it(model: Any, monkeypa
     used = len(model.tokenizer.encode(LONG).ids)
     message = rf"1.*{used + 49}.*61.*{62 - used}"
     with pytest.raises(ValueError, match=message):
-        model.generate(PROMPTS, new_tokens=50)
-    assert [len(one.ids) for one in model.generate(["The cat", "a"], new_tokens=50)] == [50, 50]
+        model.generate(PROMPTS, max_new_tokens=50)
+    assert [len(one.ids) for one in model.generate(["The cat", "a"], max_new_tokens=50)] == [50, 50]
     with pytest.raises(ValueError, match=r"2.*\d\d\d.*61"):
         model.generate(["a", LONG, "고양이 " * 30])
     with pytest.raises(ValueError, match="63"):  # which holds for both
-        model.generate(["a", "a"], new_tokens=63)
-    with pytest.raises(ValueError, match=r"new_tokens.*1.*0"):
-        model.generate(PROMPTS, new_tokens=0)
+        model.generate(["a", "a"], max_new_tokens=63)
+    with pytest.raises(ValueError, match=r"max_new_tokens.*1.*0"):
+        model.generate(PROMPTS, max_new_tokens=0)
     told(model, monkeypatch, max_length=12)
     with pytest.raises(ValueError, match=rf"1.*{used}.*max_length"):
         model.generate(PROMPTS)
@@ -113,23 +113,23 @@ def test_steps_of_all_runs_are_counted(model: Any, monkeypatch: Any) -> None:
 
 def test_encoder_decoder_writes_all_prompts_in_one_run(tmp_path: Any) -> None:
     counted: list[int] = []
-    load(t5(tmp_path)).generate(PROMPTS, new_tokens=5, on_token=counted.append)
+    load(t5(tmp_path)).generate(PROMPTS, max_new_tokens=5, on_token=counted.append)
     assert counted == [1, 2, 3, 4, 5][: len(counted)]
 
 
 def test_padding_takes_no_room() -> None:
     ids = torch.zeros(3, 11, dtype=torch.long)
     mask = torch.arange(11) >= torch.tensor([[0], [4], [9]])  # 11, 7 and 2 tokens
-    begun = Begun(None, ids, mask, 13, 5, ids)  # type: ignore[arg-type]
-    assert rooms(begun, Wishes(), text.Defaults()) == [3, 7, 12]
-    assert rooms(begun, Wishes(new_tokens=3), text.Defaults()) == [3, 3, 3]
+    begun = PromptBatch(None, ids, mask, 13, 5, ids)  # type: ignore[arg-type]
+    assert token_limits(begun, GenerationConfig()) == [3, 7, 12]
+    assert token_limits(begun, GenerationConfig(max_new_tokens=3)) == [3, 3, 3]
 
 
 def test_steps_are_counted_though_nobody_is_told() -> None:
-    steps = Steps(None)
+    steps = StepCounter(None)
     steps(3)
     steps.next_run()
     told: list[int] = []
-    steps._tell = told.append
+    steps._on_token = told.append
     steps(2)
     assert told == [5]

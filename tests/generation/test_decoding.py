@@ -247,7 +247,7 @@ def test_a_step_captured_again_is_not_run_aside_and_gives_the_same(batch, tmp_pa
     step = cuda_step.step
     monkeypatch.setattr(cuda_step, "step", lambda *given: ran.append(1) or step(*given))
     for _ in range(3):
-        made.append(generate(model, ids, mask, new_tokens=6, eos=None, pad=0).ids)
+        made.append(generate(model, ids, mask, max_new_tokens=6, pad_token_id=0).ids)
     assert len(ran) == 4  # once aside, and once for each capture
     assert all(torch.equal(other, made[0]) for other in made)
 

@@ -5,8 +5,8 @@ import torch
 from toy_decoders import VOCAB, Causal, Recurrent, Seq2Seq, padded, twin
 
 from regard.generation import loop
-from regard.generation.loop import Stream, generate
-from regard.generation.sampling import Choice
+from regard.generation.config import GenerationConfig
+from regard.generation.loop import generate, stream
 
 GIVEN, MASK = padded(7, 3, 5)
 START = torch.zeros(3, 1, dtype=torch.long)
@@ -17,13 +17,12 @@ def letters(ids):
     return "".join(LETTERS[i] for i in ids)
 
 
-def theirs(model, *, new_tokens, eos=None, rows=slice(None), **options):
+def theirs(model, *, eos_token_ids=None, rows=slice(None), **options):
     """New ids of `transformers`, greedy: a source for an encoder, else a prompt, which is cut off."""
     out = model.generate(
         GIVEN[rows],
         attention_mask=MASK[rows].long(),
-        max_new_tokens=new_tokens,
-        eos_token_id=eos,
+        eos_token_id=eos_token_ids,
         pad_token_id=0,
         do_sample=False,
         **options,
@@ -31,16 +30,15 @@ def theirs(model, *, new_tokens, eos=None, rows=slice(None), **options):
     return out[:, 1 if model.config.is_encoder_decoder else GIVEN.shape[1] :]
 
 
-def ours(model, *, new_tokens, eos=None, choice=None, rows=slice(None)):
-    choice = choice or Choice()
+def ours(model, *, rows=slice(None), **options):
     if model.config.is_encoder_decoder:
         decoder = Seq2Seq(model, GIVEN[rows], MASK[rows])
-        return generate(decoder, START[rows], new_tokens=new_tokens, eos=eos, pad=0, choice=choice)
-    return generate(Causal(model), GIVEN[rows], MASK[rows], new_tokens=new_tokens, eos=eos, pad=0, choice=choice)
+        return generate(decoder, START[rows], **options)
+    return generate(Causal(model), GIVEN[rows], MASK[rows], **options)
 
 
 def run(decoder=None, **options):
-    given = {"ids": GIVEN, "mask": MASK, "new_tokens": 9, "eos": None, "pad": 0} | options
+    given = {"ids": GIVEN, "mask": MASK, "max_new_tokens": 9} | options
     return generate(decoder or Recurrent(1), given.pop("ids"), given.pop("mask"), **given)
 
 
@@ -54,12 +52,12 @@ FAMILIES = pytest.mark.parametrize("family", ["gpt2", "t5", "bart"])
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_greedy_ids_are_those_of_transformers_with_and_without_an_end(family, seed):
     model = twin(family, seed)
-    free = theirs(model, new_tokens=23)
-    assert torch.equal(ours(model, new_tokens=23).ids, free)
+    free = theirs(model, max_new_tokens=23)
+    assert torch.equal(ours(model, max_new_tokens=23).ids, free)
     ends = [int(free[0, 2]), int(free[1, 5]), int(free[2, 9])]
     for eos in (ends[0], ends):
-        made = ours(model, new_tokens=23, eos=eos)
-        want = theirs(model, new_tokens=23, eos=eos)
+        made = ours(model, max_new_tokens=23, eos_token_ids=eos)
+        want = theirs(model, max_new_tokens=23, eos_token_ids=eos)
         assert torch.equal(made.ids, want)
         assert "eos" in made.reasons
         for row, n, why in zip(made.ids, made.lengths, made.reasons, strict=True):
@@ -70,32 +68,35 @@ def test_greedy_ids_are_those_of_transformers_with_and_without_an_end(family, se
 @FAMILIES
 def test_two_hundred_greedy_tokens_are_those_of_transformers(family):
     model = twin(family, 1)
-    made = ours(model, new_tokens=200)
+    made = ours(model, max_new_tokens=200)
     assert made.lengths == (200, 200, 200)
-    assert torch.equal(made.ids, theirs(model, new_tokens=200))
+    assert torch.equal(made.ids, theirs(model, max_new_tokens=200))
 
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("choice", "options"),
+    ("config", "options"),
     [
-        (Choice(no_repeat_ngram=2), {"no_repeat_ngram_size": 2}),
-        (Choice(repetition_penalty=1.5), {"repetition_penalty": 1.5}),
-        (Choice(min_new=8), {"min_new_tokens": 8}),
-        (Choice(min_length=13), {"min_length": 13}),
-        (Choice(forced_last=7), {"forced_eos_token_id": 7}),
-        (Choice(forced_first=7, repetition_penalty=0.6), {"forced_bos_token_id": 7, "repetition_penalty": 0.6}),
-        (Choice(temperature=0, no_repeat_ngram=1), {"no_repeat_ngram_size": 1}),
+        (GenerationConfig(no_repeat_ngram_size=2), {"no_repeat_ngram_size": 2}),
+        (GenerationConfig(repetition_penalty=1.5), {"repetition_penalty": 1.5}),
+        (GenerationConfig(min_new_tokens=8), {"min_new_tokens": 8}),
+        (GenerationConfig(min_length=13), {"min_length": 13}),
+        (GenerationConfig(forced_eos_token_id=7), {"forced_eos_token_id": 7}),
+        (
+            GenerationConfig(forced_bos_token_id=7, repetition_penalty=0.6),
+            {"forced_bos_token_id": 7, "repetition_penalty": 0.6},
+        ),
+        (GenerationConfig(temperature=0, no_repeat_ngram_size=1), {"no_repeat_ngram_size": 1}),
     ],
     ids=["ngram", "repetition", "min_new", "min_length", "forced_last", "forced_first", "no token twice"],
 )
-def test_filters_are_those_of_transformers_on_each_row_alone(family, choice, options):
+def test_filters_are_those_of_transformers_on_each_row_alone(family, config, options):
     """Alone, because `transformers` penalises, repeats and counts a prompt's padding too."""
     model = twin(family, 1)
-    free = theirs(model, new_tokens=17)
-    eos = int(free[0, 4]) if choice.min_new or choice.min_length else None
-    together = ours(model, new_tokens=17, eos=eos, choice=choice)
-    without = ours(model, new_tokens=17, eos=eos)
+    free = theirs(model, max_new_tokens=17)
+    eos = int(free[0, 4]) if config.min_new_tokens or config.min_length else None
+    together = ours(model, max_new_tokens=17, eos_token_ids=eos, config=config)
+    without = ours(model, max_new_tokens=17, eos_token_ids=eos)
     for row in range(3):
         cut = slice(row, row + 1)
         if family == "gpt2":
@@ -111,32 +112,34 @@ def test_filters_are_those_of_transformers_on_each_row_alone(family, choice, opt
             )
             want = out[:, prompt.shape[1] :]
         else:
-            want = theirs(model, new_tokens=17, eos=eos, rows=cut, **options)
+            want = theirs(model, max_new_tokens=17, eos_token_ids=eos, rows=cut, **options)
         assert together.ids[row, : together.lengths[row]].tolist() == want[0].tolist()
-    if not (family == "gpt2" and choice.forced_first):  # no prompt here has one token
+    if not (family == "gpt2" and config.forced_bos_token_id):  # no prompt here has one token
         assert (together.lengths, together.ids.tolist()) != (without.lengths, without.ids.tolist())
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice(temperature=1.3, top_p=0.9, seed=5, repetition_penalty=1.2)])
-def test_padding_and_other_rows_change_nothing(choice):
+@pytest.mark.parametrize(
+    "config", [GenerationConfig(), GenerationConfig(temperature=1.3, top_p=0.9, seed=5, repetition_penalty=1.2)]
+)
+def test_padding_and_other_rows_change_nothing(config):
     decoder = Recurrent(2)
-    together = run(decoder, eos=[4, 9], choice=choice, new_tokens=30)
-    alone = generate(decoder, GIVEN[:1], MASK[:1], new_tokens=30, eos=[4, 9], pad=0, choice=choice)
+    together = run(decoder, eos_token_ids=[4, 9], config=config, max_new_tokens=30)
+    alone = generate(decoder, GIVEN[:1], MASK[:1], max_new_tokens=30, eos_token_ids=[4, 9], config=config)
     n = together.lengths[0]
     assert together.ids[0, :n].tolist() == alone.ids[0, : alone.lengths[0]].tolist()
-    unpadded = generate(decoder, GIVEN[1:2, 4:], new_tokens=30, eos=[4, 9], pad=0)
-    if not choice.samples:
+    unpadded = generate(decoder, GIVEN[1:2, 4:], max_new_tokens=30, eos_token_ids=[4, 9])
+    if not config.samples:
         assert together.ids[1, : together.lengths[1]].tolist() == unpadded.ids[0].tolist()
 
 
 def test_the_draws_of_a_row_do_not_depend_on_when_others_end():
-    decoder, choice = Recurrent(3), Choice(temperature=1.5, seed=11)
-    free = run(decoder, choice=choice, new_tokens=40).ids
+    decoder, config = Recurrent(3), GenerationConfig(temperature=1.5, seed=11)
+    free = run(decoder, config=config, max_new_tokens=40).ids
     early = int(free[0, 1])  # ends row 0 at once
-    ended = run(decoder, choice=choice, new_tokens=40, eos=early)
+    ended = run(decoder, config=config, max_new_tokens=40, eos_token_ids=early)
     assert ended.lengths[0] <= 2
     for row in (1, 2):
         n = ended.lengths[row]
@@ -146,15 +149,15 @@ def test_the_draws_of_a_row_do_not_depend_on_when_others_end():
 
 def test_a_seed_is_repeated_and_another_is_not():
     decoder = Recurrent(4)
-    first, again, other = (run(decoder, choice=Choice(temperature=1.0, seed=s)).ids for s in (3, 3, 4))
+    first, again, other = (run(decoder, config=GenerationConfig(temperature=1.0, seed=s)).ids for s in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_sampled_tokens_follow_the_models_probabilities():
     decoder, many = Recurrent(5), 20_000
-    choice = Choice(temperature=2.0, top_k=7, seed=1)
-    made = generate(decoder, torch.full((many, 1), 6), new_tokens=1, eos=None, pad=0, choice=choice)
+    config = GenerationConfig(temperature=2.0, top_k=7, seed=1)
+    made = generate(decoder, torch.full((many, 1), 6), max_new_tokens=1, config=config)
     with torch.no_grad():
         logits = decoder.begin(torch.tensor([[6]]), None, length=2)[0][0] / 2
     probs = logits.where(logits >= logits.topk(7).values[-1], -torch.inf).softmax(-1)
@@ -165,9 +168,9 @@ def test_sampled_tokens_follow_the_models_probabilities():
 @pytest.mark.parametrize("every", [1, 3, 16])
 def test_looking_seldom_gives_the_same_ids_and_runs_a_few_steps_more(every, monkeypatch):
     decoder = Recurrent(6)
-    free = run(decoder, new_tokens=40).ids
+    free = run(decoder, max_new_tokens=40).ids
     ends = [int(free[row, 5]) for row in range(3)]
-    want = run(decoder, new_tokens=40, eos=ends)
+    want = run(decoder, max_new_tokens=40, eos_token_ids=ends)
     longest = max(want.lengths)
     assert longest <= 6
 
@@ -179,17 +182,17 @@ def test_looking_seldom_gives_the_same_ids_and_runs_a_few_steps_more(every, monk
             return False
 
     monkeypatch.setattr(loop, "STEPS_PER_LOOK", every)
-    tokens = loop._Run.tokens
-    monkeypatch.setattr(loop._Run, "tokens", lambda run: (row.as_subclass(Elsewhere) for row in tokens(run)))
+    steps = loop.TokenLoop.steps
+    monkeypatch.setattr(loop.TokenLoop, "steps", lambda run: (row.as_subclass(Elsewhere) for row in steps(run)))
     decoder.steps = 0
-    got = run(decoder, new_tokens=40, eos=ends)
+    got = run(decoder, max_new_tokens=40, eos_token_ids=ends)
     assert (got.ids.tolist(), got.lengths, got.reasons) == (want.ids.tolist(), want.lengths, want.reasons)
     assert decoder.steps == -(-longest // every) * every - 1
 
 
 def test_no_step_runs_after_the_last_token_and_room_is_asked_for_once():
     decoder = Recurrent(7)
-    run(decoder, new_tokens=9)
+    run(decoder, max_new_tokens=9)
     assert decoder.begun == [{"shape": (3, 7), "length": 15}]  # 7 read, and 8 of the 9 new ones
     assert decoder.steps == 8
 
@@ -199,7 +202,7 @@ def test_nothing_is_recorded_for_gradients_and_the_mode_is_as_before():
     seen = []
     step = decoder.step
     decoder.step = lambda state, tokens: seen.append(torch.is_grad_enabled()) or step(state, tokens)
-    made = run(decoder, new_tokens=3)
+    made = run(decoder, max_new_tokens=3)
     assert seen == [False, False]
     assert torch.is_grad_enabled()
     assert not made.ids.is_inference()
@@ -221,10 +224,10 @@ def test_an_interrupt_leaves_nothing_behind():
 
 def test_steps_are_told():
     told = []
-    run(new_tokens=4, on_token=told.append)
+    run(max_new_tokens=4, on_token=told.append)
     assert told == [1, 2, 3, 4]
     told.clear()
-    run(new_tokens=4, on_token=told.append, stop="never there", decode=letters)
+    run(max_new_tokens=4, on_token=told.append, stop_strings="never there", decode=letters)
     assert told == [1, 2, 3, 4]
 
 
@@ -234,7 +237,7 @@ def test_steps_are_told():
 def test_texts_leave_out_the_end_token():
     decoder = Recurrent(10)
     free = run(decoder).ids
-    made = run(decoder, eos=int(free[0, 4]), decode=letters)
+    made = run(decoder, eos_token_ids=int(free[0, 4]), decode=letters)
     n = made.lengths[0]
     assert made.reasons[0] == "eos"
     assert made.texts[0] == letters(made.ids[0, : n - 1].tolist())
@@ -245,16 +248,16 @@ def test_texts_leave_out_the_end_token():
 def test_a_row_that_ends_at_once_has_no_text():
     decoder = Recurrent(10)
     first = int(run(decoder).ids[0, 0])
-    made = run(decoder, eos=first, decode=letters)
+    made = run(decoder, eos_token_ids=first, decode=letters)
     assert (made.lengths[0], made.reasons[0], made.texts[0]) == (1, "eos", "")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_a_stop_string_ends_its_row_and_cuts_its_text(width):
     decoder = Recurrent(11)
-    free = run(decoder, new_tokens=20).ids
+    free = run(decoder, max_new_tokens=20).ids
     stop = letters(free[0, 3 : 3 + width].tolist())
-    made = run(decoder, new_tokens=20, stop=stop, decode=letters)
+    made = run(decoder, max_new_tokens=20, stop_strings=stop, decode=letters)
     whole = letters(free[0].tolist())
     assert made.reasons[0] == "stop"
     assert made.texts[0] == whole[: whole.find(stop)]
@@ -267,28 +270,27 @@ def test_a_stop_string_ends_its_row_and_cuts_its_text(width):
         assert made.reasons[row] == ("stop" if stop in whole else "length")
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice(temperature=1.2, seed=3)])
-def test_a_stream_gives_what_generate_gives(choice):
+@pytest.mark.parametrize("config", [GenerationConfig(), GenerationConfig(temperature=1.2, seed=3)])
+def test_a_stream_gives_what_generate_gives(config):
     decoder = Recurrent(12)
-    eos = int(run(decoder, choice=choice).ids[2, 4])
-    whole = run(decoder, new_tokens=25, eos=eos, choice=choice, decode=letters)
-    stream = Stream(decoder, GIVEN, MASK, decode=letters, new_tokens=25, eos=eos, pad=0, choice=choice)
-    pieces = list(stream)
-    assert tuple(map("".join, zip(*pieces, strict=True))) == whole.texts == stream.result.texts
-    assert torch.equal(stream.result.ids, whole.ids)
-    assert (stream.result.lengths, stream.result.reasons) == (whole.lengths, whole.reasons)
-    assert list(stream) == []
+    eos = int(run(decoder, config=config).ids[2, 4])
+    whole = run(decoder, max_new_tokens=25, eos_token_ids=eos, config=config, decode=letters)
+    pieces = stream(decoder, GIVEN, MASK, decode=letters, max_new_tokens=25, eos_token_ids=eos, config=config)
+    assert tuple(map("".join, zip(*pieces, strict=True))) == whole.texts == pieces.result.texts
+    assert torch.equal(pieces.result.ids, whole.ids)
+    assert (pieces.result.lengths, pieces.result.reasons) == (whole.lengths, whole.reasons)
+    assert list(pieces) == []
 
 
 def test_a_stream_shows_a_letter_as_soon_as_it_is_chosen():
     decoder = Recurrent(13)
-    stream = Stream(decoder, GIVEN[:1], MASK[:1], decode=letters, new_tokens=5, eos=None, pad=0)
+    pieces = stream(decoder, GIVEN[:1], MASK[:1], decode=letters, max_new_tokens=5)
     assert decoder.begun == []
-    for n, piece in enumerate(stream.text()):
+    for n, piece in enumerate(pieces.text()):
         assert decoder.steps == n
         assert len(piece) == 1
         assert torch.is_grad_enabled()  # between pieces the reader's code runs as it did
-    assert stream.result.texts == (letters(stream.result.ids[0].tolist()),)
+    assert pieces.result.texts == (letters(pieces.result.ids[0].tolist()),)
 
 
 class Saying:
@@ -317,27 +319,27 @@ def of_bytes(ids):
 def test_a_stream_of_bytes_shows_whole_characters_and_holds_back_a_stop_string():
     decoder = Saying("한글 <끝> 뒤", "🐈 <en")
     ids = torch.zeros(2, 1, dtype=torch.long)
-    stream = Stream(decoder, ids, decode=of_bytes, new_tokens=30, eos=0, pad=0, stop=["<끝>", "<end>"])
-    first, second = zip(*stream, strict=True)
+    pieces = stream(decoder, ids, decode=of_bytes, max_new_tokens=30, eos_token_ids=0, stop_strings=["<끝>", "<end>"])
+    first, second = zip(*pieces, strict=True)
     assert [piece for piece in first if piece] == ["한", "글", " "]
     assert [piece for piece in second if piece] == ["🐈", " ", "<en"]
-    assert stream.result.texts == ("한글 ", "🐈 <en")
-    assert stream.result.reasons == ("stop", "eos")
+    assert pieces.result.texts == ("한글 ", "🐈 <en")
+    assert pieces.result.reasons == ("stop", "eos")
 
 
 def test_what_was_held_back_comes_with_the_last_token():
     ids = torch.zeros(1, 1, dtype=torch.long)
-    stream = Stream(Saying("ab한"), ids, decode=of_bytes, new_tokens=4, eos=None, pad=0, stop="bx")
-    assert list(stream.text()) == ["a", "b\ufffd"]
-    assert stream.result.reasons == ("length",)
-    made = generate(Saying("ab한"), ids, decode=of_bytes, new_tokens=4, eos=None, pad=0, stop="\ufffd")
+    pieces = stream(Saying("ab한"), ids, decode=of_bytes, max_new_tokens=4, stop_strings="bx")
+    assert list(pieces.text()) == ["a", "b\ufffd"]
+    assert pieces.result.reasons == ("length",)
+    made = generate(Saying("ab한"), ids, decode=of_bytes, max_new_tokens=4, stop_strings="\ufffd")
     assert (made.texts, made.reasons) == (("ab",), ("stop",))
 
 
 def test_a_stream_left_early_leaves_nothing_behind():
     decoder = Recurrent(14)
     before = run(decoder).ids
-    for _ in Stream(decoder, GIVEN, MASK, decode=letters, new_tokens=9, eos=None, pad=0):
+    for _ in stream(decoder, GIVEN, MASK, decode=letters, max_new_tokens=9):
         break
     assert torch.is_grad_enabled()
     assert torch.equal(run(decoder).ids, before)
@@ -352,22 +354,22 @@ def test_a_stream_left_early_leaves_nothing_behind():
         ({"ids": GIVEN[:, :0], "mask": None}, ValueError, "prompt"),
         ({"ids": GIVEN[0], "mask": None}, ValueError, r"\(B, N\).*\(7,\)"),
         ({"ids": GIVEN[:0], "mask": None}, ValueError, r"\(0, 7\)"),
-        ({"ids": GIVEN.float()}, TypeError, r"prompt.*ids.*torch.float32"),
-        ({"ids": [[1, 2]]}, TypeError, r"prompt.*ids.*list"),
+        ({"ids": GIVEN.float()}, TypeError, r"input_ids.*torch.float32"),
+        ({"ids": [[1, 2]]}, TypeError, r"input_ids.*list"),
         ({"mask": MASK.long()}, ValueError, r"mask.*\(3, 7\).*torch.int64.*\(3, 7\)"),
         ({"mask": MASK[:, 1:]}, ValueError, r"torch.bool.*\(3, 6\)"),
         ({"mask": MASK.flip(1)}, ValueError, r"row.*1.*pad"),
         ({"mask": MASK & (torch.arange(7) != 5)}, ValueError, r"row.*0"),
         ({"mask": MASK & (torch.arange(3) != 2)[:, None]}, ValueError, r"row.*2"),
-        ({"new_tokens": 0}, ValueError, r"new_tokens.*1.*0"),
-        ({"new_tokens": None}, TypeError, r"new_tokens.*None"),
-        ({"new_tokens": 2.5}, TypeError, r"new_tokens.*float.*2.5"),
-        ({"pad": -1}, ValueError, r"pad.*0.*-1"),
-        ({"eos": -1}, ValueError, r"eos.*token.*0.*-1"),
-        ({"eos": VOCAB}, ValueError, rf"{VOCAB}.*\[{VOCAB}\]"),
-        ({"stop": ""}, ValueError, r"stop.*string"),
-        ({"stop": "x"}, ValueError, r"stop.*decode="),
-        ({"beams": 0}, ValueError, r"beams.*1.*0"),
+        ({"max_new_tokens": 0}, ValueError, r"max_new_tokens.*1.*0"),
+        ({"max_new_tokens": 2.5}, TypeError, r"max_new_tokens.*float.*2.5"),
+        ({"new_tokens": 3}, TypeError, "new_tokens"),
+        ({"pad_token_id": -1}, ValueError, r"pad_token_id.*0.*-1"),
+        ({"eos_token_ids": -1}, ValueError, r"eos.*token.*0.*-1"),
+        ({"eos_token_ids": VOCAB}, ValueError, rf"eos_token_id.*{VOCAB}.*0.*{VOCAB - 1}"),
+        ({"stop_strings": ""}, ValueError, r"stop.*string"),
+        ({"stop_strings": "x"}, ValueError, r"stop.*decode="),
+        ({"num_beams": 0}, ValueError, r"num_beams.*1.*0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, error, message):
@@ -381,35 +383,45 @@ def test_a_model_that_says_nan_is_an_error():
     decoder = Recurrent(16)
     with torch.no_grad():
         decoder.head.bias[3] = torch.nan
-    for options in ({}, {"choice": Choice(temperature=1.0)}, {"stop": "?", "decode": letters}):
+    for options in ({}, {"temperature": 1.0}, {"stop_strings": "?", "decode": letters}):
         with pytest.raises(ValueError, match=r"row.*0.*NaN"):
             run(decoder, **options)
 
 
 def test_a_stream_has_no_result_before_its_end():
-    stream = Stream(Recurrent(17), GIVEN, MASK, decode=letters, new_tokens=3, eos=None, pad=0)
-    next(stream)
+    pieces = stream(Recurrent(17), GIVEN, MASK, decode=letters, max_new_tokens=3)
+    next(pieces)
     with pytest.raises(RuntimeError, match="iterate"):
-        _ = stream.result
+        _ = pieces.result
 
 
 def test_text_is_for_one_row():
-    stream = Stream(Recurrent(17), GIVEN, MASK, decode=letters, new_tokens=3, eos=None, pad=0)
+    pieces = stream(Recurrent(17), GIVEN, MASK, decode=letters, max_new_tokens=3)
     with pytest.raises(ValueError, match=r"text\(\).*3"):
-        stream.text()
+        pieces.text()
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("choice", [Choice(), Choice(repetition_penalty=1.3, no_repeat_ngram=3, min_new=4)])
+@pytest.mark.parametrize(
+    "config", [GenerationConfig(), GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3, min_new_tokens=4)]
+)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_a_gpu_gives_the_ids_of_the_cpu(choice, beams):
+def test_a_gpu_gives_the_ids_of_the_cpu(config, beams):
     decoder = Recurrent(18).double()
-    eos = run(decoder, new_tokens=60).ids[:, 19].tolist()
-    here = run(decoder, new_tokens=60, eos=eos, choice=choice, beams=beams)
-    there = run(decoder.cuda(), ids=GIVEN.cuda(), mask=MASK.cuda(), new_tokens=60, eos=eos, choice=choice, beams=beams)
+    eos = run(decoder, max_new_tokens=60).ids[:, 19].tolist()
+    here = run(decoder, max_new_tokens=60, eos_token_ids=eos, config=config, num_beams=beams)
+    there = run(
+        decoder.cuda(),
+        ids=GIVEN.cuda(),
+        mask=MASK.cuda(),
+        max_new_tokens=60,
+        eos_token_ids=eos,
+        config=config,
+        num_beams=beams,
+    )
     assert there.ids.is_cuda
     assert (there.ids.tolist(), there.lengths, there.reasons) == (here.ids.tolist(), here.lengths, here.reasons)
 
@@ -418,8 +430,8 @@ def test_a_gpu_gives_the_ids_of_the_cpu(choice, beams):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 def test_a_gpu_is_not_waited_for_while_tokens_are_chosen():
     decoder, ids = Recurrent(19).cuda(), GIVEN.cuda()
-    for choice in (Choice(), Choice(temperature=0.9, top_k=5, top_p=0.9, min_p=0.01, seed=3)):
-        generate(decoder, ids, new_tokens=4, eos=3, pad=0, choice=choice)
+    for config in (GenerationConfig(), GenerationConfig(temperature=0.9, top_k=5, top_p=0.9, min_p=0.01, seed=3)):
+        generate(decoder, ids, max_new_tokens=4, eos_token_ids=3, config=config)
         modes = []
 
         def told(steps, modes=modes):
@@ -428,7 +440,7 @@ def test_a_gpu_is_not_waited_for_while_tokens_are_chosen():
             modes.append(steps)
 
         try:
-            generate(decoder, ids, new_tokens=20, eos=3, pad=0, choice=choice, on_token=told)
+            generate(decoder, ids, max_new_tokens=20, eos_token_ids=3, config=config, on_token=told)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert len(modes) >= loop.STEPS_PER_LOOK
@@ -437,7 +449,9 @@ def test_a_gpu_is_not_waited_for_while_tokens_are_chosen():
 @pytest.mark.gpu
 def test_a_seed_is_repeated_on_a_gpu():
     decoder = Recurrent(20).cuda()
-    options = {"ids": GIVEN.cuda(), "mask": MASK.cuda(), "new_tokens": 300}
-    first, again, other = (run(decoder, **options, choice=Choice(temperature=1.0, seed=s)).ids for s in (3, 3, 4))
+    options = {"ids": GIVEN.cuda(), "mask": MASK.cuda(), "max_new_tokens": 300}
+    first, again, other = (
+        run(decoder, **options, config=GenerationConfig(temperature=1.0, seed=s)).ids for s in (3, 3, 4)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

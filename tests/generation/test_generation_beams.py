@@ -4,25 +4,27 @@ import pytest
 import torch
 from toy_decoders import VOCAB, Causal, Recurrent, Seq2Seq, padded, twin
 
-from regard.generation.beam_search import Beams
+from regard.generation.config import GenerationConfig
 from regard.generation.loop import generate
-from regard.generation.sampling import Choice
 
 GIVEN, MASK = padded(7, 3, 5)
 START = torch.zeros(3, 1, dtype=torch.long)
 
 
-def theirs(model, beams, *, new_tokens, eos=None, **options):
+def beams(width, *, returned=1, **options):
+    return GenerationConfig(num_beams=width, num_return_sequences=returned, **options)
+
+
+def theirs(model, config, *, eos_token_ids=None, **options):
     """Ids (R, n) and scores (R,) of `transformers`: a source for an encoder, else a prompt, which is cut off."""
     out = model.generate(
         GIVEN,
         attention_mask=MASK.long(),
-        num_beams=beams.width,
-        length_penalty=beams.length_penalty,
-        early_stopping=beams.early_stopping,
-        num_return_sequences=beams.returned,
-        max_new_tokens=new_tokens,
-        eos_token_id=eos,
+        num_beams=config.num_beams,
+        length_penalty=1.0 if config.length_penalty is None else config.length_penalty,
+        early_stopping=config.early_stopping or False,
+        num_return_sequences=config.num_return_sequences,
+        eos_token_id=eos_token_ids,
         pad_token_id=0,
         do_sample=False,
         return_dict_in_generate=True,
@@ -33,13 +35,10 @@ def theirs(model, beams, *, new_tokens, eos=None, **options):
     return out.sequences[:, start:], out.sequences_scores
 
 
-def ours(model, beams, *, new_tokens, eos=None, choice=None):
-    choice = choice or Choice()
+def ours(model, config, **options):
     if model.config.is_encoder_decoder:
-        return generate(
-            Seq2Seq(model, GIVEN, MASK), START, new_tokens=new_tokens, eos=eos, pad=0, beams=beams, choice=choice
-        )
-    return generate(Causal(model), GIVEN, MASK, new_tokens=new_tokens, eos=eos, pad=0, beams=beams, choice=choice)
+        return generate(Seq2Seq(model, GIVEN, MASK), START, None, config, **options)
+    return generate(Causal(model), GIVEN, MASK, config, **options)
 
 
 def assert_same(made, want, scores):
@@ -54,7 +53,7 @@ def assert_same(made, want, scores):
 
 def ends_of(model, width):
     """Two tokens that a search without an end comes to say, one of them soon: as ends they are hit early."""
-    said = ours(model, Beams(width), new_tokens=12).ids
+    said = ours(model, beams(width), max_new_tokens=12).ids
     return [int(said[0, 3]), int(said[1, 5])]
 
 
@@ -69,9 +68,9 @@ def test_ids_are_those_of_transformers_with_and_without_an_end(family, width, se
     ends = ends_of(model, width)
     hit = 0
     for eos in (None, ends[0], ends):
-        beams = Beams(width, returned=width)
-        made = ours(model, beams, new_tokens=17, eos=eos)
-        assert_same(made, *theirs(model, beams, new_tokens=17, eos=eos))
+        config = beams(width, returned=width)
+        made = ours(model, config, max_new_tokens=17, eos_token_ids=eos)
+        assert_same(made, *theirs(model, config, max_new_tokens=17, eos_token_ids=eos))
         hit += made.reasons.count("eos")
     assert hit > 0
 
@@ -81,10 +80,10 @@ def test_ids_are_those_of_transformers_with_and_without_an_end(family, width, se
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 2.0])
 def test_length_penalty_and_early_stopping_are_those_of_transformers(family, early, penalty):
     model = twin(family, 2)
-    beams = Beams(4, length_penalty=penalty, early_stopping=early, returned=3)
+    config = beams(4, length_penalty=penalty, early_stopping=early, returned=3)
     eos = ends_of(model, 4)
-    made = ours(model, beams, new_tokens=13, eos=eos)
-    assert_same(made, *theirs(model, beams, new_tokens=13, eos=eos))
+    made = ours(model, config, max_new_tokens=13, eos_token_ids=eos)
+    assert_same(made, *theirs(model, config, max_new_tokens=13, eos_token_ids=eos))
 
 
 def test_length_penalty_and_early_stopping_change_what_is_found():
@@ -92,52 +91,54 @@ def test_length_penalty_and_early_stopping_change_what_is_found():
     eos, found = ends_of(model, 4), set()
     for early in (False, True, "never"):
         for penalty in (-1.0, 2.0):
-            made = ours(model, Beams(4, length_penalty=penalty, early_stopping=early), new_tokens=13, eos=eos)
+            made = ours(
+                model, beams(4, length_penalty=penalty, early_stopping=early), max_new_tokens=13, eos_token_ids=eos
+            )
             found.add(str(made.ids.tolist()))
     assert len(found) >= 3
 
 
 @FAMILIES
 def test_two_hundred_tokens_are_those_of_transformers(family):
-    model, beams = twin(family, 1), Beams(4)
-    made = ours(model, beams, new_tokens=200)
+    model, config = twin(family, 1), beams(4)
+    made = ours(model, config, max_new_tokens=200)
     assert made.ids.shape == (3, 200)
     assert made.ids.unique().numel() > 5
-    assert_same(made, *theirs(model, beams, new_tokens=200))
+    assert_same(made, *theirs(model, config, max_new_tokens=200))
 
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("choice", "options"),
+    "options",
     [
-        (Choice(no_repeat_ngram=2), {"no_repeat_ngram_size": 2}),
-        (Choice(min_new=6), {"min_new_tokens": 6}),
-        (Choice(banned=(1,)), {}),  # what is banned is chosen inside: what would have been said
-        (Choice(forced_last=7), {"forced_eos_token_id": 7}),
-        (Choice(repetition_penalty=1.4), {"repetition_penalty": 1.4}),
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 6},
+        {"suppress_tokens": ()},  # chosen inside: what would have been said
+        {"forced_eos_token_id": 7},
+        {"repetition_penalty": 1.4},
     ],
-    ids=["ngram", "min_new", "banned", "forced_last", "repetition"],
+    ids=lambda options: next(iter(options)),
 )
-def test_filters_run_on_every_beam_as_in_transformers(family, choice, options, monkeypatch):
-    model, beams = twin(family, 1), Beams(4, returned=2)
+def test_filters_run_on_every_beam_as_in_transformers(family, options, monkeypatch):
+    model, config = twin(family, 1), beams(4, returned=2)
     if family == "gpt2":  # theirs counts padding among what was said, ours does not: compare without padding
         monkeypatch.setitem(globals(), "GIVEN", padded(5, 5, 5)[0])
         monkeypatch.setitem(globals(), "MASK", padded(5, 5, 5)[1])
-    eos = ends_of(model, 4) if choice.min_new else None
-    without = ours(model, beams, new_tokens=12, eos=eos)
-    if choice.banned:
-        often = without.ids.flatten().bincount().topk(2).indices.tolist()
-        choice, options = Choice(banned=tuple(often)), {"bad_words_ids": [[t] for t in often]}
-    made = ours(model, beams, new_tokens=12, eos=eos, choice=choice)
-    assert_same(made, *theirs(model, beams, new_tokens=12, eos=eos, **options))
+    eos = ends_of(model, 4) if "min_new_tokens" in options else None
+    without = ours(model, config, max_new_tokens=12, eos_token_ids=eos)
+    if "suppress_tokens" in options:
+        options = {"suppress_tokens": without.ids.flatten().bincount().topk(2).indices.tolist()}
+    made = ours(model, config, max_new_tokens=12, eos_token_ids=eos, **options)
+    assert_same(made, *theirs(model, config, max_new_tokens=12, eos_token_ids=eos, **options))
     assert (made.lengths, made.ids.tolist()) != (without.lengths, without.ids.tolist())
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_a_forced_first_token_is_that_of_transformers(family):
-    model, beams = twin(family, 5), Beams(5, returned=5)
-    made = ours(model, beams, new_tokens=9, eos=2, choice=Choice(forced_first=6, min_length=5))
-    assert_same(made, *theirs(model, beams, new_tokens=9, eos=2, forced_bos_token_id=6, min_length=5))
+    model, config = twin(family, 5), beams(5, returned=5)
+    options = {"max_new_tokens": 9, "eos_token_ids": 2, "forced_bos_token_id": 6, "min_length": 5}
+    made = ours(model, config, **options)
+    assert_same(made, *theirs(model, config, **options))
     assert made.ids[:, 0].tolist() == [6] * 15
 
 
@@ -146,21 +147,21 @@ def test_ties_are_broken_as_in_transformers():
     with torch.no_grad():
         for table in (model.transformer.wte.weight, model.lm_head.weight):
             table.copy_(table[torch.arange(VOCAB) // 2])  # tokens in pairs
-    for beams in (Beams(4, returned=4), Beams(5, returned=5)):
-        made = ours(model, beams, new_tokens=9, eos=4)
-        assert_same(made, *theirs(model, beams, new_tokens=9, eos=4))
+    for config in (beams(4, returned=4), beams(5, returned=5)):
+        made = ours(model, config, max_new_tokens=9, eos_token_ids=4)
+        assert_same(made, *theirs(model, config, max_new_tokens=9, eos_token_ids=4))
         assert made.scores.unique().numel() < made.scores.numel()  # there are ties
 
 
 # ------------------------------------------------------------------------------------------------- without transformers
 
 
-@pytest.mark.parametrize("choice", [Choice(), Choice(no_repeat_ngram=2, repetition_penalty=1.3, min_length=8)])
-def test_padding_does_not_change_what_is_found(choice):
-    decoder = Recurrent(1)
-    together = generate(decoder, GIVEN, MASK, new_tokens=9, eos=4, pad=0, beams=3, choice=choice)
+@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_length": 8}])
+def test_padding_does_not_change_what_is_found(options):
+    decoder, config = Recurrent(1), GenerationConfig(max_new_tokens=9, eos_token_ids=4, num_beams=3, **options)
+    together = generate(decoder, GIVEN, MASK, config)
     for row in range(3):
-        alone = generate(decoder, GIVEN[row][MASK[row]][None], new_tokens=9, eos=4, pad=0, beams=3, choice=choice)
+        alone = generate(decoder, GIVEN[row][MASK[row]][None], None, config)
         n = alone.lengths[0]
         assert together.ids[row, :n].tolist() == alone.ids[0].tolist()
         assert together.lengths[row] == n
@@ -168,7 +169,7 @@ def test_padding_does_not_change_what_is_found(choice):
 
 def test_beams_as_many_as_there_are_sequences_find_the_best_of_all():
     decoder, prompt = Recurrent(2, vocab=5), torch.tensor([[3]])
-    made = generate(decoder, prompt, new_tokens=3, eos=None, pad=0, beams=Beams(25, length_penalty=0.0))
+    made = generate(decoder, prompt, max_new_tokens=3, num_beams=25, length_penalty=0.0)
     every = torch.cartesian_prod(*[torch.arange(5)] * 3)  # (125, 3)
     with torch.no_grad():
         logits, state = decoder.begin(prompt.expand(125, 1), None, length=4)
@@ -182,23 +183,30 @@ def test_beams_as_many_as_there_are_sequences_find_the_best_of_all():
 
 def test_one_beam_is_greedy():
     decoder = Recurrent(3)
-    greedy = generate(decoder, GIVEN, MASK, new_tokens=9, eos=4, pad=0)
-    assert torch.equal(generate(decoder, GIVEN, MASK, new_tokens=9, eos=4, pad=0, beams=Beams(1)).ids, greedy.ids)
+    greedy = generate(decoder, GIVEN, MASK, max_new_tokens=9, eos_token_ids=4)
+    assert torch.equal(generate(decoder, GIVEN, MASK, max_new_tokens=9, eos_token_ids=4, num_beams=1).ids, greedy.ids)
     assert greedy.scores is None
 
 
 def test_the_prompt_is_read_once_a_row_and_no_step_runs_after_the_last_token():
     decoder = Recurrent(4)
-    generate(decoder, GIVEN, MASK, new_tokens=9, eos=None, pad=0, beams=4)
+    generate(decoder, GIVEN, MASK, max_new_tokens=9, num_beams=4)
     assert decoder.begun == [{"shape": (3, 7), "length": 15}]  # 7 read, and 8 of the 9 new ones
     assert decoder.steps == 8
 
 
 def test_rows_come_best_first_with_reasons_and_texts():
     decoder = Recurrent(5)
-    eos = int(generate(decoder, GIVEN, MASK, new_tokens=9, eos=None, pad=0, beams=4).ids[0, 4])
+    eos = int(generate(decoder, GIVEN, MASK, max_new_tokens=9, num_beams=4).ids[0, 4])
     made = generate(
-        decoder, GIVEN, MASK, new_tokens=9, eos=eos, pad=0, beams=Beams(4, returned=3), decode=lambda ids: str(ids)
+        decoder,
+        GIVEN,
+        MASK,
+        max_new_tokens=9,
+        eos_token_ids=eos,
+        num_beams=4,
+        num_return_sequences=3,
+        decode=lambda ids: str(ids),
     )
     assert made.ids.shape[0] == len(made.lengths) == len(made.reasons) == len(made.texts) == 9
     assert torch.equal(made.scores.view(3, 3).sort(1, descending=True).values, made.scores.view(3, 3))
@@ -211,18 +219,18 @@ def test_rows_come_best_first_with_reasons_and_texts():
 
 def test_steps_are_told():
     told = []
-    generate(Recurrent(6), GIVEN, MASK, new_tokens=5, eos=None, pad=0, beams=2, on_token=told.append)
+    generate(Recurrent(6), GIVEN, MASK, max_new_tokens=5, num_beams=2, on_token=told.append)
     assert told == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Beams(0), ValueError, r"beams.*1.*0"),
-        (lambda: Beams(2.0), TypeError, r"beams.*float.*2.0"),
-        (lambda: Beams(4, returned=5), ValueError, r"4.*5"),
-        (lambda: Beams(4, returned=0), ValueError, r"returned.*hypotheses.*1.*0"),
-        (lambda: Beams(4, early_stopping="soon"), ValueError, r"early_stopping.*True.*False.*'never'.*'soon'"),
+        (lambda: beams(0), ValueError, r"beams.*1.*0"),
+        (lambda: beams(2.0), TypeError, r"beams.*float.*2.0"),
+        (lambda: beams(4, returned=5), ValueError, r"4.*5"),
+        (lambda: beams(4, returned=0), ValueError, r"num_return_sequences.*1.*0"),
+        (lambda: beams(4, early_stopping="soon"), ValueError, r"early_stopping.*True.*False.*'never'.*'soon'"),
     ],
 )
 def test_beams_that_make_no_sense_are_refused(make, error, message):
@@ -231,22 +239,22 @@ def test_beams_that_make_no_sense_are_refused(make, error, message):
 
 
 def run(**options):
-    return generate(Recurrent(7), GIVEN, MASK, new_tokens=5, eos=None, pad=0, **options)
+    return generate(Recurrent(7), GIVEN, MASK, max_new_tokens=5, **options)
 
 
 def test_beams_with_sampling_are_not_offered():
-    with pytest.raises(ValueError, match=r"beams.*beams=1"):
-        run(beams=2, choice=Choice(top_k=5))
+    with pytest.raises(ValueError, match=r"beam.*sampling.*num_beams=1"):
+        run(num_beams=2, top_k=5)
 
 
 def test_beams_with_stop_strings_are_not_offered():
-    with pytest.raises(ValueError, match=r"beams.*stop.*beams=1"):
-        run(beams=2, stop="x", decode=str)
+    with pytest.raises(ValueError, match=r"beam.*stop.*num_beams=1"):
+        run(num_beams=2, stop_strings="x", decode=str)
 
 
 def test_fewer_than_one_beam_is_refused_by_generate():
     with pytest.raises(ValueError, match=r"beams.*1.*0"):
-        run(beams=0)
+        run(num_beams=0)
 
 
 def test_scores_that_are_nan_are_an_error():
@@ -254,4 +262,4 @@ def test_scores_that_are_nan_are_an_error():
     with torch.no_grad():
         decoder.head.bias[3] = torch.nan
     with pytest.raises(ValueError, match=r"beams.*NaN"):
-        generate(decoder, GIVEN, MASK, new_tokens=5, eos=None, pad=0, beams=2)
+        generate(decoder, GIVEN, MASK, max_new_tokens=5, num_beams=2)

@@ -1,5 +1,6 @@
 """Choosing: each filter is the one of `transformers`, to the bit; draws follow their probabilities, and only a seed."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.generation import sampling
-from regard.generation.sampling import BLOCK, Choice, Chooser, Draws, Filters, draw, warp
+from regard.generation.config import GenerationConfig
+from regard.generation.sampling import BLOCK, LogitsFilters, Sampler, UniformDraws, draw, warp
 
 B, V, N = 3, 23, 11
 CPU = torch.device("cpu")
@@ -23,8 +25,9 @@ def logits_and_seen(seed):
     return logits, torch.randint(V, (B, N), generator=generator)
 
 
-def prepared(choice, *, eos=(), new_tokens=7, lengths=(N,) * B, vocab=V):
-    return Filters(choice, vocab=vocab, eos=eos, new_tokens=new_tokens, lengths=lengths, device=CPU)
+def prepared(config, *, eos=(), new_tokens=7, lengths=(N,) * B):
+    config = replace(config, eos_token_ids=eos, max_new_tokens=new_tokens)
+    return LogitsFilters(config, vocabulary=V, lengths=lengths, device=CPU)
 
 
 # -------------------------------------------------------------------------------------------------------------- filters
@@ -101,8 +104,10 @@ def test_force_and_withhold_touch_only_their_rows():
 @given(st.integers(0, 10**6))
 def test_filters_run_in_the_order_of_transformers(seed):
     logits, seen = logits_and_seen(seed)
-    choice = Choice(repetition_penalty=1.2, no_repeat_ngram=1, banned=(2, 7), min_new=2, temperature=0.7)
-    choice_and = Choice(temperature=0.7, top_k=9, top_p=0.8, min_p=0.1)
+    config = GenerationConfig(
+        repetition_penalty=1.2, no_repeat_ngram_size=1, suppress_tokens=(2, 7), min_new_tokens=2, temperature=0.7
+    )
+    choice_and = GenerationConfig(temperature=0.7, top_k=9, top_p=0.8, min_p=0.1)
     chain = theirs.LogitsProcessorList(
         [
             theirs.RepetitionPenaltyLogitsProcessor(1.2),
@@ -119,28 +124,30 @@ def test_filters_run_in_the_order_of_transformers(seed):
             theirs.MinPLogitsWarper(0.1),
         ]
     )
-    filtered = prepared(choice, eos=(3,))(logits, seen, 1)
+    filtered = prepared(config, eos=(3,))(logits, seen, 1)
     assert torch.equal(filtered, chain(seen, logits.clone()))
     assert torch.equal(warp(logits, choice_and), warpers(seen, logits.clone()))
 
 
 def test_a_choice_that_asks_for_nothing_gives_the_very_same_logits():
     logits, seen = logits_and_seen(3)
-    assert prepared(Choice(), eos=(3,))(logits, seen, 0) is logits
-    later = prepared(Choice(min_new=2, forced_first=1, forced_last=2), eos=(3,), lengths=(1,) * B)
+    assert prepared(GenerationConfig(), eos=(3,))(logits, seen, 0) is logits
+    later = prepared(
+        GenerationConfig(min_new_tokens=2, forced_bos_token_id=1, forced_eos_token_id=2), eos=(3,), lengths=(1,) * B
+    )
     assert later(logits, seen, 3) is logits
 
 
 def test_half_precision_is_filtered_in_single():
     logits, seen = logits_and_seen(4)
     half = logits.bfloat16()
-    got = prepared(Choice(repetition_penalty=1.3))(half, seen, 0)
+    got = prepared(GenerationConfig(repetition_penalty=1.3))(half, seen, 0)
     assert torch.equal(got, sampling.penalise_repeats(half.float(), seen, 1.3))
 
 
 def test_minimum_lengths_count_the_tokens_of_each_row():
     logits, seen = logits_and_seen(5)
-    filters = prepared(Choice(min_new=2, min_length=7), eos=(3, 8), lengths=(2, 4, 11))
+    filters = prepared(GenerationConfig(min_new_tokens=2, min_length=7), eos=(3, 8), lengths=(2, 4, 11))
 
     def held(made):
         out = filters(logits, seen, made)
@@ -158,7 +165,7 @@ def test_minimum_lengths_count_the_tokens_of_each_row():
 
 def test_forced_first_is_for_prompts_of_one_token_and_forced_last_for_the_last_place():
     logits, seen = logits_and_seen(6)
-    filters = prepared(Choice(forced_first=4, forced_last=9), lengths=(1, 2, 1), new_tokens=5)
+    filters = prepared(GenerationConfig(forced_bos_token_id=4, forced_eos_token_id=9), lengths=(1, 2, 1), new_tokens=5)
     best = [filters(logits, seen, made).argmax(-1).tolist() for made in range(5)]
     free = logits.argmax(-1).tolist()
     assert best == [[4, free[1], 4], free, free, free, [9, 9, 9]]
@@ -185,17 +192,17 @@ def test_the_smallest_and_largest_draws_are_possible_tokens(u, token):
 
 
 def test_draws_depend_on_seed_row_and_step_alone():
-    few, many = Draws(5, (4, 1)), Draws(5, range(7))
+    few, many = UniformDraws(5, (4, 1)), UniformDraws(5, range(7))
     for step in range(2 * BLOCK + 3):
         assert torch.equal(few(step, torch.zeros(2, 1)), many(step, torch.zeros(7, 1))[[4, 1]])
-    numbers = torch.stack([Draws(seed, range(7))(0, torch.zeros(7, 1)) for seed in range(5)])
+    numbers = torch.stack([UniformDraws(seed, range(7))(0, torch.zeros(7, 1)) for seed in range(5)])
     assert numbers.unique().numel() == 35  # no row of one seed is another row of the next
 
 
 def test_without_a_seed_torchs_own_decides_and_is_not_reset():
     def numbers():
         torch.manual_seed(7)
-        return Draws(None, range(2))(0, torch.zeros(2, 1)), Draws(None, range(2))(0, torch.zeros(2, 1))
+        return UniformDraws(None, range(2))(0, torch.zeros(2, 1)), UniformDraws(None, range(2))(0, torch.zeros(2, 1))
 
     (first, second), (again, _) = numbers(), numbers()
     assert torch.equal(first, again)
@@ -204,42 +211,46 @@ def test_without_a_seed_torchs_own_decides_and_is_not_reset():
 
 def test_a_seed_leaves_torchs_own_generator_alone():
     before = torch.get_rng_state()
-    Draws(3, range(2))(0, torch.zeros(2, 1))
+    UniformDraws(3, range(2))(0, torch.zeros(2, 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
-    ("choice", "samples"),
+    ("config", "samples"),
     [
-        (Choice(), False),
-        (Choice(temperature=0), False),
-        (Choice(temperature=0, top_p=0.9), False),
-        (Choice(seed=3), False),
-        (Choice(repetition_penalty=2), False),
-        (Choice(temperature=1.0), True),
-        (Choice(top_k=3), True),
-        (Choice(top_p=1.0), True),
-        (Choice(min_p=0.0), True),
+        (GenerationConfig(), False),
+        (GenerationConfig(temperature=0), False),
+        (GenerationConfig(temperature=0, top_p=0.9), False),
+        (GenerationConfig(seed=3), False),
+        (GenerationConfig(repetition_penalty=2), False),
+        (GenerationConfig(temperature=1.0), True),
+        (GenerationConfig(top_k=3), True),
+        (GenerationConfig(top_p=0.5), True),
+        (GenerationConfig(min_p=0.5), True),
+        (GenerationConfig(top_k=0, top_p=1.0, min_p=0.0), False),  # all switched off
+        (GenerationConfig(do_sample=True), True),
+        (GenerationConfig(do_sample=True, temperature=0), False),
+        (GenerationConfig(do_sample=False, temperature=1.0), False),
     ],
 )
-def test_when_a_choice_samples(choice, samples):
-    assert choice.samples is samples
+def test_when_a_choice_samples(config, samples):
+    assert config.samples is samples
 
 
 def test_a_seed_is_drawn_for_several_runs_only_where_something_is_drawn():
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    assert (Choice().seeded().seed, Choice(temperature=1.0, seed=5).seeded().seed) == (None, 5)
+    assert (GenerationConfig().seeded().seed, GenerationConfig(temperature=1.0, seed=5).seeded().seed) == (None, 5)
     assert torch.equal(torch.get_rng_state(), before)
-    first = Choice(temperature=1.0).seeded()
+    first = GenerationConfig(temperature=1.0).seeded()
     torch.manual_seed(7)
-    assert first == Choice(temperature=1.0, seed=first.seed) == Choice(temperature=1.0).seeded()
+    assert first == GenerationConfig(temperature=1.0, seed=first.seed) == GenerationConfig(temperature=1.0).seeded()
 
 
 def test_temperature_zero_is_the_most_likely_token():
     logits, seen = logits_and_seen(8)
     out = torch.empty(B, dtype=torch.long)
-    Chooser(prepared(Choice(temperature=0, top_p=0.9)))(logits, seen, 0, out)
+    Sampler(prepared(GenerationConfig(temperature=0, top_p=0.9)))(logits, seen, 0, out)
     assert torch.equal(out, logits.argmax(-1))
 
 
@@ -247,33 +258,33 @@ def test_temperature_zero_is_the_most_likely_token():
 
 
 def test_nan_in_a_row_that_has_not_ended_is_an_error():
-    for choice in (Choice(), Choice(temperature=1.0)):
-        chooser, out = Chooser(prepared(choice)), torch.empty(B, dtype=torch.long)
+    for config in (GenerationConfig(), GenerationConfig(temperature=1.0)):
+        sampler, out = Sampler(prepared(config)), torch.empty(B, dtype=torch.long)
         logits, seen = logits_and_seen(9)
-        chooser(logits, seen, 0, out)
+        sampler(logits, seen, 0, out)
         broken = logits.clone()
         broken[1, 4] = torch.nan
-        chooser(broken, seen, 1, out)
+        sampler(broken, seen, 1, out)
         assert out.max() < V
-        chooser.check([2, 1, 2])
+        sampler.check([2, 1, 2])
         with pytest.raises(ValueError, match=r"row.*1.*NaN"):
-            chooser.check([2, 2, 1])
-        chooser.numbers = (11, 13, 17)  # some of many rows have their own numbers
+            sampler.check([2, 2, 1])
+        sampler.row_numbers = (11, 13, 17)  # some of many rows have their own numbers
         with pytest.raises(ValueError, match=r"row.*13.*NaN"):
-            chooser.check([2, 2, 1])
+            sampler.check([2, 2, 1])
 
 
 def test_each_row_has_one_number():
-    for choice in (Choice(rows=(2, 5)), Choice(temperature=1.0, rows=(2, 5))):
-        with pytest.raises(ValueError, match=rf"rows.*2.*{B}.*rows"):
-            Chooser(prepared(choice))
+    for config in (GenerationConfig(), GenerationConfig(temperature=1.0)):
+        with pytest.raises(ValueError, match=rf"2.*row_numbers.*{B}.*rows"):
+            Sampler(prepared(config), (2, 5))
 
 
 def test_sampling_where_every_token_is_ruled_out_is_an_error():
-    chooser = Chooser(prepared(Choice(temperature=1.0, banned=tuple(range(V)))))
-    chooser(*logits_and_seen(9), 0, torch.empty(B, dtype=torch.long))
+    sampler = Sampler(prepared(GenerationConfig(temperature=1.0, suppress_tokens=tuple(range(V)))))
+    sampler(*logits_and_seen(9), 0, torch.empty(B, dtype=torch.long))
     with pytest.raises(ValueError, match="token"):
-        chooser.check([1, 1, 1])
+        sampler.check([1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -287,30 +298,28 @@ def test_sampling_where_every_token_is_ruled_out_is_an_error():
         ({"min_p": -0.1}, ValueError, r"min_p.*\[0, 1\].*-0.1"),
         ({"min_p": 1.1}, ValueError, r"\[0, 1\].*1.1"),
         ({"repetition_penalty": 0}, ValueError, r"repetition_penalty.*1.*0"),
-        ({"repetition_penalty": None}, TypeError, r"repetition_penalty.*NoneType"),
-        ({"top_k": 0}, ValueError, r"top_k.*1.*0"),
+        ({"top_k": -1}, ValueError, r"top_k.*0.*-1"),
         ({"top_k": 2.5}, TypeError, r"top_k.*float.*2.5"),
         ({"top_k": True}, TypeError, r"top_k.*bool.*True"),
-        ({"no_repeat_ngram": -1}, ValueError, r"no_repeat_ngram.*0.*-1"),
-        ({"min_new": -1}, ValueError, r"min_new.*0.*-1"),
+        ({"no_repeat_ngram_size": -1}, ValueError, r"no_repeat_ngram_size.*0.*-1"),
+        ({"min_new_tokens": -1}, ValueError, r"min_new_tokens.*0.*-1"),
         ({"min_length": -1}, ValueError, r"min_length.*0.*-1"),
         ({"seed": -1}, ValueError, r"seed.*0.*-1"),
-        ({"forced_first": -1}, ValueError, r"forced_first.*0.*-1"),
-        ({"banned": [3, -2]}, ValueError, r"banned.*0.*-2"),
-        ({"rows": [0, -1]}, ValueError, r"rows.*0.*-1"),
+        ({"forced_bos_token_id": -1}, ValueError, r"forced_bos_token_id.*0.*-1"),
+        ({"suppress_tokens": [3, -2]}, ValueError, r"suppress_tokens.*0.*-2"),
     ],
 )
 def test_a_number_out_of_its_range_is_named(given, error, message):
     with pytest.raises(error, match=message):
-        Choice(**given)
+        GenerationConfig(**given)
 
 
-@pytest.mark.parametrize("given", [{"banned": (V,)}, {"forced_first": V}, {"forced_last": V}])
+@pytest.mark.parametrize("given", [{"suppress_tokens": (V,)}, {"forced_bos_token_id": V}, {"forced_eos_token_id": V}])
 def test_a_token_that_the_model_does_not_have_is_refused(given):
-    with pytest.raises(ValueError, match=rf"{V}.*\[{V}\]"):
-        prepared(Choice(**given))
+    with pytest.raises(ValueError, match=rf"{next(iter(given))}.*{V}.*0.*{V - 1}"):
+        prepared(GenerationConfig(**given))
 
 
 def test_banning_the_end_is_refused():
-    with pytest.raises(ValueError, match=r"banned.*eos.*token.*3.*min_new"):
-        prepared(Choice(banned=(3,)), eos=(3,))
+    with pytest.raises(ValueError, match=r"suppress_tokens.*eos.*token.*3.*min_new_tokens"):
+        prepared(GenerationConfig(suppress_tokens=(3,)), eos=(3,))

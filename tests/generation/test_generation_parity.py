@@ -64,7 +64,7 @@ def test_ids_are_those_of_transformers(pair: tuple[Model, Any], prompts: list[st
     two = theirs.config.is_encoder_decoder
     batch = model.tokenizer.batch(prompts, pad="right" if two else "left")
     wanted = theirs.generate(batch.ids, attention_mask=batch.mask.long(), num_beams=beams, do_sample=False)
-    made = model.generate(prompts, beams=beams, temperature=0)
+    made = model.generate(prompts, num_beams=beams, temperature=0)
     start = 1 if two else batch.ids.shape[1]
     assert max(len(one.ids) for one in made) == NEW
     for row, one in zip(wanted, made, strict=True):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from regard.generation.stopping import MOST_TOKENS, MOST_UNKNOWN, Pieces
+from regard.generation.streaming import MAX_UNKNOWN, MAX_WINDOW, TextPieces
 
 SAID = "The cat 고양이가 앉았다 🐈‍⬛👩‍👩‍👧 naïve – ﷽!"
 
@@ -15,7 +15,7 @@ def of_bytes(ids):
 
 
 def pieces_of(decode, ids):
-    pieces = Pieces(decode)
+    pieces = TextPieces(decode)
     return [*(pieces.push(token) for token in ids), pieces.close()]
 
 
@@ -52,7 +52,7 @@ def test_endless_bad_bytes_are_let_through():
     got = pieces_of(of_bytes, b"\xff" * 40 + b"ok")
     assert "".join(got) == "\ufffd" * 40 + "ok"
     assert any(got[:10])  # and not only when a whole character comes
-    assert max(len(piece) for piece in got) <= MOST_UNKNOWN + 2
+    assert max(len(piece) for piece in got) <= MAX_UNKNOWN + 2
 
 
 def test_a_decoder_that_drops_the_first_space_keeps_the_others():
@@ -103,8 +103,8 @@ def test_the_tokens_decoded_do_not_grow_with_the_text(raw):
         return of_bytes(ids)
 
     pieces_of(decode, raw)
-    assert longest <= 2 * MOST_TOKENS + 1
-    assert total <= 2 * MOST_TOKENS * len(raw)
+    assert longest <= 2 * MAX_WINDOW + 1
+    assert total <= 2 * MAX_WINDOW * len(raw)
 
 
 def test_tokens_without_text_are_forgotten_but_not_what_came_before():
@@ -113,5 +113,5 @@ def test_tokens_without_text_are_forgotten_but_not_what_came_before():
     def decode(ids):
         return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
 
-    got = pieces_of(decode, [0, *([2] * (3 * MOST_TOKENS)), 1])
+    got = pieces_of(decode, [0, *([2] * (3 * MAX_WINDOW)), 1])
     assert "".join(got) == "a b"

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.generation.stopping import StopStrings, read_eos, read_stop
+from regard.generation.config import read_eos, read_stop
+from regard.generation.streaming import StopStrings
 
 
 def run(strings, pieces):

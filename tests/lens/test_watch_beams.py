@@ -12,7 +12,6 @@ from speaking_twins import bart, gpt2, llama, t5
 from torch import Tensor
 
 import regard
-from regard.generation.beam_search import Beams
 from regard.models.loading import load
 from regard.testing import assert_rule
 
@@ -57,10 +56,10 @@ def assert_rows_of(views: list[Any], row: int, baseline: list[Tensor], truth: li
 def test_returned_sequences_of_our_models_are_the_rows(family: str, tmp_path: Path) -> None:
     folder = FAMILIES[family](tmp_path / "model", generation={"eos_token_id": ENDS, "pad_token_id": 0})
     model = load(folder)
-    beams = Beams(3, length_penalty=-0.3)
-    unwatched = model.generate(PROMPTS, new_tokens=9, beams=beams)
+    options = {"max_new_tokens": 9, "num_beams": 3, "length_penalty": -0.3, "early_stopping": False}
+    unwatched = model.generate(PROMPTS, **options)
     with regard.watch(model, keep="qk") as seen:
-        made = model.generate(PROMPTS, new_tokens=9, beams=beams)
+        made = model.generate(PROMPTS, **options)
     assert [one.ids.tolist() for one in made] == [one.ids.tolist() for one in unwatched]
     seen.save(tmp_path / "run.regard")
     twins = [eager(folder, family, dtype) for dtype in (torch.float32, torch.float64)]
@@ -79,9 +78,9 @@ def test_returned_sequences_of_our_models_are_the_rows(family: str, tmp_path: Pa
 def test_beams_of_two_generations_are_two_runs(tmp_path: Path) -> None:
     model = load(gpt2(tmp_path / "model", generation={"eos_token_id": ENDS, "pad_token_id": 0}))
     with regard.watch(model, keep="qk") as seen:
-        first = model.generate(PROMPTS[0], new_tokens=5, beams=2)
-        second = model.generate(PROMPTS, new_tokens=6, beams=3)
-        greedy = model.generate(PROMPTS[0], new_tokens=4)
+        first = model.generate(PROMPTS[0], max_new_tokens=5, num_beams=2)
+        second = model.generate(PROMPTS, max_new_tokens=6, num_beams=3)
+        greedy = model.generate(PROMPTS[0], max_new_tokens=4)
     runs = [run for run in seen.runs() if run.path == seen.names[0]]
     lengths = [max(len(one.ids) for one in several) for several in ([first], second, [greedy])]
     prompt = len(model.tokenizer.encode(PROMPTS[0]).ids)

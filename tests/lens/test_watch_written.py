@@ -21,7 +21,7 @@ import regard
 from regard.generation.loop import generate
 from regard.lens.capture import Capture
 from regard.models.loading import load
-from regard.tasks.images import spoken, without_special
+from regard.tasks.images import expand_prompt, without_special
 
 NEW = 5
 ALL = slice(None)
@@ -43,14 +43,14 @@ def begun(start: int, written: Any) -> Tensor:
 
 def caption(directory: Path) -> Made:
     model = load(blip(directory, "ForConditionalGeneration"))
-    seen, written = watched(model, lambda: model.caption(picture(1), new_tokens=NEW))
+    seen, written = watched(model, lambda: model.caption(picture(1), max_new_tokens=NEW))
     ids, pixels = begun(model.start, written), model.preprocessor([picture(1)]).pixel_values
     return seen, watched(model, lambda: model(ids, pixels=pixels))[0], "decoder."
 
 
 def answer(directory: Path) -> Made:
     model = load(blip(directory, "ForQuestionAnswering"))
-    seen, written = watched(model, lambda: model.answer(picture(), "a cat sat", new_tokens=NEW))
+    seen, written = watched(model, lambda: model.answer(picture(), "a cat sat", max_new_tokens=NEW))
     ids, pixels = model.tokenizer.batch(["a cat sat"]).ids, model.preprocessor([picture()]).pixel_values
     target = begun(model.start, written)
     return seen, watched(model, lambda: model(ids, pixels=pixels, target=target))[0], "decoder."
@@ -58,16 +58,16 @@ def answer(directory: Path) -> Made:
 
 def looks(directory: Path) -> Made:
     model, prompt = load(idefics(directory)), "the cat <image> sat"
-    seen, written = watched(model, lambda: model.generate(prompt, pictures=picture(), new_tokens=NEW))
+    seen, written = watched(model, lambda: model.generate(prompt, images=picture(), max_new_tokens=NEW))
     pixels = model.preprocessor([picture()]).pixel_values
-    first = without_special(model, [spoken(model, prompt, pixels)])[0]
+    first = without_special(model, [expand_prompt(model, prompt, pixels)])[0]
     ids = torch.cat([first, begun(0, written)[:, 1:]], 1)
     return seen, watched(model, lambda: model(ids, pixels=pixels[None]))[0], "looks."
 
 
 def two_towers(directory: Path, twin: Callable[[Path], Path]) -> Made:
     model = load(twin(directory))
-    seen, written = watched(model, lambda: model.generate("the cat sat", new_tokens=NEW))
+    seen, written = watched(model, lambda: model.generate("the cat sat", max_new_tokens=NEW))
     ids, target = model.tokenizer.batch(["the cat sat"]).ids, begun(model.start, written)
     return seen, watched(model, lambda: model(ids, target=target))[0], "decoder."
 
@@ -78,7 +78,9 @@ def marian(directory: Path) -> Made:
     config = MarianConfig(vocab_size=47, d_model=20, pad_token_id=0, decoder_start_token_id=2, **sizes)
     model, ids = Twin("MarianMTModel", config, directory).ours(torch.float32), torch.arange(3, 14)[None]
     start = torch.tensor([[model.start]])
-    seen, made = watched(model, lambda: generate(model.read(ids), start, new_tokens=NEW, eos=(), pad=0))
+    seen, made = watched(
+        model, lambda: generate(model.read(ids), start, max_new_tokens=NEW, eos_token_ids=(), pad_token_id=0)
+    )
     target = torch.cat([start, made.ids[:, :-1]], 1)
     return seen, watched(model, lambda: model(ids, target=target))[0], "decoder."
 
@@ -107,7 +109,7 @@ def test_steps_of_cross_attention_are_one_view_of_all_rows(name: str, tmp_path: 
 
 def test_second_text_about_the_same_picture_is_a_run_of_its_own(tmp_path: Path) -> None:
     model = load(blip(tmp_path, "ForConditionalGeneration"))
-    seen, _ = watched(model, lambda: [model.caption(picture(1), new_tokens=NEW) for _ in range(2)])
+    seen, _ = watched(model, lambda: [model.caption(picture(1), max_new_tokens=NEW) for _ in range(2)])
     assert [(run.call, run.view.sizes[2]) for run in seen.runs() if run.path == "decoder.blocks.0.cross"] == [
         (0, NEW),
         (NEW, NEW),
@@ -116,7 +118,7 @@ def test_second_text_about_the_same_picture_is_a_run_of_its_own(tmp_path: Path) 
 
 def test_beams_are_one_run_in_cross_attention_as_in_self_attention(tmp_path: Path) -> None:
     model = load(blip(tmp_path, "ForConditionalGeneration"))
-    seen, _ = watched(model, lambda: model.caption(picture(1), new_tokens=NEW, beams=3))
+    seen, _ = watched(model, lambda: model.caption(picture(1), max_new_tokens=NEW, num_beams=3))
     rows = {
         part: [run.view.sizes[:3] for run in seen.runs() if run.path == f"decoder.blocks.1.{part}"]
         for part in ("attention", "cross")
@@ -129,7 +131,7 @@ def test_each_word_of_a_caption_is_laid_over_the_picture(beams: int, tmp_path: P
     model = load(blip(tmp_path, "ForConditionalGeneration"))
     (frame,) = model.preprocessor([picture(1)]).frames
     with regard.watch(model, keep="qk", layouts=model.layouts(frame, NEW)) as seen:
-        model.caption(picture(1), new_tokens=NEW, beams=beams)
+        model.caption(picture(1), max_new_tokens=NEW, num_beams=beams)
     view = seen["decoder.blocks.2.cross"]
     for word in range(view.sizes[2]):
         assert view.overlay(picture(1), word, head=3).weights == pytest.approx(view.row(word)[0, 3].numpy())
@@ -140,7 +142,7 @@ def test_each_beam_has_the_picture_of_its_own_prompt(tmp_path: Path) -> None:
     pictures = [picture(1), picture(2)]
     frames = model.preprocessor(pictures).frames
     with regard.watch(model, keep="qk", layouts=[model.layouts(frame, NEW) for frame in frames]) as seen:
-        model.caption(pictures, new_tokens=NEW, beams=3)
+        model.caption(pictures, max_new_tokens=NEW, num_beams=3)
     view = seen["decoder.blocks.2.cross"]
     assert (view.sizes[0], len(view.placed.sides)) == (2, 2)
     for batch, shown in enumerate(pictures):
@@ -151,6 +153,6 @@ def test_each_beam_has_the_picture_of_its_own_prompt(tmp_path: Path) -> None:
 def test_looks_at_fewer_pictures_are_no_padding_on_the_right(tmp_path: Path) -> None:
     model = load(idefics(tmp_path))
     prompts, pictures = ["<image> the cat", "<image> and <image>"], [picture(), [picture(1), picture(2)]]
-    seen, _ = watched(model, lambda: model.generate(prompts, pictures=pictures, new_tokens=3))
+    seen, _ = watched(model, lambda: model.generate(prompts, images=pictures, max_new_tokens=3))
     assert "pad on the left" not in str(seen.doctor())
     assert seen.doctor().ok

@@ -193,7 +193,14 @@ def test_captions_are_those_of_transformers(tmp_path):
     pixels = pictures(12, 12, 13)["pixels"]
     started = torch.full((13, 1), model.start)
     for beams in (1, 3):
-        made = generate(model.read_picture(pixels), started, new_tokens=29, eos=model.end, pad=model.pad, beams=beams)
+        made = generate(
+            model.read_picture(pixels),
+            started,
+            max_new_tokens=29,
+            eos_token_ids=model.end,
+            pad_token_id=model.pad,
+            num_beams=beams,
+        )
         wanted = theirs.generate(pixels, num_beams=beams, max_new_tokens=29, do_sample=False)
         assert wanted[:, 0].tolist() == [model.start] * 13
         assert torch.equal(wanted[:, 1:], made.ids)
@@ -207,7 +214,14 @@ def test_captions_go_on_from_prompts_as_those_of_transformers(tmp_path):
     pixels, framed = pictures(12, 12, 7)["pixels"], {n: t[3:10] for n, t in texts(31, "right").items()}
     prompts = model.prompt(framed["ids"], framed["mask"])
     for beams in (1, 3):
-        made = generate(model.read_picture(pixels), *prompts, new_tokens=17, eos=model.end, pad=model.pad, beams=beams)
+        made = generate(
+            model.read_picture(pixels),
+            *prompts,
+            max_new_tokens=17,
+            eos_token_ids=model.end,
+            pad_token_id=model.pad,
+            num_beams=beams,
+        )
         for row, (ids, mask) in enumerate(zip(framed["ids"], framed["mask"], strict=True)):
             wanted = theirs.generate(
                 pixels[row : row + 1], ids[mask][None].clone(), num_beams=beams, max_new_tokens=17, do_sample=False
@@ -224,7 +238,9 @@ def test_answers_are_those_of_transformers(tmp_path):
     started = torch.full((7, 1), model.start)
     for beams in (1, 3):
         reading = model.read_picture(pixels, asked["ids"], asked["mask"])
-        made = generate(reading, started, new_tokens=17, eos=model.end, pad=model.pad, beams=beams)
+        made = generate(
+            reading, started, max_new_tokens=17, eos_token_ids=model.end, pad_token_id=model.pad, num_beams=beams
+        )
         for row, (ids, mask) in enumerate(zip(asked["ids"], asked["mask"], strict=True)):
             wanted = theirs.generate(
                 ids[mask][None], pixels[row : row + 1], num_beams=beams, max_new_tokens=17, do_sample=False

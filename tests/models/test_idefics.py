@@ -340,11 +340,19 @@ def test_written_ids_are_those_of_transformers(writers, rows, beams):
     told = {"attention_mask": mask.long(), "pixel_values": pixels, "image_attention_mask": sees.long()}
     asks = {"max_new_tokens": 19, "num_beams": beams, "do_sample": False, "pad_token_id": PAD}
     free = theirs.generate(ids, **told, eos_token_id=None, **asks)[:, ids.shape[1] :]
-    made = generate(model.read_picture(pixels), ids, mask, new_tokens=19, eos=None, pad=PAD, beams=beams)
+    made = generate(model.read_picture(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
     assert torch.equal(made.ids, free)
     end = int(free[0, 4])  # a token that comes: now it ends a text
     wanted = theirs.generate(ids, **told, eos_token_id=end, **asks)[:, ids.shape[1] :]
-    ended = generate(model.read_picture(pixels, sees=sees), ids, mask, new_tokens=19, eos=end, pad=PAD, beams=beams)
+    ended = generate(
+        model.read_picture(pixels, sees=sees),
+        ids,
+        mask,
+        max_new_tokens=19,
+        eos_token_ids=end,
+        pad_token_id=PAD,
+        num_beams=beams,
+    )
     for mine, row, n in zip(ended.ids, wanted, ended.lengths, strict=True):
         assert torch.equal(mine[:n], row[:n])
         assert set(row[n:].tolist()) <= {PAD, end}  # its beams fill up with the end token where padding is token 0
@@ -423,7 +431,7 @@ def test_a_text_without_a_picture_is_continued_too(writers):
     ids = ids.masked_fill(ids == PLACEHOLDER, 6)
     blind = {"pixel_values": blank, "image_attention_mask": torch.zeros(3, 6, 1, dtype=torch.long)}
     wanted = theirs.generate(ids, **blind, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=PAD)
-    made = generate(model.read_picture(None), ids, new_tokens=7, eos=None, pad=PAD)
+    made = generate(model.read_picture(None), ids, max_new_tokens=7, pad_token_id=PAD)
     assert torch.equal(made.ids, wanted[:, 6:])
 
 

@@ -214,12 +214,14 @@ def test_written_ids_are_those_of_transformers(writers, which, beams):
     told = {"inputs_embeds": merged(theirs, given)} if beams > 1 else {"input_ids": ids, "pixel_values": pixels}
     asks = {"max_new_tokens": 19, "num_beams": beams, "do_sample": False, "pad_token_id": PAD}
     free = theirs.generate(**told, attention_mask=mask.long(), eos_token_id=None, **asks)[:, -19:]
-    made = generate(model.read_picture(pixels), ids, mask, new_tokens=19, eos=None, pad=PAD, beams=beams)
+    made = generate(model.read_picture(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
     assert torch.equal(made.ids, free)
     end = int(free[0, 4])  # a token that comes: now it ends a text
     wanted = theirs.generate(**told, attention_mask=mask.long(), eos_token_id=end, **asks)
     wanted = wanted[:, 0 if beams > 1 else ids.shape[1] :]
-    ended = generate(model.read_picture(pixels), ids, mask, new_tokens=19, eos=end, pad=PAD, beams=beams)
+    ended = generate(
+        model.read_picture(pixels), ids, mask, max_new_tokens=19, eos_token_ids=end, pad_token_id=PAD, num_beams=beams
+    )
     for ours, row, length in zip(ended.ids, wanted, ended.lengths, strict=True):
         assert torch.equal(ours[:length], row[:length])
         assert set(row[length:].tolist()) <= {PAD, end}  # with these transformers fills rows up
@@ -320,7 +322,7 @@ def test_a_text_without_a_picture_is_continued_too(writers):
     config, model, theirs = writers
     ids = asked(config, texts=3, most=1)["ids"]
     wanted = theirs.generate(ids, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=PAD)
-    made = generate(model.read_picture(None), ids, new_tokens=7, eos=None, pad=PAD)
+    made = generate(model.read_picture(None), ids, max_new_tokens=7, pad_token_id=PAD)
     assert torch.equal(made.ids, wanted[:, ids.shape[1] :])
 
 

@@ -13,8 +13,8 @@ from twins import Twin
 
 import regard
 from regard.generation import cuda_step
+from regard.generation.config import GenerationConfig
 from regard.generation.loop import generate
-from regard.generation.sampling import Choice
 from regard.generation.state import ModelState
 from regard.lens.efficient_views import look_features
 from regard.models.loading import load
@@ -131,10 +131,12 @@ class Tokens:
 @DECODERS
 def test_generated_ids_are_those_of_recomputing_everything_at_each_step(name, padded, how, open_model):
     model, (ids, mask) = performed(open_model(name)), prompts()
-    choice, beams = (Choice(temperature=1.5, seed=11), 1) if how == "drawn" else (Choice(), 3)
+    config, beams = (GenerationConfig(temperature=1.5, seed=11), 1) if how == "drawn" else (GenerationConfig(), 3)
     afresh = Afresh(lambda ids, mask: model(ids, mask).logits)
     made = [
-        generate(x, ids, mask if padded else None, new_tokens=19, eos=None, pad=0, choice=choice, beams=beams).ids
+        generate(
+            x, ids, mask if padded else None, max_new_tokens=19, pad_token_id=0, config=config, num_beams=beams
+        ).ids
         for x in (model, afresh)
     ]
     assert torch.equal(*made)
@@ -236,10 +238,10 @@ def test_encoder_and_decoder_can_both_be_performers_and_the_look_at_the_memory_s
     assert len(done.layers) == 5
     assert list(done.kept) == [f"decoder.blocks.{i}.cross" for i in range(3)]
     assert all("memory" in why for why in done.kept.values())
-    start, choice = torch.full((3, 1), model.start), Choice(temperature=1.5, seed=11)
+    start, config = torch.full((3, 1), model.start), GenerationConfig(temperature=1.5, seed=11)
     afresh = Afresh(lambda written, there: model(ids, mask, target=written, target_mask=there).logits)
     reading = model.read(ids, mask)
-    made = [generate(x, start, new_tokens=13, eos=None, pad=0, choice=choice).ids for x in (reading, afresh)]
+    made = [generate(x, start, max_new_tokens=13, pad_token_id=0, config=config).ids for x in (reading, afresh)]
     assert torch.equal(*made)
     assert len(made[0].unique()) > 3
 

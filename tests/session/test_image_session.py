@@ -20,7 +20,7 @@ import regard
 from regard.models.loading import load
 from regard.session.image_session import WRITTEN, look_at_image
 from regard.session.session import Session
-from regard.tasks.images import question_prompt, spoken, without_special
+from regard.tasks.images import expand_prompt, question_prompt, without_special
 
 PHOTO = picture(1)
 ALL = slice(None)
@@ -66,7 +66,7 @@ def write(model: Any, text: str | None, **how: Any) -> Any:
 
 
 def prompt_of(model: Any, text: str) -> list[int]:
-    asked = spoken(model, question_prompt(model, text), model.preprocessor([PHOTO]).pixel_values)
+    asked = expand_prompt(model, question_prompt(model, text), model.preprocessor([PHOTO]).pixel_values)
     found = without_special(model, [asked])[0] if hasattr(model, "looks") else model.tokenizer.batch([asked]).ids
     return found[0].tolist()
 
@@ -78,7 +78,7 @@ def test_rows_are_those_of_the_writing_whatever_is_written(name: str, at: int, t
     model = load(make(tmp_path))
     token = getattr(model, "placeholder", 5)
     with forced(model, token, at), regard.watch(model, keep="qk") as seen:
-        written = write(model, text, new_tokens=WRITTEN)
+        written = write(model, text, max_new_tokens=WRITTEN)
     with forced(model, token, at):
         session = look_at_image(PHOTO, model, text=text)
     assert written.ids[at] == token
@@ -132,7 +132,7 @@ def test_as_much_is_written_as_there_is_room_for(make: Callable[[Path], Path], r
     model = load(make(tmp_path))
     count = model.max_positions - room + 1
     text = filled(model, count)
-    written = write(model, text, new_tokens=min(room, WRITTEN))
+    written = write(model, text, max_new_tokens=min(room, WRITTEN))
     session: Session = look_at_image(PHOTO, model, text=text)
     assert session.text == f"{text} → {written.text.strip()}"
     assert len(session.tokens) == count + len(written.ids) - 1 <= model.max_positions

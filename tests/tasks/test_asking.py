@@ -72,7 +72,7 @@ def test_pairs_are_texts_too(model) -> None:
 def test_too_long_a_text_is_named_by_its_own_number_with_both_lengths(model) -> None:
     texts = ["it", "cat " * 41, "a cat"]
     with pytest.raises(ValueError, match=r"text.*1.*43.*37.*truncate=True"):
-        list(inputs.batches(model, texts, 1, length=inputs.positions(model), truncate=False))
+        list(inputs.batches(model, texts, 1, length=inputs.max_text_positions(model), truncate=False))
     found = {n: b for (n,), b in inputs.batches(model, texts, 1, length=37, truncate=True)}
     assert found[1].ids.shape == (1, 37)
 
@@ -81,7 +81,7 @@ def test_text_without_a_token_is_refused(decoder) -> None:
     with pytest.raises(ValueError, match=r"text.*1"):
         list(inputs.batches(decoder, ["a", ""], 2, length=None, truncate=False))
     with pytest.raises(ValueError, match="token"):
-        inputs.one(decoder, "")
+        inputs.single_batch(decoder, "")
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, None])
@@ -107,18 +107,18 @@ def test_what_is_no_list_of_texts_is_refused(model, texts, error, message) -> No
 
 def test_one_text_that_is_too_long_names_both_lengths(model) -> None:
     with pytest.raises(ValueError, match=r"43.*37"):
-        inputs.one(model, "cat " * 41)
+        inputs.single_batch(model, "cat " * 41)
 
 
 def test_segments_reach_the_model(model) -> None:
-    pair = inputs.one(model, "a cat", "it sat")
+    pair = inputs.single_batch(model, "a cat", "it sat")
     plain = inputs.Batch(pair.ids, pair.mask, torch.zeros_like(pair.types))
-    assert not torch.equal(inputs.result_of(model, pair).hidden, inputs.result_of(model, plain).hidden)
-    assert not inputs.result_of(model, pair).hidden.requires_grad
+    assert not torch.equal(inputs.run_model(model, pair).hidden, inputs.run_model(model, plain).hidden)
+    assert not inputs.run_model(model, pair).hidden.requires_grad
 
 
 def test_positions_are_those_of_the_tower_that_reads(model, decoder, tmp_path: Path) -> None:
-    assert [inputs.positions(m) for m in (model, decoder, load(t5(tmp_path)))] == [37, 241, None]
+    assert [inputs.max_text_positions(m) for m in (model, decoder, load(t5(tmp_path)))] == [37, 241, None]
 
 
 def test_tokens_are_labels_of_ids_of_one_text_or_of_several(model) -> None:

@@ -13,7 +13,7 @@ from speaking_twins import bert, gpt2, t5
 from torch import nn
 
 from regard.models.loading import load
-from regard.tasks.eval_mode import evaluating
+from regard.tasks.inputs import eval_mode
 
 PHOTO = picture(0)
 VERBS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any]]] = {
@@ -23,16 +23,16 @@ VERBS: dict[str, tuple[Callable[[Path], Path], Callable[[Any], Any]]] = {
     "follows": (lambda folder: bert(folder, "ForNextSentencePrediction"), lambda model: model.follows("a", "cat")),
     "classify": (lambda folder: bert(folder, "ForSequenceClassification"), lambda model: model.classify("a cat")),
     "answer": (lambda folder: bert(folder, "ForQuestionAnswering"), lambda model: model.answer("who sat?", "a cat")),
-    "generate": (gpt2, lambda model: model.generate("a", new_tokens=3)),
-    "beams": (t5, lambda model: model.generate("a", new_tokens=3, beams=2)),
-    "stream": (gpt2, lambda model: list(model.stream("a", new_tokens=3))),
-    "stream what is read first": (t5, lambda model: list(model.stream("a", new_tokens=3))),
+    "generate": (gpt2, lambda model: model.generate("a", max_new_tokens=3)),
+    "beams": (t5, lambda model: model.generate("a", max_new_tokens=3, num_beams=2)),
+    "stream": (gpt2, lambda model: list(model.stream("a", max_new_tokens=3))),
+    "stream what is read first": (t5, lambda model: list(model.stream("a", max_new_tokens=3))),
     "classify a picture": (vit, lambda model: model.classify(PHOTO)),
     "labels": (clip, lambda model: model.classify(PHOTO, labels=["a cat"])),
     "match": (lambda folder: blip(folder, "ForImageTextRetrieval"), lambda model: model.match(PHOTO, "a cat")),
     "caption": (
         lambda folder: blip(folder, "ForConditionalGeneration"),
-        lambda model: model.caption(PHOTO, new_tokens=3),
+        lambda model: model.caption(PHOTO, max_new_tokens=3),
     ),
     "answer about": (lambda folder: blip(folder, "ForQuestionAnswering"), lambda model: model.answer(PHOTO, "?")),
     "features": (vit, lambda model: model.features(PHOTO)),
@@ -56,7 +56,7 @@ def test_verb_runs_in_eval_mode_and_leaves_the_mode_alone(verb: str, tmp_path: P
 
 def test_reader_of_a_stream_has_the_model_as_it_was(tmp_path: Path) -> None:
     model = load(gpt2(tmp_path)).train()
-    for _ in model.stream("a", new_tokens=5):
+    for _ in model.stream("a", max_new_tokens=5):
         assert model.training
         break
     assert model.training
@@ -64,7 +64,7 @@ def test_reader_of_a_stream_has_the_model_as_it_was(tmp_path: Path) -> None:
 
 def test_mode_comes_back_after_an_error() -> None:
     layer = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))
-    with pytest.raises(RuntimeError), evaluating(layer):
+    with pytest.raises(RuntimeError), eval_mode(layer):
         layer(torch.zeros(5))
     assert layer[1].training
 
@@ -72,6 +72,6 @@ def test_mode_comes_back_after_an_error() -> None:
 def test_new_head_is_not_in_training_beside_a_body_that_is_not() -> None:
     body = nn.Sequential(nn.Linear(2, 3)).eval()
     body.append(nn.Dropout(0.5))
-    with evaluating(body):
+    with eval_mode(body):
         assert not body[1].training
     assert (body.training, body[1].training) == (False, True)

@@ -11,7 +11,7 @@ import torch
 from seeing_twins import idefics, llava, picture
 
 from regard.models.loading import load
-from regard.tasks.images import caption_prompt, placeholder, question_prompt, spoken
+from regard.tasks.images import caption_prompt, expand_prompt, placeholder, question_prompt
 
 PICTURE = picture(3)
 OTHER = "<|picture|>"
@@ -33,9 +33,9 @@ def other(tmp_path_factory: Any) -> Any:
 
 def test_captions_and_answers_are_the_same_whatever_the_placeholder_is_called(usual, other):
     for asked in (
-        lambda model: model.caption(PICTURE, new_tokens=5),
-        lambda model: model.caption(PICTURE, prompt="a", new_tokens=5),
-        lambda model: model.answer(PICTURE, "What is it?", new_tokens=5),
+        lambda model: model.caption(PICTURE, max_new_tokens=5),
+        lambda model: model.caption(PICTURE, prompt="a", max_new_tokens=5),
+        lambda model: model.answer(PICTURE, "What is it?", max_new_tokens=5),
     ):
         first, second = asked(usual), asked(other)
         assert first.ids.tolist() == second.ids.tolist()
@@ -46,7 +46,7 @@ def test_a_text_with_the_tokenizers_placeholder_is_a_prompt(usual, other):
     for model, token in ((usual, "<image>"), (other, OTHER)):
         assert placeholder(model) == token
         assert question_prompt(model, f"{token} what?") == caption_prompt(model, f"{token} what?") == f"{token} what?"
-        assert spoken(model, f"{token} a", torch.zeros(1, 3, 18, 18)) == token * 9 + " a"
+        assert expand_prompt(model, f"{token} a", torch.zeros(1, 3, 18, 18)) == token * 9 + " a"
 
 
 @pytest.mark.parametrize("prompt", [question_prompt, caption_prompt])
@@ -67,7 +67,7 @@ def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_p
     )
     model = load(folder)
     message = rf"{key}.*363.*config\.json.*363"
-    for asked in (lambda: model.caption(PICTURE), lambda: model.generate("<image> a", pictures=PICTURE)):
+    for asked in (lambda: model.caption(PICTURE), lambda: model.generate("<image> a", images=PICTURE)):
         with pytest.raises(ValueError, match=message):
             asked()
 
@@ -75,7 +75,7 @@ def test_a_tokenizer_without_the_token_is_refused_by_the_key_that_names_it(tmp_p
 @pytest.mark.parametrize("make", [llava, idefics])
 def test_placeholders_without_pictures_ask_for_pictures(tmp_path, make):
     model = load(make(tmp_path))
-    give = "pictures=…"
+    give = "images=…"
     with pytest.raises(ValueError, match=rf"1.*'<image>'.*{give}"):
         model.generate("<image> what")
     with pytest.raises(ValueError, match=rf"1.*2.*'<image>'.*{give}"):

@@ -26,7 +26,7 @@ from twins import widened
 import regard
 from regard.data.image_processing import ImageProcessor
 from regard.data.images import open_image
-from regard.generation.text import Written
+from regard.generation.text import GenerationOutput
 from regard.layouts import Frame, Layout
 from regard.models.loading import load
 from regard.tasks.matching import Features, Matched
@@ -88,7 +88,7 @@ def test_labels_of_pictures_are_those_of_transformers(twin, make, arguments, arc
     logits = their(theirs_of(architecture, folder), pixel_values=their_pixels(processor, folder)).logits
     found = model.classify(PICTURES, batch=2)
     assert isinstance(found, Classified)
-    assert (found.labels, found.of) == (tuple(NAMES.values()), "picture")
+    assert (found.labels, found.of) == (tuple(NAMES.values()), "image")
     close(found.probabilities, logits.softmax(-1))
     assert found.best == tuple(NAMES[n] for n in logits.argmax(-1).tolist())
 
@@ -124,13 +124,13 @@ def test_pictures_may_come_one_after_another(twin, tmp_path) -> None:
     seeing, captioning = twin(vit)[1], twin(blip, "ForConditionalGeneration")[1]
     assert seeing.classify(path for path in every).texts == ("a.png", "b.png")
     assert [one.name for one in seeing.features(iter(every))] == ["a.png", "b.png"]
-    assert len(captioning.caption(iter(every[:1]), new_tokens=2)) == 1
+    assert len(captioning.caption(iter(every[:1]), max_new_tokens=2)) == 1
     assert seeing.preprocessor(iter(every)).pixel_values.shape == (2, 3, 30, 30)
-    written = twin(llava)[1].generate(["<image>"] * 2, pictures=(path for path in every), new_tokens=2)
+    written = twin(llava)[1].generate(["<image>"] * 2, images=(path for path in every), max_new_tokens=2)
     assert len(written) == 2
     with every[0].open("rb") as file:  # which gives lines one after another, and is one picture
         assert seeing.classify(file).texts == ("a.png",)
-    with pytest.raises(ValueError, match="picture"):
+    with pytest.raises(ValueError, match=r"(?:picture|image)"):
         seeing.classify(tmp_path.glob("*.jpg"))
 
 
@@ -140,7 +140,7 @@ def test_one_picture_prints_its_labels_and_several_their_best(twin) -> None:
     best = f"{float(one.probabilities.max()):.4f}"
     assert [line.split() for line in repr(one).splitlines()[:3:2]] == [["label", "probability"], [one.best[0], best]]
     assert len(repr(one).splitlines()) == 2 + 3
-    assert repr(several).splitlines()[0].split() == ["picture", "label", "probability"]
+    assert repr(several).splitlines()[0].split() == ["image", "label", "probability"]
     assert repr(several).splitlines()[2].split() == ["array", one.best[0], best]
     assert several._repr_html_().count("<tr>") == 1 + 5
 
@@ -169,7 +169,7 @@ def test_labels_that_are_given_are_compared_as_texts(twin, make, arguments) -> N
             given = {"pixel_values": their_pixels(processor, folder), **read}
             rows.append(their(theirs_of(f"{kind}Model", folder), **given).logits_per_image[:, 0])
         found = model.classify(PICTURES, labels=labels, prompt=prompt, batch=2)
-        assert (found.labels, found.of, found.measure) == (tuple(labels), "picture", "probability")
+        assert (found.labels, found.of, found.measure) == (tuple(labels), "image", "probability")
         close(found.probabilities, torch.stack(rows, 1).softmax(-1))
     assert found.best[0] == labels[int(found.probabilities[0].argmax())]
 
@@ -223,18 +223,18 @@ def test_labels_prompts_and_texts_where_they_mean_nothing_are_refused(twin, tmp_
         (lambda: seeing.classify(photo, truncate=True), TypeError, r"ViT.*truncate"),
         (lambda: seeing.classify(texts="a"), TypeError, r"ViT.*texts"),
         (
-            lambda: seeing.classify(photo, pictures=photo),
+            lambda: seeing.classify(photo, images=photo),
             TypeError,
-            r"ViT.*pictures",
+            r"ViT.*images",
         ),
-        (lambda: seeing.classify(), TypeError, r"ViT.*pictures"),
+        (lambda: seeing.classify(), TypeError, r"ViT.*images"),
         (lambda: seeing.classify(photo, 5), TypeError, r"ViT.*5"),
         (
             lambda: reading.classify("a", labels=["b"]),
             TypeError,
             r"BERT.*labels",
         ),
-        (lambda: reading.classify(pictures="a"), TypeError, r"BERT.*pictures"),
+        (lambda: reading.classify(images="a"), TypeError, r"BERT.*images"),
         (lambda: seeing.classify([]), ValueError, "list"),
         (lambda: seeing.classify(photo, batch=0), ValueError, r"batch.*1.*0"),
     ]
@@ -299,7 +299,7 @@ def test_texts_are_judged_beside_one_picture(twin) -> None:
     seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
     ids = model.tokenizer.batch(TEXTS).ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
-    with pytest.raises(ValueError, match=r"seen.*picture.*1.*\(2, 26, 20\)"):
+    with pytest.raises(ValueError, match=r"seen.*(?:picture|image).*1.*\(2, 26, 20\)"):
         model.judge(seen, ids)
 
 
@@ -310,7 +310,7 @@ def test_matches_print_as_a_table(twin) -> None:
     assert repr(one).splitlines()[0].split() == ["text", "cosine"]
     assert [line.split()[-1] for line in repr(one).splitlines()[2:]] == ranked
     assert several.texts == ("a cat",)
-    assert repr(several).splitlines()[0].split() == ["picture", "text", "cosine"]
+    assert repr(several).splitlines()[0].split() == ["image", "text", "cosine"]
     assert several._repr_html_().count("<tr>") == 6
 
 
@@ -451,7 +451,7 @@ def test_captions_are_those_of_transformers(twin, prompt, beams) -> None:
         start = given["input_ids"].shape[1] - 1
     with widened():
         wanted = theirs.generate(**given, max_new_tokens=9, num_beams=beams, do_sample=False)[:, start:]
-    found = model.caption(PICTURES, prompt, new_tokens=9, beams=beams)
+    found = model.caption(PICTURES, prompt, max_new_tokens=9, num_beams=beams)
     check_written(found, wanted, end=3)
     for one, row in zip(found, wanted, strict=True):
         assert one.prompt == (prompt or "")
@@ -460,9 +460,9 @@ def test_captions_are_those_of_transformers(twin, prompt, beams) -> None:
         assert one.prompt + one.text == whole
 
 
-def check_written(found: list[Written], wanted: Tensor, end: int) -> None:
+def check_written(found: list[GenerationOutput], wanted: Tensor, end: int) -> None:
     """The same ids up to the end of each text."""
-    assert [isinstance(one, Written) for one in found] == [True] * len(wanted)
+    assert [isinstance(one, GenerationOutput) for one in found] == [True] * len(wanted)
     for one, row in zip(found, wanted, strict=True):
         ids = row.tolist()
         n = ids.index(end) + 1 if end in ids else len(ids)
@@ -473,10 +473,10 @@ def check_written(found: list[Written], wanted: Tensor, end: int) -> None:
 
 def test_one_picture_gives_one_caption_and_a_batch_changes_none(twin) -> None:
     _, model = twin(blip, "ForConditionalGeneration")
-    together = model.caption(PICTURES, new_tokens=7)
+    together = model.caption(PICTURES, max_new_tokens=7)
     counted: list[int] = []
-    pieces = model.caption(PICTURES, new_tokens=7, batch=2, on_token=counted.append)
-    alone = [model.caption(array, new_tokens=7) for array in PICTURES]
+    pieces = model.caption(PICTURES, max_new_tokens=7, batch=2, on_token=counted.append)
+    alone = [model.caption(array, max_new_tokens=7) for array in PICTURES]
     assert [one.ids.tolist() for one in together] == [one.ids.tolist() for one in pieces]
     assert [one.ids.tolist() for one in together] == [one.ids.tolist() for one in alone]
     longest = [max(len(one.ids) for one in pieces[at : at + 2]) for at in (0, 2, 4)]
@@ -497,7 +497,7 @@ def test_drawn_texts_go_by_place_in_the_list_and_not_by_batch(twin, make, argume
 
     def drawn(batch: int, seed: int | None = 1) -> list[list[int]]:
         verb = model.answer if asked else model.caption
-        how = {"new_tokens": 5, "temperature": 9.0, "seed": seed}
+        how = {"max_new_tokens": 5, "temperature": 9.0, "seed": seed}
         return [one.ids.tolist() for one in verb([IMAGES[0]] * 5, *asked, **how, batch=batch)]
 
     whole = drawn(5)
@@ -520,7 +520,7 @@ def test_what_a_checkpoint_says_of_captions_counts(tmp_path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 2}))
     again = load(folder).caption(PICTURES[3])
     assert (len(again.ids), again.score) == (2, None)
-    assert len(load(folder).caption(PICTURES[3], new_tokens=3).ids) == 3
+    assert len(load(folder).caption(PICTURES[3], max_new_tokens=3).ids) == 3
 
 
 def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
@@ -532,16 +532,16 @@ def test_captions_that_cannot_be_written_are_refused(twin, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"41.*37"):
         model.caption(PICTURES[0], "cat " * 40)
     with pytest.raises(ValueError, match=r"39.*37"):
-        model.caption(PICTURES[0], new_tokens=39)
+        model.caption(PICTURES[0], max_new_tokens=39)
     with pytest.raises(TypeError, match=r"prompt.*str.*'a'"):
         model.caption(PICTURES[:2], ["a", "b"])
     with pytest.raises(ValueError, match="beams"):
-        model.caption(PICTURES[0], beams=2, temperature=1.0)
+        model.caption(PICTURES[0], num_beams=2, temperature=1.0)
 
 
 def test_a_prompt_of_words_that_the_tokenizer_does_not_know_is_taken(twin) -> None:
     _, model = twin(blip, "ForConditionalGeneration")
-    assert model.caption(PICTURES[0], "🦋", new_tokens=3).prompt == "🦋"
+    assert model.caption(PICTURES[0], "🦋", max_new_tokens=3).prompt == "🦋"
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -556,7 +556,7 @@ def test_answers_are_those_of_transformers(twin, beams) -> None:
     theirs = theirs_of("BlipForQuestionAnswering", folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pixels = their_pixels(BlipImageProcessorPil, folder)
-    found = model.answer(PICTURES, QUESTIONS, new_tokens=9, beams=beams)
+    found = model.answer(PICTURES, QUESTIONS, max_new_tokens=9, num_beams=beams)
     rows = []
     for question, own in zip(QUESTIONS, pixels.split(1), strict=True):  # transformers' answers look at padding
         read = tokenizer(question, return_tensors="pt", return_token_type_ids=False)
@@ -565,16 +565,16 @@ def test_answers_are_those_of_transformers(twin, beams) -> None:
         rows.append(torch.nn.functional.pad(made, (0, 9 - len(made)), value=3))
     check_written(found, torch.stack(rows), end=3)
     assert [one.prompt for one in found] == QUESTIONS
-    alone = model.answer(PICTURES[1], QUESTIONS[1], new_tokens=9, beams=beams)
-    assert isinstance(alone, Written)
+    alone = model.answer(PICTURES[1], QUESTIONS[1], max_new_tokens=9, num_beams=beams)
+    assert isinstance(alone, GenerationOutput)
     assert alone.ids.tolist() == found[1].ids.tolist()
-    assert model.answer(pictures=PICTURES[1], question=QUESTIONS[1], new_tokens=9, beams=beams).text == alone.text
+    assert model.answer(images=PICTURES[1], question=QUESTIONS[1], max_new_tokens=9, num_beams=beams).text == alone.text
 
 
 def test_one_question_is_for_all_pictures(twin) -> None:
     _, model = twin(blip, "ForQuestionAnswering")
-    found = model.answer(PICTURES, "was it?", new_tokens=5, batch=3)
-    each = model.answer(PICTURES, ["was it?"] * 5, new_tokens=5)
+    found = model.answer(PICTURES, "was it?", max_new_tokens=5, batch=3)
+    each = model.answer(PICTURES, ["was it?"] * 5, max_new_tokens=5)
     assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in each]
 
 
@@ -582,10 +582,10 @@ def test_one_question_is_for_all_pictures(twin) -> None:
 def test_one_picture_is_for_all_questions(twin, make, arguments) -> None:
     _, model = twin(make, *arguments)
     with io.BytesIO(png(PICTURES[1])) as file:  # which is read once
-        found = model.answer(file, QUESTIONS, new_tokens=5, batch=2)
-    each = [model.answer(PICTURES[1], question, new_tokens=5) for question in QUESTIONS]
+        found = model.answer(file, QUESTIONS, max_new_tokens=5, batch=2)
+    each = [model.answer(PICTURES[1], question, max_new_tokens=5) for question in QUESTIONS]
     assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in each]
-    (alone,) = model.answer(PICTURES[1], QUESTIONS[:1], new_tokens=5)
+    (alone,) = model.answer(PICTURES[1], QUESTIONS[:1], max_new_tokens=5)
     assert alone.ids.tolist() == each[0].ids.tolist()
 
 
@@ -615,14 +615,14 @@ def test_answers_of_the_wrong_kind_are_refused(twin, tmp_path) -> None:
             r"42.*37",
         ),
         (
-            lambda: reading.answer(question="a", pictures=photo),
+            lambda: reading.answer(question="a", images=photo),
             TypeError,
-            r"BERT.*question.*pictures",
+            r"BERT.*question.*images",
         ),
         (
-            lambda: reading.answer("a", "b", new_tokens=3, stop="c", batch=2),
+            lambda: reading.answer("a", "b", max_new_tokens=3, stop_strings="c", batch=2),
             TypeError,
-            r"BERT.*batch.*new_tokens.*stop",
+            r"BERT.*batch.*max_new_tokens.*stop_strings",
         ),
         (
             lambda: twin(vit)[1].answer(photo, "a"),
@@ -681,7 +681,7 @@ def written_by_idefics(folder: Path, items: list[Any], beams: int) -> Tensor:
     return made[0, read["input_ids"].shape[1] :]
 
 
-def same(one: Written, row: Tensor) -> None:
+def same(one: GenerationOutput, row: Tensor) -> None:
     n = row.tolist().index(2) + 1 if 2 in row.tolist() else len(row)
     assert one.ids.tolist() == row[:n].tolist()
 
@@ -689,7 +689,7 @@ def same(one: Written, row: Tensor) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_llava_writes_what_transformers_writes(twin, beams) -> None:
     folder, model = twin(llava)
-    how = {"new_tokens": 9, "beams": beams}
+    how = {"max_new_tokens": 9, "num_beams": beams}
     described = "USER: <image>\nWhat's the content of the image? ASSISTANT:"
     for n in (0, 1):
         asked = f"USER: <image>\n{QUESTIONS[n]} ASSISTANT:"
@@ -704,14 +704,14 @@ def test_llava_writes_what_transformers_writes(twin, beams) -> None:
         begun = written_by_llava(folder, described + " The cat", IMAGES[n : n + 1], beams)
         same(model.caption(PICTURES[n], "The cat", **how), begun)
     prompt = "<image> is wide, <image>서울"
-    same(model.generate(prompt, pictures=PICTURES[:2], **how), written_by_llava(folder, prompt, IMAGES[:2], beams))
+    same(model.generate(prompt, images=PICTURES[:2], **how), written_by_llava(folder, prompt, IMAGES[:2], beams))
     same(model.generate("The cat sat", **how), written_by_llava(folder, "The cat sat", [], beams))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_idefics_writes_what_transformers_writes(twin, beams) -> None:
     folder, model = twin(idefics)
-    how = {"new_tokens": 9, "beams": beams}
+    how = {"max_new_tokens": 9, "num_beams": beams}
     told = "Instruction: Provide an answer to the question. Use the image to answer.\n"
     for n in (0, 1):
         items = [told, IMAGES[n], f"Question: {QUESTIONS[n]} Answer:"]
@@ -721,11 +721,11 @@ def test_idefics_writes_what_transformers_writes(twin, beams) -> None:
         same(model.caption(PICTURES[n], **how), written_by_idefics(folder, [IMAGES[n]], beams))
         same(model.caption(PICTURES[n], "a cat", **how), written_by_idefics(folder, [IMAGES[n], "a cat"], beams))
     items = ["User:", IMAGES[0], IMAGES[1], "Which? ", IMAGES[2]]
-    several = model.generate("User: <image><image> Which? <image>", pictures=PICTURES[:3], **how)
+    several = model.generate("User: <image><image> Which? <image>", images=PICTURES[:3], **how)
     same(several, written_by_idefics(folder, items, beams))
     spelt = "<s>User:<fake_token_around_image><image><fake_token_around_image>Which?"
     same(
-        model.generate(spelt, pictures=PICTURES[0], **how),
+        model.generate(spelt, images=PICTURES[0], **how),
         written_by_idefics(folder, ["User:", IMAGES[0], "Which?"], beams),
     )
 
@@ -735,15 +735,15 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
     _, model = twin(make)
     prompts = ["<image> a cat <image>", "no picture", "it was <image>"]
     given = [PICTURES[:2], None, PICTURES[3]]
-    together = model.generate(prompts, pictures=given, new_tokens=6)
-    alone = [model.generate(p, pictures=own, new_tokens=6) for p, own in zip(prompts, given, strict=True)]
+    together = model.generate(prompts, images=given, max_new_tokens=6)
+    alone = [model.generate(p, images=own, max_new_tokens=6) for p, own in zip(prompts, given, strict=True)]
     assert [one.ids.tolist() for one in together] == [one.ids.tolist() for one in alone]
     assert [one.prompt for one in together] == prompts
-    streamed = "".join(model.stream(prompts[0], pictures=given[0], new_tokens=6))
+    streamed = "".join(model.stream(prompts[0], images=given[0], max_new_tokens=6))
     assert streamed == alone[0].text
-    answers = model.answer(PICTURES[:3], "was it?", new_tokens=4, batch=2)
+    answers = model.answer(PICTURES[:3], "was it?", max_new_tokens=4, batch=2)
     assert [one.ids.tolist() for one in answers] == [
-        model.answer(one, "was it?", new_tokens=4).ids.tolist() for one in PICTURES[:3]
+        model.answer(one, "was it?", max_new_tokens=4).ids.tolist() for one in PICTURES[:3]
     ]
 
 
@@ -754,12 +754,12 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
         (
             "<image> a",
             PICTURES[:2],
-            r"1.*'<image>'.*2.*pictures",
+            r"1.*'<image>'.*2.*images",
         ),
         (
             "<image> a",
             [],
-            r"1.*'<image>'.*pictures=…",
+            r"1.*'<image>'.*images=…",
         ),
         ("a", PICTURES[0], r"'<image>'.*1"),
         (
@@ -767,14 +767,14 @@ def test_prompts_with_unlike_pictures_are_written_together(twin, make) -> None:
             [PICTURES[:2], PICTURES[0]],
             r"0.*1.*'<image>'.*2",
         ),
-        (["<image>", "b"], PICTURES[0], r"2.*pictures.*list"),
-        (["<image>", "b"], [PICTURES[0]], r"2.*pictures.*list"),
+        (["<image>", "b"], PICTURES[0], r"2.*images.*list"),
+        (["<image>", "b"], [PICTURES[0]], r"2.*images.*list"),
         ("<image>" * 4 + "cat " * 140, PICTURES[:4], r"\d+.*131"),
     ],
 )
 def test_more_or_fewer_pictures_than_placeholders_are_refused(twin, make, prompt, pictures, message) -> None:
     with pytest.raises(ValueError, match=message):
-        twin(make)[1].generate(prompt, pictures=pictures)
+        twin(make)[1].generate(prompt, images=pictures)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -782,17 +782,17 @@ def test_more_or_fewer_pictures_than_placeholders_are_refused(twin, make, prompt
 def test_a_long_question_leaves_the_answers_to_others_as_they_are_alone(twin, make, beams) -> None:
     _, model = twin(make)
     questions = ["<image> cat", "<image> " + "cat " * 85, "<image> mat"]
-    alone = [model.answer(PICTURES[0], asked, beams=beams) for asked in questions]
+    alone = [model.answer(PICTURES[0], asked, num_beams=beams) for asked in questions]
     assert [len(one.ids) < 50 and one.reason == "length" for one in alone] == [False, True, False]
     for batch in (1, 3):
-        together = model.answer(PICTURES[0], questions, beams=beams, batch=batch)
+        together = model.answer(PICTURES[0], questions, num_beams=beams, batch=batch)
         assert [(one.ids.tolist(), one.text, one.reason) for one in together] == [
             (one.ids.tolist(), one.text, one.reason) for one in alone
         ]
     with pytest.raises(ValueError, match=r"1.*\d+.*131"):
-        model.answer(PICTURES[0], questions, new_tokens=60)
+        model.answer(PICTURES[0], questions, max_new_tokens=60)
     with pytest.raises(ValueError, match=r"new_tokens.*1.*0"):
-        model.answer(PICTURES[0], questions, new_tokens=0)
+        model.answer(PICTURES[0], questions, max_new_tokens=0)
 
 
 def read_nothing(model: Any, monkeypatch: Any) -> None:
@@ -850,7 +850,7 @@ def test_a_picture_that_cannot_be_prepared_is_told_before_the_first_is_looked_at
     model = load(twin(clip)[0])
     model.preprocessor = ImageProcessor.of("CLIP", {"size": 700, "crop_size": 30})
     read_nothing(model, monkeypatch)
-    with pytest.raises(ValueError, match=r"image.*2.*1.*16,777,216"):
+    with pytest.raises(ValueError, match=r"(?:picture|image).*2.*1.*16,777,216"):
         model.match([*PICTURES[:2], np.zeros((10, 20_000, 3), np.uint8)], "a", batch=1)
 
 
@@ -862,7 +862,7 @@ def test_open_files_are_read_once_and_keep_their_names(twin, tmp_path) -> None:
         found = model.classify([one, two], batch=1)
     assert found.texts == ("cat.png", "cat.png")
     close(found.probabilities, model.classify([PICTURES[0]] * 2).probabilities)
-    with path.open("rb") as file, pytest.raises(ValueError, match=r"image.*1"):
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"(?:picture|image).*1"):
         model.classify([file, file])
 
 
@@ -874,28 +874,28 @@ def test_a_picture_among_prompts_is_named_by_its_number(twin, make) -> None:
         (["<image><image> a", "<image>"], [PICTURES[:2], b"no"]),
         ("<image><image><image>", [*PICTURES[:2], b"no"]),
     ):
-        with pytest.raises(ValueError, match=r"image.*2"):
-            model.generate(prompts, pictures=given)
+        with pytest.raises(ValueError, match=r"(?:picture|image).*2"):
+            model.generate(prompts, images=given)
     with pytest.raises(ValueError, match=r"prompt.*1"):
-        model.generate(["<image> a", "<image><image>"], pictures=PICTURES[:2])
+        model.generate(["<image> a", "<image><image>"], images=PICTURES[:2])
 
 
 def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
     model = load(gpt2(tmp_path))
-    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*pictures.*pictures="):
-        model.generate("a", pictures=PICTURES[0])
-    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*pictures.*pictures="):
-        model.stream("a", pictures=[])
+    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*images.*images="):
+        model.generate("a", images=PICTURES[0])
+    with pytest.raises(ValueError, match=r"GPT-2.*'text-generation'.*images.*images="):
+        model.stream("a", images=[])
 
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
     found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(words\.ids, words\.mask\).*"
-    both = found + r"model\.encode_picture\(.*\.pixel_values\).*model\.match\(pictures, texts\)"
+    both = found + r"model\.encode_picture\(.*\.pixel_values\).*model\.match\(images, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
         with pytest.raises(ValueError, match=both):
             twin(make, *arguments)[1].embed(["a"])
     for head in ("ForConditionalGeneration", "ForQuestionAnswering"):
-        with pytest.raises(ValueError, match="pictures"):
+        with pytest.raises(ValueError, match=r"(?:picture|image)s"):
             twin(blip, head)[1].embed(["a"])
     with pytest.raises(ValueError, match="ViT"):
         twin(vit)[1].embed(["a"])
@@ -1014,7 +1014,7 @@ VERBS = {
     "match": (clip, (), lambda model, one: model.match(one, "a cat")),
     "caption": (blip, ("ForConditionalGeneration",), lambda model, one: model.caption(one)),
     "answer": (blip, ("ForQuestionAnswering",), lambda model, one: model.answer(one, "what?")),
-    "generate": (llava, (), lambda model, one: model.generate("<image>", pictures=[one])),
+    "generate": (llava, (), lambda model, one: model.generate("<image>", images=[one])),
 }
 
 
@@ -1035,13 +1035,13 @@ def test_what_is_no_picture_is_refused_by_every_verb(twin, verb, kind, tmp_path)
 def test_the_broken_one_of_a_list_is_named_by_its_number(twin, tmp_path) -> None:
     _, model = twin(vit)
     (tmp_path / "photo.jpg").write_text("no")
-    with pytest.raises(ValueError, match=r"image.*2"):
+    with pytest.raises(ValueError, match=r"(?:picture|image).*2"):
         model.classify([PICTURES[0], PICTURES[1], b"no"])
-    with pytest.raises(FileNotFoundError, match=r"image.*1.*'nowhere\.jpg'"):
+    with pytest.raises(FileNotFoundError, match=r"(?:picture|image).*1.*'nowhere\.jpg'"):
         model.features([PICTURES[0], "nowhere.jpg"])
-    with pytest.raises(IsADirectoryError, match=r"image.*1"):
+    with pytest.raises(IsADirectoryError, match=r"(?:picture|image).*1"):
         model.features([PICTURES[0], tmp_path])
-    with pytest.raises(TypeError, match=r"image.*0.*bytes.*int"):
+    with pytest.raises(TypeError, match=r"(?:picture|image).*0.*bytes.*int"):
         model.features([5, PICTURES[0]])
 
 

@@ -225,16 +225,16 @@ class MaxLogit:
     """The largest visible score of each row."""
 
     def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
-        self.most = like.new_full(sizes[:3], -inf)
+        self.max_positions = like.new_full(sizes[:3], -inf)
 
     def add(self, tile: Tile) -> None:
         """Compare with the tile's row maxima."""
-        part = self.most[tile.queries]
+        part = self.max_positions[tile.queries]
         torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """(B, H, Nq); −∞ where a row sees nothing."""
-        return {"max_logit": self.most}
+        return {"max_logit": self.max_positions}
 
 
 class Effective:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.generation.stopping import read_eos
+from regard.generation.config import read_eos
 from regard.models.config import Config
 from regard.models.families import clip, llama
 from regard.models.family import Concat, Family, Names, Squeeze, Task, nested

@@ -1,47 +1,12 @@
-"""When a row ends, and text that becomes certain token by token."""
+"""Text as it becomes certain token by token, up to an end token or a stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
-
-from regard.generation.sampling import check_whole
 
 Reason = Literal["eos", "stop", "length"]
 """Why a row ended: an end token, a stop string, or as many new tokens as were asked for."""
-
-
-def read_eos(eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    """End tokens, each once, in order: none, one or several.
-
-    >>> read_eos(2), read_eos([5, 2, 5]), read_eos(None)
-    ((2,), (5, 2), ())
-    """
-    if not isinstance(eos, int | Sequence | None):
-        raise TypeError(f"an eos token must be a whole number, several are a list of them; got {eos!r:.60}")
-    tokens = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    for token in tokens:
-        if token is None:
-            raise TypeError("an eos token must be a whole number, got None")
-        check_whole("an eos token", token, 0)
-    return tuple(dict.fromkeys(tokens))
-
-
-def read_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    r"""Stop strings: none, one or several.
-
-    >>> read_stop("\n\n"), read_stop(["User:", "###"]), read_stop(())
-    (('\n\n',), ('User:', '###'), ())
-    """
-    if not isinstance(stop, (str, Sequence)):
-        raise TypeError(f"stop must be a str or a list of them, got {type(stop).__name__}: {stop!r:.80}")
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        if not isinstance(string, str):
-            raise TypeError(f"a stop string must be a str, got {type(string).__name__}: {string!r:.80}")
-        if not string:
-            raise ValueError("a stop string must not be empty: every text holds the empty one")
-    return strings
 
 
 class StopStrings:
@@ -85,14 +50,14 @@ Decode = Callable[[list[int]], str]
 """Turns token ids into text; bytes that are not UTF-8 become U+FFFD."""
 
 UNKNOWN = "\ufffd"
-MOST_UNKNOWN = 8  # an unfinished character and the one before it, at most 4 bytes each: more is no character to come
-MOST_TOKENS = 64  # tokens decoded at once, however little is certain
+MAX_UNKNOWN = 8  # an unfinished character and the one before it, at most 4 bytes each: more is no character to come
+MAX_WINDOW = 64  # tokens decoded at once, however little is certain
 
 
-class Pieces:
+class TextPieces:
     """The text of one row, piece by piece.
 
-    >>> pieces = Pieces(lambda ids: bytes(ids).decode("utf-8", errors="replace"))
+    >>> pieces = TextPieces(lambda ids: bytes(ids).decode("utf-8", errors="replace"))
     >>> [pieces.push(byte) for byte in "a한".encode()], pieces.close()
     (['a', '', '', '한'], '')
 
@@ -111,7 +76,7 @@ class Pieces:
         self._window.append(token)
         text = self._decode(self._window)
         sure = text.rstrip(UNKNOWN)
-        stuck = len(text) - len(sure) > MOST_UNKNOWN or len(self._window) > MOST_TOKENS
+        stuck = len(text) - len(sure) > MAX_UNKNOWN or len(self._window) > MAX_WINDOW
         if stuck:
             sure = text
         piece = sure[self._shown :]
@@ -133,3 +98,41 @@ class Pieces:
         self._window = self._window[self._context :]
         self._context = len(self._window)
         self._shown = len(self._decode(self._window))
+
+
+class RowText:
+    """The text of one row: what has been shown, and why it ended.
+
+    Args:
+        decode: turns token ids into text.
+        eos: tokens that end the row.
+        stop_strings: strings that end the row.
+    """
+
+    def __init__(self, decode: Decode, eos: tuple[int, ...], stop_strings: tuple[str, ...]) -> None:
+        self._pieces, self._stops, self._eos = TextPieces(decode), StopStrings(stop_strings), eos
+        self.length = 0  # tokens so far
+        self.text = ""
+        self.reason: Reason | None = None
+
+    def push(self, token: int) -> str:
+        """Add a token; returns the text to show now."""
+        if self.reason is not None:
+            return ""
+        self.length += 1
+        if token in self._eos:
+            return self.close("eos")
+        text, stopped = self._stops.push(self._pieces.push(token))
+        self.reason = "stop" if stopped else None
+        self.text += text
+        return text
+
+    def close(self, reason: Reason) -> str:
+        """End the row; returns the text that was held back, unless a stop string is in it after all."""
+        if self.reason is not None:
+            return ""
+        text, stopped = self._stops.push(self._pieces.close())
+        self.reason = "stop" if stopped else reason
+        text += self._stops.close()
+        self.text += text
+        return text
