@@ -320,7 +320,7 @@ class Jobs:
         with self._models.using(job.model, loaded) as model, _stoppable(job):
             if job.image is None:
                 session = look_at(job.text, model, truncate=job.truncate, progress=tell)
-            elif not looks(model):
+            elif not has_vision(model):
                 raise ValueError(no_images(job.model))
             else:
                 data, name = job.image

@@ -15,6 +15,7 @@ from regard.generation.loop import generate, stream
 from regard.generation.state import Decoder
 from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
+from regard.models.family import GENERATION_TASKS
 from regard.tasks.images import Several, expand_prompt, read_images, without_special
 from regard.tasks.inputs import iterate_in_eval_mode, max_text_positions, reads_image_prompts, require
 

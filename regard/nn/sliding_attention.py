@@ -98,7 +98,9 @@ class Roles(Mask):
         seen = masks.padding(self.tokens) if self.padded else None
         if self.alike:
             return seen
-        rows = masks.queries(torch.arange(self.max_positions, device=self.chosen.device) < self.chosen.sum(1, keepdim=True))
+        rows = masks.queries(
+            torch.arange(self.max_positions, device=self.chosen.device) < self.chosen.sum(1, keepdim=True)
+        )
         return rows if seen is None else seen & rows
 
     @cached_property

@@ -184,15 +184,15 @@ def _in_prompt(
     text: str | None,
 ) -> ImageInputs:
     """An image among the words of a prompt, and what the model generates after it."""
-    question = expand_prompt(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
+    prompt_text = caption_prompt(model, None) if text is None else question_prompt(model, text)
+    question = expand_prompt(model, prompt_text, pixels)
     if isinstance(model, PictureWriter):
         prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [question])[0].to(model.device)
     room = _room(model.max_positions, prompt.shape[1])
-    written = model.caption(image, max_new_tokens=room)
-        if text is None
-        else model.answer(image, text, max_new_tokens=room)
+    options = {"max_new_tokens": room}
+    written = model.caption(image, **options) if text is None else model.answer(image, text, **options)
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
     if isinstance(model, PictureWriter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.layouts import Layout
 from regard.lens.patterns import KEYS, REST
-from regard.lens.placement import name_kind
+from regard.lens.placement import ImagePatches, name_kind
 from regard.locale import translate
 from regard.session.labels import shown
 from regard.session.protocol import NumbersJSON

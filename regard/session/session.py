@@ -200,7 +200,7 @@ def without_dropout(model: Model, read: Callable[[], object]) -> Callable[[], No
     """`read` in eval mode and without gradients."""
 
     def again() -> None:
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad(), eval_mode(model):
             read()
 
     return again

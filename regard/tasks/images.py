@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.data.image_processing import Prepared
-from regard.data.images import Source, is_batch, glance, numbered, open_image
+from regard.data.images import Source, is_batch, numbered, open_image, peek_image
 from regard.layouts import Frame
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower

@@ -22,7 +22,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.data.image_processing import ImageProcessor
-from regard.data.images import open_image as open_image
+from regard.data.images import open_image as opened_image
 from regard.data.images import peek_image
 from regard.data.tokenizer import Tokenizer
 from regard.explorer.export_data import carried
@@ -165,8 +165,8 @@ def open_image(path: Path) -> Numbers:
     with quiet():
         numbers: Numbers = []
         attempt(numbers, lambda: peek_image(path)[1])
-        attempt(numbers, lambda: open_image(path).size)  # refused where there are several frames
-        opened = open_image(path, frame=0)
+        attempt(numbers, lambda: opened_image(path).size)  # refused where there are several frames
+        opened = opened_image(path, frame=0)
         numbers.append(np.asarray(opened.image))
         attempt(numbers, lambda: ImageProcessor.of("CLIP")(opened).pixel_values)
         attempt(numbers, lambda: ImageProcessor.of("Llava", {"do_pad": True})(opened).pixel_values)
