@@ -1,6 +1,4 @@
-"""The command line `regard`: steps, look, serve, doctor, diff, generate, fill, embed, classify, caption and others.
-
-It parses, calls and prints.
+"""The command line `regard`. `commands.py` lists its commands, `app.py` makes the command line, one module runs each.
 
     >>> main(["mask", "window(1, 0)", "--queries", "3", "--lang", "en"])
     window(1, 0)   3 queries × 3 keys
@@ -15,8 +13,8 @@ It parses, calls and prints.
     tiles of 128 × 128: 0 empty, 1 partial, 0 full
     0
 
-One file per command. typer and rich are imported by `main`, torch and the rest by the command that needs them, so that
-`regard --help` answers at once.
+typer and rich are imported by `main`, torch and the rest by the command that needs them, so that `regard --help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO
 
-from regard.cli.options import preferred
-
 __all__ = ["main"]
 
 INSTALL = "pip install 'regard[cli]'"
@@ -40,7 +36,7 @@ WRONG_INPUT, MISSING_PART, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 """Exit codes. 1 is also an answer: the weights of `regard steps` failed their check, `regard doctor` found errors,
 `regard diff` found a difference, `regard verify` a bug. 141 is what a shell says of who wrote to a closed pipe."""
 
-SPACED = {"WHAT", "TEXT", "SPEC", "QUESTION"}  # arguments that a space may be in
+SPACED = {"WHAT", "TEXT", "SPEC", "QUESTION", "PROMPT"}  # arguments that may contain a space
 
 # How the library advises to ignore keys, a list in JSON's words: in loading, and in what was loaded.
 KEY = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
@@ -49,18 +45,18 @@ ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C.
-
-    A command may answer by 1 as well (steps, doctor, diff, verify), as its help says. 141 is for a reader that left, as
-    in `regard steps | head -1`.
+    """Run the command line. Errors are one line on stderr.
 
     >>> main(["--version"])
     regard 0.1.0
     0
 
-    arguments: as after `regard`; by default those the process was started with.
+    Args:
+        arguments: as after `regard`; by default those of the process.
 
-    Raises nothing for a wrong input: the reason is one line on stderr.
+    Returns:
+        The exit code: 0, 1 for a missing library, 2 for a wrong input, 130 for Ctrl-C, 141 if the reader left, as in
+        `regard steps | head -1`. Some commands (steps, doctor, diff, verify) return 1 as an answer; see their help.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     _replace_closed_streams()
@@ -91,13 +87,13 @@ def _answer(given: list[str]) -> int:
         import rich  # noqa: F401
         import typer.main
 
-        from regard.cli.app import app_in
+        from regard.cli.app import app_in, preferred_language
     except ImportError as error:
         return _complain(f"the command line needs typer and rich ({error}): {INSTALL}", MISSING_PART)
     # typer exports this one child of its usage errors; where their class lives differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        command = typer.main.get_command(app_in(preferred(given, os.environ)))
+        command = typer.main.get_command(app_in(preferred_language(given, os.environ)))
         # Its own main() ends the process with 1 where a pipe is closed.
         with command.make_context("regard", list(given)) as context:
             command.invoke(context)

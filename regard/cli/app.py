@@ -1,46 +1,69 @@
-"""The typer app: all commands, with help in English and Korean."""
+"""The typer app, made from the table of commands, with help in English and Korean."""
 
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from importlib import import_module
+from inspect import Parameter, Signature, get_annotations
+from itertools import pairwise
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard import __version__
-from regard.cli import captures, cost, image_tasks, look, mask, models, serve, steps, text_tasks
-from regard.cli.options import Lang, known, speaker
+from regard.cli.commands import COMMANDS, Command, Lang, SpokenOptions
+from regard.locale import translate
 from regard.tables import width
 
-FRAME = (
-    (r"^Usage: ", "사용법: "),
-    (r"^Arguments:$", "인자:"),
-    (r"^Options:$", "옵션:"),
-    (r"^Commands:$", "명령:"),
-    (r"\[required\]", "[필수]"),
-    (r"\[default:", "[기본값:"),
-    (r"\bShow this message and exit\.", "이 도움말을 보여 줍니다."),
+FRAME = re.compile(
+    r"^(?:Usage:|Arguments:$|Options:$|Commands:$)|\[required\]|\[default:|\bShow this message and exit\.", re.MULTILINE
 )
+"""What typer writes around our texts."""
 TYPED = re.compile(r"^  ([A-Z]+) <[^>]*>( *)", re.MULTILINE)
 """An argument, and the type that newer versions of typer show after it."""
 
 
-def in_korean(text: str) -> str:
-    """Help whose frame is typer's, with the frame in Korean.
+def preferred_language(arguments: Sequence[str], environment: Mapping[str, str]) -> Lang:
+    """The language of `--lang` where it is given, otherwise that of the locale. Help needs it before options are read.
 
-    >>> in_korean("Usage: regard fill TEXT"), in_korean("  --top K  후보의 개수.  [default: 5]")
-    ('사용법: regard fill TEXT', '  --top K  후보의 개수.  [기본값: 5]')
+    >>> preferred_language(["mask", "causal"], {"LANG": "ko_KR.UTF-8"})
+    'ko'
+    >>> preferred_language(["--lang", "en"], {"LANG": "ko_KR.UTF-8"})
+    'en'
+
+    Args:
+        arguments: as typed.
+        environment: the first of LC_ALL, LC_MESSAGES and LANG that is set names the locale; LANGUAGE lists preferred
+            languages, between colons, and is ignored in the C locale, as GNU gettext does.
     """
-    for english, korean in FRAME:
-        text = re.sub(english, korean, text, flags=re.MULTILINE)
-    return text
+
+    def language(locale: str) -> str:
+        return re.split("[_.@]", locale)[0].lower()
+
+    pairs = pairwise(["", *arguments])
+    typed = [this.removeprefix("--lang=") for before, this in pairs if before == "--lang" or this.startswith("--lang=")]
+    own = language(next((environment[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(n)), ""))
+    listed = [] if own in ("", "c", "posix") else [language(n) for n in environment.get("LANGUAGE", "").split(":")]
+    spoken = [name for name in (listed if any(listed) else [own]) if name in get_args(Lang)]
+    return "ko" if [*typed[-1:], *spoken, "en"][0] == "ko" else "en"
+
+
+def check_language(lang: str) -> None:
+    """Raise ValueError for a language that has no catalogue."""
+    if lang not in get_args(Lang):
+        raise ValueError(f"--lang must be {' or '.join(get_args(Lang))}, got {lang!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- help
 
 
 def without_types(text: str) -> str:
     r"""Help without the types of arguments, their column as wide as their names are.
 
-    >>> print(without_types("  PICTURE <str>     A path.\n  TEXT <list[str]>  One, or several."))
-      PICTURE  A path.
-      TEXT     One, or several.
+    >>> print(without_types("  IMAGE <str>       A path.\n  TEXT <list[str]>  One or several."))
+      IMAGE  A path.
+      TEXT   One or several.
     """
     wide = max((len(found[1]) for found in TYPED.finditer(text)), default=0)
     return TYPED.sub(lambda found: f"  {found[1]:<{wide}}  ", text)
@@ -52,7 +75,9 @@ def folded(text: str, room: int) -> list[str]:
     >>> folded("텍스트나 이미지의 레이블.\n\nTEXT", 16)
     ['텍스트나', '이미지의 레이블.', '', 'TEXT']
 
-    text: paragraphs with blank lines between them; one that begins with \b is left as it is.
+    Args:
+        text: paragraphs with blank lines between them; one that begins with \b is left as it is.
+        room: cells on a line.
     """
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
@@ -70,7 +95,7 @@ def folded(text: str, room: int) -> list[str]:
     return lines
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command whose help shows no types."""
 
     def get_help(self, ctx: Any) -> str:
@@ -78,101 +103,103 @@ class Command(TyperCommand):
         return without_types(super().get_help(ctx))
 
 
-class KoreanCommand(Command):
-    """A command whose help has a Korean frame."""
+class _Korean:
+    """Puts typer's frame into Korean, and folds by cells."""
+
+    help: str | None
 
     def get_help(self, ctx: Any) -> str:
-        """The help as text."""
-        return in_korean(super().get_help(ctx))
+        text: str = super().get_help(ctx)  # type: ignore[misc]
+        return FRAME.sub(lambda found: translate(found[0], "ko"), text)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """What the command is for, in lines that fit."""
-        _write(self.help, formatter)
+        indent = " " * (formatter.current_indent + formatter.indent_increment)
+        lines = folded(self.help or "", formatter.width - len(indent))
+        formatter.write_paragraph()
+        formatter.write("".join(f"{indent}{line}".rstrip() + "\n" for line in lines))
 
 
-class KoreanGroup(TyperGroup):
-    """A list of commands whose help has a Korean frame."""
-
-    def get_help(self, ctx: Any) -> str:
-        """The help as text."""
-        return in_korean(super().get_help(ctx))
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """What the commands are for, in lines that fit."""
-        _write(self.help, formatter)
+class KoreanCommand(_Korean, PlainCommand):
+    """A command whose help is in Korean."""
 
 
-def _write(text: str | None, formatter: Any) -> None:
-    indent = " " * (formatter.current_indent + formatter.indent_increment)
-    lines = folded(text or "", formatter.width - len(indent))
-    formatter.write_paragraph()
-    formatter.write("".join(f"{indent}{line}".rstrip() + "\n" for line in lines))
+class KoreanGroup(_Korean, TyperGroup):
+    """A list of commands whose help is in Korean."""
 
 
-# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
-
-
-# A line for each in the list of commands; of a command's own help typer would show the beginning.
-LINES = {
-    "steps": ("Attention step by step, with every number.", "어텐션을 단계별로, 모든 숫자와 함께."),
-    "look": ("What attention looks at, in a text or picture.", "텍스트나 이미지에서 어텐션이 보는 것."),
-    "serve": ("The explorer in a browser.", "브라우저로 모든 헤드 살펴보기."),
-    "doctor": ("What was wrong with a run's masks and numbers.", "실행에서 마스크와 숫자의 문제 찾기."),
-    "diff": ("Compare two captures.", "두 캡처 비교."),
-    "generate": ("Write what comes after a prompt.", "프롬프트에 이어지는 텍스트 쓰기."),
-    "fill": ("Words that could stand at mask tokens.", "마스크 자리에 올 수 있는 단어."),
-    "embed": ("A vector for each text.", "텍스트마다 벡터 하나."),
-    "classify": ("The labels of texts or pictures.", "텍스트나 이미지의 레이블."),
-    "caption": ("What is to be seen in pictures, in words.", "이미지에 보이는 것을 텍스트로."),
-    "answer": ("Answers to questions about a picture.", "이미지에 대한 질문에 답하기."),
-    "match": ("How well texts go with a picture.", "텍스트가 이미지와 얼마나 맞는지."),
-    "features": ("The vectors of a picture's patches as a map.", "이미지 패치들의 벡터를 맵으로."),
-    "verify": ("Does it compute what transformers does, here?", "계산 결과가 transformers와 같은지 확인."),
-    "mask": ("Draw who may look at whom.", "누가 누구를 볼 수 있는지 그리기."),
-    "cost": ("Count the operations and bytes of attention.", "어텐션의 연산량과 메모리 세기."),
-    "backends": ("Which backends can do a call, and why not.", "호출을 처리할 수 있는 백엔드와 그 이유."),
-}
+# ----------------------------------------------------------------------------------------------------------------- app
 
 
 def app_in(lang: Lang) -> typer.Typer:
-    """The app; its help is in the language.
+    """The app, with help in a language.
 
-    >>> [command.name for command in app_in("en").registered_commands]
-    ['steps', 'look', 'serve', 'doctor', 'diff', 'generate', 'fill', 'embed', 'classify', 'caption', 'answer', \
-'match', 'features', 'verify', 'mask', 'cost', 'backends']
+    >>> [command.name for command in app_in("en").registered_commands][:4]
+    ['steps', 'look', 'serve', 'doctor']
     """
-    say = speaker(lang)
     app = typer.Typer(
         cls=KoreanGroup if lang == "ko" else None,
         add_completion=False,
         rich_markup_mode=None,  # plain help: rich's boxes take 0.1 s and say no more
         context_settings={"help_option_names": ["-h", "--help"]},
-        help=say("Transformer attention in which nothing is hidden.", "모든 단계를 볼 수 있는 Transformer 어텐션."),
+        help=translate("Transformer attention in which nothing is hidden.", lang),
     )
 
     @app.callback(invoke_without_command=True)
     def root(
         context: typer.Context,
-        version: Annotated[
-            bool, typer.Option("--version", help=say("Print the version.", "버전을 출력합니다."))
-        ] = False,
-        lang: Annotated[
-            str, typer.Option(metavar="en|ko", help=say("Language of all commands.", "모든 명령의 언어."))
-        ] = lang,
+        version: Annotated[bool, typer.Option("--version", help=translate("Print the version.", lang))] = False,
+        lang: Annotated[str, typer.Option(metavar="en|ko", help=translate("Language of all commands.", lang))] = lang,
     ) -> None:
-        known(lang)  # `main` has read it, wherever it stands: the commands have it as their default
+        check_language(lang)  # `main` has read it, wherever it stands: the commands have it as their default
         if version:
             print(f"regard {__version__}")
             raise typer.Exit
         if context.invoked_subcommand is None:
             print(context.get_help())
 
-    commands = [steps.add, look.add, serve.add, captures.add_doctor, captures.add_diff]
-    commands += [text_tasks.add_generate, text_tasks.add_fill, text_tasks.add_embed, text_tasks.add_classify]
-    commands += [image_tasks.add_caption, image_tasks.add_answer, image_tasks.add_match, image_tasks.add_features]
-    for add in (*commands, models.add, mask.add, cost.add_cost, cost.add_backends):
-        add(app, lang)
-    for registered in app.registered_commands:
-        registered.cls = KoreanCommand if lang == "ko" else Command
-        registered.short_help = say(*LINES[str(registered.name)])
+    for command in COMMANDS:
+        app.command(
+            command.name,
+            cls=KoreanCommand if lang == "ko" else PlainCommand,
+            short_help=translate(command.line, lang),
+            help="\n\n".join(translate(paragraph, lang) for paragraph in command.help),
+        )(_callback(command, lang))
     return app
+
+
+def _callback(command: Command, lang: Lang) -> Any:
+    """The function that typer reads and calls: a parameter for each field of the command's options."""
+
+    def callback(**values: Any) -> None:
+        check_language(values["lang"])
+        lists = {name: tuple(value or ()) for name, value in values.items() if hints[name] == tuple[str, ...]}
+        run = getattr(import_module(f"regard.cli.{command.module}"), command.name)
+        if code := run(command.options(**values | lists)):
+            raise typer.Exit(code)
+
+    hints = get_type_hints(command.options)
+    parameters = [_parameter(field, hints[field.name], lang) for field in _ordered_fields(command.options)]
+    callback.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return callback
+
+
+def _ordered_fields(options: type[SpokenOptions]) -> list[Field[Any]]:
+    """A class's own fields first, then those of its bases."""
+    named = {field.name: field for field in fields(options)}
+    order = dict.fromkeys(name for cls in options.__mro__ for name in get_annotations(cls))
+    return [named[name] for name in order]
+
+
+def _parameter(field: Field[Any], kind: Any, lang: Lang) -> Parameter:
+    metavar, text = field.metadata["metavar"], translate(field.metadata["help"], lang)
+    default = lang if field.name == "lang" else Parameter.empty if field.default is MISSING else field.default
+    if kind == tuple[str, ...]:
+        kind, default = (list[str], default) if default is Parameter.empty else (list[str] | None, None)
+    elif kind == Lang:
+        kind = str
+    if "argument" in field.metadata:
+        info = typer.Argument(metavar=metavar, help=text)
+    else:
+        info = typer.Option(f"--{field.name.replace('_', '-')}", metavar=metavar, help=text)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

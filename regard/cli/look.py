@@ -1,314 +1,174 @@
-"""`regard look`: what attention looked at, in a text or picture that a model reads, in a capture, or in q, k and v.
+"""`regard look`: what attention looked at, in a text or image that a model reads, in a capture, or in q, k and v.
 
-It reads options, and prints arrays and captures, which `regard.lens` measures. `look_text.py` reads and prints texts,
-`look_picture.py` pictures.
+Arrays and captures are read and printed here; look_text.py has texts, look_image.py images.
 """
 
-# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
-import json
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from regard.cli import files, look_image, look_text
-from regard.cli.captures import check_capture, read_session
-from regard.cli.file_names import is_file
-from regard.cli.files import SUFFIXES, as_text, check_output, finite, read_arrays, read_one, read_piped
-from regard.cli.look_text import Asked
-from regard.cli.options import Lang, known, options_in, speaker
-from regard.cli.terminal import LINKS, Terminal, as_plain, print_call
+from regard import tables
+from regard.cli.captures import read_session
+from regard.cli.commands import LookOptions
+from regard.cli.files import (
+    ARRAY_SUFFIXES,
+    FIGURE_SUFFIXES,
+    MOST_PIPED,
+    as_text,
+    check_output,
+    is_file,
+    is_image,
+    read_arrays,
+    read_one,
+    read_stdin,
+    write_figure,
+)
+from regard.cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     from regard.lens.capture import Capture
     from regard.lens.view import View
     from regard.session.session import Session
 
-__all__ = ["Chosen", "add"]
-
+LINKS = 8  # unless --top says otherwise
 LARGEST = 2**34  # bytes, 16 GiB: what q, k and v may take
-ALONE = {"are": "is", "need": "needs"}  # the verb of one option
+MOST_HEADS = 64  # lines of a table
 TAKES = (
-    f"look takes a text, q, k and v in {', '.join(SUFFIXES)}, a picture, or a capture that was saved, such as "
-    "run.regard; --file reads a text from a file"
+    f"look takes a text, q, k and v in {', '.join(ARRAY_SUFFIXES)}, an image, or a saved capture such as run.regard; "
+    "--file reads a text from a file"
 )
+# Options that only some inputs have; none is accepted and then ignored.
+OF_ARRAYS = ("causal", "mask", "scale")
+OF_FILES = ("call", "batch", "row", "size")
+OF_LOADING = ("model", "ignore", "device", "truncate")
+OF_TOKENS = ("token", "measure", "all", "html", "save")
+OF_IMAGES = ("at", "no_photo")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """What of a view is wanted; None where nothing was said."""
+def look(options: LookOptions) -> None:
+    """Print what attention looks at, and write the files that were asked for."""
+    from regard.cli import look_image, look_text
 
-    batch: int | None
-    head: int | None
-    row: int | None
-    size: int | None
-    top: int | None
+    # 1. What is wrong with the options alone.
+    check_output(options.figure, "--figure", FIGURE_SUFFIXES)
+    check_output(options.save, "--save", (".regard",))
+    check_output(options.html)
+    for name in ("top", "size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if options.size is not None and options.figure is None:
+        raise ValueError("--size is for the map in the figure: give --figure as well")
+    if options.no_photo and options.html is None and options.save is None and options.figure is None:
+        raise ValueError("--no-photo is for written files: give --save, --html or --figure as well")
+
+    # 2. An image, by name or on standard input.
+    what, text_file = options.what, options.file
+    piped = read_stdin(MOST_PIPED) if what == "-" and text_file is None else None
+    source = what if piped is None else piped
+    if text_file is None and source is not None and is_image(source):
+        _refuse(options, OF_ARRAYS + OF_FILES, "for files; for an image there are --layer, --head, --token and --at")
+        _refuse(options, ("all", "truncate"), "for texts; this is an image")
+        look_image.read_place(options.at)
+        look_image.show_image(look_image.read_image(source, options), options, source)
+        return
+    _refuse(options, ("text",), "for images; this is none")
+
+    # 3. A text.
+    if text_file is not None or what is None or not is_file(what, TAKES):
+        _refuse(options, OF_IMAGES, "for images; this is none")
+        _refuse(options, OF_ARRAYS + OF_FILES, "for files; for a text there are --layer, --head and --token")
+        text = read_one(what, text_file) if piped is None else as_text(piped)
+        session, length = look_text.read_text(text, options)
+        look_text.show_text(session, options, length)
+        return
+
+    # 4. Arrays.
+    file = Path(what)
+    _refuse(options, OF_LOADING, "for a text; this is a file")
+    if file.suffix.lower() in ARRAY_SUFFIXES:
+        _refuse(options, OF_IMAGES, "for images; this is none")
+        _refuse(options, ("layer", "call"), "for captures; q, k and v are one call")
+        _refuse(options, OF_TOKENS, "for texts and captures; q, k and v have no words")
+        _show_call(_call_of_arrays(file, options), options)
+        return
+
+    # 5. A capture: of an image, with tokens, of one module, or as a whole.
+    _refuse(options, OF_ARRAYS, "for q, k and v; a capture has its own")
+    session = read_session(file)
+    if session.frames and _given(options, ("at", "token", "html", "save", "no_photo")):
+        _refuse(options, OF_FILES, "for the tables of one call; leave out --at, --token and the like")
+        look_image.show_image(session, options, None)
+        return
+    _refuse(options, OF_IMAGES, "for captures of an image; this one does not say where its tokens lie")
+    if _given(options, OF_TOKENS):
+        _refuse(options, OF_FILES, "for the tables of one call; leave out --token and the like")
+        look_text.show_text(session, options)
+    elif options.layer is None:
+        if given := _given(options, ("head", "top", *OF_FILES)):
+            raise ValueError(f"{', '.join(given)} {_verb(given, 'need')} --layer: which module of the capture")
+        _show_capture(session, file, options)
+    else:
+        _show_call(_call_of_capture(file, session.capture, options.layer, options), options)
+
+
+def _given(options: LookOptions, names: tuple[str, ...]) -> list[str]:
+    """Which of these options were given, as they are typed."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False, ())]
+
+
+def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
+    if given := _given(options, names):
+        raise ValueError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} {why}")
+
+
+def _verb(given: list[str], plural: str) -> str:
+    return plural if len(given) > 1 else f"{plural}s"
+
+
+# ------------------------------------------------------------------------------------------------ one call of attention
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What is looked at: one call of attention, where it comes from, its mask in words and its labels per batch row."""
+    """One call of attention: where it comes from, its mask in words and its labels per batch row."""
 
-    view: "View"
+    view: View
     title: str
     mask: str
     tokens: list[list[str]] | None = None
 
 
-def add(app: typer.Typer, lang: Lang) -> None:
-    """Add the command to the app, with help in a language.
-
-    >>> app = typer.Typer()
-    >>> add(app, "en")
-    >>> app.registered_commands[0].name
-    'look'
-    """
-    say, options = speaker(lang), options_in(lang)
-
-    @app.command(
-        "look",
-        help=say(
-            "What attention looks at: in a text or a picture that a model reads, or in a file.\n\n"
-            "WHAT is a text, a picture, '-' for either on standard input, a capture (.regard), or q, k and v (.npz, "
-            ".safetensors; an .npy is all three at once).\n\n"
-            "A picture needs --model. Without --token or --at it is what cls looks at, in the last layer.\n\n"
-            "Links are ranked by (weight - what their key gets from a query on the mean) x (1 - 1/distance), so far "
-            "ones stand first and neighbours nowhere; special tokens, punctuation, the own position and pieces of one "
-            "word are left out. --all ranks every token by weight alone.\n\n"
-            "A capture: --save run.regard, or with regard.watch(model) as seen: …; seen.save('run.regard')",
-            "모델이 읽는 텍스트나 이미지, 또는 파일에서 어텐션을 살펴봅니다.\n\n"
-            "WHAT은 텍스트, 이미지, 표준 입력의 텍스트나 이미지('-'), 캡처(.regard), "
-            "또는 q, k, v 파일(.npz, .safetensors, .npy)입니다.\n\n"
-            "이미지에는 --model이 필요합니다. --token이나 --at이 없으면 마지막 레이어의 cls를 봅니다.\n\n"
-            "연결의 순위: (가중치 - 그 키가 평균적으로 받는 값) x (1 - 1/거리). "
-            "그래서 먼 연결이 앞에 오고 이웃은 빠집니다. "
-            "특수 토큰, 문장 부호, 자기 위치, 한 단어의 조각은 뺍니다. --all은 모든 토큰을 가중치 순으로만 봅니다.\n\n"
-            "캡처: --save run.regard, 또는 파이썬의 regard.watch(model)",
-        ),
-    )
-    def look(
-        what: Annotated[
-            str | None,
-            typer.Argument(metavar="WHAT", help=say("A text, '-', or a file.", "텍스트, '-', 또는 파일.")),
-        ] = None,
-        text_file: Annotated[
-            Path | None, typer.Option("--file", metavar="FILE", help=say("The text, in a file.", "텍스트가 든 파일."))
-        ] = None,
-        model: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DIR|ID",
-                help=say("Who reads; of texts all-MiniLM-L6-v2.", "읽을 모델. 텍스트의 기본은 all-MiniLM-L6-v2."),
-            ),
-        ] = None,
-        token: Annotated[
-            str | None,
-            typer.Option(metavar="N|WORD", help=say("What this token looks at.", "이 토큰이 무엇을 보는지.")),
-        ] = None,
-        at: Annotated[
-            str | None,
-            typer.Option(
-                metavar="Y,X",
-                help=say("Picture: what the patch there looks at.", "이미지: 그 위치의 패치가 무엇을 보는지."),
-            ),
-        ] = None,
-        beside: Annotated[
-            str | None,
-            typer.Option(
-                "--text",
-                metavar="TEXT",
-                help=say("Picture: a question or caption read with it.", "이미지: 함께 읽을 질문이나 설명."),
-            ),
-        ] = None,
-        measure: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help=say(
-                    "Of the heads: entropy, effective (keys, 1/Σw²), received_max, or a pattern such as first.",
-                    "헤드의 값: entropy, effective(1/Σw²), received_max, 패턴.",
-                ),
-            ),
-        ] = None,
-        every: Annotated[
-            bool, typer.Option("--all", help=say("Links of all tokens, by weight.", "모든 토큰의 연결, 가중치순."))
-        ] = False,
-        truncate: Annotated[
-            bool, typer.Option("--truncate", help=say("Cut a text that is too long.", "너무 긴 텍스트는 자릅니다."))
-        ] = False,
-        ignore: Annotated[list[str] | None, options.ignore] = None,
-        device: Annotated[str | None, options.device] = None,
-        html: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help=say("Write one page that needs nothing.", "단일 HTML 페이지로 저장.")),
-        ] = None,
-        save: Annotated[
-            Path | None, typer.Option(metavar="FILE", help=say("Write a capture (.regard).", "캡처(.regard)로 저장."))
-        ] = None,
-        no_photo: Annotated[
-            bool,
-            typer.Option(
-                "--no-photo",
-                help=say("Picture: not inside what is written.", "이미지: 저장하는 파일에 넣지 않습니다."),
-            ),
-        ] = False,
-        causal: Annotated[
-            bool, typer.Option("--causal", help=say("q, k, v: hide the future.", "q, k, v: 미래를 가립니다."))
-        ] = False,
-        mask: Annotated[
-            str | None,
-            typer.Option(metavar="SPEC", help=say("q, k, v: as in 'regard mask'.", "q, k, v: 'regard mask'의 SPEC.")),
-        ] = None,
-        scale: Annotated[
-            float | None,
-            typer.Option(metavar="NUMBER", help=say("q, k, v: instead of 1/√D.", "q, k, v: 1/√D 대신 쓸 값.")),
-        ] = None,
-        layer: Annotated[
-            str | None,
-            typer.Option(metavar="N|PATH", help=say("Which layer, or its module.", "레이어 번호 또는 모듈 경로.")),
-        ] = None,
-        call: Annotated[
-            int | None, typer.Option(metavar="N", help=say("Capture: which of its calls.", "캡처: 몇 번째 호출."))
-        ] = None,
-        batch: Annotated[int | None, typer.Option(metavar="B", help=say("Which batch row.", "배치 번호."))] = None,
-        head: Annotated[
-            int | None, typer.Option(metavar="H", help=say("Which head of it.", "그 레이어의 헤드 번호."))
-        ] = None,
-        row: Annotated[
-            int | None,
-            typer.Option(metavar="I", help=say("Exact weights of query I.", "쿼리 I의 정확한 가중치.")),
-        ] = None,
-        top: Annotated[
-            int | None, typer.Option(metavar="K", help=say("How many links; 8.", "연결 개수. 기본은 8."))
-        ] = None,
-        size: Annotated[
-            int | None,
-            typer.Option(metavar="CELLS", help=say("Of the map in the figure; 64.", "그림 속 맵의 크기. 기본은 64.")),
-        ] = None,
-        figure: Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE",
-                help=say("Draw a head, or the atlas: .png, .svg, .pdf.", "헤드 또는 전체를 그림: .png, .svg, .pdf."),
-            ),
-        ] = None,
-        json_: Annotated[bool, options.json] = False,
-        lang: Annotated[str, options.lang] = lang,
-    ) -> None:
-        files.check_place(figure)
-        check_capture(save)
-        check_output(html)
-        spoken = known(lang)
-        chosen = Chosen(batch=batch, head=head, row=row, size=size, top=top)
-        _check_positive(("--top", top), ("--size", size))
-        if size is not None and figure is None:
-            raise ValueError("--size is of the map in the figure: give --figure as well")
-        if no_photo and html is None and save is None and figure is None:
-            raise ValueError("--no-photo is of what is written: give --save, --html or --figure as well")
-        asked = Asked(
-            layer=layer, head=head, token=token, measure=measure or "entropy", top=top or LINKS, every=every,
-            html=html, save=save, figure=figure, photo=not no_photo,
-        )  # fmt: skip
-        of_arrays = (("--causal", causal or None), ("--mask", mask), ("--scale", scale))
-        of_files = (("--call", call), ("--batch", batch), ("--row", row), ("--size", size))
-        of_texts = (
-            ("--model", model), ("--ignore", ignore), ("--device", device), ("--truncate", truncate or None)
-        )  # fmt: skip
-        of_words = (
-            ("--token", token), ("--measure", measure), ("--all", every or None), ("--html", html), ("--save", save)
-        )  # fmt: skip
-        piped = read_piped(what, text_file)
-        seen = what if piped is None else piped
-        if text_file is None and seen is not None and look_image.is_picture(seen):
-            _refuse("are of files; of a picture there are --layer, --head, --token and --at", *of_arrays, *of_files)
-            _refuse("are of texts; this is a picture", ("--all", every or None), ("--truncate", truncate or None))
-            place = look_image.read_place(at)
-            session = look_image.read_picture(seen, model, text=beside, device=device or "cpu", ignore=ignore or ())
-            look_image.show(session, asked, place, seen, json_=json_, lang=spoken)
-            return
-        _refuse("are of pictures; this is none", ("--text", beside))
-        of_pictures = (("--at", at), ("--no-photo", no_photo or None))
-        if text_file is not None or what is None or not is_file(what, TAKES):
-            _refuse("are of pictures; this is none", *of_pictures)
-            _refuse("are of files; of a text there are --layer, --head and --token", *of_arrays, *of_files)
-            text = read_one(what, text_file) if piped is None else as_text(piped)
-            session, length = look_text.read_text(
-                text, model, device=device or "cpu", truncate=truncate, ignore=ignore or ()
-            )
-            look_text.show(session, asked, json_=json_, lang=spoken, length=length)
-            return
-        file = Path(what)
-        _refuse("are of a text; this is a file", *of_texts)
-        if file.suffix.lower() in SUFFIXES:
-            _refuse("are of pictures; this is none", *of_pictures)
-            _refuse("are of captures; q, k and v are one call", ("--layer", layer), ("--call", call))
-            _refuse("are of texts and captures; q, k and v have no words", *of_words)
-            _show_call(_of_arrays(file, causal, mask, scale, chosen), chosen, figure, json_, spoken)
-            return
-        _refuse("are of q, k and v; a capture has its own", *of_arrays)
-        session = read_session(file)
-        if session.frames and any(value is not None for value in (at, token, html, save, no_photo or None)):
-            _refuse("are of the tables of one call; leave out --at, --token and the like", *of_files)
-            look_image.show(session, asked, look_image.read_place(at), None, json_=json_, lang=spoken)
-            return
-        _refuse("are of captures of a picture; this one does not say where its tokens lie", *of_pictures)
-        if any(value is not None for _, value in of_words):
-            _refuse("are of the tables of one call; leave out --token and the like", *of_files)
-            look_text.show(session, asked, json_=json_, lang=spoken)
-            return
-        if layer is None:
-            _refuse("need --layer: which module of the capture", ("--head", head), ("--top", top), *of_files)
-            _show_capture(session, file, figure, json_, spoken)
-            return
-        _show_call(_of_capture(file, session.capture, layer, call, size), chosen, figure, json_, spoken)
-
-
-def _refuse(why: str, *options: tuple[str, object]) -> None:
-    """No option is accepted and then ignored. why: begins with its verb, "are" or "need", as of several options."""
-    given = [name for name, value in options if value is not None]
-    verb, _, rest = why.partition(" ")
-    if given:
-        raise ValueError(f"{', '.join(given)} {verb if len(given) > 1 else ALONE[verb]} {rest}")
-
-
-def _check_positive(*options: tuple[str, int | None]) -> None:
-    for name, value in options:
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-def _of_arrays(file: Path, causal: bool, mask: str | None, scale: float | None, chosen: Chosen) -> _Call:
+def _call_of_arrays(file: Path, options: LookOptions) -> _Call:
     from regard.cli.mask import read_mask
     from regard.lens.display import plain
     from regard.lens.look import look
     from regard.lens.measures.measures import MAP_SIZE, NAMES
 
-    if causal and mask is not None:
-        raise ValueError(f"--causal and --mask exclude each other; write --mask 'causal & ({mask})'")
+    if options.causal and options.mask is not None:
+        raise ValueError(f"--causal and --mask exclude each other; write --mask 'causal & ({options.mask})'")
     arrays = read_arrays(file, (("q", "k", "v"),), LARGEST)
-    spec = "causal" if causal else mask
-    rule = None if spec is None else read_mask(spec)
-    size, top = chosen.size or MAP_SIZE, chosen.top or LINKS
-    view = look(**arrays, mask=rule, scale=scale, measures=NAMES, size=size, top=top)
-    return _Call(plain(view), str(file), "none" if rule is None else repr(rule))
+    spec = "causal" if options.causal else options.mask
+    mask = None if spec is None else read_mask(spec)
+    size, top = options.size or MAP_SIZE, options.top or LINKS
+    view = look(**arrays, mask=mask, scale=options.scale, measures=NAMES, size=size, top=top)
+    return _Call(plain(view), str(file), "none" if mask is None else repr(mask))
 
 
-def _of_capture(file: Path, capture: "Capture", layer: str, call: int | None, size: int | None) -> _Call:
+def _call_of_capture(file: Path, capture: Capture, layer: str, options: LookOptions) -> _Call:
     """One module, by its number or its path; LookupError for a map of a size that cannot be made any more."""
     from regard.lens.display import plain
 
-    path, names = layer, capture.names
+    path, names, call = layer, capture.names, options.call
     if layer not in capture and layer.isascii() and layer.isdigit():
         if not int(layer) < len(names):
             raise ValueError(f"--layer {layer} is out of range: the capture has {len(names)} modules, counted from 0")
         path = names[int(layer)]
     view = plain(capture[path] if call is None else capture[path, call])
-    if size is not None:
-        view = replace(view, size=size, held=view.held | {"map": view.map(size)})
+    if options.size is not None:
+        view = replace(view, size=options.size, held=view.held | {"map": view.map(options.size)})
     calls = capture.calls(path)
     used = calls if call is None else [calls[call]]
     masks = dict.fromkeys(record.facts.mask for record in used if record.facts is not None)
@@ -316,48 +176,205 @@ def _of_capture(file: Path, capture: "Capture", layer: str, call: int | None, si
     return _Call(view, f"{file}: {path or '(model)'}{number}", "; ".join(masks) or "–", capture.tokens)
 
 
-# ------------------------------------------------------------------------------------------------------------- showing
-
-
-def _show_call(call: _Call, chosen: Chosen, figure: Path | None, json_: bool, lang: Lang) -> None:
-    said = {"title": call.title, "mask": call.mask} | as_plain(call.view, chosen, call.tokens)
-    b, h, say = chosen.batch or 0, chosen.head or 0, speaker(lang)
-    if figure is not None:
+def _show_call(call: _Call, options: LookOptions) -> None:
+    said = {"title": call.title, "mask": call.mask} | describe_call(call.view, options, call.tokens)
+    head = options.head or 0
+    if options.figure is not None:
         from regard.lens.display import view_figure
 
-        files.write(view_figure(call.view, batch=b, head=h, tokens=said["tokens"]), figure)
-    if json_:
-        print(_json({**said, "figure": figure}))
+        write_figure(view_figure(call.view, batch=options.batch or 0, head=head, tokens=said["tokens"]), options.figure)
+    if options.json:
+        print_json({**said, "figure": options.figure})
         return
-    print_call(said, chosen, lang)
-    if figure is not None:
-        Terminal().print(say("Figure: ", "그림: "), str(figure), (say(f"   head {h}", f"   헤드 {h}"), "dim"))
+    out = Terminal(options.lang)
+    print_call(said, options, out)
+    if options.figure is not None:
+        out.print(out.say("Figure: {path}", path=options.figure), (out.say("   head {head}", head=head), "dim"))
 
 
-def _show_capture(session: "Session", file: Path, figure: Path | None, json_: bool, lang: Lang) -> None:
+def describe_call(view: View, options: LookOptions, tokens: list[list[str]] | None) -> dict[str, Any]:
+    """What is said of a view, in values that JSON holds.
+
+    >>> import torch
+    >>> from regard.lens.look import look
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> said = describe_call(look(x, x, x), LookOptions(head=1, row=0), None)
+    >>> said["sizes"], [line["head"] for line in said["heads"]], len(said["row"]["weights"])
+    ({'batch': 1, 'heads': 2, 'queries': 3, 'keys': 3}, [1], 1)
+
+    Args:
+        view: with axes (B, H, …), on torch.
+        options: batch row, head, row and number of links.
+        tokens: labels per batch row.
+
+    Raises:
+        IndexError: for a batch row, head or query that is not there.
+        LookupError: for a row or links that need q and k where they were not kept.
+    """
+    from regard.lens.description import describe_heads, strongest_links
+
+    batch, heads, nq, nk = view.sizes
+    for name, index, count in (("--batch", options.batch, batch), ("--head", options.head, heads)):
+        if index is not None and not 0 <= index < count:
+            raise IndexError(f"{name} {index} is out of range: there are {count}, counted from 0")
+    b = options.batch or 0
+    lines = [line for n in (range(batch) if options.batch is None else [b]) for line in describe_heads(view, n)]
+    words = None  # labels of the keys, where there are as many
+    if tokens is not None and len(tokens) in (1, batch):
+        labels = tokens[b if len(tokens) > 1 else 0]
+        words = labels if len(labels) == nk else None
+    # Where query 0 stands among the keys; unknown in cross-attention, and where it differs by batch row.
+    offset, first_position = view.place.offset, None
+    if view.kind != "cross" and (offset is None or isinstance(offset, int)):
+        first_position = nk - nq if offset is None else offset
+    links = None
+    try:
+        found = strongest_links(view, batch=b, head=options.head, count=options.top or LINKS)
+        links = [link._asdict() for link in found]
+    except LookupError:
+        if options.top is not None:
+            raise
+    row = None
+    if options.row is not None:
+        weights = view.row(options.row)[b].tolist()  # (H, Nk)
+        chosen = list(range(len(weights))) if options.head is None else [options.head]
+        row = {"query": options.row % nq, "heads": chosen, "weights": [weights[h] for h in chosen]}
+    return {
+        "sizes": {"batch": batch, "heads": heads, "queries": nq, "keys": nk},
+        "kind": view.kind,
+        "first_position": first_position,
+        "engine": view.engine,
+        "exact": view.weights is not None,
+        "pooled": list(view.pooled),
+        "batch": b,
+        "tokens": words,
+        "heads": [asdict(line) for line in lines if options.head in (None, line.head)],
+        "links": links,
+        "row": row,
+    }
+
+
+def print_call(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """Print what `describe_call` said, under a title and a mask: a table of heads, the strongest links, a row.
+
+    >>> import torch
+    >>> from regard.lens.look import look
+    >>> x, options = torch.eye(2).view(1, 1, 2, 2), LookOptions(top=1)
+    >>> said = {"title": "eye.npy", "mask": "none"} | describe_call(look(x, x, x), options, None)
+    >>> print_call(said, options, Terminal())
+    eye.npy
+    1 heads, 2 queries × 2 keys, mask: none
+    <BLANKLINE>
+    head  entropy  effective keys (1/Σw²)  most received  share  patterns
+    ────  ───────  ──────────────────────  ─────────────  ─────  ───────────────────
+       0    0.634                   1.793  0              0.500  uniform, own, first
+    <BLANKLINE>
+    Strongest links
+    head  query  key  weight
+    ────  ─────  ───  ──────
+       0  0      0    0.6698
+    """
+    from regard.lens.doctor.report import SAID
+
+    sizes, mask = said["sizes"], said["mask"]
+    out.print((said["title"], "bold"))
+    line = out.say(
+        "{heads} heads, {queries:,} queries × {keys:,} keys, mask: {mask}",
+        heads=sizes["heads"],
+        queries=sizes["queries"],
+        keys=sizes["keys"],
+        mask=SAID["ko"].get(mask, mask) if out.lang == "ko" else mask,
+    )
+    out.print(f"{sizes['batch']} × {line}" if sizes["batch"] > 1 else line)
+    if sizes["batch"] > 1:
+        out.print(out.say("shown: batch row {batch}", batch=options.batch or 0))
+    out.print()
+    _print_heads([line for line in said["heads"] if line["batch"] == (options.batch or 0)], said["tokens"], out)
+    out.print()
+    _print_links(said, out)
+    if said["row"] is None:
+        return
+    row, words = said["row"], said["tokens"]
+    out.print()
+    out.print((out.say("Query {query}, exact: its strongest keys", query=row["query"]), "bold"))
+    rows = []
+    for head, weights in zip(row["heads"], row["weights"], strict=True):
+        best = sorted(range(len(weights)), key=lambda j: (-weights[j], j))[: options.top or LINKS]
+        keys = [f"{_named(j, words)}: {tables.number(weights[j])}" for j in best if weights[j] > 0]
+        rows.append([str(head), ", ".join(keys)])
+    out.print(tables.text([out.say("head"), out.say("keys")], rows, right=[0]))
+
+
+def _print_heads(lines: list[dict[str, Any]], words: list[str] | None, out: Terminal) -> None:
+    from regard.lens.patterns import CALLED
+
+    titles = ("head", "entropy", "effective keys (1/Σw²)", "most received", "share", "patterns")
+    rows = []
+    for line in lines[:MOST_HEADS]:
+        entropy, effective, share = (
+            "–" if line[name] is None else f"{line[name]:.3f}" for name in ("entropy", "effective", "share")
+        )
+        first, last = line["keys"] or (0, 0)
+        keys = "–" if line["keys"] is None else f"{first}–{last}" if last > first else _named(first, words)
+        labels = ", ".join(CALLED[out.lang][label] for label in line["labels"])
+        if line["rest"] is not None:
+            labels += out.say(" (rest: {pattern})", pattern=CALLED[out.lang][line["rest"]])
+        rows.append([str(line["head"]), entropy, effective, keys, share, labels or "–"])
+    out.print(tables.text([out.say(title) for title in titles], rows, right=[0, 1, 2, 4]))
+    if len(lines) > MOST_HEADS:
+        out.print((out.say("… {shown} / {heads} heads; --json has all", shown=MOST_HEADS, heads=len(lines)), "dim"))
+
+
+def _print_links(said: dict[str, Any], out: Terminal) -> None:
+    if said["links"] is None:
+        out.print((out.say("Links need q and k: watch(model, keep='qk')"), "dim"))
+        return
+    out.print((out.say("Strongest links"), "bold"))
+    words, start = said["tokens"], said["first_position"]
+    rows = []
+    for link in said["links"]:
+        at = None if start is None or words is None else start + link["query"]
+        word = f" {words[at]}" if at is not None and 0 <= at < len(words) else ""
+        key = _named(link["key"], words)
+        rows.append([str(link["head"]), f"{link['query']}{word}", key, tables.number(link["weight"])])
+    titles = [out.say(title) for title in ("head", "query", "key", "weight")]
+    out.print(tables.text(titles, rows, right=[0, 3]) if rows else out.say("none"))
+
+
+def _named(place: int, words: list[str] | None) -> str:
+    return str(place) if words is None or not 0 <= place < len(words) else f"{place} {words[place]}"
+
+
+# ----------------------------------------------------------------------------------------------------- a whole capture
+
+
+def _show_capture(session: Session, file: Path, options: LookOptions) -> None:
+    from regard.cli.look_text import describe_text, print_sections
+
     capture = session.capture
     if not capture.names:
-        capture.summary(lang)  # which raises, and says what is known about why
-    if figure is not None:
+        capture.summary(options.lang)  # which raises, and says what is known about why
+    if options.figure is not None:
         from regard.lens.display import atlas_figure
 
-        files.write(atlas_figure(capture), figure)
-    if json_:
-        print(_json({"title": str(file), **_plain_capture(capture), "figure": figure}))
+        write_figure(atlas_figure(capture), options.figure)
+    if options.json:
+        print_json({"title": file, **_describe_capture(capture), "figure": options.figure})
         return
-    out, say = Terminal(), speaker(lang)
-    title, *rest = capture.summary(lang).split("\n")
-    out.print((title, "bold"), (say("   written ", "   저장: ") + capture.origin["written"], "dim"))
+    out = Terminal(options.lang)
+    title, *rest = capture.summary(options.lang).split("\n")
+    out.print((title, "bold"), (out.say("   written {written}", written=capture.origin["written"]), "dim"))
     out.print("\n".join(rest))
     out.print()
-    look_text.print_sections(look_text.as_plain(session, Asked(), lang), Asked(), lang, out)
+    bare = LookOptions(lang=options.lang)
+    print_sections(describe_text(session, bare), bare, out)
     out.print()
-    out.print((say("--layer N shows the heads of one module", "--layer N으로 모듈 하나의 헤드를 봅니다"), "dim"))
-    if figure is not None:
-        out.print(say("Figure: ", "그림: "), str(figure))
+    out.print((out.say("--layer N shows the heads of one module"), "dim"))
+    if options.figure is not None:
+        out.print(out.say("Figure: {path}", path=options.figure))
 
 
-def _plain_capture(capture: "Capture") -> dict[str, Any]:
+def _describe_capture(capture: Capture) -> dict[str, Any]:
     modules = []
     for number, name in enumerate(capture.names):
         calls = capture.calls(name)
@@ -378,8 +395,3 @@ def _plain_capture(capture: "Capture") -> dict[str, Any]:
         )
     origin = {name: capture.origin[name] for name in ("regard", "torch", "written")}
     return {"model": capture.model, **origin, "modules": modules, "unseen": capture.unseen, "tokens": capture.tokens}
-
-
-def _json(values: dict[str, Any]) -> str:
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    return json.dumps(finite(plain), ensure_ascii=False, allow_nan=False)

@@ -1,18 +1,16 @@
-"""`regard look` for a text: tokens, ranked links, rows in the terminal."""
+"""`regard look` for a text: tokens, ranked links and exact rows in the terminal, the page and the capture as files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli import files
-from regard.cli.files import finite, output_to, require_reading
-from regard.cli.models import bar, unknown_words
-from regard.cli.options import Lang, Say, speaker
-from regard.cli.terminal import Part, Terminal, fit, shade
+from regard.cli.commands import Lang, LookOptions
+from regard.cli.files import output_to, write_figure
+from regard.cli.models import check_device, require_texts
+from regard.cli.terminal import PIPE, Part, Terminal, bar, fit, print_atlas, print_json, shade
 from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
 
@@ -21,195 +19,51 @@ if TYPE_CHECKING:
     from regard.session.ranking import Layer, RankedLink
     from regard.session.session import Session
 
-
-def write_session(session: Session, html: Path | None, save: Path | None, lang: Lang) -> dict[str, str | None]:
-    """Write the page and the capture where they were asked for; folders that are missing on the way are made.
-
-    The pictures of the session are inside both.
-
-    >>> from regard.session.session import Session
-    >>> from regard.lens.capture import Capture
-    >>> write_session(Session("toy", Capture(), ()), None, None, "en")
-    {'html': None, 'saved': None}
-
-    Raises OSError as `output_to`; else as `write_html` does.
-    """
-    if save is not None:
-        with output_to(save):
-            session.capture.save(save, photos=bool(session.images))
-    if html is not None:
-        from regard.explorer.export import write_html
-
-        with output_to(html):
-            write_html(session, html, lang=lang)
-    return {"html": None if html is None else str(html), "saved": None if save is None else str(save)}
-
-
-def print_written(written: dict[str, str | None], lang: Lang, out: Terminal) -> None:
-    """Print which files were written.
-
-    >>> print_written({"html": "page.html", "saved": None, "figure": None}, "en", Terminal())
-    Page: page.html
-    """
-    say = speaker(lang)
-    titles = {"html": say("Page", "페이지"), "saved": say("Capture", "캡처"), "figure": say("Figure", "그림")}
-    for name, path in written.items():
-        if path is not None:
-            out.print(f"{titles[name]}: ", path)
-
-
-PIPE = 100  # cells on a line where there is no terminal
+VERSION = 1
+DEMO = "all-MiniLM-L6-v2"
+LINKS = 8  # unless --top says otherwise
 MOST_TOKENS = 160  # in the list
+MOST_UNKNOWN = 8  # unknown words that are named
 WINDOW = 320  # words of a row that are drawn
 BAR = 30  # cells of a weight of 1
 FAINT = 0.02  # of the largest weight: below it, a word has no colour
 
 
-def named(labels: list[str], place: int) -> str:
-    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
+# ------------------------------------------------------------------------------------------------------------- reading
 
-    >>> labels = ["the", "token", "##ization"]
-    >>> named(labels, 0), named(labels, 2), named(["", ""], 1)
-    ('the', 'tokenization[##ization]', '1')
+
+def read_text(text: str, options: LookOptions) -> tuple[Session, int]:
+    """Let a model read a text: the session, and the number of tokens of the text before it was cut.
+
+    >>> session, length = read_text("The cat sat.", LookOptions())                            # doctest: +SKIP
+    >>> length                                                                                # doctest: +SKIP
+    6
+
+    Raises:
+        ValueError: for an empty text, one that is too long, an unknown device, and a model that needs an image.
+        ImportError: without --model, if the demo model is not installed.
     """
-    piece = shown(labels[place])
-    if not piece:
-        return str(place)
-    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
-    numbers = word_numbers([labels[n] for n in near])
-    own = numbers[place - near.start]
-    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
-    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
+    from regard.models.loading import load
+    from regard.models.text import TextModel
+    from regard.session.session import default_model, look_at
 
-
-def print_tokens(labels: list[str], chosen: list[int], lang: Lang, out: Terminal) -> None:
-    """Print the tokens with their numbers; those that are chosen stand out, those that are no words stand back.
-
-    >>> print_tokens(["[CLS]", "it", "was"], [1], "en", Terminal())
-    Tokens
-      0 [CLS]  1 ›it‹  2 was
-    """
-    say, items = speaker(lang), []
-    for n, label in enumerate(labels[:MOST_TOKENS]):
-        style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
-        text = f"›{shown(label)}‹" if n in chosen and not out.coloured else shown(label)
-        items.append([(f"{n}", "dim"), (f" {text}" if text else "", style)])
-    out.print((say("Tokens", "토큰"), "bold"))
-    for line in fit(items, out.room or PIPE, "  ", "  "):
-        out.print(*line)
-    if len(labels) > MOST_TOKENS:
-        more = len(labels) - MOST_TOKENS
-        out.print((say(f"  … and {more:,} more; --json has all", f"  … 외 {more:,}개, 전체는 --json"), "dim"))
-
-
-def print_links(links: list[dict[str, Any]], labels: list[str], lang: Lang, out: Terminal) -> None:
-    """Print links, one a line: who looks at whom, how much, and in which head.
-
-    >>> link = {"layer": 3, "head": 1, "query": 0, "key": 1, "weight": 0.683}
-    >>> print_links([link], ["it", "animal"], "en", Terminal())
-      it → animal  0.68  (layer 3, head 1)  0 → 1
-    """
-    say = speaker(lang)
-    if not links:
-        out.print("  ", say("none", "없음"))
-        return
-    pairs = [f"{named(labels, link['query'])} → {named(labels, link['key'])}" for link in links]
-    heads = [_place(link, say) for link in links]
-    wide, wide_head = max(map(width, pairs)), max(map(width, heads))
-    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + wide_head + 10 > out.room:
-        heads = [f"L{link['layer']} H{link['head']}" for link in links]
-        wide = max(0, min(wide, out.room - 18))
-    for pair, head, link in zip(pairs, heads, links, strict=True):
-        style = shade(link["weight"]) if out.coloured else ""
-        parts: list[Part] = [
-            "  ",
-            (pad(pair, wide), "bold" if link is links[0] else ""),
-            "  ",
-            (f"{link['weight']:.2f}", style),
-            "  ",
-        ]
-        out.print(
-            *parts, *([head] if narrow else [pad(head, wide_head), (f"  {link['query']} → {link['key']}", "dim")])
+    if not text.strip():
+        raise ValueError("there is nothing to look at: the text is empty")
+    device = options.device or "cpu"
+    check_device(device)
+    name = str(default_model()) if options.model is None else options.model
+    with bar("/".join(Path(name).parts[-2:])) as tick:
+        model = load(name, device=device, ignore=options.ignore, progress=tick)
+    require_texts(model, text, f"regard look photo.jpg --model {name}")
+    length = int(model.tokenizer.batch([text]).ids.shape[1])
+    limit = model.max_positions if isinstance(model, TextModel) else None
+    if limit is not None and length > limit and not options.truncate:
+        raise ValueError(
+            f"the text has {length:,} tokens, and {model.family.title} takes at most {limit:,} here: "
+            "shorten it, or cut it with --truncate"
         )
-
-
-def _place(link: dict[str, Any], say: Say) -> str:
-    layer, head = link["layer"], link["head"]
-    return say(f"(layer {layer}, head {head})", f"(레이어 {layer}, 헤드 {head})")
-
-
-def print_row(row: dict[str, Any], labels: list[str], count: int, lang: Lang, out: Terminal) -> None:
-    """Print what one token looks at in one head, exactly: every word with its weight as its shade, then the largest.
-
-    >>> row = {"layer": 3, "head": 1, "token": 0, "weights": [0.25, 0.75]}
-    >>> print_row(row, ["it", "animal"], 1, "en", Terminal())
-    Exact row of 0 it (layer 3, head 1)
-      ›it‹(.25) animal(.75)
-    <BLANKLINE>
-      1 animal  0.750  ██████████████████████▌
-    """
-    say, token, weights = speaker(lang), row["token"], row["weights"]
-    title = f"{token} {shown(labels[token])}".rstrip()
-    out.print((say(f"Exact row of {title} ", f"{title}의 정확한 행 ") + _place(row, say), "bold"))
-    start = max(0, min(token - WINDOW // 2, len(weights) - WINDOW))
-    seen = range(start, min(len(weights), start + WINDOW))
-    high = max(weights, default=0.0) or 1.0
-    for line in fit([_warm(labels, n, weights[n], high, n == token, out) for n in seen], out.room or PIPE, "  "):
-        out.print(*line)
-    if len(seen) < len(weights):
-        part = f"{seen.start}–{seen.stop - 1}"
-        out.print((say(f"  tokens {part} of {len(weights):,}", f"  토큰 {len(weights):,}개 중 {part}"), "dim"))
-    out.print()
-    best = sorted(range(len(weights)), key=lambda n: (-weights[n], n))[:count]
-    _print_bars([n for n in best if weights[n] > 0], weights, labels, out)
-
-
-def _warm(labels: list[str], n: int, weight: float, high: float, own: bool, out: Terminal) -> list[tuple[str, str]]:
-    text = shown(labels[n]) or str(n)
-    if out.coloured:
-        warm = shade(weight / high) if weight / high >= FAINT else ""
-        return [(text, f"bold underline {warm}".strip() if own else warm)]
-    amount = f"({weight:.2f})".replace("0.", ".") if weight >= 0.01 else ""
-    return [((f"›{text}‹" if own else text) + amount, "")]
-
-
-def _print_bars(places: list[int], weights: list[float], labels: list[str], out: Terminal) -> None:
-    names = [f"{n} {shown(labels[n])}".rstrip() for n in places]
-    digits = max((len(str(n)) for n in places), default=0)
-    names = [" " * (digits - len(str(n))) + name for n, name in zip(places, names, strict=True)]
-    wide = max(map(width, names), default=0)
-    for n, name in zip(places, names, strict=True):
-        out.print(f"  {pad(name, wide)}  {weights[n]:.3f}  ", (_bar(weights[n]), "cyan"))
-
-
-def _bar(weight: float) -> str:
-    """A bar in eighths of a cell, so that small weights differ too."""
-    eighths = round(8 * BAR * min(weight, 1.0))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-
-
-VERSION = 1
-DEMO = "all-MiniLM-L6-v2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What of a session is wanted, and where it goes; None where nothing was said.
-
-    layer: a number or a module's path.  token: a position or a word.  every: rank all tokens, by weight alone.
-    photo: of a picture, whether it may be inside what is written.
-    """
-
-    layer: str | None = None
-    head: int | None = None
-    token: str | None = None
-    measure: str = "entropy"
-    top: int = 8
-    every: bool = False
-    html: Path | None = None
-    save: Path | None = None
-    figure: Path | None = None
-    photo: bool = True
+    session = look_at(text, model, truncate=options.truncate)
+    return session if options.model is not None else replace(session, name=DEMO), length
 
 
 @dataclass(frozen=True)
@@ -221,71 +75,26 @@ class _Focus:
     tokens: list[int] | None
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-def read_text(
-    text: str, model: str | None, *, device: str = "cpu", truncate: bool = False, ignore: Sequence[str] = ()
-) -> tuple[Session, int]:
-    """Let a model read a text while a bar shows how far it is loaded: the session, and how many tokens the text has.
-
-    >>> session, length = read_text("The cat sat.", None)                                     # doctest: +SKIP
-    >>> length                                                                                # doctest: +SKIP
-    6
-
-    model: a directory or a hub id; None is the demo's MiniLM.  ignore: keys of its files to go on without.
-    Raises ValueError for a text that is empty, or longer than the model takes and not to be cut, and for a device that
-    is none; ImportError without MiniLM; else as `regard.load`.
-    """
-    from regard.models.loading import load
-    from regard.models.text import TextModel
-    from regard.session.session import default_model, look_at
-
-    if not text.strip():
-        raise ValueError("there is nothing to look at: the text is empty")
-    check_device(device)
-    name = str(default_model()) if model is None else model
-    with bar("/".join(Path(name).parts[-2:])) as tick:
-        loaded = load(name, device=device, ignore=ignore, progress=tick)
-    require_reading(loaded, text, f"regard look photo.jpg --model {name}")
-    length = int(loaded.tokenizer.batch([text]).ids.shape[1])
-    most = loaded.max_positions if isinstance(loaded, TextModel) else None
-    if most is not None and length > most and not truncate:
-        raise ValueError(
-            f"the text has {length:,} tokens, and {loaded.family.title} takes at most {most:,} here: "
-            "shorten it, or cut it with --truncate"
-        )
-    session = look_at(text, loaded, truncate=truncate)
-    return session if model is not None else replace(session, name=DEMO), length
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError for a device that cannot be used here."""
-    import torch
-
-    try:
-        torch.zeros((), device=device)
-    # By RuntimeError torch says that a name is unknown, by AssertionError that it was built without CUDA.
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def _focus(session: Session, asked: Asked) -> _Focus:
-    """Read --layer, --head and --token. Raises ValueError or IndexError with what there is."""
+def _focus(session: Session, options: LookOptions) -> _Focus:
+    """--layer, --head and --token of a session. Raises ValueError or IndexError with what there is."""
     from regard.session.ranking import layers_of
 
     layers = layers_of(session)
     if not layers:
         session.capture.summary()  # which raises, and says what is known about why
-    if asked.head is not None and asked.layer is None:
-        raise ValueError(f"--head {asked.head} needs --layer: each layer has heads of its own")
-    if asked.layer is not None:
-        layers = [find_layer(layers, asked.layer)]
-        heads = layers[0].view.sizes[1]
-        if asked.head is not None and not 0 <= asked.head < heads:
-            raise IndexError(f"--head {asked.head} is out of range: there are {heads}, counted from 0")
-    tokens = None if asked.token is None else _tokens(session.tokens, asked.token)
-    return _Focus(layers, asked.head, tokens)
+    if options.head is not None and options.layer is None:
+        raise ValueError(f"--head {options.head} needs --layer: each layer has heads of its own")
+    if options.layer is not None:
+        layers = [find_layer(layers, options.layer)]
+        check_head(options.head, layers[0].view.sizes[1])
+    tokens = None if options.token is None else _find_tokens(session.tokens, options.token)
+    return _Focus(layers, options.head, tokens)
+
+
+def check_head(head: int | None, heads: int) -> None:
+    """Raise IndexError for a head that a layer does not have."""
+    if head is not None and not 0 <= head < heads:
+        raise IndexError(f"--head {head} is out of range: there are {heads}, counted from 0")
 
 
 def find_layer(layers: list[Layer], wanted: str) -> Layer:
@@ -297,19 +106,16 @@ def find_layer(layers: list[Layer], wanted: str) -> Layer:
     if found:
         return found[0]
     if not (wanted.isascii() and wanted.isdigit()):
-        raise ValueError(f"--layer {wanted!r} is neither a number nor a module; there are {_some(layers)}")
+        names = [layer.path or "(model)" for layer in layers]
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        raise ValueError(f"--layer {wanted!r} is neither a number nor a module; there are {some}")
     if int(wanted) >= len(layers):
         raise ValueError(f"--layer {wanted} is out of range: there are {len(layers)} layers, counted from 0")
     return layers[int(wanted)]
 
 
-def _some(layers: list[Layer]) -> str:
-    names = [layer.path or "(model)" for layer in layers]
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-
-
-def _tokens(labels: Sequence[str], wanted: str) -> list[int]:
-    """The positions of a token: a number, or a word that may stand at several and be made of several."""
+def _find_tokens(labels: Sequence[str], wanted: str) -> list[int]:
+    """The positions of a token: a number, or a word, which may occur several times and have several tokens."""
     from regard.session.labels import find_word
 
     if wanted.isascii() and wanted.isdigit():
@@ -322,10 +128,10 @@ def _tokens(labels: Sequence[str], wanted: str) -> list[int]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------- plain values
+# -------------------------------------------------------------------------------------------------------------- values
 
 
-def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
+def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
     """What is said of a session, in values that JSON holds.
 
     >>> import torch, regard
@@ -333,59 +139,55 @@ def as_plain(session: Session, asked: Asked, lang: Lang) -> dict[str, Any]:
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> with regard.watch(layer, keep="qk") as seen:
     ...     _ = layer(torch.zeros(1, 3, 8))
-    >>> said = as_plain(Session("toy", seen, ("a", "b", "c")), Asked(token="c", layer="0", head=1), "en")
+    >>> said = describe_text(Session("toy", seen, ("a", "b", "c")), LookOptions(token="c", layer="0", head=1))
     >>> said["chosen"], [round(weight, 2) for weight in said["row"]["weights"]]
     ([2], [0.33, 0.33, 0.33])
 
-    Raises ValueError, IndexError or LookupError for a layer, head, token or measure that is not there, and for a
-    token's row where queries and keys were not kept.
+    Raises:
+        ValueError, IndexError, LookupError: for a layer, head, token or measure that is not there, and for a token's
+            row where queries and keys were not kept.
     """
-    from regard.locale import translate
+    from regard.explorer.answers import head as head_answer
     from regard.session.ranking import obstacle, strongest
     from regard.session.sentences import WARNING
 
-    focus = _focus(session, asked)
+    focus = _focus(session, options)
     why = obstacle(focus.layers, focus.tokens)
     links: list[RankedLink] | None = None
     if why is None:
-        links = strongest(
-            session, focus.layers, count=asked.top, head=focus.head, queries=focus.tokens, every=asked.every
-        )
-    row = None if focus.tokens is None else _row(session, focus, links or [])
+        count = options.top or LINKS
+        links = strongest(session, focus.layers, count=count, head=focus.head, queries=focus.tokens, every=options.all)
+    row = None if focus.tokens is None else _row(focus, focus.tokens, links or [])
+    card = None
+    if focus.head is not None:
+        answer = head_answer(session, focus.layers[0].index, focus.head, options.lang)
+        numbers, patterns = dict(answer["numbers"]), dict(answer["patterns"])
+        card = {"sentence": answer["sentence"], "numbers": numbers, "patterns": patterns}
     return {
         "version": VERSION,
         "name": session.name,
         "text": session.text,
         "tokens": list(session.tokens),
         "chosen": focus.tokens,
-        "layers": [plain_layer(layer) for layer in focus.layers],
-        "measure": asked.measure,
-        "atlas": atlas(session, focus.layers, asked.measure),
-        "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in focus.layers],
-        "rest": [list(session.numbers[layer.index].rest) for layer in focus.layers],
-        "ranking": "weight" if asked.every else "far",
-        "links": None if links is None else [_of_link(session, link) for link in links],
+        **describe_heads(session, focus.layers, options),
+        "ranking": "weight" if options.all else "far",
+        "links": None
+        if links is None
+        else [{**link._asdict(), "words": [session.tokens[link.query], session.tokens[link.key]]} for link in links],
         "obstacle": why,
         "row": row,
-        "head": _card(session, focus, lang),
-        "warning": translate(WARNING, lang),
+        "head": card,
+        "warning": WARNING[options.lang],
     }
 
 
-def plain_layer(layer: Layer) -> dict[str, Any]:
-    """A layer in values that JSON holds."""
-    _, heads, nq, nk = layer.view.sizes
-    return {
-        "index": layer.index, "path": layer.path, "kind": layer.view.kind, "heads": heads, "queries": nq, "keys": nk
-    }  # fmt: skip
+def describe_heads(session: Session, layers: list[Layer], options: LookOptions) -> dict[str, Any]:
+    """The layers, the chosen measure of their heads, and the patterns of these, in values that JSON holds.
 
-
-def _of_link(session: Session, link: RankedLink) -> dict[str, Any]:
-    return {**link._asdict(), "words": [session.tokens[link.query], session.tokens[link.key]]}
-
-
-def atlas(session: Session, layers: list[Layer], measure: str) -> list[list[float | None]]:
-    """(layers, heads), None where a layer does not know the measure. Raises ValueError for one that none knows."""
+    Raises:
+        ValueError: for a measure that no layer knows.
+    """
+    measure = options.measure or "entropy"
     rows: list[list[float | None]] = []
     known: dict[str, None] = {}
     for layer in layers:
@@ -397,169 +199,300 @@ def atlas(session: Session, layers: list[Layer], measure: str) -> list[list[floa
         rows.append([None] * layer.view.sizes[1] if values is None else values.tolist())
     if measure not in known:
         raise ValueError(f"--measure {measure!r} is not known here; there are {', '.join(known)}")
-    return rows
+    return {
+        "layers": [
+            {
+                "index": layer.index,
+                "path": layer.path,
+                "kind": layer.view.kind,
+                "heads": layer.view.sizes[1],
+                "queries": layer.view.sizes[2],
+                "keys": layer.view.sizes[3],
+            }
+            for layer in layers
+        ],
+        "measure": measure,
+        "atlas": rows,
+        "patterns": [[list(names) for names in session.numbers[layer.index].names] for layer in layers],
+        "rest": [list(session.numbers[layer.index].rest) for layer in layers],
+    }
 
 
-def _row(session: Session, focus: _Focus, links: list[RankedLink]) -> dict[str, Any] | None:
+def _row(focus: _Focus, tokens: list[int], links: list[RankedLink]) -> dict[str, Any] | None:
     """The exact row of the first of the tokens in the chosen head, or in the head of their first link."""
-    assert focus.tokens is not None
     if focus.head is not None:
-        layer, head, token = focus.layers[0], focus.head, focus.tokens[0]
+        layer, head, token = focus.layers[0], focus.head, tokens[0]
     elif links:
         layer = next(layer for layer in focus.layers if layer.index == links[0].layer)
         head, token = links[0].head, links[0].query
     else:
         return None
     if layer.start is None or not 0 <= token - layer.start < layer.view.sizes[2]:
-        raise LookupError(f"token {token} asks nothing in layer {layer.index}: its queries are not tokens of this text")
+        raise LookupError(f"token {token} is no query in layer {layer.index}: its queries are not tokens of this text")
     weights = layer.view.row(token - layer.start)[0, head]  # (Nk,); LookupError without q and k
     return {"layer": layer.index, "head": head, "token": token, "weights": weights.tolist()}
 
 
-def _card(session: Session, focus: _Focus, lang: Lang) -> dict[str, Any] | None:
-    if focus.head is None:
-        return None
-    from regard.explorer.answers import head
-
-    answer = head(session, focus.layers[0].index, focus.head, lang)
-    return {"sentence": answer["sentence"], "numbers": dict(answer["numbers"]), "patterns": dict(answer["patterns"])}
+# ------------------------------------------------------------------------------------------------------------ printing
 
 
-# ------------------------------------------------------------------------------------------------------------- showing
+def show_text(session: Session, options: LookOptions, length: int | None = None) -> None:
+    """Print a session, or its JSON, and write the files that were asked for.
 
-
-def show(session: Session, asked: Asked, *, json_: bool, lang: Lang, length: int | None = None) -> None:
-    """Print a session, or what JSON holds of it, and write the files that were asked for.
-
-    length: tokens of the text before it was cut; None where nothing was cut.
+    Args:
+        session: of a text.
+        options: of the command.
+        length: tokens of the text before it was cut.
     """
-    said = as_plain(session, asked, lang)
-    written = _write_files(session, asked, said, lang)
-    kept = len(session.tokens)
-    if json_:
-        full = length if length is not None and length > kept else None
-        print(json.dumps(finite({**said, "cut_from": full, **written}), ensure_ascii=False, allow_nan=False))
+    said = describe_text(session, options)
+    if options.figure is not None:
+        _write_figure(session, options, said)
+    kept = session if options.html is None else replace(session, opening=_opening(session, options, said))
+    written = write_session(kept, options)
+    tokens, layers = len(session.tokens), said["layers"]
+    cut = length is not None and length > tokens
+    if options.json:
+        print_json({**said, "cut_from": length if cut else None, **written})
         return
-    say, out = speaker(lang), Terminal()
-    out.print(*_title(session, said, say))
-    if length is not None and length > kept:
-        cut = say(f"cut: the first {kept:,} of {length:,} tokens", f"잘림: 토큰 {length:,}개 중 처음 {kept:,}개")
-        out.print((cut, "yellow"))
-    if unknown := unknown_words(session, lang):
-        out.print((unknown, "yellow"))
-    out.print()
-    print_sections(said, asked, lang, out)
-    print_written(written, lang, out)
-
-
-def _title(session: Session, said: dict[str, Any], say: Say) -> list[Any]:
-    heads = sum(layer["heads"] for layer in said["layers"])
-    layers, tokens = len(said["layers"]), len(said["tokens"])
-    size = say(
-        f"   {tokens:,} tokens, {layers} {'layers' if layers != 1 else 'layer'}, {heads} heads",
-        f"   토큰 {tokens:,}개, 레이어 {layers}개, 헤드 {heads}개",
+    out = Terminal(options.lang)
+    sizes = {"tokens": tokens, "layers": len(layers), "heads": sum(layer["heads"] for layer in layers)}
+    size = (
+        out.say("   {tokens:,} tokens, {layers} layer, {heads} heads", **sizes)
+        if len(layers) == 1
+        else out.say("   {tokens:,} tokens, {layers} layers, {heads} heads", **sizes)
     )
     family = "" if session.model is None else f" ({session.model.family.title})"
-    return [(session.name + family, "bold"), (size, "dim")]
+    out.print((session.name + family, "bold"), (size, "dim"))
+    if cut:
+        out.print((out.say("cut: the first {kept:,} of {length:,} tokens", kept=tokens, length=length), "yellow"))
+    if unknown := unknown_words(session, options.lang):
+        out.print((unknown, "yellow"))
+    out.print()
+    print_sections(said, options, out)
+    print_written(written, out)
 
 
-def print_sections(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal, tokens: bool = True) -> None:
-    """Print what `as_plain` said: the tokens, the links, a row, and the atlas unless a single head is looked at."""
-    from regard.cli.terminal import print_atlas
+def unknown_words(session: Session, lang: Lang) -> str | None:
+    """How many tokens of a session's text are unknown to its model, and which; None for none, or without a model.
 
+    >>> unknown_words(look_at("나는 고양이를 보았다."), "en")                      # doctest: +SKIP
+    '2 of 10 tokens are unknown to this model ([UNK]): 고양이를, 보았다'
+    """
+    from regard.locale import translate
+
+    if session.model is None or session.text is None:
+        return None
+    tokenizer = session.model.tokenizer
+    if (unk := tokenizer.ids_of.unk) is None:
+        return None
+    (sign,), read = tokenizer.tokens([unk]), tokenizer.encode(session.text)
+    spans = [span for number, span in zip(read.ids, read.offsets, strict=True) if number == unk and span is not None]
+    words = [word for start, end in spans if (word := session.text[start:end]) != sign]  # [UNK] as typed is known
+    if not words:
+        return None
+    some = ", ".join(words[:MOST_UNKNOWN]) + (" …" if len(words) > MOST_UNKNOWN else "")
+    values: dict[str, object] = {"count": len(words), "tokens": len(read.ids), "sign": sign, "words": some}
+    if len(words) == 1:
+        return translate("{count:,} of {tokens:,} tokens is unknown to this model ({sign}): {words}", lang, **values)
+    return translate("{count:,} of {tokens:,} tokens are unknown to this model ({sign}): {words}", lang, **values)
+
+
+def print_sections(said: dict[str, Any], options: LookOptions, out: Terminal) -> None:
+    """Print what `describe_text` said: the tokens, the links, a row, and the atlas unless one head is looked at."""
     labels = said["tokens"]
-    if tokens:
-        print_tokens(labels, said["chosen"] or [], lang, out)
-        out.print()
-    if said["row"] is None or asked.head is None:
-        _print_links(said, asked, lang, out)
+    print_tokens(labels, said["chosen"] or [], out)
+    out.print()
+    if said["row"] is None or options.head is None:
+        if said["links"] is None:
+            why = {
+                "weights": "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)",
+                "length": "The text is too long to rank all links: name a token or a layer (--token, --layer)",
+            }[said["obstacle"]]
+            out.print((out.say(why), "dim"))
+        else:
+            title = "Strongest links of all tokens" if options.all else "Strongest links of words"
+            order = ", by weight" if options.all else ", far before near (see --help)"
+            out.print((out.say(title), "bold"), (out.say(order), "dim"))
+            print_links(said["links"], labels, out)
         out.print()
     if said["row"] is not None:
-        print_row(said["row"], labels, asked.top, lang, out)
+        print_row(said["row"], labels, options.top or LINKS, out)
         out.print()
     if said["head"] is not None:
         out.print(said["head"]["sentence"])
     else:
-        print_atlas(said, lang, out)
+        print_atlas(said, out)
     out.print()
     out.print((said["warning"], "italic"))
 
 
-def _print_links(said: dict[str, Any], asked: Asked, lang: Lang, out: Terminal) -> None:
+def token_name(labels: list[str], place: int) -> str:
+    """A token as it is called in a link: its word, and in brackets the piece of it where it is not the whole.
 
-    say = speaker(lang)
-    if said["links"] is None:
-        why = {
-            "weights": say(
-                "Links need q and k of the tokens: watch(model, keep='qk', tokens=…)",
-                "연결을 보려면 토큰의 q와 k가 필요합니다: watch(model, keep='qk', tokens=…)",
-            ),
-            "length": say(
-                "So long a text has too many links to rank: name a token or a layer (--token, --layer)",
-                "텍스트가 길어 모든 연결을 비교하지 않습니다: --token이나 --layer를 지정하세요",
-            ),
-        }
-        out.print((why[said["obstacle"]], "dim"))
+    >>> labels = ["the", "token", "##ization"]
+    >>> token_name(labels, 0), token_name(labels, 2), token_name(["", ""], 1)
+    ('the', 'tokenization[##ization]', '1')
+    """
+    piece = shown(labels[place])
+    if not piece:
+        return str(place)
+    near = range(max(0, place - 32), min(len(labels), place + 33))  # a word has not more pieces than that
+    numbers = word_numbers([labels[n] for n in near])
+    own = numbers[place - near.start]
+    pieces = [labels[n] for n, number in zip(near, numbers, strict=True) if number == own]
+    return piece if len(pieces) == 1 else f"{shown(spelled(pieces))}[{piece}]"
+
+
+def print_tokens(labels: list[str], chosen: list[int], out: Terminal) -> None:
+    """Print the tokens with their numbers, the chosen ones marked, those that are no words dimmed.
+
+    >>> print_tokens(["[CLS]", "it", "was"], [1], Terminal())
+    Tokens
+      0 [CLS]  1 ›it‹  2 was
+    """
+    items = []
+    for n, label in enumerate(labels[:MOST_TOKENS]):
+        style = "bold reverse" if n in chosen else "" if is_word(label) else "dim"
+        text = f"›{shown(label)}‹" if n in chosen and not out.coloured else shown(label)
+        items.append([(f"{n}", "dim"), (f" {text}" if text else "", style)])
+    out.print((out.say("Tokens"), "bold"))
+    for line in fit(items, out.room or PIPE, "  ", "  "):
+        out.print(*line)
+    if (more := len(labels) - MOST_TOKENS) > 0:
+        out.print((out.say("  … and {more:,} more; --json has all", more=more), "dim"))
+
+
+def print_links(links: list[dict[str, Any]], labels: list[str], out: Terminal) -> None:
+    """Print links, one a line: who looks at whom, how much, and in which head.
+
+    >>> link = {"layer": 3, "head": 1, "query": 0, "key": 1, "weight": 0.683}
+    >>> print_links([link], ["it", "animal"], Terminal())
+      it → animal  0.68  (layer 3, head 1)  0 → 1
+    """
+    if not links:
+        out.print("  ", out.say("none"))
         return
-    title = (
-        say("Strongest links of all tokens", "모든 토큰의 가장 강한 연결")
-        if asked.every
-        else say("Strongest links of words", "단어 사이의 강한 연결")
-    )
-    how = (
-        say(", by weight", ", 가중치순")
-        if asked.every
-        else say(", rather far than near (--help says how)", ", 먼 것 우선 (순위 기준은 --help)")
-    )
-    out.print((title, "bold"), (how, "dim"))
-    print_links(said["links"], said["tokens"], lang, out)
+    pairs = [f"{token_name(labels, link['query'])} → {token_name(labels, link['key'])}" for link in links]
+    heads = [out.say("(layer {layer}, head {head})", layer=link["layer"], head=link["head"]) for link in links]
+    wide, wide_head = max(map(width, pairs)), max(map(width, heads))
+    if narrow := out.room is not None and 2 + wide + 2 + 4 + 2 + wide_head + 10 > out.room:
+        heads = [f"L{link['layer']} H{link['head']}" for link in links]
+        wide = max(0, min(wide, out.room - 18))
+    for n, (pair, head, link) in enumerate(zip(pairs, heads, links, strict=True)):
+        weight = (f"{link['weight']:.2f}", shade(link["weight"]) if out.coloured else "")
+        parts: list[Part] = ["  ", (pad(pair, wide), "" if n else "bold"), "  ", weight, "  "]
+        parts += [head] if narrow else [pad(head, wide_head), (f"  {link['query']} → {link['key']}", "dim")]
+        out.print(*parts)
+
+
+def print_row(row: dict[str, Any], labels: list[str], count: int, out: Terminal) -> None:
+    """Print what one token looks at in one head, exactly: every word with its weight as its shade, then the largest.
+
+    >>> row = {"layer": 3, "head": 1, "token": 0, "weights": [0.25, 0.75]}
+    >>> print_row(row, ["it", "animal"], 1, Terminal())
+    Exact row of 0 it (layer 3, head 1)
+      ›it‹(.25) animal(.75)
+    <BLANKLINE>
+      1 animal  0.750  ██████████████████████▌
+    """
+    token, weights = row["token"], row["weights"]
+    values = {"token": f"{token} {shown(labels[token])}".rstrip(), "layer": row["layer"], "head": row["head"]}
+    out.print((out.say("Exact row of {token} (layer {layer}, head {head})", **values), "bold"))
+    start = max(0, min(token - WINDOW // 2, len(weights) - WINDOW))
+    seen = range(start, min(len(weights), start + WINDOW))
+    high = max(weights, default=0.0) or 1.0
+    for line in fit([_warm(labels, n, weights[n], high, n == token, out) for n in seen], out.room or PIPE, "  "):
+        out.print(*line)
+    if len(seen) < len(weights):
+        part = f"{seen.start}–{seen.stop - 1}"
+        out.print((out.say("  tokens {part} of {count:,}", part=part, count=len(weights)), "dim"))
+    out.print()
+    best = sorted(range(len(weights)), key=lambda n: (-weights[n], n))[:count]
+    best = [n for n in best if weights[n] > 0]
+    digits = max((len(str(n)) for n in best), default=0)
+    names = [f"{n:>{digits}} {shown(labels[n])}".rstrip() for n in best]
+    wide = max(map(width, names), default=0)
+    for n, name in zip(best, names, strict=True):
+        eighths = round(8 * BAR * min(weights[n], 1.0))  # so that small weights differ too
+        drawn = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+        out.print(f"  {pad(name, wide)}  {weights[n]:.3f}  ", (drawn, "cyan"))
+
+
+def _warm(labels: list[str], n: int, weight: float, high: float, own: bool, out: Terminal) -> list[tuple[str, str]]:
+    text = shown(labels[n]) or str(n)
+    if out.coloured:
+        warm = shade(weight / high) if weight / high >= FAINT else ""
+        return [(text, f"bold underline {warm}".strip() if own else warm)]
+    amount = f"({weight:.2f})".replace("0.", ".") if weight >= 0.01 else ""
+    return [((f"›{text}‹" if own else text) + amount, "")]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def _write_files(session: Session, asked: Asked, said: dict[str, Any], lang: Lang) -> dict[str, str | None]:
-    if asked.figure is not None:
-        files.write(_picture(session, asked, said), asked.figure)
-    named = None if asked.figure is None else str(asked.figure)
-    shown = session if asked.html is None else replace(session, opening=_opening(session, asked, said))
-    return write_session(shown, asked.html, asked.save, lang) | {"figure": named}
+def write_session(session: Session, options: LookOptions) -> dict[str, Path | None]:
+    """Write the page and the capture that were asked for, with the session's images inside; missing folders are made.
+
+    >>> from regard.session.session import Session
+    >>> from regard.lens.capture import Capture
+    >>> write_session(Session("toy", Capture(), ()), LookOptions())
+    {'html': None, 'saved': None, 'figure': None}
+
+    Returns:
+        The written files by kind, with the figure, which is written elsewhere.
+    """
+    if options.save is not None:
+        with output_to(options.save):
+            session.capture.save(options.save, photos=bool(session.pictures))
+    if options.html is not None:
+        from regard.explorer.export import write_html
+
+        with output_to(options.html):
+            write_html(session, options.html, lang=options.lang)
+    return {"html": options.html, "saved": options.save, "figure": options.figure}
 
 
-def _opening(session: Session, asked: Asked, said: dict[str, Any]) -> Opening | None:
+def print_written(written: dict[str, Path | None], out: Terminal) -> None:
+    """Print which files were written.
+
+    >>> print_written({"html": Path("page.html"), "saved": None, "figure": None}, Terminal())
+    Page: page.html
+    """
+    titles = {"html": "Page: {path}", "saved": "Capture: {path}", "figure": "Figure: {path}"}
+    for name, path in written.items():
+        if path is not None:
+            out.print(out.say(titles[name], path=path))
+
+
+def _opening(session: Session, options: LookOptions, said: dict[str, Any]) -> Opening | None:
     """Where the page opens: on the exact row or the first link that is printed; None for the page's own choice."""
     from regard.session.ranking import obstacle, strongest
 
-    focus, row, links = _focus(session, asked), said["row"], said["links"] or []
+    focus, row, links = _focus(session, options), said["row"], said["links"] or []
+    link = links[0] if links else None
     if row is not None:
         at = {"layer": row["layer"], "head": row["head"], "query": row["token"]}
-        found = next((link for link in links if at.items() <= link.items()), at | {"key": None})
-    elif links:
-        found = links[0]
-    elif obstacle(focus.layers, focus.tokens) is None and focus.tokens is not None:  # of what is no word, all links
+        link = next((link for link in links if at.items() <= link.items()), at | {"key": None})
+    elif link is None and focus.tokens is not None and obstacle(focus.layers, focus.tokens) is None:
+        # The token is no word: its strongest link of all tokens.
         every = strongest(session, focus.layers, count=1, head=focus.head, queries=focus.tokens, every=True)
-        found = every[0]._asdict() if every else None
-    else:
-        found = None
-    if found is not None:
-        start = next(layer.start for layer in focus.layers if layer.index == found["layer"])
-        return {
-            "layer": found["layer"],
-            "head": found["head"],
-            "token": found["query"] - (start or 0),
-            "key": found["key"],
-        }
-    if asked.layer is None:
+        link = every[0]._asdict() if every else None
+    if link is not None:
+        start = next(layer.start for layer in focus.layers if layer.index == link["layer"])
+        return {"layer": link["layer"], "head": link["head"], "token": link["query"] - (start or 0), "key": link["key"]}
+    if options.layer is None:
         return None
     return {"layer": focus.layers[0].index, "head": focus.head or 0, "token": None, "key": None}
 
 
-def _picture(session: Session, asked: Asked, said: dict[str, Any]) -> Any:
-    """The map of one head, or the atlas of all."""
+def _write_figure(session: Session, options: LookOptions, said: dict[str, Any]) -> None:
+    """Draw the map of one head, or the atlas of all."""
     from regard.lens.display import atlas_figure, view_figure
 
-    if asked.layer is None:
-        return atlas_figure(session.capture, asked.measure)
+    assert options.figure is not None
+    if options.layer is None:
+        write_figure(atlas_of(session.capture, said["measure"]), options.figure)
+        return
     layer = session.layers[said["layers"][0]["index"]]
     labels = list(session.tokens) if any(session.tokens) and layer.view.sizes[3] == len(session.tokens) else None
-    return view_figure(layer.view, batch=0, head=asked.head, tokens=labels)
+    write_figure(picture_of(layer.view, batch=0, head=options.head, tokens=labels), options.figure)

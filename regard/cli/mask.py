@@ -1,22 +1,20 @@
-"""`regard mask`: a mask expression, drawn."""
+"""`regard mask`: a mask expression, read and drawn."""
+
+from __future__ import annotations
 
 import ast
 from collections.abc import Callable
 from inspect import Parameter, signature
 from operator import and_, or_
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import torch
 
 from regard import masks
-from regard.cli import files
-from regard.cli.options import Lang, Say, known, speaker
+from regard.cli.commands import MaskOptions
+from regard.cli.files import FIGURE_SUFFIXES, check_output, write_figure
 from regard.cli.terminal import Terminal
-from regard.masks import Mask
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from regard.masks import FULL, PARTIAL, Mask
 
 KNOWN: dict[str, Callable[..., Mask]] = {
     "causal": masks.causal,
@@ -33,7 +31,7 @@ KNOWN: dict[str, Callable[..., Mask]] = {
 }
 """The names of the language."""
 
-LONGEST = 20_000  # signs; Python's own parser needs memory in proportion
+LONGEST = 20_000  # characters; Python's own parser needs memory in proportion
 DEEPEST = 32  # levels; a mask is evaluated and printed by recursion, and every & or | is a level
 LARGEST = 2**24  # more positions than are ever drawn; a document that long still fits the memory
 _PAIRS = {ast.BitAnd: and_, ast.BitOr: or_}
@@ -51,7 +49,7 @@ def read_mask(text: str) -> Mask:
     Raises ValueError that shows the part that was not understood, and the names there are.
     """
     if len(text) > LONGEST:
-        raise ValueError(f"mask of {len(text):,} signs: at most {LONGEST:,} are read")
+        raise ValueError(f"mask of {len(text):,} characters: at most {LONGEST:,} are read")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     # A chain of ~ overflows Python's parser, which says so by MemoryError; a null byte is a ValueError.
@@ -143,7 +141,7 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:40]} … {text[-15:]}")
 
 
-# No `from __future__ import annotations`: typer reads the annotations, and their texts are chosen while this runs.
+# -------------------------------------------------------------------------------------------------------------- drawing
 
 
 TILE = 128  # what FlexAttention skips or computes whole
@@ -152,95 +150,74 @@ MOST_TILES = 2**24  # of all batch rows and heads: they are listed, one byte eac
 MOST_CELLS = 2**24  # of partial tiles that are looked at one by one: about a second
 
 
-def add(app: typer.Typer, lang: Lang) -> None:
-    """Add the command to the app, with help in a language.
+def mask(options: MaskOptions) -> None:
+    """Draw who may look at whom."""
+    check_output(options.figure, "--figure", FIGURE_SUFFIXES)
+    value, nq = read_mask(options.spec), options.queries
+    nk = nq if options.keys is None else options.keys
+    _check_numbers(value, nk, options)
+    if options.figure is not None:
+        from regard.viz import figures
 
-    >>> app = typer.Typer()
-    >>> add(app, "en")
-    >>> app.registered_commands[0].name
-    'mask'
-    """
-    say = speaker(lang)
+        write_figure(figures.mask(value, nq, nk, batch=options.batch, head=options.head), options.figure)
 
-    @app.command(
-        "mask",
-        help=say(
-            "Draw who may look at whom.\n\n"
-            "\b\nSPEC: causal, window(before, after), dilated(before, after, step),\n"
-            "prefix(length), padding([lengths]), documents([ids]), globals([positions]),\n"
-            "queries([indices]), blocks, random_blocks, dense; joined by &, | and ~.\n\n"
-            "Example: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
-            "누가 누구를 볼 수 있는지 그립니다.\n\n"
-            "\b\nSPEC: causal, window(앞, 뒤), dilated(앞, 뒤, 간격), prefix(길이),\n"
-            "padding([길이들]), documents([문서 번호들]), globals([위치들]),\n"
-            "queries([쿼리 번호들]), blocks, random_blocks, dense. &, |, ~로 조합합니다.\n\n"
-            "예: regard mask 'causal & window(3, 0) | globals([0])' --queries 12",
-        ),
-    )
-    def mask(
-        spec: Annotated[str, typer.Argument(metavar="SPEC", help=say("The mask.", "마스크 식."))],
-        queries: Annotated[int, typer.Option(metavar="N", help=say("How many queries.", "쿼리 수."))] = 8,
-        keys: Annotated[
-            int | None, typer.Option(metavar="M", help=say("How many keys; as queries.", "키 수. 기본은 쿼리 수."))
-        ] = None,
-        tiles: Annotated[
-            int | None,
-            typer.Option(
-                metavar="SIZE", help=say("Draw and count tiles of SIZE × SIZE.", "SIZE × SIZE 타일로 그리고 셉니다.")
-            ),
-        ] = None,
-        batch: Annotated[int, typer.Option(metavar="B", help=say("Which batch row to draw.", "그릴 배치 번호."))] = 0,
-        head: Annotated[int, typer.Option(metavar="H", help=say("Which head to draw.", "그릴 헤드 번호."))] = 0,
-        figure: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help=say("Draw it as .png, .svg, .pdf.", "그림 저장: .png, .svg, .pdf.")),
-        ] = None,
-        lang: Annotated[str, typer.Option(metavar="en|ko", help=say("Language of the text.", "출력 언어."))] = lang,
-    ) -> None:
-
-        files.check_place(figure)
-        spoken = speaker(known(lang))
-        value, keys = read_mask(spec), queries if keys is None else keys
-        _check_numbers(value, queries, keys, batch, head, tiles)
-        if figure is not None:
-            from regard.viz import figures
-
-            files.write(figures.mask(value, queries, keys, batch=batch, head=head), figure)
-        _print(value, (queries, keys), (batch, head), tiles, spoken)
-        if figure is not None:
-            Terminal().print(spoken("Figure: ", "그림: "), str(figure))
+    out, which = Terminal(options.lang), (options.batch, options.head)
+    out.print((repr(value), "bold"), out.say("   {queries:,} queries × {keys:,} keys", queries=nq, keys=nk))
+    if value.leading != (1, 1):
+        shown = f"{which[0]}, {which[1]}"
+        out.print(out.say("shown: batch, head {shown} of {leading}", shown=shown, leading=value.leading))
+    side = len(str(nq)) + 2  # the ruler of the queries
+    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - side + 1) // 2))
+    size = max(options.tiles or 1, -(-max(nq, nk) // signs))
+    out.print()
+    _print_drawing(value.tiles(nq, nk, size)[which].tolist(), size, out)
+    out.print()
+    legend = [out.say("■ may look"), out.say("· hidden")]
+    if size > 1:
+        legend = [legend[0], out.say("▒ partly"), legend[1], out.say("one sign: {size} × {size} positions", size=size)]
+    out.print(("   ".join(legend), "dim"))
+    least, most = visible(value, nq, nk, *which)
+    counted = f"{least:,}" if least == most else f"{least:,} – {most:,}"
+    share = " – ".join(f"{100 * n / (nq * nk):.1f}%" for n in dict.fromkeys((least, most)))
+    out.print(out.say("visible: {counted} of {cells:,} cells ({share})", counted=counted, cells=nq * nk, share=share))
+    tile = options.tiles or TILE
+    empty, partial, full = value.tiles(nq, nk, tile)[which].flatten().long().bincount(minlength=3).tolist()
+    out.print(
+        out.say(
+            "tiles of {size} × {size}: {empty:,} empty, {partial:,} partial, {full:,} full",
+            size=tile, empty=empty, partial=partial, full=full,
+        )
+    )  # fmt: skip
+    if options.figure is not None:
+        out.print(out.say("Figure: {path}", path=options.figure))
 
 
-def _check_numbers(mask: "Mask", nq: int, nk: int, batch: int, head: int, tiles: int | None) -> None:
-    size = TILE if tiles is None else tiles
+def _check_numbers(mask: Mask, nk: int, options: MaskOptions) -> None:
+    nq, size = options.queries, TILE if options.tiles is None else options.tiles
     for option, number in (("--queries", nq), ("--keys", nk), ("--tiles", size)):
         if number < 1:
             raise ValueError(f"{option} must be at least 1, got {number}")
-    for option, index, count in zip(("--batch", "--head"), (batch, head), mask.leading, strict=True):
+    for option, index, count in zip(("--batch", "--head"), (options.batch, options.head), mask.leading, strict=True):
         if not 0 <= index < count:
             raise ValueError(f"{option} {index} is out of range: {mask!r} has {count}, counted from 0")
     mask.fit(*mask.leading, nq, nk)
     count = mask.leading[0] * mask.leading[1] * -(-nq // size) * -(-nk // size)
     if count > MOST_TILES or max(nq, nk) > MOST_TILES:
         raise ValueError(
-            f"{nq:,} × {nk:,} positions make {count:,} tiles of {size} × {size}; at most {MOST_TILES:,} are drawn and "
-            "counted: give fewer positions or larger --tiles"
+            f"{nq:,} × {nk:,} positions make {count:,} tiles of {size} × {size}; the limit is {MOST_TILES:,}: "
+            "give fewer positions or larger --tiles"
         )
 
 
-def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tuple[int, int]:
-    """How many cells are visible, at least and at most: the same number, unless partial tiles are too many to look at.
+def visible(mask: Mask, nq: int, nk: int, batch: int = 0, head: int = 0) -> tuple[int, int]:
+    """Lower and upper bound of the visible cells: the same number, unless there are too many partial tiles to count.
 
     >>> from regard.masks import causal
     >>> visible(causal(), 3, 5)
     (12, 12)
 
-    Hidden and full tiles of 128 × 128 are counted without a look; N×N is never built.
+    Empty and full tiles of 128 × 128 are counted whole; N×N is never built.
     """
-    import torch
-
-    from regard.masks import FULL, PARTIAL
-
     kinds = mask.tiles(nq, nk, TILE)[batch, head]  # (Tq, Tk)
     rows, cols = (torch.arange(n) for n in (nq, nk))
     sizes = torch.outer(*(torch.bincount(index // TILE) for index in (rows, cols)))  # (Tq, Tk)
@@ -254,39 +231,6 @@ def visible(mask: "Mask", nq: int, nk: int, batch: int = 0, head: int = 0) -> tu
         some = cols[(kind == PARTIAL)[cols // TILE]]  # the keys of this row's partial tiles
         full += int(torch.as_tensor(see(b, h, own.view(-1, 1), some)).expand(len(own), len(some)).sum())
     return full, full
-
-
-def _print(mask: "Mask", sizes: tuple[int, int], which: tuple[int, int], tiles: int | None, say: Say) -> None:
-    (nq, nk), out = sizes, Terminal()
-    out.print((repr(mask), "bold"), say(f"   {nq:,} queries × {nk:,} keys", f"   쿼리 {nq:,}개 × 키 {nk:,}개"))
-    if mask.leading != (1, 1):
-        shown = f"{which[0]}, {which[1]}"
-        out.print(say(f"shown: batch, head {shown} of {mask.leading}", f"{mask.leading} 가운데 배치, 헤드 {shown}"))
-    side = len(str(nq)) + 2  # the ruler of the queries
-    signs = MOST_SIGNS if out.room is None else max(1, min(MOST_SIGNS, (out.room - side + 1) // 2))
-    size = max(tiles or 1, -(-max(nq, nk) // signs))
-    out.print()
-    _print_drawing(mask.tiles(nq, nk, size)[which].tolist(), size, out)
-    one = "" if size == 1 else say(f"   one sign: {size} × {size} positions", f"   기호 하나: {size} × {size} 위치")
-    partly = "" if size == 1 else say("   ▒ partly", "   ▒ 일부")
-    out.print((say("\n■ may look", "\n■ 볼 수 있음") + partly + say("   · hidden", "   · 가려짐") + one, "dim"))
-    least, most = visible(mask, nq, nk, *which)
-    counted = f"{least:,}" if least == most else f"{least:,} – {most:,}"
-    share = " – ".join(f"{100 * n / (nq * nk):.1f}%" for n in dict.fromkeys((least, most)))
-    out.print(say(f"visible: {counted} of {nq * nk:,} cells", f"보이는 칸: {nq * nk:,} 중 {counted}") + f" ({share})")
-    empty, partial, full = _tile_counts(mask.tiles(nq, nk, tiles or TILE)[which])
-    out.print(
-        say(
-            f"tiles of {tiles or TILE} × {tiles or TILE}: {empty:,} empty, {partial:,} partial, {full:,} full",
-            f"{tiles or TILE} × {tiles or TILE} 타일: 빈 것 {empty:,}, 일부 {partial:,}, 모두 보이는 것 {full:,}",
-        )
-    )
-
-
-def _tile_counts(kinds: "Tensor") -> list[int]:
-    """How many are empty, partial, full."""
-    counts: list[int] = kinds.flatten().long().bincount(minlength=3).tolist()
-    return counts
 
 
 def _print_drawing(kinds: list[list[int]], size: int, out: Terminal) -> None:

@@ -65,7 +65,7 @@ def look_at_image(
     if not isinstance(model, Model):
         tell("loading")
         model = load(model)
-    if not looks(model):
+    if not has_vision(model):
         raise ValueError(
             f"{model.family.title} takes no images: name a model that does, such as facebook/dinov2-small or "
             "google/vit-base-patch16-224"

@@ -25,7 +25,7 @@ from regard.tables import width
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
-COST = ["cost", "--n", "1000", "--d-model", "512", "--heads", "8"]
+COST = ["cost", "--n", "1000", "--d-model", "512", "--num-heads", "8"]
 ASKED = ["generate", "fill", "embed", "classify", "caption", "answer", "match", "features"]
 COMMANDS = ["steps", "look", "serve", "doctor", "diff", *ASKED, "verify", "mask", "cost", "backends"]
 
@@ -255,7 +255,7 @@ def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatc
         (["look", "나는", "고양이를"], r"고양이를.*'regard look --help'"),
         (["mask", "causal", "&", "causal"], r"causal.*'regard mask --help'"),
         (["doctor", "a.regard", "b.regard"], r"b\.regard.*'regard doctor --help'"),
-        (["cost", "--n", "7", "--d-model", "5", "--heads", "3"], r"d_model.*d_model=5"),
+        (["cost", "--n", "7", "--d-model", "5", "--num-heads", "3"], r"d_model.*d_model=5"),
         (["cost", "--n", "0", "--d-model", "5"], r"n.*1.*0"),
         (["cost", "--n", "7", "--d-model", "5", "--dtype", "int8"], "dtype"),
         *(([*words, "--lang", "fr"], "--lang.*'fr'") for words in (["steps"], COST, ["backends"])),
@@ -273,7 +273,7 @@ def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatc
         (["backends", "--shape", "1,-8,64,3"], "--shape"),
         (["backends", "--shape", "1,8,64,0"], r"D.*1.*1,048,576.*0"),
         (["backends", "--keys", "0"], r"--keys.*1.*1,048,576.*0"),
-        (["backends", "--kv-heads", "3"], r"q.*k"),
+        (["backends", "--num-kv-heads", "3"], r"q.*k"),
         (["backends", "--shape", ",".join(["1048576"] * 4)], "tensor"),
         (["backends", "--dtype", "int8"], r"--dtype.*float64.*float32.*bfloat16.*float16.*'int8'"),
         (["backends", "--device", "abacus"], r"--device.*'abacus'"),
@@ -283,11 +283,11 @@ def test_interruption_while_the_command_line_is_imported_ends_quietly(monkeypatc
         (["backends", "--mask", "padding([3, 5])"], r"padding\(\[3, 5\]\).*2.*1"),
         (["steps", "--mask", "sideways"], "'sideways'"),
         (["steps", "--words", "The cat"], r"2.*3"),
-        (["steps", "--heads", "3"], r"w_q.*4.*3"),
+        (["steps", "--num-heads", "3"], r"w_q.*4.*3"),
         (["steps", "--head", "1"], r"head.*1"),
         (["steps", "--batch", "-1"], r"batch.*-1.*1"),
         (["steps", "--scale", "inf"], r"scale.*inf"),
-        (["steps", "--json", "--head", "1", "--heads", "2"], "--json"),
+        (["steps", "--json", "--head", "1", "--num-heads", "2"], "--json"),
         (["steps", "--demo", "--input", "x.npy"], r"--demo.*--input"),
         (["steps", "--input", "x.npz"], r"'x\.npz'"),
         (["steps", "--input", "x.safetensors"], r"'x\.safetensors'"),
@@ -411,7 +411,7 @@ def test_scale_of_ones_own_is_not_called_division_by_the_root(run):
 
 
 def test_heads_split_the_demo_and_one_is_shown(run):
-    out = run("steps", "--heads", "2", "--head", "1")
+    out = run("steps", "--num-heads", "2", "--head", "1")
     truth = regard.steps(x=X, w_q=np.eye(4), w_k=np.eye(4), w_v=np.eye(4), num_heads=2).weights[0, 1]
     assert "shown: batch 0, head 1 of (1, 2)\n" in out
     assert "so q = k = v = x, split into 2 heads\n" in out
@@ -490,8 +490,8 @@ def test_compressed_npz_with_x_and_matrices_gives_their_steps(run):
     }
     np.savez_compressed("a.npz", **arrays)
     truth = regard.steps(**arrays, num_heads=2)
-    np.testing.assert_array_equal(values_of(run, "--input", "a.npz", "--heads", "2")["output"], truth.output)
-    found = matrices(run("steps", "--input", "a.npz", "--heads", "2", "--batch", "1", "--head", "1"))
+    np.testing.assert_array_equal(values_of(run, "--input", "a.npz", "--num-heads", "2")["output"], truth.output)
+    found = matrices(run("steps", "--input", "a.npz", "--num-heads", "2", "--batch", "1", "--head", "1"))
     np.testing.assert_allclose(np.array(found["x"][2], float), arrays["x"][1], atol=5.1e-5)
     np.testing.assert_allclose(np.array(found["weights"][2], float), truth.weights[1, 1], atol=5.1e-5)
 
@@ -659,7 +659,7 @@ def test_figure_is_written_into_folders_that_are_made(run, command):
 
 
 def test_figure_of_json_is_named_in_it(run):
-    said = json.loads(run("steps", "--json", "--heads", "2", "--head", "1", "--figure", "a.svg"))
+    said = json.loads(run("steps", "--json", "--num-heads", "2", "--head", "1", "--figure", "a.svg"))
     assert said["figure"] == "a.svg"
     assert Path("a.svg").read_text().lstrip().startswith("<?xml")
 
@@ -918,7 +918,7 @@ def test_backends_say_what_explain_says(run, options, given):
     q = torch.zeros(2, 6, 31, 8, requires_grad="--gradient" in options)
     k = torch.zeros(2, 3, 53, 8)
     said = regard.backends.explain(q, k, k, **given)
-    out = run("backends", "--shape", "2,6,31,8", "--kv-heads", "3", "--keys", "53", *options)
+    out = run("backends", "--shape", "2,6,31,8", "--num-kv-heads", "3", "--keys", "53", *options)
     expected = [
         [n, "yes" if can else "no", why + ("  ← auto" if n == said.chosen else "")] for n, can, why in said.rows
     ]

@@ -56,10 +56,10 @@ def judge(tmp_path_factory: Any) -> str:
 
 def test_generate_prints_the_text_of_the_model(run: Any, writer: str) -> None:
     model = regard.load(writer)
-    assert run("generate", "The cat", "--model", writer, "--new-tokens", "7") == (
+    assert run("generate", "The cat", "--model", writer, "--max-new-tokens", "7") == (
         model.generate("The cat", max_new_tokens=7).text + "\n"
     )
-    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "20"]
+    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--max-new-tokens", "20"]
     wanted = model.generate("The cat", temperature=1.5, top_k=11, top_p=0.9, seed=3, max_new_tokens=20).text
     assert run("generate", "The cat", "--model", writer, *options) == wanted + "\n"
     stopped = run("generate", "The cat", "--model", writer, *options, "--stop", wanted[5], "--stop", "never")
@@ -70,21 +70,21 @@ def test_beams_and_several_prompts_print_a_line_each(run: Any, writer: str) -> N
     model, prompts = regard.load(writer), ["The cat", "한국"]
     Path("prompts.txt").write_text("\n".join([prompts[1], "", "  "]), encoding="utf-8")
     texts = [made.text for made in model.generate(prompts, max_new_tokens=6)]
-    command = ["generate", prompts[0], "--file", "prompts.txt", "--model", writer, "--new-tokens", "6"]
+    command = ["generate", prompts[0], "--file", "prompts.txt", "--model", writer, "--max-new-tokens", "6"]
     assert run(*command) == "\n".join(texts) + "\n"
     beams = model.generate(prompts[0], max_new_tokens=6, num_beams=3).text
-    assert run("generate", prompts[0], "--model", writer, "--new-tokens", "6", "--beams", "3") == beams + "\n"
+    assert run("generate", prompts[0], "--model", writer, "--max-new-tokens", "6", "--num-beams", "3") == beams + "\n"
 
 
 def test_generate_reads_standard_input(run: Any, writer: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("한국의\r\n".encode())))
-    assert run("generate", "-", "--model", writer, "--new-tokens", "5") == (
+    assert run("generate", "-", "--model", writer, "--max-new-tokens", "5") == (
         regard.load(writer).generate("한국의", max_new_tokens=5).text + "\n"
     )
 
 
 def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
-    found = json.loads(run("generate", "The cat", "--model", writer, "--new-tokens", "4", "--beams", "2", "--json"))
+    found = json.loads(run("generate", "The cat", "--model", writer, "--max-new-tokens", "4", "--num-beams", "2", "--json"))
     made = regard.load(writer).generate("The cat", max_new_tokens=4, num_beams=2)
     assert found["model"] == writer
     wanted = {"prompt": "The cat", "text": made.text, "ids": made.ids.tolist(), "reason": made.reason}
@@ -94,7 +94,7 @@ def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
 def test_on_a_terminal_the_prompt_stands_before_its_continuation(run: Any, writer: str, terminal: Any) -> None:
     terminal(20)
     prompt = "The animal was too tired to"
-    out = run("generate", prompt, "--model", writer, "--new-tokens", "3")
+    out = run("generate", prompt, "--model", writer, "--max-new-tokens", "3")
     text = regard.load(writer).generate(prompt, max_new_tokens=3).text
     assert re.sub(r"\x1b\[[0-9;]*m", "", out) == prompt + text + "\n"
     assert out.startswith("\x1b[2m")
@@ -104,12 +104,12 @@ def test_encoder_decoder_does_not_repeat_the_prompt(run: Any, tmp_path: Path, mo
     folder = str(t5(tmp_path / "t5"))
     monkeypatch.setenv("FORCE_COLOR", "1")
     text = regard.load(folder).generate("a cat", max_new_tokens=3).text
-    assert run("generate", "a cat", "--model", folder, "--new-tokens", "3") == text + "\n"
+    assert run("generate", "a cat", "--model", folder, "--max-new-tokens", "3") == text + "\n"
 
 
 def test_unknown_settings_of_a_checkpoint_are_named_and_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path / "gpt2", generation={"typical_p": 0.5}, also={"swing": 3}))
-    command = ["generate", "a", "--model", folder, "--new-tokens", "3"]
+    command = ["generate", "a", "--model", folder, "--max-new-tokens", "3"]
     assert re.search(r"swing.*3.*--ignore.*swing", fail(*command))
     assert re.search(r"typical_p.*0\.5", said := fail(*command, "--ignore", "swing"))
     assert re.search(r"--ignore.*typical_p", said)
@@ -129,7 +129,7 @@ def test_every_command_ignores_keys_as_its_error_says(run: Any, fail: Any, tmp_p
 
 def test_tokens_are_drawn_by_min_p_and_repeated_less(run: Any, writer: str) -> None:
     model = regard.load(writer)
-    command = ["generate", "The cat", "--model", writer, "--new-tokens", "20"]
+    command = ["generate", "The cat", "--model", writer, "--max-new-tokens", "20"]
     drawn = model.generate("The cat", min_p=0.6, seed=3, max_new_tokens=20).text
     assert run(*command, "--min-p", "0.6", "--seed", "3") == drawn + "\n"
     penalised = model.generate("The cat", repetition_penalty=3.0, max_new_tokens=20).text
@@ -138,11 +138,11 @@ def test_tokens_are_drawn_by_min_p_and_repeated_less(run: Any, writer: str) -> N
 
 
 def test_seed_is_refused_where_nothing_is_drawn(run: Any, fail: Any, writer: str, tmp_path: Path) -> None:
-    command = ["generate", "The cat", "--new-tokens", "3", "--seed", "7", "--model"]
+    command = ["generate", "The cat", "--max-new-tokens", "3", "--seed", "7", "--model"]
     wanted = r"--seed.*7.*--temperature"
     assert re.search(wanted, fail(*command, writer))
     assert re.search(wanted, fail(*command, writer, "--temperature", "0"))
-    assert re.search(wanted, fail(*command, writer, "--beams", "3"))
+    assert re.search(wanted, fail(*command, writer, "--num-beams", "3"))
     assert run(*command, writer, "--temperature", "2")
     assert run(*command, str(gpt2(tmp_path / "draws", generation={"do_sample": True})))  # the checkpoint's own wish
 
@@ -159,7 +159,7 @@ def test_interrupt_while_streaming_ends_the_line_and_says_130(writer: str, monke
 
 def test_control_c_ends_a_process_that_streams(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path / "gpt2", positions=100_000, generation={"bad_words_ids": [[0]]}))
-    command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "a", "--model", folder, "--new-tokens", "99000"]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "a", "--model", folder, "--max-new-tokens", "99000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -276,12 +276,12 @@ def test_classify_as_json(run: Any, judge: str) -> None:
         (["generate", "a"], r"'--model'.*'regard generate --help'"),
         (["generate", "--model", "GPT2"], r"'-'.*--file"),
         (["generate", "a", "--model", "BERT"], r"generate.*BERT"),
-        (["generate", "a", "--model", "GPT2", "--new-tokens", "0"], r"new_tokens.*1.*0"),
+        (["generate", "a", "--model", "GPT2", "--max-new-tokens", "0"], r"new_tokens.*1.*0"),
         (
-            ["generate", "a", "--model", "GPT2", "--new-tokens", "999"],
+            ["generate", "a", "--model", "GPT2", "--max-new-tokens", "999"],
             r"999.*241",
         ),
-        (["generate", "a", "--model", "GPT2", "--beams", "2", "--top-k", "3"], "sampling"),
+        (["generate", "a", "--model", "GPT2", "--num-beams", "2", "--top-k", "3"], "sampling"),
         (["generate", "a", "--model", "GPT2", "--dtype", "int8"], r"--dtype.*float64.*float32"),
         (["generate", "a", "--model", "GPT2", "--device", "abacus"], r"--device.*'abacus'"),
         (["generate", "a", "--model", "./nowhere"], r"'\./nowhere'"),

@@ -109,16 +109,16 @@ def test_classify_lists_the_likeliest_of_many_labels(run: Any, tmp_path: Path) -
 def test_caption_prints_a_line_for_each_picture(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
     made = regard.load(where).caption(["photo.png", "other.png"], max_new_tokens=7)
-    lines = run("caption", "photo.png", "other.png", "--model", where, "--new-tokens", "7").splitlines()
+    lines = run("caption", "photo.png", "other.png", "--model", where, "--max-new-tokens", "7").splitlines()
     assert lines == [" ".join(one.text.split()) for one in made]
     begun = regard.load(where).caption("other.png", "the cat", max_new_tokens=5, num_beams=3)
-    command = ["caption", "other.png", "--model", where, "--new-tokens", "5", "--beams", "3", "--prompt", "the cat"]
+    command = ["caption", "other.png", "--model", where, "--max-new-tokens", "5", "--num-beams", "3", "--prompt", "the cat"]
     assert run(*command) == " ".join(("the cat" + begun.text).split()) + "\n"
 
 
 def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
     for where in (folder(blip, "ForConditionalGeneration"), folder(llava), folder(idefics)):
-        found = json.loads(run("caption", "photo.png", "--model", where, "--new-tokens", "3", "--json"))
+        found = json.loads(run("caption", "photo.png", "--model", where, "--max-new-tokens", "3", "--json"))
         made = regard.load(where).caption("photo.png", max_new_tokens=3)
         assert found == {
             "model": where,
@@ -140,7 +140,7 @@ def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
 )
 def test_a_placeholder_is_a_prompt_to_those_who_read_one_and_a_text_to_blip(run: Any, folder: Any, make: Any) -> None:
     where = folder(*make)
-    said = run("caption", "photo.png", "--model", where, "--prompt", "a <image> cat", "--new-tokens", "3")
+    said = run("caption", "photo.png", "--model", where, "--prompt", "a <image> cat", "--max-new-tokens", "3")
     text = regard.load(where).caption("photo.png", "a <image> cat", max_new_tokens=3).text
     begun = "a <image> cat" if make[0] is blip else ""
     assert said == " ".join((begun + text).split()) + "\n"
@@ -154,7 +154,7 @@ def test_a_placeholder_is_a_prompt_to_those_who_read_one_and_a_text_to_blip(run:
     ],
 )
 def test_captions_and_answers_end_before_a_stop_string(run: Any, folder: Any, words: list[str], make: Any) -> None:
-    command = [*words, "--model", folder(*make), "--new-tokens", "9", "--json"]
+    command = [*words, "--model", folder(*make), "--max-new-tokens", "9", "--json"]
     (whole,) = json.loads(run(*command)).popitem()[1]
     stop = whole["text"][len(whole["text"]) // 2 :][:2]
     (found,) = json.loads(run(*command, "--stop", "no such words", "--stop", stop)).popitem()[1]
@@ -180,7 +180,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
         return usual(*given)
 
     monkeypatch.setattr(captioning, "continued", interrupted)
-    command = [*words, *several, "--model", where, "--new-tokens", "3"]
+    command = [*words, *several, "--model", where, "--max-new-tokens", "3"]
     assert main(command) == 130
     assert len(capsys.readouterr().out.splitlines()) == 8
     assert main([*command, "--json"]) == 130
@@ -195,7 +195,7 @@ def test_pictures_are_checked_before_the_model_is_loaded(fail: Any, monkeypatch:
     several = ["photo.png", "other.png", "bad.jpg"]
     assert re.search(r"image.*2.*bad\.jpg", fail("caption", *several, "--model", "nowhere"))
     assert "bad.jpg" in fail("answer", "bad.jpg", "a?", "--model", "nowhere")
-    assert "bad.jpg" in fail("generate", "<image>", "--picture", "bad.jpg", "--model", "nowhere")
+    assert "bad.jpg" in fail("generate", "<image>", "--image", "bad.jpg", "--model", "nowhere")
 
 
 def test_a_bar_on_the_terminal_leaves_captions_on_standard_output(folder: Any, monkeypatch: Any, capsys: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_bar_on_the_terminal_leaves_captions_on_standard_output(folder: Any, m
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     where = folder(blip, "ForConditionalGeneration")
-    assert main(["caption", *["photo.png"] * 11, "--model", where, "--new-tokens", "3"]) == 0
+    assert main(["caption", *["photo.png"] * 11, "--model", where, "--max-new-tokens", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 11
 
 
@@ -215,13 +215,13 @@ def test_a_bar_on_the_terminal_leaves_captions_on_standard_output(folder: Any, m
 def test_generate_writes_about_several_pictures(run: Any, folder: Any, make: Any, monkeypatch: Any) -> None:
     where, prompt = folder(make), "<image> is wide, <image> the cat"
     wanted = regard.load(where).generate(prompt, images=["photo.png", "other.png"], max_new_tokens=7)
-    command = ["generate", prompt, "--model", where, "--new-tokens", "7", "--picture", "photo.png", "--picture"]
+    command = ["generate", prompt, "--model", where, "--max-new-tokens", "7", "--image", "photo.png", "--image"]
     assert run(*command, "other.png") == wanted.text + "\n"
     (found,) = json.loads(run(*command, "other.png", "--json"))["texts"]
     assert (found["prompt"], found["ids"]) == (prompt, wanted.ids.tolist())
     piped(monkeypatch, Path("other.png").read_bytes())
     assert run(*command, "-") == wanted.text + "\n"
-    several = run(*command, "other.png", "--beams", "3")
+    several = run(*command, "other.png", "--num-beams", "3")
     assert several == regard.load(where).generate(
         prompt, images=["photo.png", "other.png"], max_new_tokens=7, num_beams=3
     ).text + "\n"  # fmt: skip
@@ -234,7 +234,7 @@ def test_help_of_generate_speaks_of_pictures_in_both_languages(run: Any) -> None
 
 def test_captions_are_drawn_again_with_the_same_seed(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
-    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--new-tokens", "9"]
+    options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--max-new-tokens", "9"]
     made = regard.load(where).caption("photo.png", temperature=1.5, top_k=11, top_p=0.9, seed=3, max_new_tokens=9)
     assert run("caption", "photo.png", "--model", where, *options) == " ".join(made.text.split()) + "\n"
 
@@ -244,7 +244,7 @@ def test_keys_of_the_files_can_be_ignored(run: Any, fail: Any, tmp_path: Path) -
     (where / "generation_config.json").write_text('{"typical_p": 0.5}')
     file = where / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sharpen": True}))
-    command = ["caption", "photo.png", "--model", str(where), "--new-tokens", "3"]
+    command = ["caption", "photo.png", "--model", str(where), "--max-new-tokens", "3"]
     assert re.search(r"typical_p.*0\.5", fail(*command))
     assert re.search(r"do_sharpen.*True", fail(*command, "--ignore", "typical_p"))
     assert run(*command, "--ignore", "typical_p", "--ignore", "do_sharpen").endswith("\n")
@@ -258,7 +258,7 @@ def test_answer_prints_a_line_for_each_question(run: Any, folder: Any, make: Any
     where = folder(make, *arguments)
     questions = ["was it tired?", "what sat?"]
     made = regard.load(where).answer(["photo.png"] * 2, questions, max_new_tokens=6)
-    command = ["answer", "photo.png", *questions, "--model", where, "--new-tokens", "6"]
+    command = ["answer", "photo.png", *questions, "--model", where, "--max-new-tokens", "6"]
     assert run(*command) == "".join(" ".join(one.text.split()) + "\n" for one in made)
     found = json.loads(run(*command, "--json"))
     assert (found["model"], found["picture"]) == (where, "photo.png")
@@ -405,7 +405,7 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
             r"caption.*ViT",
         ),
         (["caption", "photo.png", "--model", "GPT2"], r"caption.*GPT-2"),
-        (["caption", "photo.png", "--model", "CAPTION", "--new-tokens", "0"], r"new_tokens.*1.*0"),
+        (["caption", "photo.png", "--model", "CAPTION", "--max-new-tokens", "0"], r"new_tokens.*1.*0"),
         (["caption", "photo.png", "--model", "CAPTION", "--lang", "fr"], r"--lang.*'fr'"),
         (["caption", "photo.png", "--model", "CAPTION", "--dtype", "int8"], r"--dtype.*float64.*float32"),
         (["caption", "photo.png", "--model", "CAPTION", "--seed", "3"], r"--seed.*3"),
@@ -420,19 +420,19 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
             r"answer.*ViT",
         ),
         (
-            ["generate", "<image> a", "--picture", "photo.png", "--model", "GPT2"],
-            r"--picture.*LLaVA.*Idefics.*GPT-2",
+            ["generate", "<image> a", "--image", "photo.png", "--model", "GPT2"],
+            r"--image.*LLaVA.*Idefics.*GPT-2",
         ),
         (
-            ["generate", "<image>", "<image>", "--picture", "photo.png", "--model", "LLAVA"],
-            r"--picture.*2",
+            ["generate", "<image>", "<image>", "--image", "photo.png", "--model", "LLAVA"],
+            r"--image.*2",
         ),
         (
-            ["generate", "-", "--picture", "-", "--model", "LLAVA"],
+            ["generate", "-", "--image", "-", "--model", "LLAVA"],
             "'-'",
         ),
         (
-            ["generate", "a", "--picture", "photo.png", "--model", "LLAVA"],
+            ["generate", "a", "--image", "photo.png", "--model", "LLAVA"],
             "'<image>'",
         ),
         (["match", "photo.png", "--model", "CLIP"], "'TEXT'"),

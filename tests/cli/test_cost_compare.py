@@ -35,7 +35,7 @@ SIZES = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "batch": 3, "dtype":
 WAYS_SIZES = {"window": 4, "global_tokens": 2, "slots": 7, "features": 13}
 LETTERS = {"n": 23, "H": 6, "Hkv": 2, "D": 11, "B": 3, "s": 8, "k": 7, "m": 13}
 SMALL = {"num_heads": 1, "head_dim": 4, "window": 3, "slots": 3, "features": 5}
-COMMAND = ["cost", "--compare", "--n", "256", "--d-model", "24", "--heads", "3", "--lang", "en"]
+COMMAND = ["cost", "--compare", "--n", "256", "--d-model", "24", "--num-heads", "3", "--lang", "en"]
 
 
 def flops_of(function):
@@ -311,7 +311,7 @@ def test_command_speaks_korean(capsys):
 @pytest.mark.parametrize("lang", ["en", "ko"])
 def test_command_fits_a_terminal_of_eighty_columns(capsys, terminal, lang):
     terminal(80)
-    assert main(["cost", "--compare", "--n", "65536", "--d-model", "768", "--heads", "12", "--lang", lang]) == 0
+    assert main(["cost", "--compare", "--n", "65536", "--d-model", "768", "--num-heads", "12", "--lang", lang]) == 0
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).split("\n")
     assert max(map(width, lines)) <= 80
     assert any(re.match(r"65,536 +13.19 TFLOP.*103.48 GFLOP$", line.rstrip()) for line in lines)  # a row on one line
@@ -319,7 +319,7 @@ def test_command_fits_a_terminal_of_eighty_columns(capsys, terminal, lang):
 
 def test_command_takes_every_size(capsys):
     sizes = ["--window", "4", "--global-tokens", "2", "--slots", "7", "--features", "13", "--batch", "3"]
-    assert main([*COMMAND, *sizes, "--kv-heads", "1", "--dtype", "float64", "--json"]) == 0
+    assert main([*COMMAND, *sizes, "--num-kv-heads", "1", "--dtype", "float64", "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
     expected = growth(
         lengths_up_to(256), num_heads=3, num_kv_heads=1, head_dim=8, batch=3, dtype="float64", **WAYS_SIZES

@@ -1,0 +1,404 @@
+"""Commands that give a model a text or an image: generate, fill, embed, classify, caption, answer, match, features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from regard import tables
+from regard.cli.commands import (
+    AnswerOptions,
+    CaptionOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    FeaturesOptions,
+    FillOptions,
+    GenerateOptions,
+    GenerationOptions,
+    MatchOptions,
+)
+from regard.cli.files import (
+    check_images,
+    check_output,
+    cpu_floats,
+    read_images,
+    read_texts,
+    refuse_images,
+    refuse_missing_images,
+    write_npy,
+)
+from regard.cli.models import family_and_task, open_model, require_images
+from regard.cli.terminal import Terminal, Tick, bar, print_json, print_matrix
+
+if TYPE_CHECKING:
+    from regard.generation.config import Wishes
+    from regard.generation.text import Written
+    from regard.models.model import Model
+    from regard.tasks.text import Classified
+
+SHOWN = 4  # numbers of a vector
+# The head that a checkpoint has does not matter: the features are those of its image encoder.
+FEATURE_TASKS = ["none", "encode", "classify", "classify-cls", "rebuild", "caption", "answer", "match", "generate"]
+LABELS_NEED = "--labels needs CLIP, or BLIP without a head, and this is {}{}"
+
+
+# ---------------------------------------------------------------------------------------------------------- generation
+
+
+def generate(options: GenerateOptions) -> None:
+    """Continue prompts: one is printed as it is generated, several one per line."""
+    images: list[str | bytes] = []
+    if options.image:
+        if "-" in options.image and "-" in options.prompt:
+            raise ValueError("'-' is standard input, which can be read once")
+        images = read_images(options.image)
+        check_images(images)
+    prompts = read_texts(options.prompt, options.file)
+    if images and len(prompts) > 1:
+        raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
+    model = open_model(options.model, "generate", ["generate"], options)
+    from regard.generation.text import beams_of
+    from regard.tasks.images import looks
+
+    if images and not looks(model):
+        raise ValueError(
+            f"--image is for models that write about images (LLaVA, Idefics), and {model.family.title} reads texts "
+            "only: leave it out"
+        )
+    config = _generation_config(options, model)
+    if not options.json and len(prompts) == 1 and beams_of(model, config) == 1:
+        _stream(model, prompts[0], config, images)
+        return
+    outputs = _generate_all(model, prompts, config, images)
+    if options.json:
+        print_json({"model": options.model, "texts": [_as_dict(output) for output in outputs]})
+    else:
+        for output in outputs:
+            print(output.text)
+
+
+def caption(options: CaptionOptions) -> None:
+    """Describe images, one line each."""
+    images = read_images(options.image, options.file)
+    check_images(images)
+    from regard.models.flamingo import FlamingoModel
+    from regard.models.vision_language import PictureWriter
+    from regard.tasks.captioning import caption_parts
+    from regard.tasks.images import placeholder
+
+    model = open_model(options.model, "caption", ["caption", "generate"], options)
+    require_images(model, "caption")
+    config, prompt = _generation_config(options, model), options.prompt
+    # A prompt with the image's place in it is all that the model is told, and no part of the caption.
+    whole = isinstance(model, (PictureWriter, FlamingoModel)) and placeholder(model) in (prompt or "")
+    begun = "" if whole or prompt is None else prompt
+    outputs = _gather(
+        "caption",
+        lambda tell: caption_parts(model, images, prompt, config, on_token=tell),
+        None if options.json else lambda output: " ".join((begun + output.text).split()),
+    )
+    if options.json:
+        names = [path if isinstance(path, str) else "-" for path in images]
+        captions = [{"image": name} | _as_dict(output) for name, output in zip(names, outputs, strict=True)]
+        print_json({"model": options.model, "captions": captions})
+
+
+def answer(options: AnswerOptions) -> None:
+    """Answer questions about an image, one line each."""
+    (image,) = read_images([options.image])
+    check_images([image])
+    from regard.tasks.captioning import answer_parts
+
+    model = open_model(options.model, "answer", ["answer", "generate"], options)
+    require_images(model, "answer")
+    config, questions = _generation_config(options, model), list(options.question)
+    outputs = _gather(
+        "answer",
+        lambda tell: answer_parts(model, image, questions, config, on_token=tell),
+        None if options.json else lambda output: " ".join(output.text.split()),
+    )
+    if options.json:
+        answers = [{"question": text} | _as_dict(output) for text, output in zip(questions, outputs, strict=True)]
+        print_json({"model": options.model, "image": options.image, "answers": answers})
+
+
+def _generation_config(options: GenerationOptions, model: Model) -> Wishes:
+    """The options as generation takes them. Raises ValueError for a seed where nothing is sampled."""
+    from regard.generation.config import Wishes
+    from regard.generation.text import defaults_of
+
+    config = Wishes(
+        new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        beams=options.num_beams,
+        seed=options.seed,
+        stop=options.stop,
+        ignore=options.ignore,
+    )
+    if config.seed is not None and not config.choice(defaults_of(model, config)).samples:
+        raise ValueError(
+            f"--seed {config.seed} has no effect without sampling: leave it out, or sample with --temperature, "
+            "--top-k, --top-p or --min-p"
+        )
+    return config
+
+
+def _generate_all(model: Model, prompts: list[str], config: Wishes, images: list[str | bytes]) -> list[Written]:
+    from regard.generation.text import write
+
+    with bar("generate") as tick:
+        outputs = write(
+            model,
+            prompts,
+            config,
+            lambda steps: tick(steps, config.new_tokens),
+            [images] if images else None,  # of the only prompt
+        )
+    assert isinstance(outputs, list)
+    return outputs
+
+
+def _stream(model: Model, prompt: str, config: Wishes, images: list[str | bytes]) -> None:
+    """Print pieces as they come, on a terminal after the prompt; the line is ended whatever happens."""
+    from regard.generation.text import stream
+    from regard.models.encoder_decoder import EncoderDecoder
+
+    pieces, out = stream(model, prompt, config, images or None), Terminal()
+    first = next(pieces, "")  # errors come before anything is printed
+    try:
+        if out.room is not None and not isinstance(model, EncoderDecoder):
+            out.write((prompt, "dim"))
+        for piece in chain([first], pieces):
+            print(piece, end="", flush=True)
+    finally:
+        print()
+
+
+def _gather(
+    title: str,
+    begin: Callable[[Callable[[int], None]], Iterator[list[Written]]],
+    line: Callable[[Written], str] | None,
+) -> list[Written]:
+    """All outputs, each printed as a line as soon as it is there, with a progress bar between them.
+
+    Args:
+        title: of the bar.
+        begin: starts the generation; its argument is called with the number of steps.
+        line: how an output is printed, or None for not at all.
+    """
+    outputs: list[Written] = []
+    ticks: list[Tick] = []
+    parts = begin(lambda steps: ticks[-1](steps, None))
+    while True:
+        with bar(title) as tick:  # which is gone while a line is printed: rich would take that for its own
+            ticks[:] = [tick]
+            part = next(parts, None)
+        if part is None:
+            return outputs
+        if line is not None:
+            for output in part:
+                print(line(output), flush=True)
+        outputs += part
+
+
+def _as_dict(output: Written) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "text": output.text,
+        "ids": output.ids.tolist(),
+        "reason": output.reason,
+        "score": output.score,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- texts
+
+
+def fill(options: FillOptions) -> None:
+    """Predict the words at mask tokens."""
+    (text,) = read_texts([options.text], None)
+    found = open_model(options.model, "fill", ["fill", "pretrain"], options).fill(text, options.top)
+    if options.json:
+        masks = [
+            [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
+            for guesses in found.blanks
+        ]
+        print_json({"model": options.model, "text": found.text, "best": found.best, "masks": masks})
+        return
+    out = Terminal(options.lang)
+    rows = [
+        ["" if rank else str(n), guess.token, f"{guess.probability:.4f}"]
+        for n, guesses in enumerate(found.blanks)
+        for rank, guess in enumerate(guesses)
+    ]
+    out.print(tables.text([out.say("mask"), out.say("word"), out.say("probability")], rows))
+    out.print()
+    out.print((out.say("most likely: "), "dim"), found.best)
+
+
+def embed(options: EmbedOptions) -> None:
+    """Compute a vector for each text."""
+    check_output(options.out, "--out", (".npy",))
+    refuse_images(options.text, "embed")
+    texts = read_texts(options.text, options.file)
+    from torch.nn.functional import normalize
+
+    from regard.session.session import default_model
+    from regard.tasks.inputs import shortened
+
+    name = str(default_model()) if options.model is None else options.model
+    model = open_model(name, "embed", ["encode", "none"], options)
+    # An unknown pooling is refused by the model.
+    vectors = cpu_floats(model.embed(texts, pooling=options.pooling, truncate=options.truncate))  # type: ignore[arg-type]
+    cosines: list[list[float]] | None = None  # (B, B)
+    if options.similarity:
+        unit = normalize(vectors, dim=-1)
+        cosines = (unit @ unit.mT).tolist()
+    if options.out is not None:
+        write_npy(vectors, options.out)
+    if options.json:
+        values = {"model": name, "texts": texts, "vectors": vectors.tolist(), "out": options.out}
+        print_json(values if cosines is None else values | {"similarity": cosines})
+        return
+    out = Terminal(options.lang)
+    count, size = vectors.shape
+    out.print((out.say("texts: {count}, vector size: {size}", count=count, size=size), "bold"))
+    out.print()
+    if cosines is not None:
+        numbers = [str(n) for n in range(count)]
+        labels = [f"{n}  {shortened(text, 24)}" for n, text in zip(numbers, texts, strict=True)]
+        print_matrix(cosines, labels, numbers, out, heat=True)
+    else:
+        rows = [
+            [shortened(text), "  ".join(f"{x:.4f}" for x in vector[:SHOWN]) + "  …"]
+            for text, vector in zip(texts, vectors.tolist(), strict=True)
+        ]
+        out.print(tables.text([out.say("text"), out.say("vector")], rows))
+    if options.out is not None:
+        out.print()
+        out.print(out.say("Vectors: {path}", path=options.out))
+
+
+def classify(options: ClassifyOptions) -> None:
+    """Classify texts or images."""
+    typed = list(options.text)
+    if not typed and options.file is None:
+        read_texts(typed, None)  # raises before the model is opened
+    refuse_missing_images(typed)
+    from regard.models.dual_encoder import DualModel
+    from regard.tasks.images import looks
+
+    labels = None
+    if options.labels is not None:
+        labels = [label.strip() for label in options.labels.split(",")]
+        if not all(labels):
+            raise ValueError(f"--labels must be texts separated by commas, got {options.labels!r}")
+        family, task = family_and_task(options.model)
+        if task not in (None, "none"):  # before it is read as if it had no head
+            raise ValueError(LABELS_NEED.format(family.title, f" with a head for the task {task!r}"))
+    # A model that compares has no labels: it is opened as it is, and raises itself.
+    tasks = ["classify", "classify-cls", "none"] if labels is None else ["none"]
+    model = open_model(options.model, "classify", tasks, options)
+    if labels is not None and not isinstance(model, DualModel):
+        raise ValueError(LABELS_NEED.format(model.family.title, ", which does not compare images with texts"))
+    if not looks(model):
+        refuse_images(typed, model.family.title)
+    things = read_images(typed, options.file) if looks(model) else read_texts(typed, options.file)
+    found = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
+    kind = {"picture": "image"}.get(found.of, found.of)
+    if not options.json:
+        _print_classes(found, kind, Terminal(options.lang))
+        return
+    names = [thing if isinstance(thing, str) else "-" for thing in things]
+    each = [
+        {kind: name, "label": best, found.measure: dict(zip(found.labels, values, strict=True))}
+        for name, best, values in zip(names, found.best, found.probabilities.tolist(), strict=True)
+    ]
+    print_json({"model": options.model, "labels": found.labels, f"{kind}s": each})
+
+
+def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
+    """Every label of one text, the ten most likely of one image, the most likely of each of several."""
+    from regard.tasks.text import MOST_SHOWN, ranking
+
+    titles = (out.say(kind), out.say("label"), out.say(found.measure))
+    headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)
+    more = len(rows) - MOST_SHOWN
+    if kind == "image" and len(found) == 1 and more > 0:
+        rows = [*rows[:MOST_SHOWN], [out.say("… {more} more; --json has all", more=more), ""]]
+    out.print(tables.text(headers, rows))
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+
+def match(options: MatchOptions) -> None:
+    """Score how well texts match an image."""
+    (image,) = read_images([options.image])
+    model = open_model(options.model, "match", ["match", "none"], options)
+    from regard.tasks.inputs import shortened
+
+    require_images(model, "match")
+    found = model.match(image, list(options.text), truncate=options.truncate)
+    values: Sequence[float] = found.values[0].tolist()
+    if options.json:
+        texts = [{"text": text, found.measure: value} for text, value in zip(found.texts, values, strict=True)]
+        print_json(
+            {
+                "model": options.model,
+                "image": options.image,
+                "measure": found.measure,
+                "best": found.best[0],
+                "texts": texts,
+            }
+        )
+        return
+    out = Terminal(options.lang)
+    ranked = sorted(zip(values, found.texts, strict=True), key=lambda pair: -pair[0])
+    rows = [[shortened(text), f"{value:.4f}"] for value, text in ranked]
+    out.print(tables.text([out.say("text"), out.say(found.measure)], rows))
+
+
+def features(options: FeaturesOptions) -> None:
+    """Compute the patch vectors of an image as a map."""
+    check_output(options.out, "--out", (".npy",))
+    (image,) = read_images([options.image])
+    model = open_model(options.model, "features", FEATURE_TASKS, options)
+    require_images(model, "features")
+    found = model.features(image, layer=options.layer)
+    frame = found.frame
+    if options.out is not None:
+        write_npy(found.map, options.out)
+    if options.json:
+        print_json(
+            {
+                "model": options.model,
+                "image": options.image,
+                "layer": options.layer,
+                "size": frame.picture,
+                "pixels": frame.pixels,
+                "scale": frame.scale,
+                "corner": frame.corner,
+                "grid": found.grid,
+                "cls": None if found.cls is None else cpu_floats(found.cls).tolist(),
+                "pooled": None if found.pooled is None else cpu_floats(found.pooled).tolist(),
+                "map": cpu_floats(found.map).tolist() if options.out is None else options.out,
+            }
+        )
+        return
+    out = Terminal(options.lang)
+    (high, wide), (rows, columns), (tokens, size) = frame.picture, found.grid, found.vectors.shape
+    pixels = " × ".join(map(str, frame.pixels))
+    out.print(
+        out.say("{name}: {high} × {wide}, resized to {pixels} pixels",
+                name=found.name, high=high, wide=wide, pixels=pixels)
+    )  # fmt: skip
+    out.print(out.say("tokens: {tokens}, vector size: {size}", tokens=tokens, size=size))
+    out.print(out.say("map: {rows} rows, {columns} columns", rows=rows, columns=columns))
+    if options.out is not None:
+        out.print(out.say("Map: {path}", path=options.out))
