@@ -37,7 +37,7 @@ def cost(options: CostOptions) -> None:
         options.n,
         options.d_model,
         options.num_heads,
-        kv_heads=options.num_kv_heads,
+        num_kv_heads=options.num_kv_heads,
         head_dim=options.head_dim,
         batch=options.batch,
         dtype=options.dtype,
@@ -96,7 +96,7 @@ def _numbers_only(table: list[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- compare
 
 
-def _compare(sizes: Sizes, options: CostOptions) -> None:
+def _compare(sizes: CostSizes, options: CostOptions) -> None:
     """Count at lengths that double up to N, measure and draw if asked, and print."""
     from regard.growth import WAYS, as_dicts, growth, lengths_up_to, measure, measured_text
 
@@ -107,8 +107,8 @@ def _compare(sizes: Sizes, options: CostOptions) -> None:
     chosen = {name: getattr(options, name) for name in ("window", "global_tokens", "slots", "features")}
     counted = growth(
         lengths_up_to(sizes.n),
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         batch=sizes.batch,
         dtype=sizes.dtype,

@@ -211,7 +211,7 @@ def describe_call(view: View, options: LookOptions, tokens: list[list[str]] | No
         IndexError: for a batch row, head or query that is not there.
         LookupError: for a row or links that need q and k where they were not kept.
     """
-    from regard.lens.description import describe_heads, strongest_links
+    from regard.lens.display import describe_heads, strongest_links
 
     batch, heads, nq, nk = view.sizes
     for name, index, count in (("--batch", options.batch, batch), ("--head", options.head, heads)):

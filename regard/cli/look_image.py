@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from regard.data.image_processing import Plan
+    from regard.data.image_processing import ImageTransforms
     from regard.data.image_steps import Step
-    from regard.lens.files.media import Photo
+    from regard.lens.files.saving import Photo
     from regard.lens.overlays import Overlay
     from regard.lens.view import View
     from regard.session.protocol import Opening
@@ -225,12 +225,12 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
     if options.html is not None:
         kept = replace(kept, opening=_opening(options, focus))
     if options.figure is not None:
-        from regard.data.images import open_picture
+        from regard.data.images import open_image
 
         # The file is opened again if it is there: a session keeps a smaller copy.
         image: object = None
         if photo is not None and not options.no_photo:
-            image = open_picture(photo).image
+            image = open_image(photo).image
         elif kept.pictures:
             image = _enlarged(kept.pictures[0])
         overlay = focus.view.overlay(image, token=focus.token, at=at, head=options.head)
@@ -412,13 +412,13 @@ def title_in_korean(title: str) -> str:
     return KIND.sub(lambda found: kind_name(found[1], "ko"), title, count=1)
 
 
-def plan_text(plan: Plan, lang: Lang) -> str:
+def plan_text(plan: ImageTransforms, lang: Lang) -> str:
     """Everything that is done to an image, in order.
 
-    >>> from regard.data.image_processing import Plan
+    >>> from regard.data.image_processing import ImageTransforms
     >>> from regard.data.image_steps import Crop, Numbers, Resize, ShorterSide
     >>> numbers = Numbers(1 / 255, (0, 0, 0), (1, 1, 1))
-    >>> plan_text(Plan((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None), "ko")
+    >>> plan_text(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None), "ko")
     '짧은 변을 256에 맞춰 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
     """
     if lang == "en":

@@ -491,8 +491,8 @@ def _write_figure(session: Session, options: LookOptions, said: dict[str, Any]) 
 
     assert options.figure is not None
     if options.layer is None:
-        write_figure(atlas_of(session.capture, said["measure"]), options.figure)
+        write_figure(atlas_figure(session.capture, said["measure"]), options.figure)
         return
     layer = session.layers[said["layers"][0]["index"]]
     labels = list(session.tokens) if any(session.tokens) and layer.view.sizes[3] == len(session.tokens) else None
-    write_figure(picture_of(layer.view, batch=0, head=options.head, tokens=labels), options.figure)
+    write_figure(view_figure(layer.view, batch=0, head=options.head, tokens=labels), options.figure)

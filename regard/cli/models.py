@@ -42,7 +42,7 @@ def open_model(name: str, command: str, tasks: Sequence[str], options: LoadingOp
     directory = find(name)
     family, own = family_and_task(str(directory))
     # Before its weights are looked for: BERT has a task of answering too, in texts.
-    if command in ABOUT_IMAGES and takes_pictures(str(directory)) is False:
+    if command in ABOUT_IMAGES and takes_images(str(directory)) is False:
         raise ValueError(f"{command} is about images, and {family.title} reads texts only")
     there = [task for task in tasks if task in family.tasks]
     if not there:
@@ -106,9 +106,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def require_images(model: Model, command: str) -> None:
     """Raise ValueError for a model that reads texts only."""
-    from regard.tasks.images import looks
+    from regard.tasks.images import has_vision
 
-    if not looks(model):
+    if not has_vision(model):
         raise ValueError(f"{command} is about images, and {model.family.title} reads texts only")
 
 

@@ -32,8 +32,8 @@ from regard.cli.models import family_and_task, open_model, require_images
 from regard.cli.terminal import Terminal, Tick, bar, print_json, print_matrix
 
 if TYPE_CHECKING:
-    from regard.generation.config import Wishes
-    from regard.generation.text import Written
+    from regard.generation.config import GenerationConfig
+    from regard.generation.text import GenerationOutput
     from regard.models.model import Model
     from regard.tasks.text import Classified
 
@@ -58,16 +58,16 @@ def generate(options: GenerateOptions) -> None:
     if images and len(prompts) > 1:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
     model = open_model(options.model, "generate", ["generate"], options)
-    from regard.generation.text import beams_of
-    from regard.tasks.images import looks
+    from regard.generation.text import merged_config
+    from regard.tasks.images import has_vision
 
-    if images and not looks(model):
+    if images and not has_vision(model):
         raise ValueError(
-            f"--image is for models that write about images (LLaVA, Idefics), and {model.family.title} reads texts "
-            "only: leave it out"
+            f"--image is for models that write about images (LLaVA, Idefics), and {model.family.title} "
+            "reads texts only: leave it out"
         )
     config = _generation_config(options, model)
-    if not options.json and len(prompts) == 1 and beams_of(model, config) == 1:
+    if not options.json and len(prompts) == 1 and (merged_config(model, config).num_beams or 1) == 1:
         _stream(model, prompts[0], config, images)
         return
     outputs = _generate_all(model, prompts, config, images)
@@ -123,24 +123,24 @@ def answer(options: AnswerOptions) -> None:
         print_json({"model": options.model, "image": options.image, "answers": answers})
 
 
-def _generation_config(options: GenerationOptions, model: Model) -> Wishes:
+def _generation_config(options: GenerationOptions, model: Model) -> GenerationConfig:
     """The options as generation takes them. Raises ValueError for a seed where nothing is sampled."""
-    from regard.generation.config import Wishes
-    from regard.generation.text import defaults_of
+    from regard.generation.config import GenerationConfig
+    from regard.generation.text import merged_config
 
-    config = Wishes(
-        new_tokens=options.max_new_tokens,
+    config = GenerationConfig(
+        max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
         repetition_penalty=options.repetition_penalty,
-        beams=options.num_beams,
+        num_beams=options.num_beams,
         seed=options.seed,
-        stop=options.stop,
-        ignore=options.ignore,
+        stop_strings=tuple(options.stop),
+        ignore=tuple(options.ignore),
     )
-    if config.seed is not None and not config.choice(defaults_of(model, config)).samples:
+    if config.seed is not None and not merged_config(model, config).samples:
         raise ValueError(
             f"--seed {config.seed} has no effect without sampling: leave it out, or sample with --temperature, "
             "--top-k, --top-p or --min-p"
@@ -148,27 +148,29 @@ def _generation_config(options: GenerationOptions, model: Model) -> Wishes:
     return config
 
 
-def _generate_all(model: Model, prompts: list[str], config: Wishes, images: list[str | bytes]) -> list[Written]:
-    from regard.generation.text import write
+def _generate_all(
+    model: Model, prompts: list[str], config: GenerationConfig, images: list[str | bytes]
+) -> list[GenerationOutput]:
+    from regard.generation.text import generate_text
 
     with bar("generate") as tick:
-        outputs = write(
+        outputs = generate_text(
             model,
             prompts,
             config,
-            lambda steps: tick(steps, config.new_tokens),
             [images] if images else None,  # of the only prompt
+            lambda steps: tick(steps, config.max_new_tokens),
         )
     assert isinstance(outputs, list)
     return outputs
 
 
-def _stream(model: Model, prompt: str, config: Wishes, images: list[str | bytes]) -> None:
+def _stream(model: Model, prompt: str, config: GenerationConfig, images: list[str | bytes]) -> None:
     """Print pieces as they come, on a terminal after the prompt; the line is ended whatever happens."""
-    from regard.generation.text import stream
+    from regard.generation.text import stream_text
     from regard.models.encoder_decoder import EncoderDecoder
 
-    pieces, out = stream(model, prompt, config, images or None), Terminal()
+    pieces, out = stream_text(model, prompt, config, images or None), Terminal()
     first = next(pieces, "")  # errors come before anything is printed
     try:
         if out.room is not None and not isinstance(model, EncoderDecoder):
@@ -181,9 +183,9 @@ def _stream(model: Model, prompt: str, config: Wishes, images: list[str | bytes]
 
 def _gather(
     title: str,
-    begin: Callable[[Callable[[int], None]], Iterator[list[Written]]],
-    line: Callable[[Written], str] | None,
-) -> list[Written]:
+    begin: Callable[[Callable[[int], None]], Iterator[list[GenerationOutput]]],
+    line: Callable[[GenerationOutput], str] | None,
+) -> list[GenerationOutput]:
     """All outputs, each printed as a line as soon as it is there, with a progress bar between them.
 
     Args:
@@ -191,7 +193,7 @@ def _gather(
         begin: starts the generation; its argument is called with the number of steps.
         line: how an output is printed, or None for not at all.
     """
-    outputs: list[Written] = []
+    outputs: list[GenerationOutput] = []
     ticks: list[Tick] = []
     parts = begin(lambda steps: ticks[-1](steps, None))
     while True:
@@ -206,7 +208,7 @@ def _gather(
         outputs += part
 
 
-def _as_dict(output: Written) -> dict[str, Any]:
+def _as_dict(output: GenerationOutput) -> dict[str, Any]:
     return {
         "prompt": output.prompt,
         "text": output.text,
@@ -291,7 +293,7 @@ def classify(options: ClassifyOptions) -> None:
         read_texts(typed, None)  # raises before the model is opened
     refuse_missing_images(typed)
     from regard.models.dual_encoder import DualModel
-    from regard.tasks.images import looks
+    from regard.tasks.images import has_vision
 
     labels = None
     if options.labels is not None:
@@ -306,9 +308,9 @@ def classify(options: ClassifyOptions) -> None:
     model = open_model(options.model, "classify", tasks, options)
     if labels is not None and not isinstance(model, DualModel):
         raise ValueError(LABELS_NEED.format(model.family.title, ", which does not compare images with texts"))
-    if not looks(model):
+    if not has_vision(model):
         refuse_images(typed, model.family.title)
-    things = read_images(typed, options.file) if looks(model) else read_texts(typed, options.file)
+    things = read_images(typed, options.file) if has_vision(model) else read_texts(typed, options.file)
     found = model.classify(things, labels=labels, prompt=options.prompt, truncate=options.truncate)
     kind = {"picture": "image"}.get(found.of, found.of)
     if not options.json:
@@ -324,7 +326,8 @@ def classify(options: ClassifyOptions) -> None:
 
 def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
     """Every label of one text, the ten most likely of one image, the most likely of each of several."""
-    from regard.tasks.text import MOST_SHOWN, ranking
+    from regard.stages import MOST_SHOWN
+    from regard.tasks.text import ranking
 
     titles = (out.say(kind), out.say("label"), out.say(found.measure))
     headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)

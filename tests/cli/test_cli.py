@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from regard.cli.options import preferred
 from safetensors.torch import save_file
 
 import regard
@@ -20,7 +21,6 @@ from regard.cli import files, main
 from regard.cli import mask as draw_mask
 from regard.cli import mask as mask_language
 from regard.cli.mask import read_mask
-from regard.cli.options import preferred
 from regard.tables import width
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -84,7 +84,9 @@ def test_generate_reads_standard_input(run: Any, writer: str, monkeypatch: Any) 
 
 
 def test_generate_as_json_has_ids_and_reasons(run: Any, writer: str) -> None:
-    found = json.loads(run("generate", "The cat", "--model", writer, "--max-new-tokens", "4", "--num-beams", "2", "--json"))
+    found = json.loads(
+        run("generate", "The cat", "--model", writer, "--max-new-tokens", "4", "--num-beams", "2", "--json")
+    )
     made = regard.load(writer).generate("The cat", max_new_tokens=4, num_beams=2)
     assert found["model"] == writer
     wanted = {"prompt": "The cat", "text": made.text, "ids": made.ids.tolist(), "reason": made.reason}

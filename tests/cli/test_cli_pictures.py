@@ -18,7 +18,7 @@ from seeing_twins import NAMES, blip, clip, dinov2, idefics, llava, picture, vit
 from speaking_twins import bert, gpt2
 
 import regard
-from regard.cli.files import read_pictures
+from regard.cli.files import read_images
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,18 @@ def test_caption_prints_a_line_for_each_picture(run: Any, folder: Any) -> None:
     lines = run("caption", "photo.png", "other.png", "--model", where, "--max-new-tokens", "7").splitlines()
     assert lines == [" ".join(one.text.split()) for one in made]
     begun = regard.load(where).caption("other.png", "the cat", max_new_tokens=5, num_beams=3)
-    command = ["caption", "other.png", "--model", where, "--max-new-tokens", "5", "--num-beams", "3", "--prompt", "the cat"]
+    command = [
+        "caption",
+        "other.png",
+        "--model",
+        where,
+        "--max-new-tokens",
+        "5",
+        "--num-beams",
+        "3",
+        "--prompt",
+        "the cat",
+    ]
     assert run(*command) == " ".join(("the cat" + begun.text).split()) + "\n"
 
 
@@ -503,7 +514,7 @@ def test_missing_pillow_is_named_with_the_command_that_installs_it(fail: Any, fo
 def test_pictures_are_read_from_a_file_of_paths_and_from_standard_input(monkeypatch: Any) -> None:
     Path("list.txt").write_text("a.jpg\n  \nb.jpg\n")
     piped(monkeypatch, b"\x89PNG")
-    assert read_pictures(["x.png", "-"], Path("list.txt")) == ["x.png", b"\x89PNG", "a.jpg", "b.jpg"]
+    assert read_images(["x.png", "-"], Path("list.txt")) == ["x.png", b"\x89PNG", "a.jpg", "b.jpg"]
 
 
 def test_other_dtypes_are_taken(run: Any, folder: Any) -> None:

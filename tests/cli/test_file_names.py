@@ -10,7 +10,7 @@ from seeing_twins import picture, vit
 from speaking_twins import bert
 
 from regard.cli import main, serve
-from regard.cli.file_names import is_file
+from regard.cli.files import is_file
 from regard.cli.look_text import write_session
 from regard.explorer.jobs import ModelShelf
 from regard.lens.capture import Capture

@@ -20,10 +20,10 @@ from speaking_twins import bert
 
 from regard.cli import look_image
 from regard.cli.look_image import plan_in_korean, print_patches, print_strongest, title_in_korean
-from regard.cli.look_text import Asked
 from regard.cli.terminal import Terminal
 from regard.data.image_processing import ImageTransforms
 from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
+from regard.explorer.server import LookRequest
 from regard.locale import translate
 from regard.models.loading import load
 from regard.session.image_session import look_at_image
@@ -441,10 +441,10 @@ def test_options_of_pictures_are_refused_for_texts(fail, option):
 
 
 def test_plain_values_are_those_that_are_printed(session):
-    said = look_image.as_plain(session, Asked(layer="2", head=0), None, "en")
+    said = look_image.as_plain(session, LookRequest(layer="2", head=0), None, "en")
     assert said["of"] == "cls → the image"
     with pytest.raises(LookupError, match="session"):
-        look_image.as_plain(Session("empty", type(session.capture)(), ()), Asked(), None, "en")
+        look_image.as_plain(Session("empty", type(session.capture)(), ()), LookRequest(), None, "en")
 
 
 def test_picture_is_served(model, photo, monkeypatch):

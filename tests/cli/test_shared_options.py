@@ -5,10 +5,10 @@ from typing import Annotated
 
 import pytest
 import typer
+from regard.cli.options import options_in
 from typer.testing import CliRunner
 
 from regard.cli import main
-from regard.cli.options import options_in
 
 ASKED = ["generate", "fill", "embed", "classify"]  # commands that open a model and ask it something
 
