@@ -27,7 +27,7 @@ PACKAGE = ROOT / "regard"
 # A part imports parts from lines above its own, never from its own line; files of one folder import each other.
 LEVELS = [
     {"atomic_files", "checks", "devices", "locale", "parsing", "tables"},
-    {"costs", "masks", "stages", "layouts"},
+    {"safetensors_file", "costs", "masks", "stages", "layouts"},
     {"rotary"},
     {"positions"},
     {"backends"},

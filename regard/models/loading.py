@@ -1,10 +1,4 @@
-"""From a checkpoint to a model: one loop over the family's templates. The way back is storing.py.
-
-    >>> model = regard.load("path/or/hub-id")          # doctest: +SKIP
-
-Everything is checked before a weight is read: the model is first made without memory, then each of its weights must be
-in the checkpoint with the right shape, and each tensor of the checkpoint must have a place. It knows no family.
-"""
+"""`regard.load`: from a checkpoint to a model. saving.py is the way back."""
 
 from __future__ import annotations
 
@@ -75,7 +69,7 @@ def load(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """A regard model from a Hugging Face checkpoint: a directory, or the id of one on the hub.
+    """Load a model from a Hugging Face checkpoint.
 
     >>> import tempfile, regard
     >>> from regard.models.families.transformer import transformer
@@ -90,17 +84,29 @@ def load(
     FileNotFoundError: there is no directory 'no/such/directory/here'; a model of the hub is called 'name' or \
 'owner/name'
 
-    path: a directory with config.json, safetensors and tokenizer; or "name" or "owner/name" of a model on the hub.
-    task: which head: none, fill, next, pretrain, classify, classify-cls, tag, answer, generate, encode, rebuild,
-      caption, match; default what config.json names.
-    dtype: of the weights; default as stored.  device: where they go, straight from the file.
-    ignore: keys of config.json and of preprocessor_config.json that you know to change nothing.
-    revision: of a model on the hub.
-    progress: called after each tensor with bytes read and bytes in all.
+    Everything is checked before memory is taken: every tensor must have a place in the model and the right shape.
 
-    The model is in eval mode. Raises FileNotFoundError where there is no model, ValueError for settings that would
-    change the maths and are not known, missing, left-over or misshapen tensors, broken files and pickled weights, all
-    of it before memory is taken; TypeError for a dtype that is none of torch's four floating ones.
+    Args:
+        path: a directory with config.json, safetensors and tokenizer; or "name" or "owner/name" of a model on the hub.
+        task: which head: feature-extraction, fill-mask, image-classification, image-classification-cls,
+            image-encoding, image-text-matching, image-text-to-text, image-to-text, masked-image-modeling,
+            next-sentence-prediction, pretraining, question-answering, text-classification, text-encoding,
+            text-generation, text2text-generation, token-classification, visual-question-answering,
+            zero-shot-image-classification; default: what config.json names.
+        dtype: of the weights; None keeps the file's.
+        device: where the weights go, straight from the file.
+        ignore: keys of config.json and preprocessor_config.json that you know to change nothing.
+        revision: a branch, tag or commit on the hub.
+        progress: called after each tensor with the bytes read and the bytes in all.
+
+    Returns:
+        The model, in eval mode. On the CPU and in the file's dtype, its weights are private views of the mapped file.
+
+    Raises:
+        FileNotFoundError: there is no model.
+        ValueError: an unknown key of config.json, tensors that are missing, left over or of another shape, damaged
+            files, pickled weights.
+        TypeError: a dtype other than torch's four floating ones.
     """
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}, or None for as stored; got {dtype!r}")

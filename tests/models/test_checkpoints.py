@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.models import checkpoint as checkpoints
-from regard.models import checkpoint as tensor_file
 from regard.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError, weight_files, write_checkpoint
+from regard.safetensors_file import write_tensors
 
 TENSORS = {
     "embed.weight": torch.arange(35, dtype=torch.float32).reshape(5, 7),  # 140 bytes
@@ -344,7 +344,7 @@ def test_an_index_that_leads_out_of_its_directory_is_refused(sharded, name):
 
 
 def test_an_index_larger_than_any_is_not_read(sharded, monkeypatch):
-    monkeypatch.setattr(checkpoints, "LARGEST_TEXT", 100)
+    monkeypatch.setattr(checkpoints, "LARGEST_INDEX", 100)
     with pytest.raises(CheckpointError, match=r"index.json'.*[\d,]+.*bytes.*100"):
         Checkpoint.open(sharded)
 
@@ -363,7 +363,7 @@ def test_an_index_and_files_that_differ_are_refused_with_the_names(sharded):
 
 def test_a_tensor_in_two_shards_is_refused(sharded):
     (sharded / shard(3, 3)).unlink()
-    tensor_file.write_file(sharded / shard(3, 3), {"scale": TENSORS["scale"], "norm.bias": torch.ones(3)})
+    write_tensors(sharded / shard(3, 3), {"scale": TENSORS["scale"], "norm.bias": torch.ones(3)})
     with pytest.raises(CheckpointError, match=r"'norm.bias'.*'.*00002-of-00003.safetensors'.*'model-00003"):
         Checkpoint.open(sharded)
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.models import checkpoint
-from regard.models.checkpoint import CODES, DTYPES, CheckpointError, Entry, TensorFile, check, write_file
-from regard.parsing import parsed
+from regard.models.checkpoint import CheckpointError, open_weights
+from regard.safetensors_file import CODES, DTYPES, Entry, TensorFile, TensorFileError, check_tensor, write_tensors
 
 LIBRARY = safetensors.torch._TYPES
 
@@ -49,7 +48,7 @@ def entry(dtype: object = "F32", shape: object = (2, 3), offsets: object = (0, 2
 def refusal(path: Path, raw: bytes) -> str:
     path.write_bytes(raw)
     with pytest.raises(CheckpointError) as caught:
-        TensorFile(path)
+        open_weights(path)
     assert repr(str(path)) in str(caught.value)
     return str(caught.value)
 
@@ -61,14 +60,14 @@ def refusal(path: Path, raw: bytes) -> str:
 @pytest.mark.parametrize("dtype", CODES)
 def test_a_tensor_of_any_dtype_and_shape_comes_back_bit_by_bit(path, dtype, shape):
     tensor = filled(shape, dtype)
-    write_file(path, {"t": tensor})
+    write_tensors(path, {"t": tensor})
     assert same(TensorFile(path).view("t"), tensor)
 
 
 @pytest.mark.parametrize("dtype", LIBRARY.values())
 def test_the_safetensors_library_reads_what_we_write_and_we_read_what_it_writes(path, dtype):
     tensors = {"a": filled((3, 5), dtype), "b": filled((), dtype), "c": filled((0, 2), dtype), "d": torch.ones(7)}
-    write_file(path, tensors)
+    write_tensors(path, tensors)
     assert {name: same(tensor, tensors[name]) for name, tensor in load_file(path).items()} == dict.fromkeys(
         "abcd", True
     )
@@ -82,29 +81,29 @@ def test_the_codes_are_those_of_the_safetensors_library():
 
 
 def test_entries_say_where_each_tensor_is_before_it_is_read(path):
-    write_file(path, {"b": torch.ones(5, dtype=torch.float16), "a": torch.ones(2, 3), "한": torch.tensor(True)})
+    write_tensors(path, {"b": torch.ones(5, dtype=torch.float16), "a": torch.ones(2, 3), "한": torch.tensor(True)})
     file = TensorFile(path)
-    base = file.entries["a"].start
-    assert base % 8 == 0
     assert list(file.entries.values()) == [
-        Entry("a", (2, 3), torch.float32, path, base),
-        Entry("b", (5,), torch.float16, path, base + 24),
-        Entry("한", (), torch.bool, path, base + 34),
+        Entry("a", (2, 3), torch.float32, path),
+        Entry("b", (5,), torch.float16, path),
+        Entry("한", (), torch.bool, path),
     ]
     assert [e.nbytes for e in file.entries.values()] == [24, 10, 1]
     assert file.metadata == {"format": "pt"}
 
 
 def test_every_tensor_is_aligned_whatever_the_order_it_came_in(path):
-    write_file(
+    write_tensors(
         path,
         {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(5, dtype=torch.float16), "c": torch.ones(1).double()},
     )
-    assert all(e.start % e.dtype.itemsize == 0 for e in TensorFile(path).entries.values())
+    file = TensorFile(path)
+    assert [file.view(name).data_ptr() - file.view("c").data_ptr() for name in "cba"] == [0, 8, 18]
+    assert file.view("c").data_ptr() % 8 == 0
 
 
 def test_a_tensor_is_a_view_of_the_file_and_changing_it_leaves_the_file_alone(path):
-    write_file(path, {"a": torch.zeros(3), "b": torch.ones(5)})
+    write_tensors(path, {"a": torch.zeros(3), "b": torch.ones(5)})
     before = path.read_bytes()
     file = TensorFile(path)
     a, b = file.view("a"), file.view("b")
@@ -117,12 +116,12 @@ def test_a_tensor_is_a_view_of_the_file_and_changing_it_leaves_the_file_alone(pa
 
 
 def test_a_view_has_a_storage_of_its_own_size_so_that_saving_it_does_not_save_the_whole_file(path):
-    write_file(path, {"a": torch.zeros(3), "b": torch.ones(500)})
+    write_tensors(path, {"a": torch.zeros(3), "b": torch.ones(500)})
     assert TensorFile(path).view("a").untyped_storage().nbytes() == 12
 
 
 def test_views_outlive_the_file_object_and_the_file_on_the_disk(path):
-    write_file(path, {"a": torch.arange(7)})
+    write_tensors(path, {"a": torch.arange(7)})
     tensor = TensorFile(path).view("a")
     path.unlink()
     assert tensor.tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -134,7 +133,6 @@ def test_bytes_that_are_not_aligned_are_copied(path):
     header = {"odd": entry("BOOL", [1], [0, 1]), "t": entry("F32", [2], [1, 9])}
     path.write_bytes(forged(header, raw))
     file = TensorFile(path)
-    assert file.entries["t"].start % 4 != 0
     assert file.view("t").equal(values)
     assert file.view("t").data_ptr() % 4 == 0
 
@@ -160,16 +158,16 @@ def test_strided_turned_and_conjugate_tensors_are_written_as_they_read(path):
     }
     assert tensors["neg"].is_neg()
     assert tensors["conj"].is_conj()
-    write_file(path, tensors)
+    write_tensors(path, tensors)
     file = TensorFile(path)
     for name, tensor in tensors.items():
         assert file.view(name).equal(tensor.detach().clone()), name
 
 
 def test_a_path_that_is_taken_is_not_overwritten(path):
-    write_file(path, {"a": torch.ones(2)})
+    write_tensors(path, {"a": torch.ones(2)})
     with pytest.raises(FileExistsError):
-        write_file(path, {"a": torch.zeros(2)})
+        write_tensors(path, {"a": torch.zeros(2)})
     assert TensorFile(path).view("a").tolist() == [1, 1]
 
 
@@ -179,40 +177,41 @@ def test_a_path_that_is_taken_is_not_overwritten(path):
 @pytest.mark.parametrize(
     ("header", "data", "words"),
     [
-        ({"t": 7}, b"", r"'t'.*7.*data_offsets"),
-        ({"t": {"dtype": "F32", "shape": [1]}}, b"", r"dtype.*shape.*data_offsets"),
-        ({"t": entry(offsets=[0, 24, 48])}, bytes(24), "data_offsets"),
-        ({"t": {**entry(), "scale": 2}}, bytes(24), "data_offsets"),
-        ({"t": entry(dtype="F4")}, bytes(24), r"'t'.*'F4'.*BOOL.*U8"),
-        ({"t": entry(shape=[2, -3])}, bytes(24), "'t'"),
-        ({"t": entry(shape=[2, 3.0])}, bytes(24), "'t'"),
-        ({"t": entry("U8", [True], [0, 1])}, bytes(1), "'t'"),
-        ({"t": entry("U8", [1], [0, True])}, bytes(1), "'t'"),
-        ({"t": entry("U8", [0], [-1, -1])}, b"", "'t'"),
-        ({"t": entry(shape=[2**40, 2**40])}, bytes(24), "'t'"),
-        ({"t": entry(shape=[0, 2**30, 2**30], offsets=[0, 0])}, b"", "'t'"),
+        ({"t": 7}, b"", "7"),
+        ({"t": {"dtype": "F32", "shape": [1]}}, b"", "data_offsets"),
+        ({"t": entry(offsets=[0, 24, 48])}, bytes(24), "3.*2"),
+        ({"t": entry(dtype="F4", offsets=[0, 3])}, bytes(3), r"'t'.*'F4'.*BOOL.*U8"),
+        ({"t": entry(dtype="F5")}, bytes(24), "F5"),
+        ({"t": entry(shape=[2, -3])}, bytes(24), "-3"),
+        ({"t": entry(shape=[2, 3.0])}, bytes(24), "3.0"),
+        ({"t": entry("U8", [True], [0, 1])}, bytes(1), "true"),
+        ({"t": entry("U8", [1], [0, True])}, bytes(1), "true"),
+        ({"t": entry("U8", [0], [-1, -1])}, b"", "-1"),
+        ({"t": entry(shape=[2**40, 2**40])}, bytes(24), "shape"),
+        ({"t": entry(shape=[0, 2**30, 2**30], offsets=[0, 0])}, b"", r"'t'.*1073741824"),
         ({"t": entry("U8", [1] * 65, [0, 1])}, bytes(1), "'t'"),
-        ({"t": entry(shape=[2, 5])}, bytes(24), r"'t'.*24.*bytes.*\(2, 5\).*F32.*40"),
-        ({"t": entry(offsets=[24, 0])}, bytes(24), r"'t'.*-24.*bytes.*\(2, 3\).*F32.*24"),
-        ({"t": entry(offsets=[3, 27])}, bytes(27), r"bytes.*0.*3"),
-        ({"a": entry(), "b": entry(offsets=[26, 50])}, bytes(50), r"bytes.*24.*26"),
-        ({"a": entry(), "b": entry(offsets=[20, 44])}, bytes(44), r"'a'.*'b'"),
-        ({"a": entry(), "b": entry()}, bytes(24), r"'a'.*'b'"),
-        ({"a": entry()}, bytes(29), r"5.*bytes"),
-        ({}, bytes(5), r"5.*bytes"),
-        ({"__metadata__": ["pt"]}, b"", r"\['pt'\]"),
-        ({"__metadata__": {"n": 7}}, b"", r"\{'n': 7\}"),
-        (
-            {"__metadata__": {"format": "tf"}},
-            b"",
-            r"'tf'.*'pt'.*4",
-        ),
+        ({"t": entry(shape=[2, 5])}, bytes(24), "shape"),
+        ({"t": entry(offsets=[24, 0])}, bytes(24), "`t`"),
+        ({"t": entry(offsets=[3, 27])}, bytes(27), "`t`"),
+        ({"a": entry(), "b": entry(offsets=[26, 50])}, bytes(50), "`b`"),
+        ({"a": entry(), "b": entry(offsets=[20, 44])}, bytes(44), "`b`"),
+        ({"a": entry(), "b": entry()}, bytes(24), "`[ab]`"),
+        ({"a": entry()}, bytes(29), "not fully covered"),
+        ({}, bytes(5), "not fully covered"),
+        ({"__metadata__": ["pt"]}, b"", "map"),
+        ({"__metadata__": {"n": 7}}, b"", "7"),
+        ({"__metadata__": {"format": "tf"}}, b"", r"'tf'.*'pt'.*4"),
         ({"__metadata__": {"format": "flax"}}, b"", r"'flax'.*'pt'"),
-        (b"{nonsense}", b"", r"JSON.*Expecting"),
-        (b'{"\xff": 1}', b"", r"JSON.*'utf-8'"),
-        (b'{"t": ' + b"9" * 5000 + b"}", b"", r"JSON.*Exceeds"),
+        (b"{nonsense}", b"", "JSON"),
+        (b'{"\xff": 1}', b"", "utf-8"),
+        (b'{"t": ' + b"9" * 5000 + b"}", b"", "JSON"),
         (b'{"t":' + b"[" * 200_000, b"", "JSON"),
-        (b'{"t": 1, "t": 2}', b"", r"'t'.*2"),
+        (
+            json.dumps({"t": entry()}).encode()[:-1] + b"," + json.dumps({"t": entry()}).encode()[1:],
+            bytes(24),
+            r"'t'.*2",
+        ),
+        (b'{"__metadata__": {"a": "1", "a": "2"}}', b"", r"'a'.*2"),
         (b"[1, 2]  ", b"", "safetensors"),
     ],
 )
@@ -220,13 +219,8 @@ def test_a_header_that_contradicts_itself_or_its_file_is_refused(path, header, d
     assert re.search(words, refusal(path, forged(header, data)))
 
 
-def test_json_that_is_no_object_is_refused():
-    with pytest.raises(CheckpointError, match=r"JSON.*\[1, 2\]"):
-        parsed(b"[1, 2]", checkpoint.REFUSAL)
-
-
 def test_a_file_cut_short_says_how_much_it_should_hold(path):
-    write_file(path, {"a": torch.arange(5), "b": torch.ones(3)})
+    write_tensors(path, {"a": torch.arange(5), "b": torch.ones(3)})
     whole = path.read_bytes()
     base = 8 + int.from_bytes(whole[:8], "little")
     assert len(whole) == base + 52
@@ -236,8 +230,8 @@ def test_a_file_cut_short_says_how_much_it_should_hold(path):
 
 
 def test_a_header_longer_than_any_is_refused_before_memory_is_taken(path):
-    assert "header" in refusal(path, (2**62).to_bytes(8, "little") + b"{}")
-    assert "header" in refusal(path, (100_000_001).to_bytes(8, "little") + b"{}")
+    assert "too large" in refusal(path, (2**62).to_bytes(8, "little") + b"{}")
+    assert "too large" in refusal(path, (100_000_001).to_bytes(8, "little") + b"{}")
     assert re.search(r"100,000,008.*bytes", refusal(path, (100_000_000).to_bytes(8, "little") + b"{}"))
 
 
@@ -261,10 +255,10 @@ def test_a_git_lfs_pointer_and_a_renamed_pickle_are_called_what_they_are(path):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_flipped_bytes_of_the_header_never_do_worse_than_a_checkpoint_error(tmp_path_factory, data):
+def test_flipped_bytes_of_the_header_never_do_worse_than_an_error_of_the_file(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
     path.unlink(missing_ok=True)
-    write_file(path, {"a": torch.arange(5), "b": torch.ones(3)})
+    write_tensors(path, {"a": torch.arange(5), "b": torch.ones(3)})
     raw = bytearray(path.read_bytes())
     base = 8 + int.from_bytes(raw[:8], "little")
     for place in data.draw(st.lists(st.integers(0, base - 1), min_size=1, max_size=3)):
@@ -272,8 +266,8 @@ def test_flipped_bytes_of_the_header_never_do_worse_than_a_checkpoint_error(tmp_
     path.write_bytes(raw)
     try:
         file = TensorFile(path)
-    except CheckpointError as error:
-        assert str(path) in str(error)  # noqa: PT017
+    except TensorFileError:
+        return
     else:  # names and metadata can change unseen; sizes cannot grow past the file
         assert sum(e.nbytes for e in file.entries.values()) == 52
         for e in file.entries.values():
@@ -299,4 +293,4 @@ def test_flipped_bytes_of_the_header_never_do_worse_than_a_checkpoint_error(tmp_
 )
 def test_what_a_file_cannot_hold_is_refused(name, tensor, kind, words):
     with pytest.raises(kind, match=words):
-        check(name, tensor)
+        check_tensor(name, tensor)

@@ -1,0 +1,197 @@
+"""Safetensors files: read by the safetensors library, with the checks it lacks; written one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.parsing import Refusal, parsed
+
+__all__ = ["DTYPES", "Entry", "TensorFile", "TensorFileError", "check_tensor", "write_tensors"]
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+MAX_HEADER = 100_000_000  # bytes; the library refuses more
+MAX_AXES = 64  # of a tensor that torch computes with
+MAX_ELEMENTS = 2**60  # torch counts elements in 64 bits, past an axis of length 0, too
+
+
+class TensorFileError(ValueError):
+    """A file that is damaged, cut short, or not a safetensors file that regard reads."""
+
+
+REFUSAL = Refusal(
+    error=TensorFileError,
+    deep="its JSON is nested too deep",
+    broken="its header is not JSON ({why})",
+    other="its JSON is no object, but {value}",
+    twin="the key {key} comes {times} times",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a file says of one tensor.
+
+    >>> Entry("scale", (2, 3), torch.float16, Path("model.safetensors")).nbytes
+    12
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the tensor takes in the file."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class TensorFile:
+    """An open safetensors file. No tensor is read until it is asked for.
+
+    The library checks that the header is sound and that its tensors fill the file without holes or overlap. Checked
+    here: keys that come twice, dtypes and shapes that torch cannot hold.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_tensors(Path(folder, "some.safetensors"), {"a": torch.arange(3)})
+    ...     TensorFile(Path(folder, "some.safetensors")).view("a")
+    tensor([0, 1, 2])
+
+    Attributes:
+        entries: an `Entry` by tensor name, in the order of the data.
+        metadata: the file's own, text by name.
+
+    Raises:
+        OSError: the file cannot be opened.
+        TensorFileError: the file is damaged or cut short.
+    """
+
+    __slots__ = ("_file", "entries", "metadata")
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:  # OSError with the path, where the library would have its own
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            try:
+                self._file = safe_open(path, framework="pt")  # type: ignore[no-untyped-call]
+            except SafetensorError as error:
+                raise TensorFileError(_explain(error, size, length, file.read(min(length, MAX_HEADER)))) from None
+            parsed(file.read(length), REFUSAL)
+        self.metadata: Mapping[str, str] = MappingProxyType(self._file.metadata() or {})
+        entries = {}
+        for name in self._file.offset_keys():
+            tensor = self._file.get_slice(name)
+            code, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+            if code not in DTYPES:
+                raise TensorFileError(f"tensor {name!r} is of dtype {code!r}; regard reads {', '.join(DTYPES)}")
+            if len(shape) > MAX_AXES or prod(n or 1 for n in shape) >= MAX_ELEMENTS:
+                raise TensorFileError(f"tensor {name!r} of shape {shape!s:.80} is larger than tensors can be")
+            entries[name] = Entry(name, shape, DTYPES[code], path)
+        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+
+    def view(self, name: str) -> Tensor:
+        """A tensor that shares the mapped file's memory privately, or a copy if its bytes are not aligned."""
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor
+
+
+def _explain(error: SafetensorError, size: int, length: int, text: bytes) -> str:
+    """What is wrong with a file: most often it is cut short, for which the library gives no sizes."""
+    expected = 8 + length if size >= 8 else 8
+    if size >= expected:
+        try:
+            header = json.loads(text)
+            expected += max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            expected = size
+    if length > MAX_HEADER or expected <= size:
+        return f"it is damaged or no safetensors file: {error}"
+    return f"it is cut short: it should hold at least {expected:,} bytes and holds {size:,}"
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Check that a safetensors file can hold a tensor.
+
+    >>> check_tensor("weight", torch.ones(2).to_sparse())
+    Traceback (most recent call last):
+    TypeError: tensor 'weight' is of layout torch.sparse_coo; a file holds dense tensors with their values
+
+    Raises TypeError for what is no dense tensor of a known dtype, ValueError for a name that cannot be written.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a tensor's name must be a string, got {type(name).__name__}: {name!r}")
+    if name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"no tensor can be named {name!r}: it is kept for the metadata, or half of a surrogate pair")
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor {name!r} must be a torch tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise TypeError(f"tensor {name!r} is {kind}; a file holds dense tensors with their values")
+    if tensor.dtype not in CODES:
+        raise TypeError(f"tensor {name!r} is of {tensor.dtype}; a file holds {', '.join(map(str, CODES))}")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a new safetensors file and wait until it is on the disk.
+
+    The library's writer takes all tensors on the CPU at once; here they may come from a GPU, one at a time.
+
+    Args:
+        path: a file that does not exist.
+        tensors: by name, on any device; each passes `check_tensor`.
+
+    Raises:
+        OSError: the path is taken, or writing fails; what is written by then stays.
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # wide ones first, so all are aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = tensors[name]
+            if tensor.numel():
+                dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                file.write(dense.reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
