@@ -1,6 +1,6 @@
 """Decoders for tests of generation: a small recurrent one of our own, and tiny `transformers` twins made to fit.
 
-They keep the promises of regard.generation.state; they know nothing of how tokens are chosen.
+They keep the promises of regard.generation.loop; they know nothing of how tokens are chosen.
 """
 
 from __future__ import annotations

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.generation.config import GenerationConfig
 from regard.generation.sampling import LogitsFilters
-from regard.generation.state import Decoder, S
 from regard.op import tell_beams
+
+if TYPE_CHECKING:
+    from regard.generation.loop import Decoder, S
 
 __all__ = ["Hypotheses", "beam_search"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.devices import current, no_triton
 from regard.generation import cuda_step
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState
 from regard.nn.blocks import Tower
 from regard.nn.cache import FixedCache
 from regard.nn.heads import LanguageHead

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.devices import ROUNDED_ONCE, overlapping, power_of_two
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Tower
 from regard.nn.cache import FixedCache

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from regard.data.images import Source, is_batch, numbered
 from regard.generation.config import GenerationConfig
-from regard.generation.loop import generate, stream
-from regard.generation.state import Decoder
+from regard.generation.loop import Decoder, generate, stream
 from regard.generation.streaming import Decode, Reason
 from regard.models.checkpoint import read_side
 from regard.models.family import GENERATION_TASKS
@@ -235,9 +234,11 @@ def token_limits(batch: PromptBatch, config: GenerationConfig) -> list[int]:
     """
     ids, mask = batch.input_ids, batch.attention_mask
     lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+    if len(set(lengths)) == 1:
+        return [config.token_limit(lengths[0], batch.max_positions)] * len(lengths)
     limits = []
     for number, length in enumerate(lengths):
-        with numbered(number, len(set(lengths)), "prompt"):
+        with numbered(number, len(lengths), "prompt"):
             limits.append(config.token_limit(length, batch.max_positions))
     return limits
 

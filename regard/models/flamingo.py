@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from regard import masks
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.masks import Mask
 from regard.models.config import Config

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState
 from regard.models.config import Config
 from regard.models.model import Model, Result
 from regard.nn.blocks import FeedForward, Inserted, Passed, Tower, count

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
 from regard.models.model import Model, Result

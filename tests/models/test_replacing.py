@@ -14,8 +14,7 @@ from twins import Twin
 import regard
 from regard.generation import cuda_step
 from regard.generation.config import GenerationConfig
-from regard.generation.loop import generate
-from regard.generation.state import ModelState
+from regard.generation.loop import ModelState, generate
 from regard.lens.efficient_views import look_features
 from regard.models.loading import load
 from regard.models.replacement import Linformer, Performer, replace_attention
