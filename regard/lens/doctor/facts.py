@@ -1,4 +1,4 @@
-"""What the mask, the bias and the numbers of one attention call were: small, kept after the call, saved as JSON.
+"""`Facts`: mask, bias and bad numbers of one attention call, small enough to keep after the call and to save.
 
     >>> import torch, regard
     >>> from regard.backends.call import prepare
@@ -7,12 +7,10 @@
     >>> facts.mask, facts.causal, facts.sides
     ('all visible, padding right', 'no', ('right', 'right'))
 
-A mask that came as cells is named by what it shows (`mask_names.py`), from counts per row (`visibility.py`): N×N is
-never built. A bias that hides, by −∞ or by numbers such as −1e9, is read as the mask it stands for.
+A mask that came as cells is named by what it shows, from counts per row (`visibility.py`): N×N is never built. A bias
+that hides, by −∞ or by numbers such as −1e9, is read as the mask it stands for.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
-
-This file does not know models, layers or advice: `doctor.py` judges what is read here.
 """
 
 from __future__ import annotations
@@ -40,28 +38,29 @@ from regard.lens.doctor.visibility import (
     holds_cells,
     sides,
     summarise_mask,
-    visible_counts,
 )
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
 from regard.masks.mask import TileGrid
 from regard.masks.token_masks import Queries, at_positions
 
-__all__ = ["Causality", "Facts", "MaskSummary", "RowCount", "read", "read_weights", "summarise_mask", "visible_counts"]
+__all__ = ["Causality", "Facts", "RowCount", "read", "read_weights"]
 
 Causality = Literal["no", "flag", "in mask", "both", "one query"]
-"""Is the future hidden: no, by a causal rule, by cells, numbers or another rule, by both; one query has no future."""
+"""How the future is hidden: not, by a causal rule, by cells, numbers or another rule, by both; one query has none."""
 
 MAY_BE_MINUS_INFINITY = ("bias", "scores")
-LONGEST = 100  # signs of a mask's repr
+LONGEST = 100  # characters of a mask's repr
 
 
 @dataclass(frozen=True)
 class RowCount:
-    """Queries of one kind: how many in all batch rows and heads, how many of them are not excused, and the first.
+    """Number of queries of one kind, over all batch rows and heads.
 
-    tokens: without padding, and without queries that `masks.queries` keeps from looking: these are meant.
-    example: (batch row, head, query), of those that are not excused where there are any.
+    Attributes:
+        count: all of them.
+        tokens: without padding and without queries that `masks.queries` leaves out on purpose.
+        example: (batch row, head, query) of the first, taken from `tokens` if there are any.
     """
 
     count: int = 0
@@ -71,26 +70,27 @@ class RowCount:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What one call was given and what came out, in a few kilobytes.
+    """Mask, bias and bad numbers of one call, in a few kilobytes.
 
-    sizes: B, H, Nq, Nk.
-    mask: what is visible, in words: "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left", "all
-        so far" for one query before room in a cache; the repr of other rules; "dense 1×1×5×7" for cells of no simple
-        form.
-    unrestricted: whether every query sees every key that is no padding.
-    causal: whether the future is hidden, and by what.
-    offset: the position of query 0 that a causal rule or mask has, where it is one number; None otherwise, and in
-        cross-attention. One query stands at the last key that it sees, where a cache has room for more.
-    bias_kind, bias_from: what the bias does; for "large negative" its number nearest to 0 that hides.
-    empty_rows: queries that see nothing.
-    unhidden_rows: queries whose every key is hidden by finite numbers, so that they spread over all of them after all.
-    sides: for each batch row where its padding stands; None for a row without.
-    bad: how many NaN and how many infinite numbers, for each tensor that has some. −∞ is no bad lse of a row that sees
-        nothing, nor a bad bias or score.
-    softcap: the cap on the scores that the call was given.
-    bands: (b, h, R, C) uint8, as `Visible.bands`; b and h are 1 where the first four are all alike.
-    padding: (B or 1, Nk) booleans, True for a key of the batch row that no query sees; None where there is none.
-    edited: the model changed the weights after its softmax, and before they met the values.
+    Attributes:
+        sizes: B, H, Nq, Nk.
+        mask: what is visible: "none", "causal", "causal, offset 3", "window(4, 0)", "causal, padding left", "all so
+            far" for one query before free room in a cache; the repr of other rules; "dense 1×1×5×7" for other cells.
+        unrestricted: whether every query sees every key that is no padding.
+        causal: whether the future is hidden, and how.
+        offset: position of query 0 by a causal rule or mask, if it is one number; None otherwise and in
+            cross-attention. A single query stands at the last key that it sees, if a cache has room for more.
+        bias_kind: what the bias does.
+        bias_from: for a "large negative" bias, its number nearest to 0 that hides.
+        empty_rows: queries that see nothing.
+        unhidden_rows: queries whose keys are all hidden by finite numbers, so that they attend to all of them.
+        sides: where the padding of each batch row stands; None for a row without.
+        bad: (number of NaN, number of infinite values) of each tensor that has some. −∞ is allowed in a bias, in
+            scores, and in the lse of a row that sees nothing.
+        softcap: the cap on the scores.
+        bands: (b, h, R, C) uint8, as `Visible.bands`; b and h are 1 where the first four are all alike.
+        padding: (B or 1, Nk) True for a key that no query of the batch row sees; None if there is none.
+        edited: the model changed the weights between its softmax and the values.
     """
 
     sizes: tuple[int, int, int, int]
@@ -110,21 +110,23 @@ class Facts:
     edited: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
-        """What JSON does not hold: the bands, and the padding where there is some."""
+        """The bands, and the padding if there is some."""
         return {"bands": self.bands} | ({} if self.padding is None else {"padding": self.padding})
 
     def to_json(self) -> dict[str, Any]:
-        """Everything else as numbers, strings, lists and dictionaries."""
+        """Everything but the tensors, as JSON values."""
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TENSORS}
-        rows = {name: vars(held[name]) | {"example": _list(held[name].example)} for name in _ROWS}
+        for name in _ROWS:
+            rows: RowCount = held[name]
+            held[name] = vars(rows) | {"example": None if rows.example is None else list(rows.example)}
         lists = {"sizes": list(self.sizes), "sides": list(self.sides)}
-        if not self.edited:  # a file says it only where it is so, and is then read by every regard
+        if not self.edited:  # written only if True, so that older versions read the file
             del held["edited"]
-        return held | rows | lists | {"bad": {name: list(counts) for name, counts in self.bad.items()}}
+        return held | lists | {"bad": {name: list(counts) for name, counts in self.bad.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Facts:
-        """The facts that `to_json` and `tensors` made. Raises ValueError for a key that is missing or unknown."""
+        """The inverse of `to_json` and `tensors`. Raises ValueError for a key that is missing or unknown."""
         known = {f.name for f in fields(cls)} - set(_TENSORS) - ({"edited"} - values.keys())
         wrong = sorted(known ^ values.keys()) + sorted({"bands"} - tensors.keys()) + sorted(tensors.keys() - _TENSORS)
         if wrong:
@@ -138,10 +140,6 @@ class Facts:
 
 _TENSORS = frozenset({"bands", "padding"})
 _ROWS = ("empty_rows", "unhidden_rows")
-
-
-def _list(value: tuple[int, ...] | None) -> list[int] | None:
-    return None if value is None else list(value)
 
 
 def _tuple(value: Any) -> Any:
@@ -159,25 +157,27 @@ def read(
     kind: str = "self",
     sight: MaskSummary | None = None,
 ) -> Facts:
-    """The facts of a call. On a GPU it waits three times at most, four where a rule needs its tiles looked into.
+    """The facts of a call. On a GPU it waits three times at most, four if tiles of a rule must be computed.
 
-    >>> from regard import masks
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 3, 2)
-    >>> read(prepare(x, x, x, mask=masks.causal(offset=-1))).empty_rows
-    Rows(count=1, tokens=1, example=(0, 0, 0))
+    Args:
+        call: as `regard.backends.call.prepare` gives it; q, k and v are searched for NaN and infinity.
+        output: (B, H, Nq, Dv) its output, searched likewise.
+        lse: (B, H, Nq) its log-sum-exp, searched likewise.
+        kind: "self", or "cross", where a query has no place among the keys and so is never padding.
+        sight: the result of `summarise_mask(call, kind)`, if it is there already.
 
-    call: as `regard.backends.call.prepare` gives it; q, k and v are looked through for NaN and infinity.
-    output, lse: what came of it, (B, H, Nq, Dv) and (B, H, Nq), looked through likewise where given.
-    kind: "self", or "cross", where a query has no place among the keys and so is never padding.
-    sight: what `see(call, kind)` gave, where it is there already.
+    Raises:
+        ValueError: for another kind, and for a sight of another kind.
 
-    Raises ValueError for another kind, and for a sight of another kind.
+    Example:
+        >>> from regard import masks
+        >>> from regard.backends.call import prepare
+        >>> x = torch.zeros(1, 1, 3, 2)
+        >>> read(prepare(x, x, x, mask=masks.causal(offset=-1))).empty_rows
+        RowCount(count=1, tokens=1, example=(0, 0, 0))
     """
     if sight is not None and sight.kind != kind:
-        raise ValueError(
-            f"the sight is of {sight.kind}-attention, but kind is {kind!r}: take it with see(call, {kind!r})"
-        )
+        raise ValueError(f"sight is of {sight.kind}-attention but kind is {kind!r}: use summarise_mask(call, {kind!r})")
     call = call.in_torch()
     sight = summarise_mask(call, kind) if sight is None else sight
     given = {"q": call.q, "k": call.k, "v": call.v, "output": output, "lse": lse}
@@ -187,18 +187,23 @@ def read(
 
 
 def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "self") -> Facts:
-    """The facts of a softmax that a model wrote out by itself, from what went in and what came out.
+    """The facts of a softmax that a model computes itself, from its scores and weights.
 
-    >>> scores = torch.zeros(1, 1, 3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    >>> read_weights(scores, scores.softmax(-1)).mask
-    'causal'
+    What else was added to the scores cannot be told: `bias_kind` is "large negative" or None.
 
-    scores: (B, H, Nq, Nk); −∞ and large negative numbers are what is hidden. With a sink's column last, Nk + 1.
-    weights: (B, H, Nq, Nk). Without scores, weights of exactly 0 are taken for hidden.
-    kind: as in `read`.
+    Args:
+        scores: (B, H, Nq, Nk), or Nk + 1 with a sink's column last; −∞ and large negative numbers hide.
+        weights: (B, H, Nq, Nk). Without scores, weights of exactly 0 count as hidden.
+        kind: as in `read`.
 
-    What else was added to the scores cannot be told from them: `bias_kind` is "large negative" or None.
-    Raises ValueError for another kind, when both tensors are None, and when their shapes do not go together.
+    Raises:
+        ValueError: for another kind, if both tensors are None, or if their shapes do not fit.
+
+    Example:
+        >>> hidden = torch.ones(3, 3).triu(1).bool()
+        >>> scores = torch.zeros(1, 1, 3, 3).masked_fill(hidden, torch.finfo(torch.float32).min)
+        >>> read_weights(scores, scores.softmax(-1)).mask
+        'causal'
     """
     made = scores if weights is None else weights
     if made is None:
@@ -222,69 +227,81 @@ def read_weights(scores: Tensor | None, weights: Tensor | None, *, kind: str = "
 def _facts(
     sight: MaskSummary, sizes: Sequence[int], given: Mapping[str, Tensor | None], softcap: float | None = None
 ) -> Facts:
-    """All facts, with everything that has to come back from the device in one tensor of numbers and one of bytes."""
     batch, heads, nq, nk = sizes
     seen, traced = sight.survey, sight.traced
+
+    # 1. On the device: counts of rows, and one flag per tensor. NaN shows in aminmax without a tensor of that size.
     excused = _excused(sight)
     rows = [_count(x, excused, (batch, heads, nq)) for x in (sight.visible == 0, seen.unhidden > 0)]
-    numbers = _present(given, sight.visible)
-    fine = [_fine(name, x) for name, x in numbers.items()]
+    numbers = {name: x.detach() for name, x in given.items() if x is not None and x.numel()}
+    if "lse" in numbers:  # −∞ is right where a row sees nothing
+        numbers["lse"] = torch.where((sight.visible == 0) & (numbers["lse"] == -inf), 0, numbers["lse"])
+    fine = []
+    for name, x in numbers.items():
+        low, high = torch.aminmax(x)
+        ends = high if name in MAY_BE_MINUS_INFINITY else torch.stack([low, high])
+        fine.append(ends.isfinite().all().long().view(1))
+
+    # 2. Back to the host: all numbers in one copy, padding and bands in another.
     back = torch.cat([traced.numbers, *rows, *fine]).tolist()
     outline = Outline(back[0], back[1], back[2], nq, nk)
-    padding, bands = _bytes(traced.padding, seen.bands)
+    split = traced.padding.numel()
+    both = torch.cat([traced.padding.reshape(-1).to(torch.uint8), seen.bands.reshape(-1)]).cpu()
+    padding, bands = both[:split].view(traced.padding.shape) > 0, both[split:].view(seen.bands.shape).clone()
+    for axis in (0, 1):  # batch rows or heads that are all alike are kept once
+        one = bands.narrow(axis, 0, 1)
+        bands = one if bool((bands == one).all()) else bands
+    bad = {}
+    for (name, x), good in zip(numbers.items(), back[11:], strict=True):
+        if not good:
+            infinite = (x == inf) if name in MAY_BE_MINUS_INFINITY else x.isinf()
+            nans, infinities = torch.stack([x.isnan().sum(), infinite.sum()]).tolist()
+            bad[name] = nans, infinities
+
+    # 3. In words.
     where = sides(padding, outline)
     where = where * batch if len(where) == 1 else where
+    offset = outline.offset
+    if sight.causal is not None:
+        own = nk - nq if sight.causal.offset is None else sight.causal.offset
+        offset = own if isinstance(own, int) else None
     return Facts(
         sizes=(batch, heads, nq, nk),
         mask=_text(sight, outline, where),
         unrestricted=outline.name == "all visible",
         causal=_causality(sight, outline),
-        offset=_offset(sight, outline),
+        offset=None if sight.kind == "cross" else offset,
         bias_kind=sight.bias_kind,
         bias_from=sight.bias_from,
         empty_rows=_rows(back[3:7], heads, nq),
         unhidden_rows=_rows(back[7:11], heads, nq),
         sides=where,
-        bad={name: _bad(name, x) for (name, x), good in zip(numbers.items(), back[11:], strict=True) if not good},
+        bad=bad,
         softcap=softcap,
-        bands=bands,
+        bands=bands.contiguous(),
         padding=padding if bool(padding.any()) else None,
     )
 
 
-def _present(given: Mapping[str, Tensor | None], counts: Tensor) -> dict[str, Tensor]:
-    """The tensors that are there; lse without the −∞ that is right where a row sees nothing."""
-    numbers = {name: x.detach() for name, x in given.items() if x is not None and x.numel()}
-    if "lse" in numbers:
-        numbers["lse"] = torch.where((counts == 0) & (numbers["lse"] == -inf), 0, numbers["lse"])
-    return numbers
-
-
 def _excused(sight: MaskSummary) -> Tensor:
-    """Which queries may see nothing, (B or 1, H or 1, Nq): padding, and those that the mask says do not look."""
-    rows = torch.zeros(1, 1, sight.nq, dtype=torch.bool, device=sight.device)
-    if sight.kind == "self":
-        rows = rows | _padding_rows(sight)
+    """Which queries may see nothing, (B or 1, H or 1, Nq): padding, and those that the mask leaves out."""
+    nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
+    rows = torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
+    if sight.kind == "self" and nk:  # queries that are padding themselves; none in a batch row that is nothing else
+        offset = None if sight.causal is None else sight.causal.offset
+        positions = Grid(nq, nk, (1, 1), device).positions(offset)
+        if offset is None:  # a causal mask that came as cells has its own
+            _, far, choice = traced.numbers.unbind()
+            own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2
+            positions = positions + torch.where(own, far - (nk - nq), 0)
+        padding = at_positions(traced.padding, positions, outside=False)
+        rows = rows | (padding & sight.survey.keys.any(2).any(1).view(-1, 1, 1))
     for part in conjuncts(sight.mask):
         if isinstance(part, Queries):
-            rows = rows | ~part.looks(sight.nq, sight.device).unsqueeze(1)
-        elif isinstance(said := ~part, Queries):  # ~queries([0]): all but query 0
-            rows = rows | said.looks(sight.nq, sight.device).unsqueeze(1)
+            rows = rows | ~part.looks(nq, device).unsqueeze(1)
+        elif isinstance(other := ~part, Queries):  # ~queries([0]): all but query 0
+            rows = rows | other.looks(nq, device).unsqueeze(1)
     return rows
-
-
-def _padding_rows(sight: MaskSummary) -> Tensor:
-    """Which queries are padding themselves, (B or 1, H or 1, Nq); none in a batch row that is nothing else."""
-    nq, nk, device, traced = sight.nq, sight.nk, sight.device, sight.traced
-    offset = None if sight.causal is None else sight.causal.offset
-    if nk == 0:
-        return torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
-    positions = TileGrid(nq, nk, (1, 1), device).positions(offset)
-    if offset is None:  # a causal mask that came as cells has its own
-        _, far, choice = traced.numbers.unbind()
-        own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2
-        positions = positions + torch.where(own, far - (nk - nq), 0)
-    return at_positions(traced.padding, positions, outside=False) & sight.survey.keys.any(2).any(1).view(-1, 1, 1)
 
 
 def _count(rows: Tensor, excused: Tensor, sizes: tuple[int, int, int]) -> Tensor:
@@ -305,29 +322,6 @@ def _rows(numbers: Sequence[int], heads: int, nq: int) -> RowCount:
     return RowCount(count, tokens, (at // (heads * nq), at // nq % heads, at % nq))
 
 
-def _fine(name: str, x: Tensor) -> Tensor:
-    """1 if nothing in x is bad, else 0: from its ends, which NaN is one of, without another tensor of its size."""
-    low, high = torch.aminmax(x)
-    ends = high if name in MAY_BE_MINUS_INFINITY else torch.stack([low, high])
-    return ends.isfinite().all().long().view(1)
-
-
-def _bad(name: str, x: Tensor) -> tuple[int, int]:
-    infinite = (x == inf) if name in MAY_BE_MINUS_INFINITY else x.isinf()
-    nan, beyond = torch.stack([x.isnan().sum(), infinite.sum()]).tolist()
-    return nan, beyond
-
-
-def _bytes(padding: Tensor, bands: Tensor) -> tuple[Tensor, Tensor]:
-    """Padding and bands on the CPU, by one copy; the bands of batch rows or heads that are all alike once."""
-    both = torch.cat([padding.reshape(-1).to(torch.uint8), bands.reshape(-1)]).cpu()
-    padding, bands = both[: padding.numel()].view(padding.shape) > 0, both[padding.numel() :].view(bands.shape).clone()
-    for axis in (0, 1):
-        one = bands.narrow(axis, 0, 1)
-        bands = one if bool((bands == one).all()) else bands
-    return padding, bands.contiguous()
-
-
 def _causality(sight: MaskSummary, outline: Outline) -> Causality:
     if sight.causal is None:
         return "one query" if sight.nq == 1 else "in mask" if outline.hides_future else "no"
@@ -336,15 +330,6 @@ def _causality(sight: MaskSummary, outline: Outline) -> Causality:
         return "flag"
     rest = replace(sight, mask=reduce(and_, others) if others else None)
     return "both" if rest.traced.outline(sight.nq, sight.nk).hides_future else "flag"
-
-
-def _offset(sight: MaskSummary, outline: Outline) -> int | None:
-    if sight.kind == "cross":
-        return None
-    if sight.causal is None:
-        return outline.offset
-    own = sight.nk - sight.nq if sight.causal.offset is None else sight.causal.offset
-    return own if isinstance(own, int) else None
 
 
 def _text(sight: MaskSummary, outline: Outline, where: Sequence[Side | None]) -> str:
@@ -364,7 +349,7 @@ def _text(sight: MaskSummary, outline: Outline, where: Sequence[Side | None]) ->
 
 
 def _says_what_it_is(mask: Mask) -> bool:
-    """Is it made of rules from `regard.masks` only, whose repr is their meaning?"""
+    """Whether it is made of rules from `regard.masks` only, whose repr says what they are."""
     inner = [value for value in vars(mask).values() if isinstance(value, Mask)]
     ours = type(mask).__module__.startswith("regard.masks.") and not isinstance(mask, DenseMask)
     return ours and all(map(_says_what_it_is, inner))

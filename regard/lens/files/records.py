@@ -1,4 +1,11 @@
-"""Records, views, facts and exact weights as JSON and tensors, and back with every value checked."""
+"""Records, views, facts and exact weights as JSON and tensors, and back with every value checked.
+
+Shapes are checked against the sizes of the call, names against those that this regard knows. Exact weights come back
+the same to the bit: a mask is written as a band of three numbers if it is one, else as bits; a bias as its numbers,
+one per distance if it depends on the distance alone.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
+"""
 
 from __future__ import annotations
 
@@ -37,347 +44,23 @@ from regard.masks.positional import NO_LIMIT
 from regard.masks.rules import Rule, indices
 from regard.positions import Relative
 
-MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits
-MOST_NUMBERS = 1 << 26  # of a bias that is a rule: 256 MiB in fp32
-AT_ONCE = 1 << 22  # cells that a rule is asked for in one piece
-FARTHEST_exact_weights = 1 << 40  # of a place; torch counts in 64 bits
-LARGEST_exact_weights = 1e300  # of a number; NaN and integers beyond any float are not less
+__all__ = ["check_runs", "pack_record", "pack_weights", "unpack_record", "unpack_weights"]
 
 Sizes = tuple[int, int, int, int]
+Form = tuple[tuple[Axis, ...], Kind]
+"""Shape and kind of a tensor."""
 
-
-def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
-    """What JSON says of exact weights; the tensors go to `out` under names that start with `name`.
-
-    >>> out = Outgoing()
-    >>> pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
-    ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
-
-    Raises ValueError for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
-    """
-    if isinstance(weights, Given):
-        scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
-        return {"kind": "given", "weights": out.put(f"{name}/weights", weights.weights), "scores": scores}
-    if not isinstance(weights, Remembered):
-        raise ValueError(f"weights of kind {type(weights).__name__} cannot be saved; set view.weights to None")
-    call = weights.call
-    return {
-        "kind": "remembered",
-        "q": out.put(f"{name}/q", _once(call.q)),
-        "k": out.put(f"{name}/k", _once(call.k)),
-        "lse": out.put(f"{name}/kept lse", weights.lse),
-        "sinks": None if call.sinks is None else out.put(f"{name}/sinks", call.sinks),
-        "mask": None if call.mask is None or 0 in call.sizes else _pack_mask(call.mask, call, f"{name}/mask", out),
-        "bias": None if call.bias is None or 0 in call.sizes else _pack_bias(call.bias, call, f"{name}/bias", out),
-        "scale": call.scale,
-        "softcap": call.softcap,
-        "dropout": call.dropout,
-    }
-
-
-def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Weights:
-    """The weights that `pack_weights` made this of.
-
-    >>> out = Outgoing()
-    >>> packed = pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out)
-    >>> unpack_weights(packed, (1, 1, 2, 2), "record 0", Incoming(out.tensors)).tile(slice(1), slice(2))
-    tensor([[[[0.5000, 0.5000]]]])
-
-    sizes: B, H, Nq, Nk that they must have.  where: in words, for the message.
-    Raises CaptureFileError for anything that does not go together.
-    """
-    if isinstance(value, dict) and value.get("kind") == "given":
-        _, weights, scores = fields(value, where, {"kind": str, "weights": str | dict, "scores": str | dict | None})
-        made = tensors.take(weights, f"weights of {where}", sizes)
-        widths = (sizes[3], sizes[3] + 1)  # a sink's column may be last
-        came = None if scores is None else tensors.take(scores, f"scores of {where}", (*sizes[:3], widths))
-        return Given(made, came)
-    return _unpack_remembered(value, sizes, where, tensors)
-
-
-REMEMBERED = {
-    "kind": str,
-    "q": str | dict,
-    "k": str | dict,
-    "lse": str | dict,
-    "sinks": str | dict | None,
-    "mask": dict | None,
-    "bias": dict | None,
-    "scale": float | int,
-    "softcap": float | int | None,
-    "dropout": float | int,
-}
-
-
-def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Remembered:
-    kind, q, k, lse, sinks, mask, bias, scale, softcap, dropout = fields(value, where, REMEMBERED)
-    if kind != "remembered":
-        raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")
-    batch, heads, nq, nk = sizes
-    queries = tensors.take(q, f"q of {where}", ((1, batch), heads, nq, None)).expand(batch, -1, -1, -1)
-    keys = tensors.take(k, f"k of {where}", ((1, batch), None, nk, queries.shape[-1])).expand(batch, -1, -1, -1)
-    if keys.shape[1] == 0 or heads % keys.shape[1]:
-        raise CaptureFileError(f"k of {where} has {keys.shape[1]} heads for {heads} of q: {FORGED}")
-    if queries.dtype != keys.dtype or queries.shape[-1] == 0:
-        raise CaptureFileError(
-            f"q of {where} is {queries.dtype}, k {keys.dtype}, both {queries.shape[-1]} wide: {FORGED}"
-        )
-    if not (
-        abs(scale) <= LARGEST_exact_weights
-        and (softcap is None or 0 < softcap <= LARGEST_exact_weights)
-        and 0 <= dropout < 1
-    ):
-        said = reprlib.repr({"scale": scale, "softcap": softcap, "dropout": dropout})
-        raise CaptureFileError(f"{where}: {said} cannot be: {FORGED}")
-    logits = None if sinks is None else _sinks(tensors.take(sinks, f"sinks of {where}", None), sizes, where)
-    rule = None if mask is None else _unpack_mask(mask, sizes, where, tensors)
-    term = None if bias is None else _unpack_bias(bias, sizes, where, tensors)
-    values = keys.new_zeros(1).expand(*keys.shape[:3], 1)  # exact weights do not read them
-    call = Call(queries, keys, values, rule, term, scale, softcap, logits, dropout, numpy=False, sizes=sizes)
-    return Remembered(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
-
-
-def _once(x: Tensor) -> Tensor:
-    """(B, H, N, D), or (1, H, N, D) where one is seen in all batch rows, as `expand` does it."""
-    return x[:1] if x.shape[0] > 1 and x.stride(0) == 0 else x
-
-
-def _sinks(logits: Tensor, sizes: Sizes, where: str) -> Tensor:
-    """One logit per head, or per row where a softmax written out had a column of them."""
-    if tuple(logits.shape) not in ((sizes[1],), sizes[:3]):
-        raise CaptureFileError(f"sinks of {where} have shape {tuple(logits.shape)}, not ({sizes[1]},): {FORGED}")
-    return logits
-
-
-# --------------------------------------------------------------------------------------------------------------- masks
-
-
-def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
-    _, _, nq, nk = call.sizes
-    band = mask.band(nq, nk)
-    if band is not None:
-        return {"band": list(band)}
-    cells = without_repeats(mask.cells) if isinstance(mask, DenseMask) else _cells(mask, call, "mask", MOST_CELLS)
-    return {"bits": out.put(name, pack_bits(cells)), "shape": list(cells.shape)}
-
-
-def _unpack_mask(value: dict[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Mask:
-    what = f"mask of {where}"
-    try:
-        return _band(value, sizes, what) if "band" in value else _dense(value, sizes, what, tensors)
-    except CaptureFileError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
-
-
-def _band(value: dict[str, Any], sizes: Sizes, what: str) -> Mask:
-    (band,) = fields(value, what, {"band": list})
-    if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > FARTHEST_exact_weights:
-        raise TypeError(f"a band is three integers of at most {FARTHEST_exact_weights:,}, got {band!r:.80}")
-    offset, before, after = band
-    place = None if offset == sizes[3] - sizes[2] else offset
-    return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
-
-
-def _dense(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Mask:
-    bits, shape = fields(value, what, {"bits": str, "shape": list})
-    cells = tensors.take_bits(bits, what, shape)
-    if cells.ndim != 4:
-        raise ValueError(f"its shape {shape} has not four axes")
-    mask = DenseMask(cells)
-    mask.fit(*sizes)
-    return mask
-
-
-# -------------------------------------------------------------------------------------------------------------- biases
-
-
-def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
-    if isinstance(bias, DenseBias):
-        return {"cells": out.put(name, without_repeats(bias.cells))}
-    if bias.by_distance:
-        return {"by distance": out.put(name, _terms(bias, call))}
-    return {"cells": out.put(name, _cells(bias, call, "bias", MOST_NUMBERS))}
-
-
-def _terms(bias: Bias, call: Call) -> Tensor:
-    """A number for each j − i from −n to n, n = max(Nq, Nk) − 1: (B or 1, H or 1, 1, 2n + 1)."""
-    batch, heads, (_, _, nq, nk) = *bias.leading, call.sizes
-    most = max(nq, nk) - 1
-    distance = torch.arange(-most, most + 1, device=call.device).clamp(1 - nq, nk - 1)
-    i, j = (-distance).clamp(min=0), distance.clamp(min=0)
-    b, h, _, _ = indices(batch, heads, i, j, call.device)
-    terms: Tensor = bias.bind(nq, nk, call.device, call.wide)(b, h, i, j)
-    return terms.expand(batch, heads, 1, 2 * most + 1)
-
-
-def _unpack_bias(value: dict[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> Bias:
-    batch, heads, nq, nk = sizes
-    what, lead = f"bias of {where}", ((1, batch), (1, heads))
-    if "by distance" in value:
-        (terms,) = fields(value, what, {"by distance": str | dict})
-        return Relative(tensors.take(terms, what, (*lead, 1, 2 * max(nq, nk) - 1)), offset=0)
-    (cells,) = fields(value, what, {"cells": str | dict})
-    return DenseBias(tensors.take(cells, what, (*lead, (1, nq), (1, nk))))
-
-
-# ---------------------------------------------------------------------------------------------------------- other rules
-
-
-def _cells(rule: Rule, call: Call, what: str, most: int) -> Tensor:
-    """A rule as (B or 1, H or 1, Nq, Nk) cells on the CPU, a few rows at a time."""
-    batch, heads, (_, _, nq, nk) = *rule.leading, call.sizes
-    count = batch * heads * nq * nk
-    if count > most:
-        raise ValueError(
-            f"the {what} {rule!r} is a rule that a file holds cell by cell only: {count:,} of them, at most {most:,}; "
-            "save(path, overview=True) leaves q and k out and needs none of them"
-        )
-    bound = rule.bind(nq, nk, call.device, call.wide)
-    rows, keys = (torch.arange(n, device=call.device) for n in (nq, nk))
-    some = max(1, AT_ONCE // (batch * heads * nk))
-    pieces = []
-    for part in (rows[at : at + some] for at in range(0, nq, some)):
-        cells = torch.as_tensor(bound(*indices(batch, heads, part, keys, call.device)))
-        pieces.append(cells.expand(batch, heads, len(part), nk).cpu())
-    return torch.cat(pieces, 2)
-
+MOST_POSITIONS = 1 << 24  # of a side, and batch rows × heads
+FARTHEST = 1 << 40  # of a position; torch counts in 64 bits
+LARGEST = 1e300  # of a number; NaN and integers beyond any float are not less
+BANDS = (4, 4, 32, 32)  # largest shape of the bands of facts
+MOST_CELLS = 1 << 28  # of a mask that is a rule: 32 MiB as bits
+MOST_NUMBERS = 1 << 26  # of a bias that is a rule: 256 MiB in fp32
+AT_ONCE = 1 << 22  # cells of a rule computed in one piece
 
 REFERENCE: Any = str | dict | None
-
-MOST_POSITIONS = 1 << 24  # of a side; beyond that a file claims what nobody has run
-FARTHEST = 1 << 40  # where a query may be said to stand; torch counts in 64 bits
-LARGEST = 1e300
-BANDS = (4, 4, 32, 32)  # the most that facts have of them
-
-RECORD = {
-    "path": str,
-    "n": int,
-    "kind": str,
-    "source": str,
-    "kernel": str,
-    "compiled": bool,
-    "trouble": str | None,
-    "link": dict | None,
-    "facts": dict | None,
-    "heads": list,
-    "view": dict | None,
-}
-
-
-def pack_record(record: Record, name: str, out: Outgoing) -> dict[str, Any]:
-    """What JSON says of a record; the tensors go to `out` under names that start with `name`.
-
-    >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
-    >>> packed["path"], packed["trouble"], packed["view"]
-    ('attn', 'no kernel', None)
-
-    Raises ValueError for a view that holds what is no measure of regard's, and as `pack_weights` does.
-    """
-    plain = {key: getattr(record, key) for key in ("path", "n", "kind", "source", "kernel", "compiled", "trouble")}
-    return {
-        **plain,
-        "link": None if record.link is None else _pack_link(record.link),
-        "facts": None if record.facts is None else _pack_facts(record.facts, name, out),
-        "heads": [[key, out.put(f"{name}/heads/{key}", values)] for key, values in record.heads.items()],
-        "view": None if record.view is None else _pack_view(record.view, name, out),
-    }
-
-
-def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
-    """The record that `pack_record` made this of.
-
-    >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
-    >>> unpack_record(packed, "record 0", Incoming({})).trouble
-    'no kernel'
-
-    where: in words, for the message.
-    Raises CaptureFileError for anything that is missing, unknown, or does not go together.
-    """
-    path, n, kind, source, kernel, compiled, trouble, link, facts, heads, view = fields(value, where, RECORD)
-    if kind not in ("self", "cross"):
-        raise CaptureFileError(f"{where}: kind must be self or cross, got {kind!r:.80}: {FORGED}")
-    if n < 0:
-        raise CaptureFileError(f"{where}: n must be the number of a call, got {n}: {FORGED}")
-    seen = None if view is None else _unpack_view(view, where, tensors)
-    known = None if facts is None else _unpack_facts(facts, where, tensors)
-    if seen is not None and known is not None and seen.sizes != known.sizes:
-        raise CaptureFileError(f"{where}: its view is of {seen.sizes}, its facts of {known.sizes}: {FORGED}")
-    if seen is not None and known is not None and known.edited:
-        seen.edited = True
-        if isinstance(seen.weights, Given):
-            seen.weights.edited = True
-    shape: tuple[Axis, ...] = (None, None) if seen is None else seen.sizes[:2]
-    numbers = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
-    carried = None if link is None else _unpack_link(link, n, None if seen is None else seen.sizes[0], where)
-    return Record(path, n, kind, source, kernel, compiled, seen, known, numbers, trouble, carried)
-
-
-def check_runs(records: Sequence[Record]) -> None:
-    """Raise CaptureFileError for calls that are said to carry on others, and cannot: they could not be put together."""
-    for path in dict.fromkeys(record.path for record in records):
-        earlier: dict[int, tuple[View, Link | None]] = {}  # by the numbers of the calls: some could not be read
-        for record in (record for record in records if record.path == path):
-            view, link = record.view, record.link
-            if view is None:
-                continue
-            earlier[record.n] = view, link
-            if link is None or link.after is None:
-                continue
-            where = f"call {record.n} of {path!r:.80}"
-            before, previous = earlier.get(link.after, (view, None))
-            if previous is None:
-                raise CaptureFileError(f"{where} carries on call {link.after}, which is not before it: {FORGED}")
-            start, rows = previous.first, range(view.sizes[0]) if link.rows is None else link.rows
-            counts = [None if one.returned is None else len(one.returned) for one in (previous, link)]
-            if max(rows, default=0) >= max(before.sizes[0], 1) or counts[0] != counts[1] or counts[0] == 0:
-                raise CaptureFileError(f"{where} carries on batch rows that call {link.after} does not have: {FORGED}")
-            if view.sizes[1] != before.sizes[1] or not start <= link.first <= start + before.sizes[3]:
-                raise CaptureFileError(
-                    f"{where}, of {view.sizes} with first = {link.first}, cannot carry on {before.sizes} with first = "
-                    f"{start}: {FORGED}"
-                )
-            forms = [(_width(v.given_output), _width(v.held.get("top_key"))) for v in (before, view)]
-            if forms[0] != forms[1]:
-                raise CaptureFileError(
-                    f"{where} has outputs or links of another width than what it carries on: {FORGED}"
-                )
-
-
-def _width(values: Any) -> int | None:
-    return None if values is None else int(values.shape[-1])
-
-
-def _pack_link(link: Link) -> dict[str, Any]:
-    rows = None if link.rows is None else list(link.rows)
-    packed = {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
-    return packed if link.returned is None else packed | {"returned": list(link.returned)}
-
-
-def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
-    kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
-    if isinstance(value, dict) and "returned" in value:  # only where it is known
-        kinds["returned"] = list
-    after, first, known, rows, *others = fields(value, f"link of {where}", kinds)
-    there = after is None or 0 <= after < n
-    moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
-    ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
-    placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
-    if not there or not moved or not ended or not placed:
-        raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
-    return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
-
-
-def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
-    """[[name, reference], …], in the order in which they were, which the keys of a JSON object lose."""
-    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in values):
-        raise CaptureFileError(f"{where}: tensors must be listed as pairs of a name and where it is: {FORGED}")
-    return [(name, reference) for name, reference in values]
-
-
-# ---------------------------------------------------------------------------------------------------------------- views
-
+PLAIN = {"path": str, "n": int, "kind": str, "source": str, "kernel": str, "compiled": bool, "trouble": str | None}
+RECORD = PLAIN | {"link": dict | None, "facts": dict | None, "heads": list, "view": dict | None}
 VIEW = {
     "sizes": list,
     "kind": str,
@@ -396,13 +79,172 @@ VIEW = {
     "output": REFERENCE,
     "weights": dict | None,
 }
+FACTS = {
+    "sizes": list,
+    "mask": str,
+    "unrestricted": bool,
+    "causal": str,
+    "offset": int | None,
+    "bias_kind": str | None,
+    "bias_from": float | int | None,
+    "empty_rows": dict,
+    "unhidden_rows": dict,
+    "sides": list,
+    "bad": list,
+    "softcap": float | int | None,
+    "tensors": dict,
+}
+REMEMBERED = {
+    "kind": str,
+    "q": str | dict,
+    "k": str | dict,
+    "lse": str | dict,
+    "sinks": str | dict | None,
+    "mask": dict | None,
+    "bias": dict | None,
+    "scale": float | int,
+    "softcap": float | int | None,
+    "dropout": float | int,
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+def pack_record(record: Record, name: str, out: Outgoing) -> dict[str, Any]:
+    """The JSON of a record; its tensors go to `out` under names that start with `name`.
+
+    Raises:
+        ValueError: for a view that holds an unknown measure, and as `pack_weights`.
+
+    Example:
+        >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
+        >>> packed["path"], packed["trouble"], packed["view"]
+        ('attn', 'no kernel', None)
+    """
+    packed: dict[str, Any] = {key: getattr(record, key) for key in PLAIN}
+    packed |= {"link": None, "facts": None}
+    if (link := record.link) is not None:
+        rows = None if link.rows is None else list(link.rows)
+        packed["link"] = {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
+        if link.returned is not None:
+            packed["link"]["returned"] = list(link.returned)
+    if record.facts is not None:
+        tensors = {key: out.put(f"{name}/facts/{key}", values) for key, values in record.facts.tensors().items()}
+        facts = record.facts.to_json()
+        packed["facts"] = facts | {"bad": [[key, *counts] for key, counts in facts["bad"].items()], "tensors": tensors}
+    packed["heads"] = [[key, out.put(f"{name}/heads/{key}", values)] for key, values in record.heads.items()]
+    packed["view"] = None if record.view is None else _pack_view(record.view, name, out)
+    return packed
+
+
+def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
+    """The inverse of `pack_record`.
+
+    Args:
+        value: the JSON.
+        where: which record it is, for messages.
+        tensors: of the file.
+
+    Raises:
+        CaptureFileError: for values that are missing, unknown or inconsistent.
+
+    Example:
+        >>> packed = pack_record(Record("attn", 0, "self", "flex", "flex", trouble="no kernel"), "0", Outgoing())
+        >>> unpack_record(packed, "record 0", Incoming({})).trouble
+        'no kernel'
+    """
+    path, n, kind, source, kernel, compiled, trouble, link, facts, heads, view = fields(value, where, RECORD)
+    if kind not in ("self", "cross"):
+        raise CaptureFileError(f"{where}: kind must be self or cross, got {kind!r:.80}: {FORGED}")
+    if n < 0:
+        raise CaptureFileError(f"{where}: n must be the number of a call, got {n}: {FORGED}")
+    record = Record(path, n, kind, source, kernel, compiled, trouble=trouble)
+    record.view = None if view is None else _unpack_view(view, where, tensors)
+    record.facts = None if facts is None else _unpack_facts(facts, where, tensors)
+    shape: tuple[Axis, ...] = (None, None)
+    batch = None
+    if record.view is not None:
+        shape, batch = record.view.sizes[:2], record.view.sizes[0]
+        if record.facts is not None and record.view.sizes != record.facts.sizes:
+            raise CaptureFileError(
+                f"{where}: its view is of {record.view.sizes}, its facts of {record.facts.sizes}: {FORGED}"
+            )
+        if record.facts is not None and record.facts.edited:
+            record.view.edited = True
+            if isinstance(record.view.weights, Given):
+                record.view.weights.edited = True
+    record.heads = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
+    record.link = None if link is None else _unpack_link(link, n, batch, where)
+    return record
+
+
+def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
+    kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
+    if isinstance(value, dict) and "returned" in value:  # written only if it is known
+        kinds["returned"] = list
+    after, first, known, rows, *others = fields(value, f"link of {where}", kinds)
+    there = after is None or 0 <= after < n
+    moved = rows is None or (is_list_of(rows, int) and len(rows) == batch and set(rows) <= set(range(len(rows))))
+    ended = all(is_list_of(returned, int) and set(returned) <= set(range(-1, batch or 0)) for returned in others)
+    placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
+    if not there or not moved or not ended or not placed:
+        raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
+    return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
+
+
+def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
+    """[[name, reference], …]: in order, which the keys of a JSON object lose."""
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in values):
+        raise CaptureFileError(f"{where}: tensors must be listed as pairs of a name and where it is: {FORGED}")
+    return [(name, reference) for name, reference in values]
+
+
+def check_runs(records: Sequence[Record]) -> None:
+    """Raise CaptureFileError for links between calls that cannot be put together."""
+    earlier: dict[tuple[str, int], tuple[View, Link | None]] = {}  # by path and number: some could not be read
+    for record in records:
+        view, link, path = record.view, record.link, record.path
+        if view is None:
+            continue
+        earlier[path, record.n] = view, link
+        if link is None or link.after is None:
+            continue
+        where = f"call {record.n} of {path!r:.80}"
+        before, previous = earlier.get((path, link.after), (view, None))
+        if previous is None:
+            raise CaptureFileError(f"{where} carries on call {link.after}, which is not before it: {FORGED}")
+        start, rows = previous.first, range(view.sizes[0]) if link.rows is None else link.rows
+        counts = [None if one.returned is None else len(one.returned) for one in (previous, link)]
+        if max(rows, default=0) >= max(before.sizes[0], 1) or counts[0] != counts[1] or counts[0] == 0:
+            raise CaptureFileError(f"{where} carries on batch rows that call {link.after} does not have: {FORGED}")
+        if view.sizes[1] != before.sizes[1] or not start <= link.first <= start + before.sizes[3]:
+            raise CaptureFileError(
+                f"{where}, of {view.sizes} with first = {link.first}, cannot carry on {before.sizes} with first = "
+                f"{start}: {FORGED}"
+            )
+        widths = [
+            [None if x is None else x.shape[-1] for x in (v.given_output, v.held.get("top_key"))]
+            for v in (before, view)
+        ]
+        if widths[0] != widths[1]:
+            raise CaptureFileError(f"{where} has outputs or links of another width than what it carries on: {FORGED}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- views
 
 
 def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
-    offset, weights = view.place.offset, view.weights
     unknown = [key for key in view.held if _form_of(key, view.sizes, view.size, view.pooled) is None]
     if unknown:
         raise ValueError(f"a view holds {unknown[0]!r}, which is no measure of regard's and cannot be saved")
+
+    def put(key: str, values: Any) -> Reference | None:
+        if values is None:
+            return None
+        return out.put(f"{name}/{key}", torch.from_numpy(values) if isinstance(values, np.ndarray) else values)
+
+    offset = view.place.offset
     return {
         "sizes": list(view.sizes),
         "kind": view.kind,
@@ -413,50 +255,56 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
         "engine": view.engine,
         "pooled": list(view.pooled),
         "held": [[key, out.put(f"{name}/{key}", values)] for key, values in view.held.items()],
-        "visible": _put(view.place.visible, f"{name}/visible", out),
-        "padding": _put(view.place.padding, f"{name}/padding", out),
-        "offset": _put(offset, f"{name}/offset", out) if isinstance(offset, Tensor) else offset,
-        "ids": _put(view.tokens.ids, f"{name}/ids", out),
-        "delimiters": _put(view.tokens.delimiters, f"{name}/delimiters", out),
-        "output": _put(view.given_output, f"{name}/output", out),
-        "weights": None if weights is None else pack_weights(weights, name, out),
+        "visible": put("visible", view.place.visible),
+        "padding": put("padding", view.place.padding),
+        "offset": put("offset", offset) if isinstance(offset, Tensor) else offset,
+        "ids": put("ids", view.tokens.ids),
+        "delimiters": put("delimiters", view.tokens.delimiters),
+        "output": put("output", view.given_output),
+        "weights": None if view.weights is None else pack_weights(view.weights, name, out),
     }
-
-
-def _put(values: Any, name: str, out: Outgoing) -> Reference | None:
-    if values is None:
-        return None
-    return out.put(name, torch.from_numpy(values) if isinstance(values, np.ndarray) else values)
 
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
     found = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
     sizes, lead, numpy = _sizes(found["sizes"], where), found["lead"], found["numpy"]
+    batch, heads, nq, nk = sizes
     if not is_list_of(found["pooled"], str) or not set(found["pooled"]) <= {*PER_QUERY, "received"}:
         raise CaptureFileError(f"{where}: pooled must be names of measures, got {found['pooled']!r:.80}: {FORGED}")
-    if lead is not None and not (is_list_of(lead, int) and min(lead, default=0) >= 0 and prod(lead) == prod(sizes[:2])):
-        raise CaptureFileError(f"{where}: lead {lead!r:.80} must make {sizes[0]} × {sizes[1]} heads: {FORGED}")
-    if found["kind"] not in ("self", "cross") or not all(
-        1 <= found[name] <= MOST_POSITIONS for name in ("size", "links")
-    ):
-        said = {name: found[name] for name in ("kind", "size", "links")}
-        raise CaptureFileError(f"{where}: {reprlib.repr(said)} cannot be: {FORGED}")
-    output = _taken(found["output"], f"output of {where}", None, "floats", tensors)
+    if lead is not None and not (is_list_of(lead, int) and min(lead, default=0) >= 0 and prod(lead) == batch * heads):
+        raise CaptureFileError(f"{where}: lead {lead!r:.80} must make {batch} × {heads} heads: {FORGED}")
+    in_range = all(1 <= found[name] <= MOST_POSITIONS for name in ("size", "links"))
+    if found["kind"] not in ("self", "cross") or not in_range:
+        values = reprlib.repr({name: found[name] for name in ("kind", "size", "links")})
+        raise CaptureFileError(f"{where}: {values} cannot be: {FORGED}")
+
+    def take(key: str, shape: tuple[Axis, ...] | None, kind: Kind) -> Tensor | None:
+        return None if found[key] is None else tensors.take(found[key], f"{key} of {where}", shape, kind)
+
+    output = take("output", None, "floats")
     if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
         raise CaptureFileError(f"{where}: its output {tuple(output.shape)} is not of {sizes}: {FORGED}")
     held = _unpack_held(found, sizes, where, tensors)
-    if numpy and any(
-        values.dtype == torch.bfloat16 for values in (*held.values(), *([] if output is None else [output]))
-    ):
+    if numpy and any(x is not None and x.dtype == torch.bfloat16 for x in (*held.values(), output)):
         raise CaptureFileError(f"{where}: it holds bfloat16, which NumPy has not: {FORGED}")
+    some = ((1, batch), (1, heads))
+    visible = take("visible", (*some, nq), "integers")
+    if visible is not None:
+        _check_range(visible, 0, nk, f"visible of {where}")
+    offset = found["offset"] if isinstance(found["offset"], int) else take("offset", some, "integers")
+    if isinstance(offset, Tensor):
+        _check_range(offset, -FARTHEST, FARTHEST, f"offset of {where}")
+    elif offset is not None and abs(offset) > FARTHEST:
+        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}: {FORGED}")
+    by_key = ((1, batch), nk)
     return View(
         sizes=sizes,
         held=held,
         given_output=output.numpy() if numpy and output is not None else output,
         weights=None if found["weights"] is None else unpack_weights(found["weights"], sizes, where, tensors),
         kind=found["kind"],
-        place=_unpack_place(found, sizes, where, tensors),
-        tokens=_unpack_tokens(found, sizes, where, tensors),
+        place=KnownVisibility(visible=visible, padding=take("padding", by_key, "booleans"), offset=offset),
+        tokens=KeyTokens(ids=take("ids", by_key, "integers"), delimiters=take("delimiters", by_key, "booleans")),
         size=found["size"],
         links=found["links"],
         lead=None if lead is None else tuple(lead),
@@ -487,17 +335,17 @@ def _unpack_held(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: In
         raise CaptureFileError(f"{where}: top_key, top_weight and top_tied do not go together: {FORGED}")
     if top:
         _check_range(held["top_key"], -1, sizes[3] - 1, f"top_key of {where}")
-    if "map" in held and held["map"].dtype == torch.float16:  # an overview's; what is computed from it is not to round
+    if "map" in held and held["map"].dtype == torch.float16:  # an overview's; what is computed from it must not round
         held["map"] = held["map"].float()
     return held
 
 
-def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> tuple[tuple[Axis, ...], Kind] | None:
-    """The shape and kind of a tensor that a view holds under a name, or None for a name that is not known."""
+def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> Form | None:
+    """The form of a tensor that a view holds under a name, or None for an unknown name."""
     batch, heads, nq, nk = sizes
     if name in PER_QUERY:
         return (batch, heads, None if name in pooled else nq), "floats"
-    plain: dict[str, tuple[tuple[Axis, ...], Kind]] = {
+    forms: dict[str, Form] = {
         "received": ((batch, heads, None if name in pooled else nk), "floats"),
         "map": ((batch, heads, min(size, nq), min(size, nk)), "floats"),
         "top_key": ((batch, heads, nq, None), "integers"),
@@ -506,7 +354,7 @@ def _form_of(name: str, sizes: Sizes, size: int, pooled: Any) -> tuple[tuple[Axi
         **{f"mean {measure}": ((batch, heads), "floats") for measure in PER_QUERY},
         **{f"{kind} {p}": ((batch, heads), "floats") for kind in ("pattern", "share", "beside") for p in PATTERNS},
     }
-    return plain.get(name)
+    return forms.get(name)
 
 
 def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
@@ -516,99 +364,43 @@ def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
         )
 
 
-def _taken(reference: Any, what: str, shape: tuple[Axis, ...] | None, kind: Kind, tensors: Incoming) -> Tensor | None:
-    return None if reference is None else tensors.take(reference, what, shape, kind)
-
-
-def _unpack_place(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> KnownVisibility:
-    batch, heads, nq, nk = sizes
-    lead, offset = ((1, batch), (1, heads)), found["offset"]
-    visible = _taken(found["visible"], f"visible of {where}", (*lead, nq), "integers", tensors)
-    if visible is not None:
-        _check_range(visible, 0, nk, f"visible of {where}")
-    if not isinstance(offset, int):
-        offset = _taken(offset, f"offset of {where}", lead, "integers", tensors)
-    if isinstance(offset, Tensor):
-        _check_range(offset, -FARTHEST, FARTHEST, f"offset of {where}")
-    elif offset is not None and abs(offset) > FARTHEST:
-        raise CaptureFileError(f"{where}: offset is {offset!r:.80}, beyond {FARTHEST:,}: {FORGED}")
-    padding = _taken(found["padding"], f"padding of {where}", (lead[0], nk), "booleans", tensors)
-    return KnownVisibility(visible=visible, padding=padding, offset=offset)
-
-
-def _unpack_tokens(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> KeyTokens:
-    shape = ((1, sizes[0]), sizes[3])
-    return KeyTokens(
-        ids=_taken(found["ids"], f"ids of {where}", shape, "integers", tensors),
-        delimiters=_taken(found["delimiters"], f"delimiters of {where}", shape, "booleans", tensors),
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------------- facts
-
-FACTS = {
-    "sizes": list,
-    "mask": str,
-    "unrestricted": bool,
-    "causal": str,
-    "offset": int | None,
-    "bias_kind": str | None,
-    "bias_from": float | int | None,
-    "empty_rows": dict,
-    "unhidden_rows": dict,
-    "sides": list,
-    "bad": list,
-    "softcap": float | int | None,
-    "tensors": dict,
-}
-
-
-def _pack_facts(facts: Facts, name: str, out: Outgoing) -> dict[str, Any]:
-    tensors = {key: out.put(f"{name}/facts/{key}", values) for key, values in facts.tensors().items()}
-    plain = facts.to_json()
-    return plain | {"bad": [[key, *counts] for key, counts in plain["bad"].items()], "tensors": tensors}
 
 
 def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
     found = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
     batch, _, _, nk = sizes = _sizes(found["sizes"], where)
-    references = found.pop("tensors")
-    forms: dict[str, tuple[tuple[Axis, ...], Kind]] = {
-        "bands": ((None, None, None, None), "bytes"),
-        "padding": (((1, batch), nk), "booleans"),
-    }
-    if unsound := _unsound(found, sizes):
-        said = reprlib.repr(found[unsound])
-        raise CaptureFileError(f"facts of {where}: {unsound} of a call of {sizes} cannot be {said}: {FORGED}")
-    if unknown := sorted(references.keys() - forms.keys()):
-        raise CaptureFileError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard: {FORGED}")
-    given = {key: tensors.take(ref, f"{key} of {where}", *forms[key]) for key, ref in references.items()}
-    if "bands" in given and any(n > most for n, most in zip(given["bands"].shape, BANDS, strict=True)):
-        raise CaptureFileError(f"bands of {where} have shape {tuple(given['bands'].shape)}: {FORGED}")
-    try:
-        return Facts.from_json(found | {"bad": {key: counts for key, *counts in found["bad"]}}, given)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CaptureFileError(f"facts of {where}: {error}: {FORGED}") from None
-
-
-def _unsound(found: Mapping[str, Any], sizes: Sizes) -> str | None:
-    """The first of the facts that cannot be of a call of these sizes, or None."""
-    numbers = (("bias_from", LARGEST), ("softcap", LARGEST), ("offset", FARTHEST))
+    limits = {"bias_from": LARGEST, "softcap": LARGEST, "offset": FARTHEST}
     sound = {
         "causal": found["causal"] in get_args(Causality),
         "bias_kind": found["bias_kind"] in (None, *get_args(BiasKind)),
-        "sides": len(found["sides"]) == sizes[0] and all(side in (None, *get_args(Side)) for side in found["sides"]),
-        "bad": all(_is_count(item) for item in found["bad"]),
+        "sides": len(found["sides"]) == batch and all(side in (None, *get_args(Side)) for side in found["sides"]),
+        "bad": all(  # [name of a tensor, how many NaN, how many infinite]
+            isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
+            for item in found["bad"]
+        ),
         **{name: _are_rows(found[name], sizes) for name in ("empty_rows", "unhidden_rows")},
-        **{name: found[name] is None or -most <= found[name] <= most for name, most in numbers},  # nor NaN
+        **{name: found[name] is None or -most <= found[name] <= most for name, most in limits.items()},  # nor NaN
     }
-    return next((name for name, right in sound.items() if not right), None)
-
-
-def _is_count(item: object) -> bool:
-    """[name of a tensor, how many NaN, how many infinite]"""
-    return isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
+    for name, right in sound.items():
+        if not right:
+            text = reprlib.repr(found[name])
+            raise CaptureFileError(f"facts of {where}: {name} of a call of {sizes} cannot be {text}: {FORGED}")
+    references = found.pop("tensors")
+    forms: dict[str, Form] = {
+        "bands": ((None, None, None, None), "bytes"),
+        "padding": (((1, batch), nk), "booleans"),
+    }
+    if unknown := sorted(references.keys() - forms.keys()):
+        raise CaptureFileError(f"facts of {where} have a tensor {unknown[0]!r:.80}, unknown to this regard: {FORGED}")
+    taken = {key: tensors.take(ref, f"{key} of {where}", *forms[key]) for key, ref in references.items()}
+    if "bands" in taken and any(n > most for n, most in zip(taken["bands"].shape, BANDS, strict=True)):
+        raise CaptureFileError(f"bands of {where} have shape {tuple(taken['bands'].shape)}: {FORGED}")
+    try:
+        return Facts.from_json(found | {"bad": {key: counts for key, *counts in found["bad"]}}, taken)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CaptureFileError(f"facts of {where}: {error}: {FORGED}") from None
 
 
 def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
@@ -619,3 +411,165 @@ def _are_rows(rows: Mapping[str, Any], sizes: Sizes) -> bool:
             inside = all(0 <= at < size for at, size in zip((b, h, i), sizes, strict=False))
             return len(rows) == 3 and inside and 0 <= tokens <= count <= prod(sizes[:3])
     return False
+
+
+# -------------------------------------------------------------------------------------------------------- exact weights
+
+
+def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
+    """The JSON of exact weights; their tensors go to `out` under names that start with `name`.
+
+    Raises:
+        ValueError: for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
+
+    Example:
+        >>> out = Outgoing()
+        >>> pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
+        ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
+    """
+    if isinstance(weights, Given):
+        scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
+        return {"kind": "given", "weights": out.put(f"{name}/weights", weights.weights), "scores": scores}
+    if not isinstance(weights, Remembered):
+        raise ValueError(f"weights of kind {type(weights).__name__} cannot be saved; set view.weights to None")
+    call, empty = weights.call, 0 in weights.call.sizes
+    # Where one q or k is expanded to all batch rows, it is written once.
+    q, k = (x[:1] if x.shape[0] > 1 and x.stride(0) == 0 else x for x in (call.q, call.k))
+    return {
+        "kind": "remembered",
+        "q": out.put(f"{name}/q", q),
+        "k": out.put(f"{name}/k", k),
+        "lse": out.put(f"{name}/kept lse", weights.lse),
+        "sinks": None if call.sinks is None else out.put(f"{name}/sinks", call.sinks),
+        "mask": None if call.mask is None or empty else _pack_mask(call.mask, call, f"{name}/mask", out),
+        "bias": None if call.bias is None or empty else _pack_bias(call.bias, call, f"{name}/bias", out),
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "dropout": call.dropout,
+    }
+
+
+def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Weights:
+    """The inverse of `pack_weights`.
+
+    Args:
+        value: the JSON.
+        sizes: B, H, Nq, Nk of the call.
+        where: which call it is, for messages.
+        tensors: of the file.
+
+    Raises:
+        CaptureFileError: for values that are missing, unknown or inconsistent.
+
+    Example:
+        >>> out = Outgoing()
+        >>> packed = pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out)
+        >>> unpack_weights(packed, (1, 1, 2, 2), "record 0", Incoming(out.tensors)).tile(slice(1), slice(2))
+        tensor([[[[0.5000, 0.5000]]]])
+    """
+    batch, heads, nq, nk = sizes
+    if isinstance(value, dict) and value.get("kind") == "given":
+        _, weights, scores = fields(value, where, {"kind": str, "weights": str | dict, "scores": str | dict | None})
+        given = Given(tensors.take(weights, f"weights of {where}", sizes))
+        if scores is not None:  # a sink's column may be last
+            given.scores = tensors.take(scores, f"scores of {where}", (*sizes[:3], (nk, nk + 1)))
+        return given
+    kind, q, k, lse, sinks, mask, bias, scale, softcap, dropout = fields(value, where, REMEMBERED)
+    if kind != "remembered":
+        raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")
+    q = tensors.take(q, f"q of {where}", ((1, batch), heads, nq, None)).expand(batch, -1, -1, -1)
+    k = tensors.take(k, f"k of {where}", ((1, batch), None, nk, q.shape[-1])).expand(batch, -1, -1, -1)
+    if k.shape[1] == 0 or heads % k.shape[1]:
+        raise CaptureFileError(f"k of {where} has {k.shape[1]} heads for {heads} of q: {FORGED}")
+    if q.dtype != k.dtype or q.shape[-1] == 0:
+        raise CaptureFileError(f"q of {where} is {q.dtype}, k {k.dtype}, both {q.shape[-1]} wide: {FORGED}")
+    if not (abs(scale) <= LARGEST and (softcap is None or 0 < softcap <= LARGEST) and 0 <= dropout < 1):
+        values = reprlib.repr({"scale": scale, "softcap": softcap, "dropout": dropout})
+        raise CaptureFileError(f"{where}: {values} cannot be: {FORGED}")
+    if sinks is not None:  # one logit per head, or per row where a softmax written out had a column of them
+        sinks = tensors.take(sinks, f"sinks of {where}", None)
+        if tuple(sinks.shape) not in ((heads,), sizes[:3]):
+            raise CaptureFileError(f"sinks of {where} have shape {tuple(sinks.shape)}, not ({heads},): {FORGED}")
+    rule = None if mask is None else _unpack_mask(mask, sizes, f"mask of {where}", tensors)
+    term = None if bias is None else _unpack_bias(bias, sizes, f"bias of {where}", tensors)
+    v = k.new_zeros(1).expand(*k.shape[:3], 1)  # exact weights do not read the values
+    call = Call(q, k, v, rule, term, scale, softcap, sinks, dropout, numpy=False, sizes=sizes)
+    return Remembered(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
+
+
+def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
+    band = mask.band(*call.sizes[2:])
+    if band is not None:
+        return {"band": list(band)}
+    cells = without_repeats(mask.cells) if isinstance(mask, DenseMask) else _cells(mask, call, "mask", MOST_CELLS)
+    return {"bits": out.put(name, pack_bits(cells)), "shape": list(cells.shape)}
+
+
+def _unpack_mask(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Mask:
+    if "band" in value:
+        (band,) = fields(value, what, {"band": list})
+        if not is_list_of(band, int) or len(band) != 3 or max(map(abs, band)) > FARTHEST:
+            raise CaptureFileError(
+                f"{what}: a band is three integers of at most {FARTHEST:,}, got {band!r:.80}: {FORGED}"
+            )
+        offset, before, after = band
+        place = None if offset == sizes[3] - sizes[2] else offset
+        try:
+            return Causal(place) if (before, after) == (NO_LIMIT, 0) else window(before, after, offset=place)
+        except (ValueError, TypeError) as error:
+            raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
+    bits, shape = fields(value, what, {"bits": str, "shape": list})
+    try:
+        cells = tensors.take_bits(bits, what, shape)
+        if cells.ndim != 4:
+            raise ValueError(f"its shape {shape} has not four axes")
+        mask = DenseMask(cells)
+        mask.fit(*sizes)
+        return mask
+    except CaptureFileError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CaptureFileError(f"{what}: {error}: {FORGED}") from None
+
+
+def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
+    if isinstance(bias, DenseBias):
+        return {"cells": out.put(name, without_repeats(bias.cells))}
+    if not bias.by_distance:
+        return {"cells": out.put(name, _cells(bias, call, "bias", MOST_NUMBERS))}
+    # One number for each j − i from −n to n, n = max(Nq, Nk) − 1: (B or 1, H or 1, 1, 2n + 1)
+    batch, heads, (_, _, nq, nk) = *bias.leading, call.sizes
+    most = max(nq, nk) - 1
+    distance = torch.arange(-most, most + 1, device=call.device).clamp(1 - nq, nk - 1)
+    i, j = (-distance).clamp(min=0), distance.clamp(min=0)
+    b, h, _, _ = indices(batch, heads, i, j, call.device)
+    terms: Tensor = bias.bind(nq, nk, call.device, call.wide)(b, h, i, j)
+    return {"by distance": out.put(name, terms.expand(batch, heads, 1, 2 * most + 1))}
+
+
+def _unpack_bias(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incoming) -> Bias:
+    batch, heads, nq, nk = sizes
+    lead = ((1, batch), (1, heads))
+    if "by distance" in value:
+        (terms,) = fields(value, what, {"by distance": str | dict})
+        return Relative(tensors.take(terms, what, (*lead, 1, 2 * max(nq, nk) - 1)), offset=0)
+    (cells,) = fields(value, what, {"cells": str | dict})
+    return DenseBias(tensors.take(cells, what, (*lead, (1, nq), (1, nk))))
+
+
+def _cells(rule: Rule, call: Call, what: str, most: int) -> Tensor:
+    """A rule as (B or 1, H or 1, Nq, Nk) cells on the CPU, a few rows at a time."""
+    batch, heads, (_, _, nq, nk) = *rule.leading, call.sizes
+    count = batch * heads * nq * nk
+    if count > most:
+        raise ValueError(
+            f"the {what} {rule!r} is a rule that a file holds cell by cell only: {count:,} of them, at most {most:,}; "
+            "save(path, overview=True) leaves q and k out and needs none of them"
+        )
+    bound = rule.bind(nq, nk, call.device, call.wide)
+    rows, keys = (torch.arange(n, device=call.device) for n in (nq, nk))
+    pieces = []
+    for part in rows.split(max(1, AT_ONCE // (batch * heads * nk))):
+        cells = torch.as_tensor(bound(*indices(batch, heads, part, keys, call.device)))
+        pieces.append(cells.expand(batch, heads, len(part), nk).cpu())
+    return torch.cat(pieces, 2)
