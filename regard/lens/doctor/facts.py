@@ -41,6 +41,7 @@ from regard.lens.doctor.visibility import (
 )
 from regard.masks import Causal, DenseMask, Mask
 from regard.masks.biases import DenseBias
+from regard.masks.mask import TileGrid
 from regard.masks.token_masks import Queries, at_positions
 
 __all__ = ["Causality", "Facts", "RowCount", "read", "read_weights"]
@@ -288,7 +289,7 @@ def _excused(sight: MaskSummary) -> Tensor:
     rows = torch.zeros(1, 1, nq, dtype=torch.bool, device=device)
     if sight.kind == "self" and nk:  # queries that are padding themselves; none in a batch row that is nothing else
         offset = None if sight.causal is None else sight.causal.offset
-        positions = Grid(nq, nk, (1, 1), device).positions(offset)
+        positions = TileGrid(nq, nk, (1, 1), device).positions(offset)
         if offset is None:  # a causal mask that came as cells has its own
             _, far, choice = traced.numbers.unbind()
             own = (choice == 1) & (far <= max(0, nk - nq)) if nq > 1 else choice == 2
