@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from regard.layouts import Layout
-from regard.lens.assembly import Assembled
+from regard.lens.assembly import AssembledWeights
 from regard.lens.files.container import pool
 from regard.lens.files.saving import Photo
-from regard.lens.measures.weights import Remembered
+from regard.lens.measures.weights import ComputedWeights
 from regard.lens.placement import ImagePatches
 from regard.lens.view import View
 from regard.locale import translate
@@ -611,13 +611,13 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
     weights = seen.view.weights
     window, i = divmod(token, max(1, seen.view.sizes[2])) if seen.windows > 1 else (0, token)
     batch, first = window, window * seen.view.sizes[3]
-    if isinstance(weights, Assembled):
+    if isinstance(weights, AssembledWeights):
         n = 0
         while i >= weights.counts[n]:
             i, n = i - weights.counts[n], n + 1
         moved = weights.rows[n]
         batch, first, weights = (batch if moved is None else moved[batch]), first + weights.first[n], weights.parts[n]
-    if not isinstance(weights, Remembered):
+    if not isinstance(weights, ComputedWeights):
         raise LookupError(
             "the model computed these weights with its own softmax, so queries and keys are unknown: "
             "exact rows are available, the steps before them are not"

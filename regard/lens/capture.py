@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.layouts import Sides
 from regard.lens import display
-from regard.lens.assembly import Link, assemble, by_sizes, follow, read_beams, rows_of, runs_of
+from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import doctor as doctors
 from regard.lens.doctor.report import Diagnosis, merge_paths
 from regard.lens.files import saving
@@ -189,7 +189,7 @@ class Capture:
         self._require_calls()
         sequences = read_beams(beams)
         passes = max((n + 1 for row in sequences for n, at in enumerate(row) if at >= 0), default=0)
-        chosen: list[tuple[list[Link], int]] = []
+        chosen: list[tuple[list[StepLink], int]] = []
         for path in self.names:
             records, links, groups = self._linked(path)
             long = [group for group in groups if len(group) >= max(passes, 2)]
@@ -210,7 +210,7 @@ class Capture:
         for links, _ in chosen:
             follow(links, sequences)
 
-    def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
+    def _linked(self, path: str) -> tuple[list[Record], list[StepLink], list[list[int]]]:
         """The calls of a module, their links, and which of them make a run."""
         records = self.calls(path)
         # A link counts all calls of the module, and some could not be read.

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from regard.lens import display, patterns
 from regard.lens.measures import engines
-from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
+from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import Weights, sources
 from regard.lens.overlays import Overlay, make_overlay
 from regard.lens.patterns import Patterns
@@ -25,7 +25,7 @@ from regard.masks.token_masks import at_positions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.lens.assembly import Link
+    from regard.lens.assembly import StepLink
     from regard.lens.doctor.facts import Facts
 
 __all__ = ["PER_QUERY", "KeyTokens", "KnownVisibility", "Record", "TopLinks", "View", "Visibility"]
@@ -187,7 +187,7 @@ class View:
             return self._give(self._held("map"))
         hint = f"; this view holds map({self.size})" if "map" in self.held else ""
         weights = self._exact(f"a map of size {size}", hint, f"size={size}")
-        return self._give(engines.measure_weights(weights, Wanted(frozenset(["map"]), size))["map"])
+        return self._give(engines.measure_weights(weights, MeasureOptions(frozenset(["map"]), size))["map"])
 
     def top(self, k: int | None = None) -> TopLinks:
         """The k strongest links of each row, exact.
@@ -209,7 +209,7 @@ class View:
         if "top_key" not in self.held or have < min(k, self.sizes[3]):
             hint = f"; this view holds top({have})" if have else ""
             weights = self._exact(f"finding the {k} strongest links of each row", hint, f"measures=['top'], top={k}")
-            self.held |= engines.measure_weights(weights, Wanted(frozenset(["top"]), top=k))
+            self.held |= engines.measure_weights(weights, MeasureOptions(frozenset(["top"]), top=k))
             have = k
         key, weight, tied = (self.held[f"top_{part}"] for part in ("key", "weight", "tied"))
         if k < have:  # the next link is held, so ties are visible
@@ -496,7 +496,7 @@ class View:
             if name not in NAMES:
                 raise LookupError(f"this view holds no {name}")
             weights = self._exact(name, "", f"measures=['{name}']")
-            self.held |= engines.measure_weights(weights, Wanted(frozenset([name]), self.size))
+            self.held |= engines.measure_weights(weights, MeasureOptions(frozenset([name]), self.size))
         return self.held[name]
 
     def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:
@@ -581,4 +581,4 @@ class Record:
     facts: Facts | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     trouble: str | None = None
-    link: Link | None = None
+    link: StepLink | None = None

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.call import Call
-from regard.lens.assembly import Link, Runs, key_marks
+from regard.lens.assembly import RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
 from regard.lens.doctor.report import merge_paths
 from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.placement import read_layouts
 from regard.lens.taps.callers import original_path
-from regard.lens.taps.calls import Sighting, raise_rows
+from regard.lens.taps.calls import ObservedCall, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import KnownVisibility, View
-from regard.lens.watch_options import Keeper, Layers, Plan, read_plan
+from regard.lens.watch_options import CallStore, LayerFilter, WatchOptions, read_watch_options
 from regard.nn.attention import MultiHeadAttention
 
 LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
@@ -46,7 +46,7 @@ def name_unseen(
     seen: Mapping[str, bool],
     names: Sequence[str],
     records: Sequence[Record],
-    layers: Layers,
+    layers: LayerFilter,
 ) -> dict[str, str]:
     """Path → reason, for what was asked for and not seen.
 
@@ -126,7 +126,7 @@ def watch(
     tokens: object = None,
     layouts: object = None,
     device: str | torch.device | None = None,
-) -> Watching:
+) -> WatchContext:
     """See every attention call that a model makes inside the block; the model computes what it computes without.
 
     >>> import torch, regard
@@ -157,11 +157,13 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
-    plan = read_plan(layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device)
+    plan = read_watch_options(
+        layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device
+    )
     if layouts is not None:
         read_layouts(layouts)  # what is none raises now; whether they fit is known when the model has run
     _warn_of_split_heads(model)
-    return Watching(model, plan, layouts)
+    return WatchContext(model, plan, layouts)
 
 
 COMPILED_CALL = "compiled_call"
@@ -179,16 +181,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not there
 
 
-class Watching:
+class WatchContext:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
-    def __init__(self, model: nn.Module, plan: Plan, layouts: object = None) -> None:
+    def __init__(self, model: nn.Module, plan: WatchOptions, layouts: object = None) -> None:
         self.model, self.plan, self.layouts = model, plan, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
         mine = ref(self)
 
-        def record(sighting: Sighting) -> None:  # without a hold on the watch: what is let go leaves nothing installed
+        def record(
+            sighting: ObservedCall,
+        ) -> None:  # without a hold on the watch: what is let go leaves nothing installed
             watching = mine()
             if watching is not None:
                 watching._record(sighting)
@@ -200,7 +204,7 @@ class Watching:
                     watching._runs.returned(rows, passes)
 
         self._taps = Taps(model, record, returned)
-        self._runs, self._keeper = Runs(), Keeper(plan.device)
+        self._runs, self._keeper = RunTracker(), CallStore(plan.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
         self._counts: dict[
             str, int
@@ -247,7 +251,7 @@ class Watching:
         except ValueError as problem:
             warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=3)
 
-    def _record(self, sighting: Sighting) -> None:
+    def _record(self, sighting: ObservedCall) -> None:
         path, order = sighting.path, sighting.order
         place = path if order is None else f"{path}.{COMPILED_CALL}.{order}".removeprefix(".")
         with _LOCK:
@@ -277,7 +281,7 @@ class Watching:
             if record.path == path and record.compiled:
                 record.path = f"{path}.{COMPILED_CALL}.0".removeprefix(".")
 
-    def _link(self, sighting: Sighting, place: str, n: int, view: View | None) -> Link | None:
+    def _link(self, sighting: ObservedCall, place: str, n: int, view: View | None) -> StepLink | None:
         """What a call carries on; None for one that could not be read."""
         call, made = sighting.call, sighting.weights if sighting.weights is not None else sighting.scores
         if call is None and made is None:
@@ -294,11 +298,11 @@ class Watching:
 
     def _kept(self, record: Record, place: str, weights: Weights, sight: MaskSummary | None) -> Weights:
         device, link = self.plan.device, record.link
-        if isinstance(weights, Given):
+        if isinstance(weights, StoredWeights):
             scores = None if weights.scores is None else _moved(weights.scores, device)
             made = _copied(weights.weights, device)  # the model may have given its weights to others
-            return Given(made, scores, edited=weights.edited)
-        assert isinstance(weights, Remembered)
+            return StoredWeights(made, scores, edited=weights.edited)
+        assert isinstance(weights, ComputedWeights)
         assert link is not None
         assert sight is not None
         return self._keeper.keep(place, weights.call, weights.lse, link, _rest_hidden(sight, link))
@@ -328,7 +332,7 @@ def _sizes(call: Call | None, made: Tensor | None) -> tuple[int, int, int, int]:
     return batch, heads, nq, nk
 
 
-def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, MaskSummary | None]:
+def _measured(sighting: ObservedCall, plan: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
     """The record of one call, measured now, because its tensors are the model's; its weights, and what queries see."""
     record = Record(sighting.path, 0, sighting.kind, sighting.source, sighting.kernel, sighting.compiled)
     if sighting.call is not None and sighting.trouble is None:
@@ -340,7 +344,7 @@ def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, M
     return record, None, None
 
 
-def _from_call(record: Record, sighting: Sighting, call: Call, sight: MaskSummary, plan: Plan) -> Weights:
+def _from_call(record: Record, sighting: ObservedCall, call: Call, sight: MaskSummary, plan: WatchOptions) -> Weights:
     raised, taken = raise_rows(call)
     lse = engines.exact_lse(raised, None if taken is not None else sighting.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
@@ -349,17 +353,17 @@ def _from_call(record: Record, sighting: Sighting, call: Call, sight: MaskSummar
     if taken is not None:  # these two are of the scores themselves
         found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
     record.facts = facts.read(call, sighting.output, found["lse"], kind=sighting.kind, sight=sight)
-    weights = Remembered(raised, lse)
+    weights = ComputedWeights(raised, lse)
     _finish(record, weights, found, sight, sighting.output, plan, engine)
     return weights
 
 
-def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
+def _from_weights(record: Record, sighting: ObservedCall, plan: WatchOptions) -> Weights:
     scores, made = sighting.scores, sighting.weights
     if made is None:
         assert scores is not None
         made = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-    weights = Given(made, None if sighting.edited else scores, edited=sighting.edited)
+    weights = StoredWeights(made, None if sighting.edited else scores, edited=sighting.edited)
     names = plan.wanted.names - ({"max_logit"} if weights.scores is None else set())
     found = streaming.measure_given(weights, replace(plan.wanted, names=names))
     record.facts = facts.read_weights(scores, made, kind=sighting.kind)
@@ -377,7 +381,7 @@ def _finish(
     found: dict[str, Tensor],
     sight: MaskSummary | KnownVisibility,
     output: Tensor | None,
-    plan: Plan,
+    plan: WatchOptions,
     engine: str,
 ) -> None:
     """Patterns, what the doctor wants to know, and the view."""
@@ -392,7 +396,7 @@ def _finish(
         size=plan.wanted.size,
         links=plan.wanted.top,
         engine=engine,
-        edited=isinstance(weights, Given) and weights.edited,
+        edited=isinstance(weights, StoredWeights) and weights.edited,
     )
     if plan.patterns:
         for kind, found in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
@@ -431,7 +435,7 @@ def _copied(x: Tensor, device: torch.device | None) -> Tensor:
     return x.clone() if device in (None, x.device) else x.to(device)
 
 
-def _rest_hidden(sight: MaskSummary, link: Link) -> bool:
+def _rest_hidden(sight: MaskSummary, link: StepLink) -> bool:
     """Does no query see a key beyond those that are written so far? A cache of fixed size has room there."""
     written = link.known + sight.nq
     if written >= sight.nk:
@@ -440,7 +444,7 @@ def _rest_hidden(sight: MaskSummary, link: Link) -> bool:
     return not bool((seen.last >= written).any() | (seen.unhidden > 0).any())
 
 
-def _warn_of_tokens(capture: Capture, plan: Plan) -> None:
+def _warn_of_tokens(capture: Capture, plan: WatchOptions) -> None:
     """Say so if tokens were given and are no call's: a forgotten [CLS] would label every row by its neighbour."""
     sizes = [r.view.sizes for r in capture.records if r.view is not None]
     if plan.words is None or not sizes or any(plan.tokens_for(s).ids is not None for s in sizes):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.assembly import Link
+from regard.lens.assembly import StepLink
 from regard.lens.doctor.facts import Causality, Facts
 from regard.lens.doctor.visibility import BiasKind, Side
 from regard.lens.files.container import (
@@ -35,7 +35,7 @@ from regard.lens.files.container import (
     pack_bits,
     without_repeats,
 )
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, KeyTokens, KnownVisibility, Record, View
 from regard.masks import Causal, DenseMask, Mask, window
@@ -172,14 +172,14 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
             )
         if record.facts is not None and record.facts.edited:
             record.view.edited = True
-            if isinstance(record.view.weights, Given):
+            if isinstance(record.view.weights, StoredWeights):
                 record.view.weights.edited = True
     record.heads = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
     record.link = None if link is None else _unpack_link(link, n, batch, where)
     return record
 
 
-def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
+def _unpack_link(value: object, n: int, batch: int | None, where: str) -> StepLink:
     kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
     if isinstance(value, dict) and "returned" in value:  # written only if it is known
         kinds["returned"] = list
@@ -190,7 +190,7 @@ def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
     placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
     if not there or not moved or not ended or not placed:
         raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
-    return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
+    return StepLink(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
 
 def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
@@ -202,7 +202,7 @@ def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
 
 def check_runs(records: Sequence[Record]) -> None:
     """Raise CaptureFileError for links between calls that cannot be put together."""
-    earlier: dict[tuple[str, int], tuple[View, Link | None]] = {}  # by path and number: some could not be read
+    earlier: dict[tuple[str, int], tuple[View, StepLink | None]] = {}  # by path and number: some could not be read
     for record in records:
         view, link, path = record.view, record.link, record.path
         if view is None:
@@ -427,10 +427,10 @@ def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
         >>> pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
         ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
     """
-    if isinstance(weights, Given):
+    if isinstance(weights, StoredWeights):
         scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
         return {"kind": "given", "weights": out.put(f"{name}/weights", weights.weights), "scores": scores}
-    if not isinstance(weights, Remembered):
+    if not isinstance(weights, ComputedWeights):
         raise ValueError(f"weights of kind {type(weights).__name__} cannot be saved; set view.weights to None")
     call, empty = weights.call, 0 in weights.call.sizes
     # Where one q or k is expanded to all batch rows, it is written once.
@@ -470,7 +470,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
     batch, heads, nq, nk = sizes
     if isinstance(value, dict) and value.get("kind") == "given":
         _, weights, scores = fields(value, where, {"kind": str, "weights": str | dict, "scores": str | dict | None})
-        given = Given(tensors.take(weights, f"weights of {where}", sizes))
+        given = StoredWeights(tensors.take(weights, f"weights of {where}", sizes))
         if scores is not None:  # a sink's column may be last
             given.scores = tensors.take(scores, f"scores of {where}", (*sizes[:3], (nk, nk + 1)))
         return given
@@ -494,7 +494,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
     term = None if bias is None else _unpack_bias(bias, sizes, f"bias of {where}", tensors)
     v = k.new_zeros(1).expand(*k.shape[:3], 1)  # exact weights do not read the values
     call = Call(q, k, v, rule, term, scale, softcap, sinks, dropout, numpy=False, sizes=sizes)
-    return Remembered(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
+    return ComputedWeights(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
 
 
 def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
