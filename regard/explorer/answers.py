@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from regard.layouts import Frame, Layout
-from regard.lens.assembly import Assembled
+from regard.lens.assembly import AssembledWeights
 from regard.lens.files.container import pool
 from regard.lens.files.media import Photo
 from regard.lens.measures.measures import cell_edges
-from regard.lens.measures.weights import Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, Weights
 from regard.lens.placement import Patches
 from regard.lens.view import View
 from regard.session.head_weights import (
@@ -326,13 +326,13 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
 def _part(weights: Weights, head: int, token: int, batch: int) -> tuple[Scored, int, int]:
     """The call that a query belongs to, which of its queries it is, and where its keys begin among those of the run."""
     first = 0
-    if isinstance(weights, Assembled):
+    if isinstance(weights, AssembledWeights):
         n = 0
         while token >= weights.counts[n]:
             token, n = token - weights.counts[n], n + 1
         moved = weights.rows[n]
         batch, first, weights = (batch if moved is None else moved[batch]), weights.first[n], weights.parts[n]
-    if not isinstance(weights, Remembered):
+    if not isinstance(weights, ComputedWeights):
         raise LookupError(
             "the model made these weights itself, by a softmax written out, so that no queries and keys were seen: "
             "there are exact rows, and no steps before them"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.lens.measures.weights import Part, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, Part, Weights
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
 Sizes = tuple[int, int, int, int]
@@ -24,7 +24,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
-class Link:
+class StepLink:
     """How a call carries on an earlier call of its module.
 
     after: which call of the module that is; None for a call that begins a run.
@@ -43,10 +43,10 @@ class Link:
     returned: tuple[int, ...] | None = None
 
 
-def runs_of(links: Sequence[Link]) -> list[list[int]]:
+def runs_of(links: Sequence[StepLink]) -> list[list[int]]:
     """The calls of a module, by their links in call order, as runs.
 
-    >>> runs_of([Link(), Link(after=0), Link(), Link(after=1)])
+    >>> runs_of([StepLink(), StepLink(after=0), StepLink(), StepLink(after=1)])
     [[0, 1, 3], [2]]
     """
     runs: list[list[int]] = []
@@ -59,10 +59,10 @@ def runs_of(links: Sequence[Link]) -> list[list[int]]:
     return runs
 
 
-def follow(links: Sequence[Link], rows: Sequence[Sequence[int]]) -> None:
+def follow(links: Sequence[StepLink], rows: Sequence[Sequence[int]]) -> None:
     """Say in which batch row of each call of a run the returned sequences were; rows (sequences, calls).
 
-    >>> links = [Link(), Link(after=0), Link(after=1)]
+    >>> links = [StepLink(), StepLink(after=0), StepLink(after=1)]
     >>> follow(links, [[0, 2], [1, -1]])
     >>> [link.returned for link in links]
     [(0, 1), (2, -1), (-1, -1)]
@@ -91,13 +91,13 @@ def read_beams(beams: object) -> list[list[int]]:
     return [list(row) for row in rows]
 
 
-def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[Link]:
+def by_sizes(sizes: Sequence[Sizes], kind: str) -> list[StepLink]:
     """What calls of these sizes (B, H, Nq, Nk) may be to each other, where nothing else is known of them.
 
     >>> [link.after for link in by_sizes([(1, 2, 5, 5), (1, 2, 1, 6), (1, 2, 1, 7), (1, 2, 5, 5)], "self")]
     [None, 0, 1, None]
     """
-    runs = Runs()
+    runs = RunTracker()
     return [runs.link("", n, s, kind) for n, s in enumerate(sizes)]
 
 
@@ -124,7 +124,7 @@ def matrix_marks(right: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _LatestCall:
     """The latest call of a module."""
 
     n: int
@@ -141,7 +141,7 @@ class _Pass:
     def __init__(self) -> None:
         self.paths: set[str] = set()
         self.steps: dict[int, bool] = {}  # did the latest self-attention carry something on?
-        self.links: dict[Batches, list[Link]] = {}  # of what carries something on
+        self.links: dict[Batches, list[StepLink]] = {}  # of what carries something on
         self.alike: dict[Batches, list[tuple[Tensor, Tensor]]] = {}  # marks of before and of now, of the same keys
         self.moved: set[Batches] = set()  # where some are not in the same place
 
@@ -156,13 +156,13 @@ class _Pass:
         self.alike.clear()
 
 
-class Runs:
+class RunTracker:
     """Told of the calls of a model, one after the other, it says what each carries on; for every thread by itself."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, str], _Call] = {}
+        self._last: dict[tuple[int, str], _LatestCall] = {}
         self._passes: dict[int, _Pass] = {}  # by thread
-        self._run: dict[tuple[int, str], list[Link]] = {}  # of the latest run of a module
+        self._run: dict[tuple[int, str], list[StepLink]] = {}  # of the latest run of a module
 
     def link(
         self,
@@ -172,7 +172,7 @@ class Runs:
         kind: str,
         marks: Tensor | None = None,
         offset: Callable[[], object] | None = None,
-    ) -> Link:
+    ) -> StepLink:
         """What call n of a module carries on.
 
         marks: `key_marks` of its keys, where they are known.
@@ -183,9 +183,9 @@ class Runs:
         before = self._last.get((thread, path))
         batch, _, nq, nk = sizes
         fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
-        link = _judge(now, before, sizes, marks) if before is not None and fits else Link()
+        link = _judge(now, before, sizes, marks) if before is not None and fits else StepLink()
         if before is None or link.after is None:
-            link = Link(known=nk if kind == "cross" else _start(nq, nk, offset))
+            link = StepLink(known=nk if kind == "cross" else _start(nq, nk, offset))
             self._run[thread, path] = []
         else:
             now.links.setdefault((before.sizes[0], batch), []).append(link)
@@ -193,7 +193,7 @@ class Runs:
         if kind == "self":
             now.steps[batch] = link.after is not None
         total = before.total if before is not None and link.after is not None else link.known
-        self._last[thread, path] = _Call(n, sizes, kind, marks, link.first, total + nq)
+        self._last[thread, path] = _LatestCall(n, sizes, kind, marks, link.first, total + nq)
         return link
 
     def returned(self, rows: Sequence[Sequence[int]], passes: int) -> None:
@@ -224,26 +224,26 @@ class Runs:
         return now
 
 
-def _judge(now: _Pass, before: _Call, sizes: Sizes, marks: Tensor | None) -> Link:
+def _judge(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) -> StepLink:
     """What a call of these sizes is to the one before."""
     place = _in_cross(now, before, sizes) if before.kind == "cross" else _in_self(before, sizes)
     if place is None:
-        return Link()
+        return StepLink()
     first, known = place
     batches = before.sizes[0], sizes[0]
     if before.marks is None or marks is None or batches[0] > batches[1]:
-        return Link(before.n, first, known) if batches[0] == batches[1] else Link()
+        return StepLink(before.n, first, known) if batches[0] == batches[1] else StepLink()
     begin = first - before.first
     old, new = before.marks[:, begin : begin + known], marks[:, :known].to(before.marks.device)
     if not torch.equal(old, new):
         if not bool(_same_rows(old, new).any(1).all()):
-            return Link()
+            return StepLink()
         now.moved.add(batches)
     now.alike.setdefault(batches, []).append((old, new))
-    return Link(before.n, first, known)
+    return StepLink(before.n, first, known)
 
 
-def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+def _in_self(before: _LatestCall, sizes: Sizes) -> tuple[int, int] | None:
     """Where the keys of a step begin, and how many were there before; None for what is no step.
 
     A step sees all that was there, in a cache with room or without, or the latest of it, and itself.
@@ -256,7 +256,7 @@ def _in_self(before: _Call, sizes: Sizes) -> tuple[int, int] | None:
     return (first, known) if nq < nk and first >= before.first and known > 0 else None
 
 
-def _in_cross(now: _Pass, before: _Call, sizes: Sizes) -> tuple[int, int] | None:
+def _in_cross(now: _Pass, before: _LatestCall, sizes: Sizes) -> tuple[int, int] | None:
     """The same over another sequence, where a step has one query; the self-attention before it knows if it is one."""
     batch, _, nq, nk = sizes
     step = nq == 1 and nk > 1 and nk == before.sizes[3]
@@ -291,7 +291,7 @@ MISSING = {"lse": -inf, "max_logit": -inf, "top_key": -1}
 """What stands in rows that a call does not have, as in rows that see nothing; else 0."""
 
 
-class Assembled:
+class AssembledWeights:
     """The weights of several calls, one below the other; keys that a call did not have weigh 0 in it.
 
     parts: of each call.  first: where its keys begin among those of the run, default 0.  rows: its batch rows.
@@ -362,7 +362,7 @@ class Assembled:
         return found
 
 
-def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
+def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
     """One view of all rows of a run, from its calls in order.
 
     Measures of single rows follow one another and received mass is added up. The map and pattern scores of the whole
@@ -386,7 +386,7 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
         sizes=(batch, heads, nq, nk),
         held=_held(views, first, rows, nk),
         given_output=_outputs(views, rows),
-        weights=Assembled(kept, first, rows) if len(kept) == len(views) else None,
+        weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
         kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
         tokens=last.tokens if labelled else Tokens(),
@@ -398,10 +398,10 @@ def assemble(views: Sequence[View], links: Sequence[Link]) -> View:
     )
 
 
-def rows_of(links: Sequence[Link]) -> list[Rows]:
+def rows_of(links: Sequence[StepLink]) -> list[Rows]:
     """For each call of a run, which of its batch rows the batch rows of the assembled view are.
 
-    >>> rows_of([Link(), Link(after=0, rows=(0, 0, 1, 1)), Link(after=1, rows=(1, 1, 2, 3))])
+    >>> rows_of([StepLink(), StepLink(after=0, rows=(0, 0, 1, 1)), StepLink(after=1, rows=(1, 1, 2, 3))])
     [(0, 0, 1, 1), (1, 1, 2, 3), None]
     """
     if links[0].returned is not None:
@@ -413,7 +413,7 @@ def _one_for_all(tokens: Tokens) -> bool:
     return tokens.ids is not None and len(tokens.ids) == 1
 
 
-def _ancestors(links: Sequence[Link]) -> list[Rows]:
+def _ancestors(links: Sequence[StepLink]) -> list[Rows]:
     """For each call, which of its batch rows became each batch row of the last call."""
     found: list[Rows] = []
     now: Rows = None
@@ -441,7 +441,7 @@ def _together(parts: Sequence[Tensor], rows: Sequence[Rows], missing: float = 0)
 
 def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk: int) -> dict[str, Tensor]:
     held = {}
-    if any(isinstance(v.weights, Remembered) and v.weights.call.sinks is not None for v in views):
+    if any(isinstance(v.weights, ComputedWeights) and v.weights.call.sinks is not None for v in views):
         for view in views:
             _ = view.effective  # from the tiles of the whole it could not be told: a sink's share is not in them
     for name in (*PER_QUERY, "top_key", "top_weight", "top_tied"):

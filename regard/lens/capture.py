@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from regard.layouts import Sides
-from regard.lens.assembly import Link, assemble, by_sizes, follow, read_beams, rows_of, runs_of
+from regard.lens.assembly import StepLink, assemble, by_sizes, follow, read_beams, rows_of, runs_of
 from regard.lens.doctor import doctor as doctors
 from regard.lens.doctor.facts import Facts
 from regard.lens.doctor.findings import places
@@ -57,7 +57,7 @@ class Record:
     facts: Facts | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     trouble: str | None = None
-    link: Link | None = None
+    link: StepLink | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class Capture:
             runs.append(Run(found[0].kind, tuple(_view(found[n]).sizes for n in group), first))
         return runs
 
-    def _linked(self, path: str) -> tuple[list[Record], list[Link], list[list[int]]]:
+    def _linked(self, path: str) -> tuple[list[Record], list[StepLink], list[list[int]]]:
         """The calls of a module, what each carries on, and which of them make a run."""
         found = self.calls(path)
         # A link counts all calls of the module, and some could not be read.
@@ -239,7 +239,7 @@ class Capture:
         self._anything()
         found = read_beams(beams)
         passes = max((n + 1 for row in found for n, at in enumerate(row) if at >= 0), default=0)
-        chosen: list[tuple[list[Link], int]] = []
+        chosen: list[tuple[list[StepLink], int]] = []
         for path in self.names:
             calls, links, groups = self._linked(path)
             long = [group for group in groups if len(group) >= max(passes, 2)]

@@ -13,8 +13,8 @@ from regard.backends.call import Call, prepare
 from regard.checks import check_dense
 from regard.lens.doctor.mask_summary import see
 from regard.lens.measures import engines, streaming
-from regard.lens.measures.measures import MAP_SIZE, TOP, read_wanted
-from regard.lens.measures.weights import Remembered
+from regard.lens.measures.measures import MAP_SIZE, TOP, read_measures
+from regard.lens.measures.weights import ComputedWeights
 from regard.lens.view import View
 from regard.op import attention
 
@@ -54,7 +54,7 @@ def look(
     The view refers to q and k; it does not copy them. Raises as `attention` does, and ValueError for a measure that
     does not exist.
     """
-    wanted = read_wanted(measures, size, top)
+    wanted = read_measures(measures, size, top)
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     if call.numpy and call.q.dtype.itemsize > 8:
         raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
@@ -63,7 +63,7 @@ def look(
     output, lse = _forward(call, backend)
     inner = call.in_torch()
     found, engine = engines.measure(inner, lse, wanted)
-    weights = Remembered(inner, found["lse"])
+    weights = ComputedWeights(inner, found["lse"])
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
     return View(
         sizes=call.sizes,

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from regard.lens import patterns
 from regard.lens.measures import engines
-from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, Wanted, at_least_one
+from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, at_least_one
 from regard.lens.measures.weights import Weights, sources
 from regard.lens.patterns import Patterns
 from regard.lens.placement import NOWHERE, Placed
@@ -176,7 +176,7 @@ class View:
             return self._give(self._held("map"))
         hint = f"; this view holds map({self.size})" if "map" in self.held else ""
         weights = self._exact(f"a map of size {size}", hint, f"size={size}")
-        return self._give(engines.measure_weights(weights, Wanted(frozenset(["map"]), size))["map"])
+        return self._give(engines.measure_weights(weights, MeasureOptions(frozenset(["map"]), size))["map"])
 
     def top(self, k: int | None = None) -> Top:
         """The k strongest links of each row, exact.
@@ -194,7 +194,7 @@ class View:
         if "top_key" not in self.held or have < min(k, self.sizes[3]):
             hint = f"; this view holds top({have})" if have else ""
             weights = self._exact(f"finding the {k} strongest links of each row", hint, f"measures=['top'], top={k}")
-            self.held |= engines.measure_weights(weights, Wanted(frozenset(["top"]), top=k))
+            self.held |= engines.measure_weights(weights, MeasureOptions(frozenset(["top"]), top=k))
             have = k
         key, weight, tied = (self.held[f"top_{part}"] for part in ("key", "weight", "tied"))
         if k < have:  # the next one is known
@@ -397,7 +397,7 @@ class View:
             if name not in NAMES:
                 raise LookupError(f"this view holds no {name}")
             weights = self._exact(name, "", f"measures=['{name}']")
-            self.held |= engines.measure_weights(weights, Wanted(frozenset([name]), self.size))
+            self.held |= engines.measure_weights(weights, MeasureOptions(frozenset([name]), self.size))
         return self.held[name]
 
     def _exact(self, what: str, hint: str = "", instead: str = "") -> Weights:

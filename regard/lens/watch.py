@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.call import Call
-from regard.lens.assembly import Link, Runs, key_marks
+from regard.lens.assembly import RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
 from regard.lens.doctor.findings import places
 from regard.lens.doctor.mask_summary import Sight, see
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.placement import read_layouts
 from regard.lens.taps.callers import original_path
-from regard.lens.taps.calls import Sighting, raise_rows
+from regard.lens.taps.calls import ObservedCall, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import Told, View
-from regard.lens.watch_options import Keeper, Layers, Plan, read_plan
+from regard.lens.watch_options import CallStore, LayerFilter, WatchOptions, read_watch_options
 from regard.nn.attention import MultiHeadAttention
 
 LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|mha", re.IGNORECASE)
@@ -46,12 +46,12 @@ def name_unseen(
     seen: Mapping[str, bool],
     names: Sequence[str],
     records: Sequence[Record],
-    layers: Layers,
+    layers: LayerFilter,
 ) -> dict[str, str]:
     """Path → reason, for what was asked for and not seen.
 
     >>> layer = nn.MultiheadAttention(8, 2)
-    >>> name_unseen(layer, Taps(layer, print), {}, [], [], Layers())[""][:23]
+    >>> name_unseen(layer, Taps(layer, print), {}, [], [], LayerFilter())[""][:23]
     'it did not run in the b'
 
     seen: path → was it in compiled code, for all modules whose attention was seen, also those not asked for.
@@ -126,7 +126,7 @@ def watch(
     tokens: object = None,
     layouts: object = None,
     device: str | torch.device | None = None,
-) -> Watching:
+) -> WatchContext:
     """See every attention call that a model makes inside the block; the model computes what it computes without.
 
     >>> import torch, regard
@@ -157,11 +157,13 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch takes a torch.nn.Module, got {type(model).__name__}")
-    plan = read_plan(layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device)
+    plan = read_watch_options(
+        layers=layers, measures=measures, keep=keep, size=size, top=top, tokens=tokens, device=device
+    )
     if layouts is not None:
         read_layouts(layouts)  # what is none raises now; whether they fit is known when the model has run
     _warn_of_split_heads(model)
-    return Watching(model, plan, layouts)
+    return WatchContext(model, plan, layouts)
 
 
 COMPILED_CALL = "compiled_call"
@@ -179,19 +181,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not there
 
 
-class Watching:
+class WatchContext:
     """What `watch` returns: enter it with `with`, once; it yields a `Capture` that fills while the model runs."""
 
-    def __init__(self, model: nn.Module, plan: Plan, layouts: object = None) -> None:
+    def __init__(self, model: nn.Module, plan: WatchOptions, layouts: object = None) -> None:
         self.model, self.plan, self.layouts = model, plan, layouts
         inner = getattr(model, "_orig_mod", model)
         self.capture = Capture(type(inner).__name__, plan.words)
         mine = ref(self)
 
-        def record(sighting: Sighting) -> None:  # without a hold on the watch: what is let go leaves nothing installed
+        def record(
+            observed: ObservedCall,
+        ) -> None:  # without a hold on the watch: what is let go leaves nothing installed
             watching = mine()
             if watching is not None:
-                watching._record(sighting)
+                watching._record(observed)
 
         def returned(rows: Sequence[Sequence[int]], passes: int) -> None:
             watching = mine()
@@ -200,7 +204,7 @@ class Watching:
                     watching._runs.returned(rows, passes)
 
         self._taps = Taps(model, record, returned)
-        self._runs, self._keeper = Runs(), Keeper(plan.device)
+        self._runs, self._keeper = RunTracker(), CallStore(plan.device)
         self._seen: dict[str, bool] = {}  # path → was it in compiled code
         self._counts: dict[
             str, int
@@ -247,23 +251,23 @@ class Watching:
         except ValueError as problem:
             warnings.warn(f"{problem}; set seen.layouts to others", stacklevel=3)
 
-    def _record(self, sighting: Sighting) -> None:
-        path, order = sighting.path, sighting.order
+    def _record(self, observed: ObservedCall) -> None:
+        path, order = observed.path, observed.order
         place = path if order is None else f"{path}.{COMPILED_CALL}.{order}".removeprefix(".")
         with _LOCK:
-            self._seen[path] = self._seen.get(path, False) or sighting.compiled
+            self._seen[path] = self._seen.get(path, False) or observed.compiled
             self._counts.setdefault(place, 0)
             number = list(self._counts).index(place)
             if order and path not in self._numbered:
                 self._number_calls(path)
         if not (self.plan.layers.have(path, number) or self.plan.layers.have(place, number)):
-            self._link(sighting, place, 0, None)  # what carries on what, others want to know
+            self._link(observed, place, 0, None)  # what carries on what, others want to know
             return
-        record, weights, sight = _measured(sighting, self.plan)
+        record, weights, sight = _measured(observed, self.plan)
         with _LOCK:
             record.path = place if path in self._numbered else path
             record.n = self._counts[place]
-            record.link = self._link(sighting, place, record.n, record.view)
+            record.link = self._link(observed, place, record.n, record.view)
             if record.view is not None:
                 self._counts[place] = record.n + 1
             self.capture.records.append(record)
@@ -277,28 +281,28 @@ class Watching:
             if record.path == path and record.compiled:
                 record.path = f"{path}.{COMPILED_CALL}.0".removeprefix(".")
 
-    def _link(self, sighting: Sighting, place: str, n: int, view: View | None) -> Link | None:
+    def _link(self, observed: ObservedCall, place: str, n: int, view: View | None) -> StepLink | None:
         """What a call carries on; None for one that could not be read."""
-        call, made = sighting.call, sighting.weights if sighting.weights is not None else sighting.scores
+        call, made = observed.call, observed.weights if observed.weights is not None else observed.scores
         if call is None and made is None:
             return None
         sizes = _sizes(call, made)
-        marks = sighting.marks if call is None else key_marks(call.k)
+        marks = observed.marks if call is None else key_marks(call.k)
 
         def offset() -> object:
             if view is not None:
                 return view.place.offset
-            return None if call is None else see(call, sighting.kind).offset
+            return None if call is None else see(call, observed.kind).offset
 
-        return self._runs.link(place, n, sizes, sighting.kind, marks, offset)
+        return self._runs.link(place, n, sizes, observed.kind, marks, offset)
 
     def _kept(self, record: Record, place: str, weights: Weights, sight: Sight | None) -> Weights:
         device, link = self.plan.device, record.link
-        if isinstance(weights, Given):
+        if isinstance(weights, StoredWeights):
             scores = None if weights.scores is None else _moved(weights.scores, device)
             made = _copied(weights.weights, device)  # the model may have given its weights to others
-            return Given(made, scores, edited=weights.edited)
-        assert isinstance(weights, Remembered)
+            return StoredWeights(made, scores, edited=weights.edited)
+        assert isinstance(weights, ComputedWeights)
         assert link is not None
         assert sight is not None
         return self._keeper.keep(place, weights.call, weights.lse, link, _rest_hidden(sight, link))
@@ -328,46 +332,46 @@ def _sizes(call: Call | None, made: Tensor | None) -> tuple[int, int, int, int]:
     return batch, heads, nq, nk
 
 
-def _measured(sighting: Sighting, plan: Plan) -> tuple[Record, Weights | None, Sight | None]:
+def _measured(observed: ObservedCall, plan: WatchOptions) -> tuple[Record, Weights | None, Sight | None]:
     """The record of one call, measured now, because its tensors are the model's; its weights, and what queries see."""
-    record = Record(sighting.path, 0, sighting.kind, sighting.source, sighting.kernel, sighting.compiled)
-    if sighting.call is not None and sighting.trouble is None:
-        sight = see(sighting.call, sighting.kind)
-        return record, _from_call(record, sighting, sighting.call, sight, plan), sight
-    if sighting.weights is not None or sighting.scores is not None:
-        return record, _from_weights(record, sighting, plan), None
-    record.trouble = sighting.trouble or "the call could not be read"
+    record = Record(observed.path, 0, observed.kind, observed.source, observed.kernel, observed.compiled)
+    if observed.call is not None and observed.trouble is None:
+        sight = see(observed.call, observed.kind)
+        return record, _from_call(record, observed, observed.call, sight, plan), sight
+    if observed.weights is not None or observed.scores is not None:
+        return record, _from_weights(record, observed, plan), None
+    record.trouble = observed.trouble or "the call could not be read"
     return record, None, None
 
 
-def _from_call(record: Record, sighting: Sighting, call: Call, sight: Sight, plan: Plan) -> Weights:
+def _from_call(record: Record, observed: ObservedCall, call: Call, sight: Sight, plan: WatchOptions) -> Weights:
     raised, taken = raise_rows(call)
-    lse = engines.exact_lse(raised, None if taken is not None else sighting.lse)
+    lse = engines.exact_lse(raised, None if taken is not None else observed.lse)
     found, engine = engines.measure(raised, lse, plan.wanted)
     lse = found["lse"]  # in fp64 where logits are large
     found["lse"] = lse.to(raised.wide)
     if taken is not None:  # these two are of the scores themselves
         found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
-    record.facts = facts.read(call, sighting.output, found["lse"], kind=sighting.kind, sight=sight)
-    weights = Remembered(raised, lse)
-    _finish(record, weights, found, sight, sighting.output, plan, engine)
+    record.facts = facts.read(call, observed.output, found["lse"], kind=observed.kind, sight=sight)
+    weights = ComputedWeights(raised, lse)
+    _finish(record, weights, found, sight, observed.output, plan, engine)
     return weights
 
 
-def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
-    scores, made = sighting.scores, sighting.weights
+def _from_weights(record: Record, observed: ObservedCall, plan: WatchOptions) -> Weights:
+    scores, made = observed.scores, observed.weights
     if made is None:
         assert scores is not None
         made = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-    weights = Given(made, None if sighting.edited else scores, edited=sighting.edited)
+    weights = StoredWeights(made, None if observed.edited else scores, edited=observed.edited)
     names = plan.wanted.names - ({"max_logit"} if weights.scores is None else set())
     found = streaming.measure_given(weights, replace(plan.wanted, names=names))
-    record.facts = facts.read_weights(scores, made, kind=sighting.kind)
-    if sighting.edited:
+    record.facts = facts.read_weights(scores, made, kind=observed.kind)
+    if observed.edited:
         empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
         record.facts = replace(record.facts, edited=True, empty_rows=empty)
     sight = Told(None, record.facts.padding, record.facts.offset)
-    _finish(record, weights, found, sight, sighting.output, plan, "torch")
+    _finish(record, weights, found, sight, observed.output, plan, "torch")
     return weights
 
 
@@ -377,7 +381,7 @@ def _finish(
     found: dict[str, Tensor],
     sight: Sight | Told,
     output: Tensor | None,
-    plan: Plan,
+    plan: WatchOptions,
     engine: str,
 ) -> None:
     """Patterns, what the doctor wants to know, and the view."""
@@ -392,7 +396,7 @@ def _finish(
         size=plan.wanted.size,
         links=plan.wanted.top,
         engine=engine,
-        edited=isinstance(weights, Given) and weights.edited,
+        edited=isinstance(weights, StoredWeights) and weights.edited,
     )
     if plan.patterns:
         for kind, found in zip(("pattern", "share", "beside"), view.score_patterns(), strict=True):
@@ -431,7 +435,7 @@ def _copied(x: Tensor, device: torch.device | None) -> Tensor:
     return x.clone() if device in (None, x.device) else x.to(device)
 
 
-def _rest_hidden(sight: Sight, link: Link) -> bool:
+def _rest_hidden(sight: Sight, link: StepLink) -> bool:
     """Does no query see a key beyond those that are written so far? A cache of fixed size has room there."""
     written = link.known + sight.nq
     if written >= sight.nk:
@@ -440,7 +444,7 @@ def _rest_hidden(sight: Sight, link: Link) -> bool:
     return not bool((seen.last >= written).any() | (seen.unhidden > 0).any())
 
 
-def _warn_of_tokens(capture: Capture, plan: Plan) -> None:
+def _warn_of_tokens(capture: Capture, plan: WatchOptions) -> None:
     """Say so if tokens were given and are no call's: a forgotten [CLS] would label every row by its neighbour."""
     sizes = [r.view.sizes for r in capture.records if r.view is not None]
     if plan.words is None or not sizes or any(plan.tokens_for(s).ids is not None for s in sizes):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.assembly import Link
-from regard.lens.measures.measures import NAMES, Wanted, read_wanted
-from regard.lens.measures.weights import Remembered
+from regard.lens.assembly import StepLink
+from regard.lens.measures.measures import NAMES, MeasureOptions, read_measures
+from regard.lens.measures.weights import ComputedWeights
 from regard.lens.view import Tokens
 from regard.masks import DenseMask
 from regard.masks.biases import DenseBias
@@ -27,7 +27,7 @@ MARKS_OF_SPACE = "Ġ▁ "
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerFilter:
     """Which modules are asked for: patterns of paths and numbers in the order of first calls; None for all."""
 
     asked: tuple[str | int, ...] | None = None
@@ -50,14 +50,14 @@ def _fits(want: str | int, path: str, number: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WatchOptions:
     """What to do with each call.
 
     words: the tokens as they were given, a row per batch row or one for all.  tokens: the same for the patterns.
     """
 
-    layers: Layers
-    wanted: Wanted
+    layers: LayerFilter
+    wanted: MeasureOptions
     patterns: bool
     keep: frozenset[str]
     device: torch.device | None
@@ -71,24 +71,26 @@ class Plan:
         return self.tokens if ids is not None and ids.shape[0] in (1, batch) and ids.shape[1] == nk else Tokens()
 
 
-def read_plan(
+def read_watch_options(
     *, layers: object, measures: object, keep: object, size: int, top: int, tokens: object, device: object
-) -> Plan:
+) -> WatchOptions:
     """Read the arguments of `watch`. Raises TypeError or ValueError for one that is none of what is expected.
 
-    >>> plan = read_plan(layers="*.3", measures=None, keep="qk", size=8, top=2, tokens=["a", "."], device=None)
+    >>> plan = read_watch_options(layers="*.3", measures=None, keep="qk", size=8, top=2, tokens=["a", "."], device=None)
     >>> plan.layers.have("h.3", 0), plan.wanted.size, sorted(plan.keep), plan.tokens.delimiters.tolist()
     (True, 8, ['qk'], [[False, True]])
     """
     wanted, patterns = _read_measures(measures, size, top)
     words = _read_tokens(tokens)
-    return Plan(_read_layers(layers), wanted, patterns, _read_keep(keep), _read_device(device), words, _numbered(words))
+    return WatchOptions(
+        _read_layers(layers), wanted, patterns, _read_keep(keep), _read_device(device), words, _numbered(words)
+    )
 
 
-def _read_measures(measures: object, size: int, top: int) -> tuple[Wanted, bool]:
+def _read_measures(measures: object, size: int, top: int) -> tuple[MeasureOptions, bool]:
     """The measures of the one pass, and whether patterns are scored."""
     if measures is None:
-        return read_wanted(None, size, top), True
+        return read_measures(None, size, top), True
     known = (*NAMES, "patterns")
     if not isinstance(measures, Iterable):
         raise TypeError(f"measures must be names such as {', '.join(known)}; got {type(measures).__name__}")
@@ -96,15 +98,15 @@ def _read_measures(measures: object, size: int, top: int) -> tuple[Wanted, bool]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(known)}")
-    wanted = read_wanted([name for name in names if name != "patterns"], size, top)
+    wanted = read_measures([name for name in names if name != "patterns"], size, top)
     if "patterns" not in names:
         return wanted, False
     return replace(wanted, names=wanted.names | {"entropy", "received"}), True  # patterns are read from these
 
 
-def _read_layers(layers: object) -> Layers:
+def _read_layers(layers: object) -> LayerFilter:
     if layers is None:
-        return Layers()
+        return LayerFilter()
     given = (layers,) if isinstance(layers, (str, int)) else layers
     if not isinstance(given, Iterable):
         raise TypeError(f"layers must be path patterns or numbers, got {type(layers).__name__}")
@@ -114,7 +116,7 @@ def _read_layers(layers: object) -> Layers:
             raise TypeError(f"layers must be path patterns such as '*.3.*' or numbers from 0, got {want!r}")
     if not found:
         raise ValueError("layers is empty: nothing would be seen; leave it out to see every layer")
-    return Layers(found)
+    return LayerFilter(found)
 
 
 def _read_keep(keep: object) -> frozenset[str]:
@@ -180,7 +182,7 @@ class _Keys:
     tensor: Tensor
 
 
-class Stepped(Remembered):
+class StepWeights(ComputedWeights):
     """The weights of one step, from keys that it shares with the steps after it."""
 
     def __init__(self, call: Call, lse: Tensor, keys: _Keys) -> None:
@@ -197,7 +199,7 @@ class Stepped(Remembered):
         self._call = replace(call, k=call.k[:, :, :0])
 
 
-class Keeper:
+class CallStore:
     """Keeps calls, told of them in order.
 
     device: where they are kept; None for where they are.
@@ -208,7 +210,7 @@ class Keeper:
         self._runs: dict[tuple[int, str], _Keys] = {}
         self._masks: deque[tuple[int, Tensor]] = deque(maxlen=MASKS)  # where it lay, and the copy
 
-    def keep(self, path: str, call: Call, lse: Tensor, link: Link, rest_hidden: bool) -> Remembered:
+    def keep(self, path: str, call: Call, lse: Tensor, link: StepLink, rest_hidden: bool) -> ComputedWeights:
         """The weights of a call, kept.
 
         path, link: which module made it, and which earlier call it carries on.
@@ -231,7 +233,7 @@ class Keeper:
         keys.tensor = k
         if not rest_hidden:
             del self._runs[run]  # what this call saw must stay as it is
-        return Stepped(kept, lse if self.device is None else lse.to(self.device), keys)
+        return StepWeights(kept, lse if self.device is None else lse.to(self.device), keys)
 
     def _own(self, x: Tensor) -> Tensor:
         """A tensor on its device that nobody else writes to.
@@ -252,7 +254,7 @@ class Keeper:
         return copy
 
 
-def _goes_on(before: Tensor, k: Tensor, link: Link) -> bool:
+def _goes_on(before: Tensor, k: Tensor, link: StepLink) -> bool:
     """Are the keys of a run still the first of these?"""
     if link.after is None or link.first or before.shape[2] > k.shape[2]:
         return False

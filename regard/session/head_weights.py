@@ -10,8 +10,8 @@ from typing import Protocol, get_args
 import torch
 from torch import Tensor
 
-from regard.lens.assembly import Assembled
-from regard.lens.measures.weights import Given, Part, Remembered, Weights, as_they_are, exponentials
+from regard.lens.assembly import AssembledWeights
+from regard.lens.measures.weights import ComputedWeights, Part, StoredWeights, Weights, as_they_are, exponentials
 from regard.masks.rules import Rule
 from regard.session.ranking import SeenLayer
 from regard.session.session import Session
@@ -43,11 +43,11 @@ def one_head(weights: Weights, head: int, batch: int = 0) -> HeadWeights:
 
     Raises TypeError for weights of another kind than the lens has.
     """
-    if isinstance(weights, Remembered):
+    if isinstance(weights, ComputedWeights):
         return Scored(weights, head, batch)
-    if isinstance(weights, Given):
+    if isinstance(weights, StoredWeights):
         return _Whole(weights.weights[batch, head])
-    if isinstance(weights, Assembled):
+    if isinstance(weights, AssembledWeights):
         rows = [batch if moved is None else moved[batch] for moved in weights.rows]
         parts = [one_head(p, head, min(b, p.sizes[0] - 1)) for p, b in zip(weights.parts, rows, strict=True)]
         return _Below(parts, weights.first)
@@ -57,7 +57,7 @@ def one_head(weights: Weights, head: int, batch: int = 0) -> HeadWeights:
 class Scored:
     """Weights from q, k and lse: e^(score − lse)."""
 
-    def __init__(self, weights: Remembered, head: int, batch: int = 0) -> None:
+    def __init__(self, weights: ComputedWeights, head: int, batch: int = 0) -> None:
         self.call, self.head, self.batch = weights.call, head, batch
         self.sizes = (self.call.sizes[2], self.call.sizes[3])
         group = self.call.sizes[1] // self.call.k.shape[1]

@@ -19,10 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard.backends.call import prepare
 from regard.explorer import answers
-from regard.lens.assembly import Assembled
+from regard.lens.assembly import AssembledWeights
 from regard.lens.capture import Capture, Record
 from regard.lens.files.saving import overview_of
-from regard.lens.measures.weights import Given, Remembered
+from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.view import Told, View
 from regard.session import session as sessions
 from regard.session.head_weights import one_head
@@ -123,7 +123,7 @@ def test_weights_of_one_head_are_of_the_asked_batch_row():
 
 def test_weights_that_a_model_made_itself_are_given_as_they_are():
     made = torch.rand(1, 2, 3, 5)
-    assert torch.equal(one_head(Given(made), 1).tile(slice(1, 3), slice(0, 4)), made[0, 1, 1:3, :4])
+    assert torch.equal(one_head(StoredWeights(made), 1).tile(slice(1, 3), slice(0, 4)), made[0, 1, 1:3, :4])
 
 
 def test_weights_of_an_unknown_kind_are_refused():
@@ -323,7 +323,7 @@ def test_row_with_nan_is_answered_in_json():
 def long_head(n: int = 16_384, heads: int = 12, width: int = 64) -> tuple[Session, torch.Tensor, torch.Tensor]:
     """A session of one layer of many tokens, and its q and k."""
     q, k = torch.randn(1, heads, n, width), torch.randn(1, heads, n, width)
-    weights = Remembered(prepare(q, k, k, mask=regard.masks.causal()), torch.full((1, heads, n), 12.0))
+    weights = ComputedWeights(prepare(q, k, k, mask=regard.masks.causal()), torch.full((1, heads, n), 12.0))
     held = {
         "map": torch.rand(1, heads, 64, 64),
         "entropy": torch.rand(1, heads, n),
@@ -368,7 +368,7 @@ def test_tile_keeps_the_sums_of_rows_whatever_its_size():
 def test_tile_of_too_many_weights_is_cut_from_the_map():
     n = 6_007
     q = torch.randn(1, 2, n, D)
-    weights = Remembered(prepare(q, q, q), torch.full((1, 2, n), 9.0))
+    weights = ComputedWeights(prepare(q, q, q), torch.full((1, 2, n), 9.0))
     cells = torch.rand(1, 2, 64, 64)
     session = session_with(View((1, 2, n, n), {"map": cells}, weights=weights))
     got = answers.tile(session, 0, 1, (100, 5_900), (0, n))
@@ -383,7 +383,7 @@ def test_tile_of_too_many_weights_is_cut_from_the_map():
 def test_tile_of_too_many_weights_without_a_map_is_refused():
     n = 5_003
     q = torch.randn(1, 1, n, D)
-    session = session_with(View((1, 1, n, n), {}, weights=Remembered(prepare(q, q, q), torch.zeros(1, 1, n))))
+    session = session_with(View((1, 1, n, n), {}, weights=ComputedWeights(prepare(q, q, q), torch.zeros(1, 1, n))))
     with pytest.raises(LookupError, match=r"5,003.*weights"):
         answers.tile(session, 0, 0, (0, n), (0, n))
     with pytest.raises(LookupError, match=r"5,003.*weights"):
@@ -577,7 +577,7 @@ def test_values_of_a_live_model_add_up_to_what_the_head_hands_over(tmp_path: Pat
 
 def test_weights_that_the_model_made_itself_have_rows_and_no_steps():
     made = torch.rand(1, 2, 3, 5).softmax(-1)
-    session = session_with(View((1, 2, 3, 5), {}, weights=Given(made)))
+    session = session_with(View((1, 2, 3, 5), {}, weights=StoredWeights(made)))
     assert torch.equal(array(answers.row(session, 0, 1, 2)["weights"]), made[0, 1, 2])
     with pytest.raises(LookupError, match="weights"):
         answers.steps(session, 0, 1, 2, 0)
@@ -699,6 +699,6 @@ def test_head_of_a_generation_whose_first_step_alone_has_large_logits():
     """Its weights are fp64, and those of the other steps are not."""
     x = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(14))
     large, small = regard.look(x[:, :, :2] * 1e4, x[:, :, :2] * 1e4, x[:, :, :2]), regard.look(x[:, :, 2:], x, x)
-    tile = one_head(Assembled([large.weights, small.weights]), 0).tile(slice(None), slice(None))
+    tile = one_head(AssembledWeights([large.weights, small.weights]), 0).tile(slice(None), slice(None))
     assert torch.equal(tile[:2, :2], large.tile(slice(None), slice(None))[0, 0].to(tile))
     assert torch.equal(tile[2], small.row(0)[0, 0].to(tile))

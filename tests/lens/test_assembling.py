@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.lens.assembly import Assembled, Link, assemble
-from regard.lens.measures.weights import Given
+from regard.lens.assembly import AssembledWeights, StepLink, assemble
+from regard.lens.measures.weights import StoredWeights
 from regard.lens.view import Tokens, Told, View
 
 B, H = 3, 2
@@ -19,7 +19,7 @@ ALL = slice(None)
 # (queries, keys, first key) of each call: a prompt, two steps that see everything, two that see the latest four.
 CALLS = [(5, 5, 0), (1, 6, 0), (1, 7, 0), (1, 4, 4), (1, 4, 5)]
 NQ, NK = 9, 9
-LINKS = [Link(), *(Link(after=n, first=first, known=nk - 1) for n, (_, nk, first) in enumerate(CALLS[1:]))]
+LINKS = [StepLink(), *(StepLink(after=n, first=first, known=nk - 1) for n, (_, nk, first) in enumerate(CALLS[1:]))]
 MOVES = [None, (0, 0, 1), None, (2, 1, 0), None]  # which batch row of the call before each one was
 
 
@@ -41,9 +41,11 @@ IN_PLACE = [[0, 1, 2]] * 5
 MOVED = [[1, 0, 0], [2, 1, 0], [2, 1, 0], [0, 1, 2], [0, 1, 2]]
 
 
-def case(moved: bool) -> tuple[list[Tensor], list[Link], Tensor]:
+def case(moved: bool) -> tuple[list[Tensor], list[StepLink], Tensor]:
     made = parts()
-    links = [Link(k.after, k.first, k.known, rows) for k, rows in zip(LINKS, MOVES, strict=True)] if moved else LINKS
+    links = (
+        [StepLink(k.after, k.first, k.known, rows) for k, rows in zip(LINKS, MOVES, strict=True)] if moved else LINKS
+    )
     return made, links, dense(made, MOVED if moved else IN_PLACE)
 
 
@@ -60,7 +62,7 @@ def views(made: list[Tensor], **given: Any) -> list[View]:
             "map": p,
             "pattern own": p.new_zeros(B, H),
         }
-        found.append(View(tuple(p.shape), held, weights=Given(p), size=5, **given))
+        found.append(View(tuple(p.shape), held, weights=StoredWeights(p), size=5, **given))
     return found
 
 
@@ -137,7 +139,7 @@ def test_what_only_some_calls_have_the_whole_has_not() -> None:
 
 def test_run_that_begins_late_begins_with_its_own_keys() -> None:
     made, links, truth = case(moved=False)
-    late = [Link(), *links[4:]]
+    late = [StepLink(), *links[4:]]
     late[0].first = links[3].first
     view = assemble(views(made)[3:], late)
     assert torch.equal(view.weights.tile(ALL, ALL), truth[:, :, 7:, 4:])
@@ -145,7 +147,7 @@ def test_run_that_begins_late_begins_with_its_own_keys() -> None:
 
 def test_single_call_is_its_own_view() -> None:
     (view,) = views(parts()[:1])
-    assert assemble([view], [Link()]) is view
+    assert assemble([view], [StepLink()]) is view
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -170,7 +172,7 @@ def test_padding_is_what_no_call_sees() -> None:
         View((B, H, p.shape[2], 4), {}, place=Told(torch.full((1, 1, p.shape[2]), n), padding, offset))
         for p, padding, offset, n in zip(made, (first, second), (0, 2), (2, 3), strict=True)
     ]
-    view = assemble(few, [Link(), Link(0, 0, 2)])
+    view = assemble(few, [StepLink(), StepLink(0, 0, 2)])
     truth = torch.tensor([[False, False, False, True], [True, False, False, True], [False, False, False, True]])
     assert torch.equal(view.place.padding, truth)
     assert view.place.visible.tolist() == [[[2, 2, 3]]]
@@ -183,22 +185,22 @@ def test_key_that_was_dropped_counts_as_the_calls_before_saw_it() -> None:
         View((1, H, 3, 3), {}, place=Told(None, early)),
         View((1, H, 1, 2), {}, place=Told(None, None)),
     ]
-    view = assemble(few, [Link(), Link(0, 2, 1)])
+    view = assemble(few, [StepLink(), StepLink(0, 2, 1)])
     assert view.place.padding.tolist() == [[True, False, False, False]]
     assert view.place.offset is None
 
 
 def test_cross_attention_has_no_offset() -> None:
     few = [View((B, H, 1, 7), {}, kind="cross") for _ in range(3)]
-    view = assemble(few, [Link(), Link(0, 0, 7), Link(1, 0, 7)])
+    view = assemble(few, [StepLink(), StepLink(0, 0, 7), StepLink(1, 0, 7)])
     assert (view.sizes, view.place.offset, view.place.padding) == ((B, H, 3, 7), None, None)
 
 
 def test_tokens_are_those_of_a_call_that_has_all_keys() -> None:
     tokens = Tokens(torch.arange(6).view(1, 6))
     few = [View((B, H, 5, 5), {}), View((B, H, 1, 6), {}, tokens=tokens)]
-    assert assemble(few, [Link(), Link(0, 0, 5)]).tokens is tokens
-    assert assemble(few, [Link(), Link(0, 1, 5)]).tokens == Tokens()
+    assert assemble(few, [StepLink(), StepLink(0, 0, 5)]).tokens is tokens
+    assert assemble(few, [StepLink(), StepLink(0, 1, 5)]).tokens == Tokens()
 
 
 def test_sink_counts_in_effective_keys_of_the_whole() -> None:
@@ -207,11 +209,11 @@ def test_sink_counts_in_effective_keys_of_the_whole() -> None:
     few = [regard.look(q[:, :, a:b], k[:, :, :b], k[:, :, :b], sinks=sinks) for a, b in ((0, 3), (3, 4))]
     scores = (q @ k.mT / 5**0.5).masked_fill(torch.arange(4) > torch.tensor([2, 2, 2, 3]).view(4, 1), -torch.inf)
     truth = torch.cat([scores, sinks.view(H, 1, 1).expand(B, H, 4, 1)], -1).softmax(-1)
-    torch.testing.assert_close(assemble(few, [Link(), Link(0, 0, 3)]).effective, 1 / truth.square().sum(-1))
+    torch.testing.assert_close(assemble(few, [StepLink(), StepLink(0, 0, 3)]).effective, 1 / truth.square().sum(-1))
 
 
 def test_weights_begin_at_key_0_in_place_unless_told_otherwise() -> None:
     made = [torch.rand(B, H, 2, 3), torch.rand(B, H, 1, 4)]
-    whole = Assembled([Given(p) for p in made])
+    whole = AssembledWeights([StoredWeights(p) for p in made])
     assert whole.sizes == (B, H, 3, 4)
     assert torch.equal(whole.tile(ALL, ALL)[:, :, :2, :3], made[0])

@@ -10,9 +10,9 @@ from regard.backends.call import prepare
 from regard.lens.files import exact_weights
 from regard.lens.files.container import CaptureFileError, Incoming, Outgoing
 from regard.lens.files.exact_weights import pack_weights, unpack_weights
-from regard.lens.measures.measures import Wanted
+from regard.lens.measures.measures import MeasureOptions
 from regard.lens.measures.streaming import lse_of, measure
-from regard.lens.measures.weights import Given, Remembered
+from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.masks import Causal, DenseMask
 from regard.masks.biases import DenseBias
 from regard.positions import Relative
@@ -21,15 +21,17 @@ B, H, HKV, NQ, NK, D = 2, 6, 3, 7, 11, 5
 ALL = slice(None)
 
 
-def remembered(nq: int = NQ, nk: int = NK, dtype: torch.dtype = torch.float32, **options: object) -> Remembered:
+def remembered(nq: int = NQ, nk: int = NK, dtype: torch.dtype = torch.float32, **options: object) -> ComputedWeights:
     """Weights of a call whose heads were split off by turning axes, as models do it."""
     q = torch.randn(B, nq, H, D).to(dtype).transpose(1, 2)
     k = torch.randn(B, nk, HKV, D).to(dtype).transpose(1, 2)
     call = prepare(q, k, k, **options)
-    return Remembered(call, lse_of(call))
+    return ComputedWeights(call, lse_of(call))
 
 
-def there_and_back(weights: Remembered | Given) -> tuple[Remembered | Given, dict[str, torch.Tensor]]:
+def there_and_back(
+    weights: ComputedWeights | StoredWeights,
+) -> tuple[ComputedWeights | StoredWeights, dict[str, torch.Tensor]]:
     out = Outgoing()
     packed = pack_weights(weights, "0", out)
     stored = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in out.tensors.items()}
@@ -39,7 +41,7 @@ def there_and_back(weights: Remembered | Given) -> tuple[Remembered | Given, dic
     return back, stored
 
 
-def assert_same(before: Remembered, after: Remembered) -> None:
+def assert_same(before: ComputedWeights, after: ComputedWeights) -> None:
     nq, nk = before.sizes[2:]
     assert torch.equal(before.tile(ALL, ALL), after.tile(ALL, ALL))
     for i in range(nq):
@@ -48,7 +50,7 @@ def assert_same(before: Remembered, after: Remembered) -> None:
         assert torch.equal(before.tile(ALL, slice(j, j + 1)), after.tile(ALL, slice(j, j + 1)))
     keys = torch.randint(-1, nk, (B, H, nq))
     assert torch.equal(before.pairs(keys), after.pairs(keys))
-    wanted = Wanted(frozenset(["entropy", "received", "max_logit", "effective", "map", "top"]), size=3, top=2)
+    wanted = MeasureOptions(frozenset(["entropy", "received", "max_logit", "effective", "map", "top"]), size=3, top=2)
     found = [measure(weights.call, weights.lse, wanted) for weights in (before, after)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -131,7 +133,7 @@ def test_keys_that_all_batch_rows_share_are_written_once():
     call = prepare(
         q.expand(B, -1, -1, -1), k.expand(B, -1, -1, -1), k.expand(B, -1, -1, -1), mask=masks.padding([NK, 3])
     )
-    before = Remembered(call, lse_of(call))
+    before = ComputedWeights(call, lse_of(call))
     after, stored = there_and_back(before)
     assert stored["0/q"].shape[0] == stored["0/k"].shape[0] == 1
     assert after.call.k.stride(0) == 0
@@ -219,7 +221,7 @@ def test_mask_that_came_as_cells_has_no_limit(monkeypatch):
 def test_weights_that_a_model_made_come_back_with_their_scores(scores):
     made = torch.rand(B, H, NQ, NK)
     came = None if scores is None else torch.randn(B, H, NQ, scores).mT.contiguous().mT
-    back, _ = there_and_back(Given(made, came))
+    back, _ = there_and_back(StoredWeights(made, came))
     assert torch.equal(back.weights, made)
     assert (back.scores is None) == (came is None)
     assert came is None or torch.equal(back.scores, came)

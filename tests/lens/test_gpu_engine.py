@@ -20,7 +20,7 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.lens.measures import gpu, streaming
-from regard.lens.measures.measures import NAMES, read_wanted
+from regard.lens.measures.measures import NAMES, read_measures
 from regard.masks.biases import Bias
 from regard.positions import alibi
 from regard.testing import MASKS, SHAPES, Case, assert_rule, cases
@@ -29,7 +29,7 @@ triton = pytest.importorskip("triton", reason="needs triton: pip install 'regard
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = gpu.Blocks(16, 32, 4, 2)  # many tiles in few positions
-ALL = read_wanted(NAMES, size=5, top=3)
+ALL = read_measures(NAMES, size=5, top=3)
 
 # The interpreter computes in NumPy, which reports −∞ − −∞ and the like; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
@@ -87,7 +87,7 @@ def assert_links(found: dict[str, Tensor], case: Case, dtype: torch.dtype, top: 
     assert torch.equal(key >= 0, torch.arange(top) < visible), f"{case}: −1 elsewhere than beyond what is visible"
     ordered = key.masked_fill(key < 0, -2).sort(-1).values
     assert not bool(((ordered.diff() == 0) & (ordered[..., 1:] >= 0)).any()), f"{case}: a key twice"
-    streamed = streaming.measure(prepare(q, k, v, **extra), base.lse, read_wanted("top", top=top))
+    streamed = streaming.measure(prepare(q, k, v, **extra), base.lse, read_measures("top", top=top))
     assert torch.equal(found["top_tied"].cpu(), streamed["top_tied"]), f"{case}: tied"
 
 
@@ -115,7 +115,7 @@ def assert_exact_links(call: Call, top: int, blocks: gpu.Blocks | None = SMALL) 
     """Keys and ties are those of whole sorted rows, in the same order."""
     on_device = prepare(call.q.to(DEVICE), call.k.to(DEVICE), call.v.to(DEVICE), **_extra(call))
     lse: Tensor = reference.stages(call).lse
-    found = gpu.measure(on_device, lse.to(DEVICE), read_wanted("top", top=top), blocks)
+    found = gpu.measure(on_device, lse.to(DEVICE), read_measures("top", top=top), blocks)
     key, score, tied = exact_links(call, top)
     assert torch.equal(found["top_key"].cpu(), key)
     assert torch.equal(found["top_tied"].cpu(), tied)
@@ -174,7 +174,7 @@ def test_every_case_holds_on_a_gpu(mask: str, shape: str, dtype: torch.dtype) ->
     [(96, 96, 3, gpu.BY_TILE), (71, 96, 4, gpu.BY_TILE), (53, 96, 13, gpu.BY_ROW)],
 )
 def test_a_map_is_the_same_however_its_sums_are_kept(mask: Any, nq: int, nk: int, size: int, kind: int) -> None:
-    call, wanted = _call(nq, nk, mask=mask), read_wanted(["map", "received", "entropy"], size=size)
+    call, wanted = _call(nq, nk, mask=mask), read_measures(["map", "received", "entropy"], size=size)
     blocks = gpu.Blocks(16, 16, 4, 2)
     lse = reference.stages(call).lse
     assert gpu._Launch(call, lse, wanted, blocks).map_kind == kind
@@ -194,7 +194,7 @@ def test_parts_of_heads_and_of_queries_give_what_the_whole_gives(
     monkeypatch: pytest.MonkeyPatch, bytes_: int, heads: int, rows: int, mask: Any
 ) -> None:
     monkeypatch.setattr(gpu, "BYTES", bytes_)
-    call, wanted = _call(37, 67, batch=2, heads=3 if heads == 2 else 1, mask=mask), read_wanted(NAMES, size=2, top=3)
+    call, wanted = _call(37, 67, batch=2, heads=3 if heads == 2 else 1, mask=mask), read_measures(NAMES, size=2, top=3)
     assert gpu.Links(call, 3, SMALL, True).at_once(gpu.MOST_HEADS) == (heads, rows)
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
@@ -206,7 +206,7 @@ def test_parts_of_heads_and_of_queries_give_what_the_whole_gives(
 @pytest.mark.parametrize("bytes_", [gpu.BYTES, 9_000])
 def test_sizes_that_fill_the_blocks_need_no_bounds(monkeypatch: pytest.MonkeyPatch, mask: Any, bytes_: int) -> None:
     monkeypatch.setattr(gpu, "BYTES", bytes_)
-    call, wanted = _call(64, 96, d=16, mask=mask), read_wanted(NAMES, size=2, top=3)
+    call, wanted = _call(64, 96, d=16, mask=mask), read_measures(NAMES, size=2, top=3)
     lse = reference.stages(call).lse
     found = _found(call, lse, wanted, SMALL)
     assert_measures(found, *_dense(call, 2), f"64 × 96 × 16, {mask!r}")
@@ -216,7 +216,7 @@ def test_sizes_that_fill_the_blocks_need_no_bounds(monkeypatch: pytest.MonkeyPat
 def test_more_heads_than_a_grid_holds_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "MOST_HEADS", 4)
     call = _call(17, 37, batch=2, heads=3)
-    wanted = read_wanted(["entropy", "received", "map"], size=2)
+    wanted = read_measures(["entropy", "received", "map"], size=2)
     assert_measures(_found(call, reference.stages(call).lse, wanted, SMALL), *_dense(call, 2), "6 heads, 4 at once")
 
 
@@ -289,7 +289,7 @@ def test_a_sink_takes_from_the_weights_and_is_no_link() -> None:
     call = _call(5, 37, heads=2)
     call.sinks = torch.tensor([3.0, -1.0])
     made: Any = reference.stages(call)
-    found = _found(call, made.lse, read_wanted("top", top=2), SMALL)
+    found = _found(call, made.lse, read_measures("top", top=2), SMALL)
     expected = made.weights.topk(2)
     assert torch.equal(found["top_key"].cpu(), expected.indices)
     torch.testing.assert_close(found["top_weight"].cpu(), expected.values)
@@ -298,7 +298,7 @@ def test_a_sink_takes_from_the_weights_and_is_no_link() -> None:
 def test_links_do_not_depend_on_what_else_is_measured() -> None:
     call = _call(17, 67, mask=masks.causal())
     lse = reference.stages(call).lse
-    alone, together = (_found(call, lse, read_wanted(names, top=4), SMALL) for names in ("top", NAMES))
+    alone, together = (_found(call, lse, read_measures(names, top=4), SMALL) for names in ("top", NAMES))
     assert all(torch.equal(alone[name], together[name]) for name in alone)
     assert set(alone) == {"top_key", "top_weight", "top_tied"}
 
@@ -324,7 +324,7 @@ def test_a_row_that_was_not_collected_whole_gets_nan_and_not_a_result() -> None:
 
 @pytest.mark.parametrize("names", [["max_logit", "entropy", "effective"], ["max_logit", "top"]])
 def test_a_row_of_nan_shows_in_every_measure_and_leaves_the_others_alone(names: list[str]) -> None:
-    call, wanted = _call(19, 37, heads=2), read_wanted(names, top=3)
+    call, wanted = _call(19, 37, heads=2), read_measures(names, top=3)
     whole = _found(call, reference.stages(call).lse, wanted, SMALL)
     call.q[0, 1, 4, 2] = torch.nan
     found = _found(call, reference.stages(call).lse, wanted, SMALL)
@@ -395,10 +395,10 @@ class _Odd(Bias):
         ({"dtype": torch.float64}, ALL, "float64"),
         ({"d": 257}, ALL, "256.*257"),
         ({"bias": _Odd()}, ALL, r"odd\(\)"),
-        ({}, read_wanted("top", top=65), "64.*top=65"),
+        ({}, read_measures("top", top=65), "64.*top=65"),
         (
             {"nq": 50_000},
-            read_wanted("map", size=50_000),
+            read_measures("map", size=50_000),
             "32.*size=50000",
         ),
     ],
@@ -415,7 +415,7 @@ def test_what_the_kernels_cannot_do_is_refused_with_the_reason(
 @pytest.mark.parametrize("names", [["entropy"], ["map"], ["top"]])
 def test_what_is_not_asked_for_refuses_nothing(names: list[str]) -> None:
     call = prepare(*(torch.zeros(1, 1, 67, 3) for _ in range(3)), bias=alibi(1))
-    assert gpu.refuse(call, read_wanted(names, size=1 << 26, top=64 if "top" in names else 65)) is None
+    assert gpu.refuse(call, read_measures(names, size=1 << 26, top=64 if "top" in names else 65)) is None
 
 
 # ------------------------------------------------------------------------------------------------------ on a GPU only
@@ -425,7 +425,7 @@ def test_what_is_not_asked_for_refuses_nothing(names: list[str]) -> None:
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_links_of_long_bf16_rows_are_the_streaming_engines(mask: Any) -> None:
     call, lse = _long_call(mask)
-    ours, streamed = (engine.measure(call, lse, read_wanted("top")) for engine in (gpu, streaming))
+    ours, streamed = (engine.measure(call, lse, read_measures("top")) for engine in (gpu, streaming))
     torch.testing.assert_close(ours["top_weight"], streamed["top_weight"])
     differ = (ours["top_key"] != streamed["top_key"]).any(-1)
     assert float(differ.float().mean()) < 1e-3  # scores that differ by a rounding step only
@@ -436,13 +436,13 @@ def test_links_of_long_bf16_rows_are_the_streaming_engines(mask: Any) -> None:
 def test_links_make_nobody_wait_and_need_no_more_than_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "BYTES", 48 << 20)  # less than the four heads need together
     call, lse = _long_call(masks.causal())
-    gpu.measure(call, lse, read_wanted("top"))  # compile
+    gpu.measure(call, lse, read_measures("top"))  # compile
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = gpu.measure(call, lse, read_wanted("top"))
+        found = gpu.measure(call, lse, read_measures("top"))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     results = sum(value.numel() * value.element_size() for value in found.values())

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens.assembly import Link
+from regard.lens.assembly import StepLink
 from regard.lens.measures.streaming import lse_of
-from regard.lens.measures.weights import Remembered
-from regard.lens.watch_options import Keeper
+from regard.lens.measures.weights import ComputedWeights
+from regard.lens.watch_options import CallStore
 from regard.masks import causal
 
 B, H, N, D = 2, 3, 7, 5
@@ -25,12 +25,14 @@ def call(q: Tensor, k: Tensor, **given: object) -> Call:
     return prepare(q, k, k, **given)
 
 
-def kept(keeper: Keeper, given: Call, link: Link | None = None, path: str = "attn", hidden: bool = True) -> Remembered:
-    return keeper.keep(path, given, lse_of(given), Link() if link is None else link, hidden)
+def kept(
+    keeper: CallStore, given: Call, link: StepLink | None = None, path: str = "attn", hidden: bool = True
+) -> ComputedWeights:
+    return keeper.keep(path, given, lse_of(given), StepLink() if link is None else link, hidden)
 
 
 def rows(given: Call) -> Tensor:
-    return Remembered(given, lse_of(given)).tile(ALL, ALL)
+    return ComputedWeights(given, lse_of(given)).tile(ALL, ALL)
 
 
 def test_weights_are_those_of_the_call_after_everything_was_written_over() -> None:
@@ -38,21 +40,21 @@ def test_weights_are_those_of_the_call_after_everything_was_written_over() -> No
     mask, bias = torch.rand(N, N) > 0.4, torch.randn(N, N)
     given = call(q, k, mask=mask, bias=bias, softcap=2.0, sinks=(sinks := torch.randn(H)), scale=0.7)
     truth = rows(given)
-    weights = kept(Keeper(), given)
+    weights = kept(CallStore(), given)
     for x in (q, k, bias, sinks):
         x.fill_(9.0)
     mask.fill_(True)
     assert torch.equal(weights.tile(ALL, ALL), truth)
     index = torch.arange(N).flip(0)
-    assert torch.equal(weights.pairs(index), Remembered(weights.call, weights.lse).pairs(index))
+    assert torch.equal(weights.pairs(index), ComputedWeights(weights.call, weights.lse).pairs(index))
 
 
 def test_steps_share_the_keys_of_the_latest() -> None:
     q, k = whole()
-    keeper, ends = Keeper(), (4, 5, 6)
+    keeper, ends = CallStore(), (4, 5, 6)
     calls = [call(q[:, :, :end], k[:, :, :end], mask=causal()) for end in ends]
     truths = [rows(c) for c in calls]
-    links = [Link(), Link(0, 0, 4), Link(1, 0, 5)]
+    links = [StepLink(), StepLink(0, 0, 4), StepLink(1, 0, 5)]
     steps = [kept(keeper, c, link) for c, link in zip(calls, links, strict=True)]
     assert {w.call.k.untyped_storage().data_ptr() for w in steps} == {steps[-1].call.k.untyped_storage().data_ptr()}
     assert steps[0].call.k.untyped_storage().nbytes() == B * 6 * D * 4
@@ -64,13 +66,13 @@ def test_steps_share_the_keys_of_the_latest() -> None:
 def test_cache_of_fixed_size_is_kept_once_if_its_rest_is_hidden() -> None:
     q, k = whole()
     for hidden in (True, False):
-        keeper, cache, steps, truths = Keeper(), torch.zeros_like(k), [], []
+        keeper, cache, steps, truths = CallStore(), torch.zeros_like(k), [], []
         for end in (4, 5):
             cache[:, :, :end] = k[:, :, :end]
             mask = torch.arange(N) < (end if hidden else N)
             given = call(q[:, :, end - 1 : end], cache, mask=mask.view(1, N))
             truths.append(rows(given))
-            link = Link() if end == 4 else Link(0, 0, 4)
+            link = StepLink() if end == 4 else StepLink(0, 0, 4)
             steps.append(kept(keeper, given, link, hidden=hidden))
         assert (steps[0].call.k.data_ptr() == steps[1].call.k.data_ptr()) == hidden
         for step, truth in zip(steps, truths, strict=True):
@@ -79,12 +81,12 @@ def test_cache_of_fixed_size_is_kept_once_if_its_rest_is_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("link", "change"),
-    [(Link(), 0.0), (Link(0, 0, 4), 1.0), (Link(0, 1, 4), 0.0)],
+    [(StepLink(), 0.0), (StepLink(0, 0, 4), 1.0), (StepLink(0, 1, 4), 0.0)],
     ids=["a run of its own", "other keys", "keys that begin later"],
 )
-def test_keys_that_are_not_the_same_are_kept_apart(link: Link, change: float) -> None:
+def test_keys_that_are_not_the_same_are_kept_apart(link: StepLink, change: float) -> None:
     q, k = whole()
-    keeper = Keeper()
+    keeper = CallStore()
     before = kept(keeper, first := call(q[:, :, :4], k[:, :, :4]))
     after = kept(keeper, call(q[:, :, 4:5], k[:, :, :5] + change), link)
     assert before.call.k.data_ptr() != after.call.k.data_ptr()
@@ -93,15 +95,15 @@ def test_keys_that_are_not_the_same_are_kept_apart(link: Link, change: float) ->
 
 def test_modules_do_not_share_keys() -> None:
     q, k = whole()
-    keeper = Keeper()
+    keeper = CallStore()
     one = kept(keeper, call(q[:, :, :4], k[:, :, :4]))
-    two = kept(keeper, call(q[:, :, :1], k[:, :, :5]), Link(0, 0, 4), path="other")
+    two = kept(keeper, call(q[:, :, :1], k[:, :, :5]), StepLink(0, 0, 4), path="other")
     assert one.call.k.data_ptr() != two.call.k.data_ptr()
 
 
 def test_layers_share_the_copy_of_their_mask_until_it_is_written_to() -> None:
     q, k = whole()
-    keeper, mask = Keeper(), torch.rand(N, N) > 0.4
+    keeper, mask = CallStore(), torch.rand(N, N) > 0.4
     one, two = (kept(keeper, call(q, k, mask=mask), path=path) for path in "ab")
     truth = mask.clone()
     mask.fill_(True)
@@ -113,21 +115,21 @@ def test_layers_share_the_copy_of_their_mask_until_it_is_written_to() -> None:
 
 def test_part_of_a_larger_tensor_does_not_keep_it() -> None:
     packed = torch.randn(B, H, N, 3 * D)
-    weights = kept(Keeper(), call(packed[..., :D], packed[..., D : 2 * D]))
+    weights = kept(CallStore(), call(packed[..., :D], packed[..., D : 2 * D]))
     assert weights.call.q.untyped_storage().nbytes() == weights.call.k.untyped_storage().nbytes() == B * H * N * D * 4
 
 
 def test_repeated_keys_are_kept_as_they_are_seen() -> None:
     q, k = whole()
     given = call(q, k[:1].expand(B, H, N, D))
-    assert torch.equal(kept(Keeper(), given).tile(ALL, ALL), rows(given))
+    assert torch.equal(kept(CallStore(), given).tile(ALL, ALL), rows(given))
 
 
 def test_everything_goes_to_the_device() -> None:
     """The meta device holds no numbers, but says where a tensor is."""
     q, k = whole()
     given = call(q, k, mask=torch.rand(N, N) > 0.4, bias=torch.randn(N, N), sinks=torch.randn(H))
-    weights = kept(Keeper(torch.device("meta")), given)
+    weights = kept(CallStore(torch.device("meta")), given)
     made = weights.call
     everything = [made.q, made.k, made.v, made.sinks, made.mask.cells, made.bias.cells, weights.lse]
     assert {x.device.type for x in everything} == {"meta"}

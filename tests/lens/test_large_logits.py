@@ -21,8 +21,8 @@ from regard.backends.call import Call, prepare
 from regard.lens.capture import Capture
 from regard.lens.comparison import compare
 from regard.lens.measures import gpu, streaming
-from regard.lens.measures.measures import NAMES, Wanted, read_wanted
-from regard.lens.measures.weights import LARGE, Given, Remembered
+from regard.lens.measures.measures import NAMES, MeasureOptions, read_measures
+from regard.lens.measures.weights import LARGE, ComputedWeights, StoredWeights
 from regard.lens.view import View
 from regard.testing import assert_rule
 
@@ -31,7 +31,7 @@ SCALES = [10.0**n for n in range(7)]
 MASKS = {"causal": masks.causal(), "padding": masks.padding([N, 23]), "window": masks.window(5, 2)}
 HEADS = [16, 64, 128]
 DTYPES = [torch.float32, torch.bfloat16]
-ALL = read_wanted(NAMES, SIZE, 3)
+ALL = read_measures(NAMES, SIZE, 3)
 SMALL = gpu.Blocks(16, 32, 4, 2)  # several tiles each way
 
 
@@ -149,7 +149,7 @@ def view(request: pytest.FixtureRequest, tmp_path: Path) -> View:
         watched(call, keep="qk").save(tmp_path / "run.regard")
         return regard.open(tmp_path / "run.regard")[0]
     view = looked(call)
-    return view if request.param == "look" else replace(view, weights=Remembered(call, view.lse))
+    return view if request.param == "look" else replace(view, weights=ComputedWeights(call, view.lse))
 
 
 def test_exact_weights_are_those_of_dense_fp64(view):
@@ -174,7 +174,9 @@ def test_measures_that_are_asked_for_later_are_those_of_dense_fp64(view):
 
 def test_patterns_are_those_of_dense_fp64(view):
     call = drawn(1e6, mask=masks.causal())
-    baseline, truth = (replace(view, weights=Given(x["weights"]), held=x).score_patterns().scores for x in dense(call))
+    baseline, truth = (
+        replace(view, weights=StoredWeights(x["weights"]), held=x).score_patterns().scores for x in dense(call)
+    )
     for name, score in replace(view, held={"lse": view.held["lse"]}).patterns().items():
         assert_rule(score, baseline[name], truth[name], what=name)
 
@@ -185,7 +187,7 @@ def test_check_grants_what_it_grants_at_ordinary_logits_and_finds_a_wrong_lse(vi
     assert report.tolerance < 1e-3
     lse = dense(drawn(1e6, mask=masks.causal()))[1]["lse"]
     lse[0, 1, 7] += 0.01
-    report = replace(view, weights=Remembered(view.weights.call, lse)).check()
+    report = replace(view, weights=ComputedWeights(view.weights.call, lse)).check()
     assert [(p.batch, p.head, p.row, p.kind) for p in report.problems] == [(0, 1, 7, "sum")]
 
 
@@ -203,7 +205,7 @@ def test_given_weights_of_large_scores_have_their_own_links():
     call = drawn(1e6, mask=masks.causal())
     scores = torch.where(dense(call)[0]["seen"], (call.q @ call.k.mT) * call.scale, -inf)
     exact = scores.double().softmax(-1)
-    found = streaming.measure_given(Given(exact.float(), scores), Wanted(frozenset(["top"]), top=3))
+    found = streaming.measure_given(StoredWeights(exact.float(), scores), MeasureOptions(frozenset(["top"]), top=3))
     best = exact.topk(3).values.masked_fill(found["top_key"] < 0, 0.0)
     assert_rule(found["top_weight"], best.float(), best, what="links")
 
@@ -237,7 +239,7 @@ def kernels_run_here() -> Iterator[str]:
         yield "cpu"
 
 
-def by_triton(call: Call, device: str, blocks: gpu.Blocks | None, wanted: Wanted = ALL) -> dict[str, Tensor]:
+def by_triton(call: Call, device: str, blocks: gpu.Blocks | None, wanted: MeasureOptions = ALL) -> dict[str, Tensor]:
     """Its measures, from an lse that is rougher than a kernel's where it is large."""
     lse = dense(call)[0]["lse"].to(device)
     lse = torch.where(lse.abs() > LARGE, lse * (1 + 1e-6), lse)

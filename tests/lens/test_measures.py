@@ -22,9 +22,9 @@ from regard.lens.measures.measures import (
     MEASURES,
     NAMES,
     TOP,
+    MeasureOptions,
     Pool,
-    Tile,
-    Wanted,
+    WeightTile,
     at_least_one,
     cell_edges,
     cell_of_positions,
@@ -32,7 +32,7 @@ from regard.lens.measures.measures import (
     finish_entropy,
     finish_map,
     finish_top,
-    read_wanted,
+    read_measures,
 )
 
 ALL = slice(None)
@@ -43,13 +43,13 @@ def whole(s: Tensor, cuts: tuple[int, ...], names: list[str], size: int = 3, top
     batch, heads, nq, nk = sizes = tuple(s.shape)
     logits = s if sinks is None else torch.cat([s, sinks.view(-1, 1, 1).expand(batch, heads, nq, 1)], -1)
     lse = logits.logsumexp(-1)
-    found = [MEASURES[name](sizes, lse, Wanted(frozenset(names), size, top)) for name in names]
+    found = [MEASURES[name](sizes, lse, MeasureOptions(frozenset(names), size, top)) for name in names]
     for first, end in zip(cuts, (*cuts[1:], nk), strict=True):
         part = s[..., first:end]
         t = part - torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)
         pools = (Pool(slice(0, nq), nq, size, s), Pool(slice(first, end), nk, size, s)) if "map" in names else ()
         place = (slice(0, batch), slice(0, heads), slice(0, nq), slice(first, end))
-        tile = Tile(*place, part, t.clamp(min=torch.finfo(s.dtype).min), t.exp(), torch.full_like(t, nan), *pools)
+        tile = WeightTile(*place, part, t.clamp(min=torch.finfo(s.dtype).min), t.exp(), torch.full_like(t, nan), *pools)
         for each in found:
             each.add(tile)
     return {key: value for each in found for key, value in each.found(lse, sinks).items()}
@@ -64,28 +64,28 @@ def test_every_name_has_a_measure_and_the_default_ones_are_among_them():
 
 
 def test_no_argument_means_the_default_measures():
-    assert read_wanted(None) == Wanted(frozenset(DEFAULT), MAP_SIZE, TOP)
+    assert read_measures(None) == MeasureOptions(frozenset(DEFAULT), MAP_SIZE, TOP)
 
 
 @pytest.mark.parametrize("given", ["top", ["top"], ("top",), {"top"}, ["top", "top"], (n for n in ["top"])])
 def test_one_name_or_several_are_read_alike(given):
-    assert read_wanted(given, 5, np.int64(3)) == Wanted(frozenset(["top"]), 5, 3)
+    assert read_measures(given, 5, np.int64(3)) == MeasureOptions(frozenset(["top"]), 5, 3)
 
 
 def test_no_names_mean_no_measures():
-    assert read_wanted([]).names == frozenset()
+    assert read_measures([]).names == frozenset()
 
 
 def test_a_name_that_is_none_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"'entorpy'.*entropy.*received.*max_logit.*effective"):
-        read_wanted(["map", "entorpy"])
+        read_measures(["map", "entorpy"])
     with pytest.raises(ValueError, match=r"3.*entropy"):
-        read_wanted([3])
+        read_measures([3])
 
 
 def test_what_is_no_name_is_refused():
     with pytest.raises(TypeError, match=r"measures.*entropy.*int"):
-        read_wanted(3)
+        read_measures(3)
 
 
 @pytest.mark.parametrize("name", ["size", "top"])
@@ -102,7 +102,7 @@ def test_what_is_no_name_is_refused():
 )
 def test_a_size_or_number_of_links_below_one_or_no_integer_is_refused(name, value, error, said):
     with pytest.raises(error, match=rf"{name}.*1.*{said}"):
-        read_wanted("map", **{name: value})
+        read_measures("map", **{name: value})
 
 
 def test_numbers_of_numpy_become_integers():
@@ -273,7 +273,7 @@ def test_all_keys_are_never_tied_with_one_that_is_left():
 
 
 def test_top_of_no_keys_is_empty_of_links():
-    found = MEASURES["top"]((1, 1, 2, 0), torch.full((1, 1, 2), -inf), Wanted(frozenset(["top"]), top=3))
+    found = MEASURES["top"]((1, 1, 2, 0), torch.full((1, 1, 2), -inf), MeasureOptions(frozenset(["top"]), top=3))
     made = found.found(torch.full((1, 1, 2), -inf), None)
     assert made["top_key"].tolist() == [[[[-1] * 3] * 2]]
     assert not bool(made["top_tied"].any())

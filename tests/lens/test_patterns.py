@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import KEYS, MEANING, NAMES, THRESHOLDS, label, label_rest, measure
 
 B, H, HKV, N, D = 3, 4, 2, 11, 5
@@ -42,7 +42,7 @@ def looked_at(nq: int = N, nk: int = N, mask: masks.Mask | None = None, sinks: b
     made = reference.stages(call)
     dense = made.weights
     exponent = made.masked.exp().sum(-1) + (1.0 if sinks else 0.0)
-    return Remembered(call, exponent.log()), dense
+    return ComputedWeights(call, exponent.log()), dense
 
 
 def by_hand(
@@ -169,7 +169,7 @@ def test_random_sizes_offsets_tokens_and_padding_equal_the_plain_loop(nq, nk, of
     torch.manual_seed(seed)
     dense = torch.rand(2, 3, nq, nk, dtype=torch.float64).softmax(-1)
     padding, ids = torch.rand(2, nk) < 0.25, torch.randint(0, words, (2, nk))
-    ours = score(Given(dense), offset=offset, padding=padding, ids=ids)
+    ours = score(StoredWeights(dense), offset=offset, padding=padding, ids=ids)
     for name in BY_PAIR:
         agree(ours[name], by_hand(dense, name, offset=offset, padding=padding, ids=ids))
 
@@ -206,7 +206,7 @@ def test_uniform_is_the_mean_share_of_the_largest_entropy(pad):
     padding = PADDING[pad]
     _, dense = looked_at(mask=masks.causal())
     entropy = -torch.xlogy(dense, dense).sum(-1)
-    ours = score(Given(dense), entropy=entropy, visible=torch.arange(1, N + 1).view(1, 1, N), padding=padding)
+    ours = score(StoredWeights(dense), entropy=entropy, visible=torch.arange(1, N + 1).view(1, 1, N), padding=padding)
     for b in range(B):
         for h in range(H):
             rows = [i for i in range(1, N) if padding is None or not padding[b, i]]
@@ -219,7 +219,7 @@ def test_uniform_weights_score_one_and_one_key_scores_zero():
     sharp = torch.eye(7)[:3].expand(1, 2, 3, 7)
     for weights, expected in ((even, 1.0), (sharp, 0.0)):
         entropy = -torch.xlogy(weights, weights).sum(-1)
-        ours = score(Given(weights), entropy=entropy, visible=torch.full((1, 1, 3), 7))
+        ours = score(StoredWeights(weights), entropy=entropy, visible=torch.full((1, 1, 3), 7))
         assert ours["uniform"].tolist() == [[pytest.approx(expected, abs=1e-6)] * 2]
         assert bool((ours["uniform"] <= 1).all())
 
@@ -227,9 +227,9 @@ def test_uniform_weights_score_one_and_one_key_scores_zero():
 def test_queries_that_see_one_key_or_none_leave_uniform_alone():
     weights = torch.full((1, 1, 3, 7), 1 / 7)
     entropy = torch.tensor([[[log(7), 5.0, 5.0]]])
-    ours = score(Given(weights), entropy=entropy, visible=torch.tensor([[[7, 1, 0]]]))
+    ours = score(StoredWeights(weights), entropy=entropy, visible=torch.tensor([[[7, 1, 0]]]))
     assert float(ours["uniform"]) == pytest.approx(1.0)
-    nobody = score(Given(weights), entropy=entropy, visible=torch.tensor([[[1, 1, 0]]]))
+    nobody = score(StoredWeights(weights), entropy=entropy, visible=torch.tensor([[[1, 1, 0]]]))
     assert float(nobody["uniform"]) == 0.0
 
 
@@ -237,14 +237,14 @@ def test_delimiter_is_the_mean_weight_on_delimiters():
     _, dense = looked_at(7, N)
     delimiters = torch.rand(B, N) < 0.3
     delimiters[:, 0] = True  # [CLS], which delimits nothing
-    ours = score(Given(dense), received=dense.sum(-2), delimiters=delimiters)
+    ours = score(StoredWeights(dense), received=dense.sum(-2), delimiters=delimiters)
     agree(ours["delimiter"], torch.where(delimiters[:, None, None, 1:], dense[..., 1:], 0).sum(-1).mean(-1))
 
 
 def test_first_token_is_no_delimiter_where_it_stands_behind_padding():
     _, dense = looked_at()
     padding, everywhere = PADDING["left"], torch.ones(1, N, dtype=torch.bool)
-    ours = score(Given(dense), received=dense.sum(-2), delimiters=everywhere, padding=padding)
+    ours = score(StoredWeights(dense), received=dense.sum(-2), delimiters=everywhere, padding=padding)
     for b, first in enumerate([0, 2, 5]):
         agree(ours["delimiter"][b], dense[b, ..., first + 1 :].sum(-1).mean(-1))
 
@@ -253,14 +253,14 @@ def test_delimiter_divides_by_the_rows_that_received_sums_over():
     _, dense = looked_at(7, N)
     delimiters, real = torch.arange(N).eq(2).view(1, N), [7, 4, 2]
     received = torch.stack([dense[b, :, : real[b]].sum(-2) for b in range(B)])
-    ours = score(Given(dense), received=received, delimiters=delimiters, rows=torch.tensor(real))
+    ours = score(StoredWeights(dense), received=received, delimiters=delimiters, rows=torch.tensor(real))
     agree(ours["delimiter"], torch.stack([dense[b, :, : real[b], 2].mean(-1) for b in range(B)]))
 
 
 def test_padding_is_no_delimiter():
     _, dense = looked_at()
     everywhere = torch.ones(1, N, dtype=torch.bool)
-    ours = score(Given(dense), received=dense.sum(-2), delimiters=everywhere, padding=PADDING["inside"])
+    ours = score(StoredWeights(dense), received=dense.sum(-2), delimiters=everywhere, padding=PADDING["inside"])
     agree(ours["delimiter"], torch.where(PADDING["inside"][0], 0, dense)[..., 1:].sum(-1).mean(-1))
 
 
@@ -270,7 +270,7 @@ def test_padding_is_no_delimiter():
 def planted(q: Tensor, k: Tensor, mask: masks.Mask | None = None) -> Weights:
     """Weights of (N, D) queries and keys, sharp enough that the best key takes nearly all."""
     call = prepare(q, k, k, mask=mask, scale=30.0)
-    return Remembered(call, reference.stages(call).masked.logsumexp(-1))
+    return ComputedWeights(call, reference.stages(call).masked.logsumexp(-1))
 
 
 @pytest.mark.parametrize(("name", "step"), [("own", 0), ("previous", -1), ("next", 1)])
@@ -311,8 +311,8 @@ def test_first_is_the_first_key_that_is_no_padding():
     padding = torch.arange(7).view(1, 7) < 3
     dense = torch.zeros(1, 1, 7, 7)
     dense[..., 3] = 1.0
-    assert float(score(Given(dense), padding=padding)["first"]) == 1.0
-    assert float(score(Given(dense))["first"]) == 0.0
+    assert float(score(StoredWeights(dense), padding=padding)["first"]) == 1.0
+    assert float(score(StoredWeights(dense))["first"]) == 0.0
 
 
 def test_padding_with_the_id_of_a_real_token_is_not_taken_for_it():
@@ -320,7 +320,7 @@ def test_padding_with_the_id_of_a_real_token_is_not_taken_for_it():
     ids, padding = torch.tensor([[9, 9, 9, 4, 9]]), torch.tensor([[False, True, True, False, False]])
     dense = torch.zeros(1, 1, 5, 5)
     dense[0, 0, 4, 0] = dense[0, 0, 0, 4] = 1.0
-    assert float(score(Given(dense), ids=ids, padding=padding)["same token"]) == 1.0
+    assert float(score(StoredWeights(dense), ids=ids, padding=padding)["same token"]) == 1.0
 
 
 def test_token_numbers_may_be_as_large_as_integers_are():
@@ -328,12 +328,12 @@ def test_token_numbers_may_be_as_large_as_integers_are():
     ids, padding = torch.tensor([[largest, 0, largest, 5]]), torch.tensor([[False, False, False, True]])
     dense = torch.zeros(1, 1, 4, 4)
     dense[0, 0, 2, 0] = dense[0, 0, 0, 2] = 1.0
-    assert float(score(Given(dense), ids=ids, padding=padding)["same token"]) == 1.0
+    assert float(score(StoredWeights(dense), ids=ids, padding=padding)["same token"]) == 1.0
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(0, 5), (3, 0), (0, 0)])
 def test_no_query_or_no_key_scores_zero(nq, nk):
-    ours = score(Given(torch.zeros(2, 3, nq, nk)), ids=torch.zeros(2, nk, dtype=torch.int64))
+    ours = score(StoredWeights(torch.zeros(2, 3, nq, nk)), ids=torch.zeros(2, nk, dtype=torch.int64))
     assert {name: values.tolist() for name, values in ours.items()} == {name: [[0.0] * 3] * 2 for name in BY_PAIR}
 
 
@@ -435,7 +435,7 @@ def test_every_pattern_has_a_threshold_and_a_meaning_in_both_languages():
 )
 def test_wrong_argument_is_refused_with_what_was_expected(arguments, error, message):
     with pytest.raises(error, match=message):
-        score(Given(torch.zeros(3, 4, 7, 11)), **arguments)
+        score(StoredWeights(torch.zeros(3, 4, 7, 11)), **arguments)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.lens.assembly import Link, Runs, by_sizes, key_marks, matrix_marks, runs_of
+from regard.lens.assembly import RunTracker, StepLink, by_sizes, key_marks, matrix_marks, runs_of
 
 B, H, D = 3, 2, 5
 
@@ -19,7 +19,9 @@ def keys(n: int, seed: int = 0) -> Tensor:
     return torch.randn(B, H, 11, D, generator=torch.Generator().manual_seed(seed))[:, :, :n]
 
 
-def told(runs: Runs, n: int, nq: int, k: Tensor, path: str = "attn", kind: str = "self", **given: Any) -> Link:
+def told(
+    runs: RunTracker, n: int, nq: int, k: Tensor, path: str = "attn", kind: str = "self", **given: Any
+) -> StepLink:
     return runs.link(path, n, (B, H, nq, k.shape[2]), kind, key_marks(k), **given)
 
 
@@ -51,7 +53,7 @@ def test_sizes_say_what_may_be(kind: str, sizes: list[tuple[int, int]], runs: li
 
 
 def test_cache_of_fixed_size_fills_until_it_is_full_and_then_slides() -> None:
-    runs = Runs()
+    runs = RunTracker()
     links = [runs.link("attn", n, (B, H, nq, 7), "self", offset=lambda: 0) for n, nq in enumerate((5, 1, 1, 1, 1))]
     assert [(k.after, k.first, k.known) for k in links] == [
         (None, 0, 0), (0, 0, 5), (1, 0, 6), (2, 1, 6), (3, 2, 6)
@@ -91,35 +93,35 @@ def test_integers_have_no_marks() -> None:
 def test_nan_is_known_again() -> None:
     k = keys(7)
     k[0, 0, 2, 1] = torch.nan
-    runs = Runs()
+    runs = RunTracker()
     told(runs, 0, 5, k[:, :, :5])
     assert told(runs, 1, 1, k[:, :, :6]).after == 0
 
 
 def test_other_keys_of_fitting_size_begin_a_run() -> None:
-    runs = Runs()
+    runs = RunTracker()
     told(runs, 0, 5, keys(5))
-    assert told(runs, 1, 1, keys(6, seed=1)) == Link(known=5)
-    assert told(runs, 2, 1, keys(7, seed=1)) == Link(1, 0, 6)
+    assert told(runs, 1, 1, keys(6, seed=1)) == StepLink(known=5)
+    assert told(runs, 2, 1, keys(7, seed=1)) == StepLink(1, 0, 6)
 
 
 def test_cache_of_fixed_size_is_known_by_what_was_written() -> None:
-    runs, cache = Runs(), torch.zeros(B, H, 11, D)
+    runs, cache = RunTracker(), torch.zeros(B, H, 11, D)
     cache[:, :, :5] = keys(5)
     told(runs, 0, 5, cache, offset=lambda: 0)
     cache = cache.clone()
     cache[:, :, 5] = keys(6)[:, :, 5]
-    assert told(runs, 1, 1, cache) == Link(0, 0, 5)
+    assert told(runs, 1, 1, cache) == StepLink(0, 0, 5)
     cache = cache.clone()
     cache[:, :, 2] = 1.0
     assert told(runs, 2, 1, cache).after is None
 
 
 def test_cache_of_the_latest_keys_says_where_they_begin() -> None:
-    runs = Runs()
+    runs = RunTracker()
     told(runs, 0, 5, keys(5))
-    assert told(runs, 1, 1, keys(6)[:, :, 3:]) == Link(0, 3, 2)
-    assert told(runs, 2, 1, keys(7)[:, :, 4:]) == Link(1, 4, 2)
+    assert told(runs, 1, 1, keys(6)[:, :, 3:]) == StepLink(0, 3, 2)
+    assert told(runs, 2, 1, keys(7)[:, :, 4:]) == StepLink(1, 4, 2)
     assert told(runs, 3, 1, keys(7)[:, :, 4:]).after is None  # nothing moved on
 
 
@@ -127,17 +129,17 @@ def test_offset_is_asked_only_where_it_can_matter() -> None:
     def refuse() -> object:
         raise AssertionError("asked")
 
-    runs = Runs()
-    assert told(runs, 0, 5, keys(5), offset=refuse) == Link()
-    assert told(runs, 1, 1, keys(6), offset=refuse) == Link(0, 0, 5)
-    assert told(runs, 2, 1, keys(4, seed=1), offset=lambda: None) == Link(known=3)
-    assert told(runs, 3, 1, keys(4, seed=2), offset=lambda: torch.zeros(B)) == Link(known=3)
+    runs = RunTracker()
+    assert told(runs, 0, 5, keys(5), offset=refuse) == StepLink()
+    assert told(runs, 1, 1, keys(6), offset=refuse) == StepLink(0, 0, 5)
+    assert told(runs, 2, 1, keys(4, seed=1), offset=lambda: None) == StepLink(known=3)
+    assert told(runs, 3, 1, keys(4, seed=2), offset=lambda: torch.zeros(B)) == StepLink(known=3)
 
 
 # ---------------------------------------------------------------------------------------- batch rows that change places
 
 
-def moved(runs: Runs, rows: list[int], first: str = "attn") -> Link:
+def moved(runs: RunTracker, rows: list[int], first: str = "attn") -> StepLink:
     """A prompt of three batch rows, and a step in which each carries on another."""
     k = keys(6)
     told(runs, 0, 5, k[:, :, :5], first)
@@ -147,21 +149,21 @@ def moved(runs: Runs, rows: list[int], first: str = "attn") -> Link:
 
 @pytest.mark.parametrize("rows", [[1, 0, 2], [0, 0, 0], [2, 2, 1]])
 def test_beams_are_found_where_they_were(rows: list[int]) -> None:
-    runs = Runs()
+    runs = RunTracker()
     link = moved(runs, rows)
     runs.close()
-    assert link == Link(0, 0, 5, tuple(rows))
+    assert link == StepLink(0, 0, 5, tuple(rows))
 
 
 def test_rows_in_place_are_not_said_to_have_moved() -> None:
-    runs = Runs()
+    runs = RunTracker()
     link = moved(runs, [0, 1, 2])
     runs.close()
-    assert link == Link(0, 0, 5, None)
+    assert link == StepLink(0, 0, 5, None)
 
 
 def test_row_that_was_nowhere_begins_a_run() -> None:
-    runs, k = Runs(), keys(6)
+    runs, k = RunTracker(), keys(6)
     told(runs, 0, 5, k[:, :, :5])
     k = k.clone()
     k[2] = keys(6, seed=1)[0]
@@ -170,7 +172,7 @@ def test_row_that_was_nowhere_begins_a_run() -> None:
 
 def test_rows_that_look_alike_in_one_layer_are_told_apart_by_the_next() -> None:
     """In the first layer equal tokens have equal keys, whatever came before them."""
-    runs, alike, k = Runs(), keys(6)[:1].expand(B, -1, -1, -1), keys(6)
+    runs, alike, k = RunTracker(), keys(6)[:1].expand(B, -1, -1, -1), keys(6)
     for n, end in enumerate((5, 6)):
         rows = [0, 1, 2] if n == 0 else [0, 2, 1]
         links = [told(runs, n, 5 if n == 0 else 1, x[rows][:, :, :end], path) for path, x in (("a", alike), ("b", k))]
@@ -180,12 +182,12 @@ def test_rows_that_look_alike_in_one_layer_are_told_apart_by_the_next() -> None:
 
 def test_cross_attention_learns_from_self_attention_where_its_rows_were() -> None:
     """All beams look at the same other sequence."""
-    runs, memory = Runs(), keys(7)[:1].expand(B, -1, -1, -1)
+    runs, memory = RunTracker(), keys(7)[:1].expand(B, -1, -1, -1)
     own = moved_with_cross(runs, memory, [1, 0, 2])
     assert [link.rows for link in own] == [(1, 0, 2), (1, 0, 2)]
 
 
-def moved_with_cross(runs: Runs, memory: Tensor, rows: list[int]) -> list[Link]:
+def moved_with_cross(runs: RunTracker, memory: Tensor, rows: list[int]) -> list[StepLink]:
     k = keys(6)
     links = []
     for n, (nq, now) in enumerate(((1, k[:, :, :5]), (1, k[rows][:, :, :6]))):
@@ -196,7 +198,7 @@ def moved_with_cross(runs: Runs, memory: Tensor, rows: list[int]) -> list[Link]:
 
 def test_cross_attention_of_another_pass_over_the_same_memory_begins_a_run() -> None:
     """Self-attention has just begun one: two passes, not two steps."""
-    runs, memory = Runs(), keys(7)
+    runs, memory = RunTracker(), keys(7)
     for n in range(2):
         told(runs, n, 1, keys(1, seed=n))
         link = told(runs, n, 1, memory, "cross", "cross")
@@ -204,7 +206,7 @@ def test_cross_attention_of_another_pass_over_the_same_memory_begins_a_run() -> 
 
 
 def test_layers_that_contradict_each_other_begin_runs() -> None:
-    runs, k, other = Runs(), keys(6), keys(6, seed=1)
+    runs, k, other = RunTracker(), keys(6), keys(6, seed=1)
     for n, end in enumerate((5, 6)):
         swapped = [0, 1, 2] if n == 0 else [1, 0, 2]
         links = [
@@ -219,7 +221,7 @@ def test_layers_that_contradict_each_other_begin_runs() -> None:
 
 
 def test_each_thread_has_runs_of_its_own() -> None:
-    runs, found = Runs(), {}
+    runs, found = RunTracker(), {}
 
     def generate(seed: int) -> None:
         found[seed] = [told(runs, n, 5 if n == 0 else 1, keys(5 + n, seed)).after for n in range(3)]

@@ -16,7 +16,7 @@ from torch import nn
 
 import regard
 from regard import masks, positions
-from regard.lens.assembly import Link
+from regard.lens.assembly import StepLink
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor.facts import Facts, Rows
 from regard.lens.files import container, exact_weights, saving
@@ -24,7 +24,7 @@ from regard.lens.files.container import CaptureFileError
 from regard.lens.files.records import _form_of
 from regard.lens.files.saving import overview_of
 from regard.lens.measures.measures import NAMES
-from regard.lens.measures.weights import Given, Remembered
+from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, Told, View
 
@@ -93,8 +93,8 @@ def there_and_back(capture: Capture, folder: Path, **options: object) -> Capture
 
 def assert_equal(a: object, b: object, where: str = "capture") -> None:
     """Equal in everything, to the bit, and of one kind."""
-    if isinstance(a, (Remembered, Given)):
-        assert isinstance(b, Remembered) == isinstance(a, Remembered), where
+    if isinstance(a, (ComputedWeights, StoredWeights)):
+        assert isinstance(b, ComputedWeights) == isinstance(a, ComputedWeights), where
         assert torch.equal(a.tile(ALL, ALL), b.tile(ALL, ALL)), where
         return
     if isinstance(a, torch.Tensor):
@@ -765,7 +765,7 @@ def test_steps_after_a_call_that_could_not_be_read_are_put_together_and_saved(tm
     capture = Capture("toy")
     capture.records.append(Record("attn", 0, "self", "sdpa", "sdpa", trouble="no kernel"))
     for n, view in enumerate(views, 1):
-        link = Link(None if n == 1 else 1, known=0 if n == 1 else 2)
+        link = StepLink(None if n == 1 else 1, known=0 if n == 1 else 2)
         capture.records.append(Record("attn", n, "self", "sdpa", "sdpa", view=view, link=link))
     capture.save(tmp_path / "run.regard")
     for one in (capture, regard.open(tmp_path / "run.regard")):

@@ -21,19 +21,19 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.lens.measures import streaming
-from regard.lens.measures.measures import NAMES, Tile, Wanted, read_wanted
-from regard.lens.measures.weights import Given, Remembered
+from regard.lens.measures.measures import NAMES, MeasureOptions, WeightTile, read_measures
+from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, Shape, cases
 
 SIZE, TOP = 6, 3
-ALL = read_wanted(NAMES, SIZE, TOP)
+ALL = read_measures(NAMES, SIZE, TOP)
 
 
 def judge(case: Case, dtype: torch.dtype, size: int = SIZE) -> None:
     """Every measure of one case, lse by our own pass included, obeys the numeric rule."""
     call, truth, baseline = truth_and_baseline(case, dtype, size)
     lse = streaming.lse_of(call)
-    found = streaming.measure(call, lse, read_wanted(NAMES, size, TOP)) | {"lse": lse}
+    found = streaming.measure(call, lse, read_measures(NAMES, size, TOP)) | {"lse": lse}
     assert found.keys() - {"lse"} == {*NAMES, "top_key", "top_weight", "top_tied"} - {"top"}
     assert_measures(found, baseline, truth, f"{case}, {dtype}")
     assert_top(found, baseline, truth, f"{case}, {dtype}")
@@ -99,7 +99,7 @@ def test_calls_and_tiles_drawn_at_random_measure_as_dense(case, cells, size):
 # ---------------------------------------------------------------------------------------------------------------- tiles
 
 
-def walked(call: Call, monkeypatch: pytest.MonkeyPatch, cells: int) -> list[Tile]:
+def walked(call: Call, monkeypatch: pytest.MonkeyPatch, cells: int) -> list[WeightTile]:
     """The tiles of a pass."""
     monkeypatch.setattr(streaming, "TILE_CELLS", cells)
     source = streaming._FromCall(call, torch.zeros(call.sizes[:3]))
@@ -206,7 +206,9 @@ def test_given_weights_measure_as_they_are(case, dtype, with_scores, monkeypatch
     made, _ = stages(case, torch.float32)
     weights, scores = made.weights.to(dtype), made.masked.to(dtype)
     names = ALL.names - (set() if with_scores else {"max_logit"})
-    found = streaming.measure_given(Given(weights, scores if with_scores else None), Wanted(names, SIZE, TOP))
+    found = streaming.measure_given(
+        StoredWeights(weights, scores if with_scores else None), MeasureOptions(names, SIZE, TOP)
+    )
     lse = scores.double().logsumexp(-1)
     wide = torch.promote_types(dtype, torch.float32)
     truth = dense_measures(weights.double(), scores.double(), lse, None, SIZE)
@@ -223,7 +225,7 @@ def test_a_sink_in_given_scores_is_one_more_outcome():
     made, call = stages(case, torch.float32)
     wide, _ = stages(case, torch.float64)
     column = call.sinks.view(-1, 1, 1).expand(*made.masked.shape[:3], 1)
-    found = streaming.measure_given(Given(made.weights, torch.cat([made.masked, column], -1)), ALL)
+    found = streaming.measure_given(StoredWeights(made.weights, torch.cat([made.masked, column], -1)), ALL)
     sizes = (call.sinks, SIZE)
     baseline = dense_measures(made.weights, made.masked, made.lse, *sizes)
     truth = dense_measures(wide.weights, wide.masked, wide.lse, call.sinks.double(), SIZE)
@@ -236,7 +238,7 @@ def test_weights_from_elsewhere_are_asked_for_a_tile_at_a_time(monkeypatch):
     call = prepare(q, k, k, mask=masks.causal())
     asked = []
 
-    class Elsewhere(Remembered):
+    class Elsewhere(ComputedWeights):
         def tile(self, rows: Any, cols: Any) -> Tensor:
             found = super().tile(rows, cols)
             asked.append(found.numel())
@@ -244,8 +246,8 @@ def test_weights_from_elsewhere_are_asked_for_a_tile_at_a_time(monkeypatch):
 
     lse = streaming.lse_of(call)
     names = ALL.names - {"max_logit"}
-    found = streaming.measure_tiles(Elsewhere(call, lse), Wanted(names, SIZE, TOP))
-    ours = streaming.measure(call, lse, Wanted(names, SIZE, TOP))
+    found = streaming.measure_tiles(Elsewhere(call, lse), MeasureOptions(names, SIZE, TOP))
+    ours = streaming.measure(call, lse, MeasureOptions(names, SIZE, TOP))
     assert max(asked) <= 900
     assert len(asked) > 3
     base, truth = (

@@ -18,7 +18,7 @@ from regard.lens import patterns
 from regard.lens import view as module
 from regard.lens.measures import engines
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP
-from regard.lens.measures.weights import Given, Remembered
+from regard.lens.measures.weights import ComputedWeights, StoredWeights
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 from regard.testing import Case
 
@@ -102,7 +102,7 @@ def test_patterns_are_those_of_the_dense_weights():
     view = look(bias=positions.alibi(H))
     whole = view.tile(ALL, ALL)
     place = {"visible": view.place.visible, "entropy": view.entropy}
-    expected = patterns.measure(Given(whole), **place).scores
+    expected = patterns.measure(StoredWeights(whole), **place).scores
     found = view.patterns()
     assert found.keys() == expected.keys() == {"own", "previous", "next", "first", "neighbours", "uniform"}
     for name, score in found.items():
@@ -264,7 +264,7 @@ def test_no_pass_is_made_for_exact_weights(passes):
 
 def test_given_weights_answer_without_scores_all_but_the_largest():
     weights = torch.rand(1, 2, 3, 5).softmax(-1)
-    view = View((1, 2, 3, 5), {}, weights=Given(weights))
+    view = View((1, 2, 3, 5), {}, weights=StoredWeights(weights))
     assert torch.equal(view.row(1), weights[:, :, 1])
     assert torch.allclose(view.received, weights.sum(2))
     assert torch.allclose(view.map(), weights)
@@ -277,7 +277,7 @@ def test_given_weights_answer_without_scores_all_but_the_largest():
 
 def test_weights_from_elsewhere_answer_too():
     own = look().weights
-    assert isinstance(own, Remembered)
+    assert isinstance(own, ComputedWeights)
     other: Any = SimpleNamespace(sizes=own.sizes, tile=own.tile, pairs=own.pairs)
     view = View(own.sizes, {}, weights=other)
     assert torch.allclose(view.entropy, look().entropy, rtol=1e-5)
@@ -302,7 +302,7 @@ def test_patterns_count_a_sink_among_what_a_row_may_spread_over():
     assert torch.allclose(view.patterns()["uniform"], expected)
     scores = torch.randn(1, 2, 4, 6)
     place = Told(torch.tensor([[[5] * 4]]))
-    given = View((1, 2, 4, 5), {}, weights=Given(scores.softmax(-1)[..., :5], scores), place=place)
+    given = View((1, 2, 4, 5), {}, weights=StoredWeights(scores.softmax(-1)[..., :5], scores), place=place)
     assert torch.allclose(given.patterns()["uniform"], (given.entropy / log(6)).mean(-1))
 
 
@@ -324,7 +324,7 @@ def test_check_looks_at_every_row_a_few_at_a_time(cells, monkeypatch):
     weights = torch.full((2, 3, 5, 4), 0.25)
     weights[1, 2, 4, 0] = 0.5
     weights[0, 1, 2] = 0
-    report = View((2, 3, 5, 4), {}, weights=Given(weights)).check()
+    report = View((2, 3, 5, 4), {}, weights=StoredWeights(weights)).check()
     assert (report.rows, report.empty_rows, report.bad_rows) == (30, 1, 1)
     assert str(report.problems[0]) == "batch 1, head 2, row 4: sums to 1.25, not to 1"
 
@@ -342,15 +342,15 @@ def test_check_names_a_row_by_the_callers_axes(lead, said):
     batch, heads = (1, 1) if lead == () else (6, 1) if lead == (6,) else (2, 3)
     weights = torch.full((batch, heads, 5, 4), 0.25)
     weights[-1, -1, 4] = 0.5
-    report = View((batch, heads, 5, 4), {}, weights=Given(weights), lead=lead).check()
+    report = View((batch, heads, 5, 4), {}, weights=StoredWeights(weights), lead=lead).check()
     assert str(report.problems[0]) == f"{said}: sums to 2, not to 1"
 
 
 def test_a_sink_may_take_a_part_of_each_row():
     assert look(sinks=torch.zeros(H)).check().ok
     weights, scores = torch.full((1, 1, 2, 3), 0.25), torch.zeros(1, 1, 2, 4)
-    assert View((1, 1, 2, 3), {}, weights=Given(weights, scores)).check().ok
-    assert not View((1, 1, 2, 3), {}, weights=Given(weights)).check().ok
+    assert View((1, 1, 2, 3), {}, weights=StoredWeights(weights, scores)).check().ok
+    assert not View((1, 1, 2, 3), {}, weights=StoredWeights(weights)).check().ok
 
 
 def test_weights_put_together_are_checked_as_their_parts_would_be():
@@ -363,8 +363,8 @@ def test_weights_put_together_are_checked_as_their_parts_would_be():
 
 def test_weights_of_another_call_do_not_pass():
     view = look()
-    assert isinstance(view.weights, Remembered)
-    report = replace(view, weights=Remembered(view.weights.call, view.weights.lse + 0.01)).check()
+    assert isinstance(view.weights, ComputedWeights)
+    report = replace(view, weights=ComputedWeights(view.weights.call, view.weights.lse + 0.01)).check()
     assert report.bad_rows == B * H * NQ
     assert "sums to 0.990" in str(report)
 

@@ -26,9 +26,9 @@ import regard
 from regard import masks
 from regard.lens.capture import Capture
 from regard.lens.taps import functions
-from regard.lens.taps.calls import HERE, Sighting
+from regard.lens.taps.calls import HERE, ObservedCall
 from regard.lens.taps.installation import CPU_KERNELS
-from regard.lens.watch import Watching
+from regard.lens.watch import WatchContext
 from regard.op import _observers
 
 B, H, N, M, D = 2, 3, 5, 7, 11
@@ -1135,9 +1135,9 @@ def test_class_named_after_attention_is_not_missed_where_a_part_was_seen() -> No
 
 def test_call_that_cannot_be_read_is_named() -> None:
     model = nn.Sequential(Attend(), Function(lambda x: x))
-    watch = Watching(model, regard.watch(model).plan)
+    watch = WatchContext(model, regard.watch(model).plan)
     with watch as seen:
-        watch._record(Sighting(path="1", source="flash_attn", kernel="flash_attn_varlen_func", trouble="packed"))
+        watch._record(ObservedCall(path="1", source="flash_attn", kernel="flash_attn_varlen_func", trouble="packed"))
         model(x())
     assert (seen.names, seen.unseen) == (["0"], {"1": "packed"})
     with pytest.raises(KeyError, match="'1'"):

@@ -17,16 +17,16 @@ from regard import masks
 from regard.backends import reference
 from regard.backends.call import prepare
 from regard.lens.measures import weights
-from regard.lens.measures.weights import Given, Remembered, exponentials, grouped_scores, sources
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, exponentials, grouped_scores, sources
 from regard.testing import ARGUMENTS, MASKS, SHAPES, Case, cases
 
 ALL = slice(None)
 
 
-def remembered(nq: int = 7, nk: int = 11, dtype: torch.dtype = torch.float32, **extra: Any) -> Remembered:
+def remembered(nq: int = 7, nk: int = 11, dtype: torch.dtype = torch.float32, **extra: Any) -> ComputedWeights:
     q, k, v = (torch.randn(2, heads, n, 5).to(dtype) for heads, n in ((6, nq), (3, nk), (3, nk)))
     call = prepare(q, k, v, **extra)
-    return Remembered(call, reference.stages(call).lse)
+    return ComputedWeights(call, reference.stages(call).lse)
 
 
 # ---------------------------------------------------------------------------------------------------------- the grid
@@ -39,7 +39,7 @@ def remembered(nq: int = 7, nk: int = 11, dtype: torch.dtype = torch.float32, **
 def test_a_tile_of_everything_is_the_dense_weights(shape, mask, arguments):
     case = Case(shape, mask, arguments)
     call, truth, baseline = truth_and_baseline(case, torch.float32, 3)
-    found = Remembered(call, reference.stages(call).lse).tile(ALL, ALL)
+    found = ComputedWeights(call, reference.stages(call).lse).tile(ALL, ALL)
     assert_measures({"weights": found}, baseline, truth, str(case))
 
 
@@ -47,7 +47,7 @@ def test_a_tile_of_everything_is_the_dense_weights(shape, mask, arguments):
 def test_other_dtypes_are_weighed_in_fp32_or_wider(dtype):
     for case in list(cases())[::29]:
         call, truth, baseline = truth_and_baseline(case, dtype, 3)
-        found = Remembered(call, reference.stages(call).lse).tile(ALL, ALL)
+        found = ComputedWeights(call, reference.stages(call).lse).tile(ALL, ALL)
         assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert_measures({"weights": found}, baseline, truth, f"{case}, {dtype}")
 
@@ -65,7 +65,7 @@ def test_one_key_per_query_is_its_cell_of_the_dense_weights(arguments, rows_at_o
             {"weights": made["weights"].gather(-1, keys.unsqueeze(-1)).squeeze(-1), "lse": made["lse"]}
             for made in (baseline, truth)
         ]
-        found = Remembered(call, reference.stages(call).lse).pairs(keys)
+        found = ComputedWeights(call, reference.stages(call).lse).pairs(keys)
         assert_measures({"weights": found}, *chosen, str(case))
 
 
@@ -87,15 +87,15 @@ def test_a_part_is_that_part_of_the_dense_weights(rows, cols, arguments):
     base, exact = (
         {"weights": made["weights"][:, :, rows][..., cols], "lse": made["lse"]} for made in (baseline, truth)
     )
-    found = Remembered(call, reference.stages(call).lse).tile(rows, cols)
+    found = ComputedWeights(call, reference.stages(call).lse).tile(rows, cols)
     assert_measures({"weights": found}, base, exact, f"rows {rows}, keys {cols}")
-    assert torch.equal(Given(baseline["weights"]).tile(rows, cols), base["weights"])
+    assert torch.equal(StoredWeights(baseline["weights"]).tile(rows, cols), base["weights"])
 
 
 @pytest.mark.parametrize("kind", ["remembered", "given"])
 def test_keys_of_pairs_may_be_shared_by_batch_rows_and_heads_and_none_weighs_nothing(kind):
     source: Any = remembered(mask=masks.causal())
-    source = Given(source.tile(ALL, ALL)) if kind == "given" else source
+    source = StoredWeights(source.tile(ALL, ALL)) if kind == "given" else source
     keys = torch.tensor([0, -1, 4, 10, 11, 3, 99])  # 11 keys: 11 and 99 are not there
     found = source.pairs(keys)
     assert found.shape == (2, 6, 7)
@@ -112,9 +112,9 @@ def test_no_queries_or_no_keys_have_weights_of_that_shape(sizes, kind):
     nq, nk = sizes
     q, k = torch.zeros(2, 3, nq, 5, dtype=torch.bfloat16), torch.zeros(2, 3, nk, 5, dtype=torch.bfloat16)
     call = prepare(q, k, k, mask=masks.causal())
-    source: Any = Remembered(call, torch.full((2, 3, nq), -inf))
+    source: Any = ComputedWeights(call, torch.full((2, 3, nq), -inf))
     if kind == "given":
-        source = Given(torch.zeros(2, 3, nq, nk, dtype=torch.bfloat16))
+        source = StoredWeights(torch.zeros(2, 3, nq, nk, dtype=torch.bfloat16))
     assert source.tile(ALL, ALL).shape == (2, 3, nq, nk)
     pairs = source.pairs(torch.zeros(nq, dtype=torch.long))
     assert (pairs.shape, pairs.dtype) == ((2, 3, nq), torch.float32)
@@ -139,7 +139,7 @@ def test_the_keys_of_a_group_are_read_by_its_query_heads():
 def test_exact_weights_keep_q_and_k_as_they_are_and_let_the_values_go():
     q, k, v = (torch.randn(1, 2, 7, 5) for _ in range(3))
     values = weakref.ref(v)
-    source = Remembered(prepare(q, k, v), torch.zeros(1, 2, 7))
+    source = ComputedWeights(prepare(q, k, v), torch.zeros(1, 2, 7))
     del v
     gc.collect()
     assert values() is None
@@ -150,11 +150,11 @@ def test_exact_weights_keep_q_and_k_as_they_are_and_let_the_values_go():
 def test_exact_weights_carry_no_gradient():
     q, k, bias = (torch.randn(1, 2, n, m, requires_grad=True) for n, m in ((7, 5), (11, 5), (7, 11)))
     call = prepare(q, k, k, bias=bias, sinks=torch.zeros(2, requires_grad=True))
-    source = Remembered(call, reference.stages(call).lse)
+    source = ComputedWeights(call, reference.stages(call).lse)
     assert not source.tile(ALL, ALL).requires_grad
     assert not source.scores(ALL, ALL).requires_grad
     assert not source.pairs(torch.arange(7)).requires_grad
-    given = Given(torch.rand(1, 2, 7, 11, requires_grad=True))
+    given = StoredWeights(torch.rand(1, 2, 7, 11, requires_grad=True))
     assert not given.tile(ALL, ALL).requires_grad
     assert not given.pairs(torch.arange(7)).requires_grad
 
@@ -177,7 +177,7 @@ def test_weights_made_under_inference_mode_can_be_asked_later():
 
 def test_asking_leaves_q_k_and_given_weights_as_they_were():
     source = remembered(softcap=2.0, bias=torch.randn(7, 11), mask=masks.causal())
-    given = Given(torch.rand(2, 3, 5, 7))
+    given = StoredWeights(torch.rand(2, 3, 5, 7))
     before = [x.clone() for x in (source.call.q, source.call.k, source.lse, given.weights)]
     source.tile(ALL, ALL), source.pairs(torch.arange(7)), given.tile(ALL, ALL).zero_(), given.pairs(torch.arange(5))
     after = (source.call.q, source.call.k, source.lse, given.weights)
@@ -199,7 +199,7 @@ def test_products_that_cancel_are_allowed_the_rounding_of_their_parts_but_none_t
     q = torch.tensor([10.0, 1.0]).expand(1, 1, 3, 2).contiguous()
     k = torch.stack([torch.zeros(50), torch.rand(50)], -1).view(1, 1, 50, 2)
     near, far, farther = (
-        Remembered(prepare(q, k + shift, k), torch.zeros(1, 1, 3)).rounding
+        ComputedWeights(prepare(q, k + shift, k), torch.zeros(1, 1, 3)).rounding
         for shift in (torch.zeros(2), torch.tensor([0.3, -3.0]), torch.tensor([1e5, -1e6]))
     )
     assert near < far < farther < 1e-3
@@ -208,26 +208,29 @@ def test_products_that_cancel_are_allowed_the_rounding_of_their_parts_but_none_t
 def test_rounding_of_numbers_that_are_none_is_that_of_the_others():
     q, k = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 5, 4)
     q[0, 0, 1], k[0, 0, 2] = nan, inf
-    assert Remembered(prepare(q, k, k), torch.tensor([[[1.0, nan, -inf]]])).rounding < 1e-5
+    assert ComputedWeights(prepare(q, k, k), torch.tensor([[[1.0, nan, -inf]]])).rounding < 1e-5
 
 
 def test_rounding_of_given_weights_is_that_of_their_dtype():
     eps = torch.finfo(torch.float32).eps
-    assert Given(torch.zeros(1, 1, 3, 5)).rounding == eps + 5 * eps
-    assert Given(torch.zeros(1, 1, 3, 5, dtype=torch.bfloat16)).rounding == torch.finfo(torch.bfloat16).eps + 5 * eps
-    assert Given(torch.zeros(1, 1, 3, 5, dtype=torch.float64)).rounding == 6 * torch.finfo(torch.float64).eps
+    assert StoredWeights(torch.zeros(1, 1, 3, 5)).rounding == eps + 5 * eps
+    assert (
+        StoredWeights(torch.zeros(1, 1, 3, 5, dtype=torch.bfloat16)).rounding
+        == torch.finfo(torch.bfloat16).eps + 5 * eps
+    )
+    assert StoredWeights(torch.zeros(1, 1, 3, 5, dtype=torch.float64)).rounding == 6 * torch.finfo(torch.float64).eps
 
 
 def test_a_sink_is_known_of():
     assert remembered(sinks=torch.zeros(6)).has_sink
     assert not remembered().has_sink
-    assert Given(torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 6)).has_sink
-    assert not Given(torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 5)).has_sink
-    assert not Given(torch.zeros(1, 1, 3, 5)).has_sink
+    assert StoredWeights(torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 6)).has_sink
+    assert not StoredWeights(torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 5)).has_sink
+    assert not StoredWeights(torch.zeros(1, 1, 3, 5)).has_sink
 
 
 def test_weights_put_together_come_from_their_parts():
-    one, two = remembered(), Given(torch.zeros(1, 1, 3, 5))
+    one, two = remembered(), StoredWeights(torch.zeros(1, 1, 3, 5))
     whole: Any = SimpleNamespace(parts=(one, two))
     assert sources(one) == (one,)
     assert sources(whole) == (one, two)

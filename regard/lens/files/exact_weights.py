@@ -27,7 +27,7 @@ from regard.lens.files.container import (
     pack_bits,
     without_repeats,
 )
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.masks import Causal, DenseMask, Mask, window
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.positional import NO_LIMIT
@@ -49,15 +49,15 @@ def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
     """What JSON says of exact weights; the tensors go to `out` under names that start with `name`.
 
     >>> out = Outgoing()
-    >>> pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
+    >>> pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
     ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
 
     Raises ValueError for a mask or a bias that is a rule with too many cells, and for weights of an unknown kind.
     """
-    if isinstance(weights, Given):
+    if isinstance(weights, StoredWeights):
         scores = None if weights.scores is None else out.put(f"{name}/scores", weights.scores)
         return {"kind": "given", "weights": out.put(f"{name}/weights", weights.weights), "scores": scores}
-    if not isinstance(weights, Remembered):
+    if not isinstance(weights, ComputedWeights):
         raise ValueError(f"weights of kind {type(weights).__name__} cannot be saved; set view.weights to None")
     call = weights.call
     return {
@@ -78,7 +78,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
     """The weights that `pack_weights` made this of.
 
     >>> out = Outgoing()
-    >>> packed = pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out)
+    >>> packed = pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out)
     >>> unpack_weights(packed, (1, 1, 2, 2), "record 0", Incoming(out.tensors)).tile(slice(1), slice(2))
     tensor([[[[0.5000, 0.5000]]]])
 
@@ -90,7 +90,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
         made = tensors.take(weights, f"weights of {where}", sizes)
         widths = (sizes[3], sizes[3] + 1)  # a sink's column may be last
         came = None if scores is None else tensors.take(scores, f"scores of {where}", (*sizes[:3], widths))
-        return Given(made, came)
+        return StoredWeights(made, came)
     return _unpack_remembered(value, sizes, where, tensors)
 
 
@@ -108,7 +108,7 @@ REMEMBERED = {
 }
 
 
-def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incoming) -> Remembered:
+def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incoming) -> ComputedWeights:
     kind, q, k, lse, sinks, mask, bias, scale, softcap, dropout = fields(value, where, REMEMBERED)
     if kind != "remembered":
         raise CaptureFileError(f"{where} has weights of kind {kind!r}, unknown to this regard: upgrade regard")
@@ -129,7 +129,7 @@ def _unpack_remembered(value: object, sizes: Sizes, where: str, tensors: Incomin
     term = None if bias is None else _unpack_bias(bias, sizes, where, tensors)
     values = keys.new_zeros(1).expand(*keys.shape[:3], 1)  # exact weights do not read them
     call = Call(queries, keys, values, rule, term, scale, softcap, logits, dropout, numpy=False, sizes=sizes)
-    return Remembered(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
+    return ComputedWeights(call, tensors.take(lse, f"lse of {where}", sizes[:3]))
 
 
 def _once(x: Tensor) -> Tensor:

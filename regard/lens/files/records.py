@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.lens.assembly import Link
+from regard.lens.assembly import StepLink
 from regard.lens.capture import Record
 from regard.lens.doctor.facts import Causality, Facts
 from regard.lens.doctor.mask_summary import BiasKind, Side
@@ -35,7 +35,7 @@ from regard.lens.files.container import (
     is_list_of,
 )
 from regard.lens.files.exact_weights import Sizes, pack_weights, unpack_weights
-from regard.lens.measures.weights import Given
+from regard.lens.measures.weights import StoredWeights
 from regard.lens.patterns import NAMES as PATTERNS
 from regard.lens.view import PER_QUERY, Tokens, Told, View
 
@@ -103,7 +103,7 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
         raise CaptureFileError(f"{where}: its view is of {seen.sizes}, its facts of {known.sizes}: {FORGED}")
     if seen is not None and known is not None and known.edited:
         seen.edited = True
-        if isinstance(seen.weights, Given):
+        if isinstance(seen.weights, StoredWeights):
             seen.weights.edited = True
     shape: tuple[Axis, ...] = (None, None) if seen is None else seen.sizes[:2]
     numbers = {key: tensors.take(ref, f"{key} of {where}", shape) for key, ref in _pairs(heads, where)}
@@ -114,7 +114,7 @@ def unpack_record(value: object, where: str, tensors: Incoming) -> Record:
 def check_runs(records: Sequence[Record]) -> None:
     """Raise CaptureFileError for calls that are said to carry on others, and cannot: they could not be put together."""
     for path in dict.fromkeys(record.path for record in records):
-        earlier: dict[int, tuple[View, Link | None]] = {}  # by the numbers of the calls: some could not be read
+        earlier: dict[int, tuple[View, StepLink | None]] = {}  # by the numbers of the calls: some could not be read
         for record in (record for record in records if record.path == path):
             view, link = record.view, record.link
             if view is None:
@@ -146,13 +146,13 @@ def _width(values: Any) -> int | None:
     return None if values is None else int(values.shape[-1])
 
 
-def _pack_link(link: Link) -> dict[str, Any]:
+def _pack_link(link: StepLink) -> dict[str, Any]:
     rows = None if link.rows is None else list(link.rows)
     packed = {"after": link.after, "first": link.first, "known": link.known, "rows": rows}
     return packed if link.returned is None else packed | {"returned": list(link.returned)}
 
 
-def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
+def _unpack_link(value: object, n: int, batch: int | None, where: str) -> StepLink:
     kinds: dict[str, Any] = {"after": int | None, "first": int, "known": int, "rows": list | None}
     if isinstance(value, dict) and "returned" in value:  # only where it is known
         kinds["returned"] = list
@@ -163,7 +163,7 @@ def _unpack_link(value: object, n: int, batch: int | None, where: str) -> Link:
     placed = 0 <= first <= MOST_POSITIONS and 0 <= known <= MOST_POSITIONS
     if not there or not moved or not ended or not placed:
         raise CaptureFileError(f"link of {where} leads to a call or to batch rows that are not there: {FORGED}")
-    return Link(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
+    return StepLink(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
 
 def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:

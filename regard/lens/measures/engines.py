@@ -9,9 +9,9 @@ from regard.backends import choose, sdpa
 from regard.backends.call import Call
 from regard.devices import no_triton
 from regard.lens.measures import streaming
-from regard.lens.measures.measures import Wanted
+from regard.lens.measures.measures import MeasureOptions
 from regard.lens.measures.streaming import lse_of
-from regard.lens.measures.weights import Given, Remembered, Weights
+from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 
 
 def forward(call: Call, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -50,13 +50,13 @@ def exact_lse(call: Call, lse: Tensor | None) -> Tensor:
     return lse_of(call) if lse is None or rough else lse
 
 
-def why_not_triton(call: Call, wanted: Wanted) -> str | None:
+def why_not_triton(call: Call, wanted: MeasureOptions) -> str | None:
     """Why the Triton engine does not make this pass, or None.
 
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 3, 2)
-    >>> why_not_triton(prepare(x, x, x), Wanted(frozenset(["entropy"])))
+    >>> why_not_triton(prepare(x, x, x), MeasureOptions(frozenset(["entropy"])))
     'q is on cpu'
     """
     if call.device.type != "cuda":
@@ -68,19 +68,19 @@ def why_not_triton(call: Call, wanted: Wanted) -> str | None:
     return gpu.refuse(call, wanted)
 
 
-def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
+def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> tuple[dict[str, Tensor], str]:
     """What `wanted` names of this call's weights, "lse", and the engine that measured it: "triton", or "torch (why)".
 
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
-    >>> found, engine = measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), Wanted(frozenset(["effective"])))
+    >>> found, engine = measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), MeasureOptions(frozenset(["effective"])))
     >>> found["effective"], engine
     (tensor([[[2., 2.]]]), 'torch')
 
     call: on torch tensors.  lse: (B, H, Nq).
     "lse" is what the weights were made with: the given one, or, where that is large, one of fp64 scores and in fp64,
-    for `Remembered`.
+    for `ComputedWeights`.
     """
     why = why_not_triton(call, wanted)
     if why is not None:
@@ -90,21 +90,21 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> tuple[dict[str, Tensor],
     return gpu.measure(call, lse, wanted), "triton"
 
 
-def measure_weights(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+def measure_weights(weights: Weights, wanted: MeasureOptions) -> dict[str, Tensor]:
     """The same from any source of exact weights.
 
     >>> import torch
-    >>> measure_weights(Given(torch.eye(2).view(1, 1, 2, 2)), Wanted(frozenset(["received"])))
+    >>> measure_weights(StoredWeights(torch.eye(2).view(1, 1, 2, 2)), MeasureOptions(frozenset(["received"])))
     {'received': tensor([[[1., 1.]]])}
 
     Raises LookupError for "max_logit" where the scores are not known.
     """
-    if isinstance(weights, Remembered):
+    if isinstance(weights, ComputedWeights):
         found, _ = measure(weights.call, weights.lse, wanted)
         del found["lse"]  # a view has one already, which may be of other scores: see `raise_rows`
         return found
-    if "max_logit" in wanted.names and not (isinstance(weights, Given) and weights.scores is not None):
+    if "max_logit" in wanted.names and not (isinstance(weights, StoredWeights) and weights.scores is not None):
         raise LookupError("max_logit needs the scores, which were not kept")
-    if isinstance(weights, Given):
+    if isinstance(weights, StoredWeights):
         return streaming.measure_given(weights, wanted)
     return streaming.measure_tiles(weights, wanted)

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.backends.call import Call, rows_together
 from regard.devices import ROUNDED_ONCE, current, power_of_two
 from regard.lens.measures.measures import (
-    Wanted,
+    MeasureOptions,
     cell_of_positions,
     finish_effective,
     finish_entropy,
@@ -55,7 +55,7 @@ def blocks_for(call: Call) -> Blocks:
 
 
 @dataclass(frozen=True)
-class Part:
+class LaunchPart:
     """What one launch covers: some of the B·H heads, counted through, and some of their queries."""
 
     head_from: int
@@ -210,7 +210,7 @@ class Links:
         tall = self.blocks.queries
         return 1, tall * _evenly(-(-nq // tall), max(1, rows // tall))
 
-    def buffers(self, part: Part, skips_tiles: bool) -> Buffers:
+    def buffers(self, part: LaunchPart, skips_tiles: bool) -> Buffers:
         """Room for a part. skips_tiles: some maxima will not be written."""
         heads, rows = part.heads, part.rows
         maxima = self._floats(heads, self.tiles * self.per_tile, rows)
@@ -225,7 +225,7 @@ class Links:
             counts=self._integers(heads, rows).zero_(),
         )
 
-    def find(self, kernel_call: KernelCall, part: Part, at: Buffers, lse: Tensor, large: Tensor) -> None:
+    def find(self, kernel_call: KernelCall, part: LaunchPart, at: Buffers, lse: Tensor, large: Tensor) -> None:
         """Launch the four kernels on a part whose maxima are there, one of them twice.
 
         lse, large: in fp64, and which heads are measured in it: their maxima and scores are log₂ weights.
@@ -294,13 +294,13 @@ ROWS_READ = 1 << 12  # of lse, at once
 MOST_TILES = 16  # of one map cell with sums of their own: about as many as run at the same time
 
 
-def refuse(call: Call, wanted: Wanted) -> str | None:
+def unsupported_reason(call: Call, wanted: MeasureOptions) -> str | None:
     """Why this engine cannot do the pass, or None.
 
     >>> from regard.backends.call import prepare
-    >>> from regard.lens.measures.measures import read_wanted
+    >>> from regard.lens.measures.measures import read_measures
     >>> x = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
-    >>> refuse(prepare(x, x, x), read_wanted("entropy"))
+    >>> unsupported_reason(prepare(x, x, x), read_measures("entropy"))
     'the Triton kernel has no float64'
     """
     links, cells = min(wanted.top, call.sizes[3]), min(wanted.size, max(call.sizes[2:]))
@@ -317,7 +317,7 @@ def refuse(call: Call, wanted: Wanted) -> str | None:
     return None
 
 
-def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = None) -> dict[str, Tensor]:
+def measure(call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks | None = None) -> dict[str, Tensor]:
     """What `wanted` names, as regard.lens.measures.streaming.measure gives it; `call` as that `refuse` lets pass.
 
     lse: (B, H, Nq) fp32.  blocks: how the kernels are cut; default what was fastest.
@@ -334,7 +334,7 @@ def measure(call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks | None = Non
 class _Launch:
     """Where the results lie, the launches that fill them, and the measures made from them."""
 
-    def __init__(self, call: Call, lse: Tensor, wanted: Wanted, blocks: Blocks) -> None:
+    def __init__(self, call: Call, lse: Tensor, wanted: MeasureOptions, blocks: Blocks) -> None:
         batch, heads, nq, nk = call.sizes
         self.call, self.given, self.wanted, self.blocks = call, lse.contiguous(), wanted, blocks
         self.lse = lse.double() if 0 in call.sizes else torch.empty_like(self.given, dtype=torch.float64)
@@ -397,7 +397,7 @@ class _Launch:
         for part in self._parts():
             self._run_part(kernel_call, part)
 
-    def _run_part(self, kernel_call: KernelCall, part: Part) -> None:
+    def _run_part(self, kernel_call: KernelCall, part: LaunchPart) -> None:
         """Measure; the largest weights are then found from the maxima."""
         if self.links is None:
             self._measure(kernel_call, part, self.nothing)
@@ -406,17 +406,17 @@ class _Launch:
             self._measure(kernel_call, part, buffers.maxima)
             self.links.find(kernel_call, part, buffers, self.lse, self.large)
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[LaunchPart]:
         """All at once, unless that needs too much memory for the links or too large a grid."""
         batch, heads, nq, _ = self.call.sizes
         heads_at_once, rows_at_once = (MOST_HEADS, nq) if self.links is None else self.links.at_once(MOST_HEADS)
         return [
-            Part(h, min(heads_at_once, batch * heads - h), i, min(rows_at_once, nq - i))
+            LaunchPart(h, min(heads_at_once, batch * heads - h), i, min(rows_at_once, nq - i))
             for h in range(0, batch * heads, heads_at_once)
             for i in range(0, nq, rows_at_once)
         ]
 
-    def _measure(self, kernel_call: KernelCall, part: Part, maxima: Tensor) -> None:
+    def _measure(self, kernel_call: KernelCall, part: LaunchPart, maxima: Tensor) -> None:
         """Launch the measuring kernel for ordinary heads, and the one for heads with large logits."""
         from regard.lens.measures import kernels
 

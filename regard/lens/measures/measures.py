@@ -26,10 +26,10 @@ __all__ = [
     "NAMES",
     "TOP",
     "Measure",
+    "MeasureOptions",
     "Pool",
     "Sizes",
-    "Tile",
-    "Wanted",
+    "WeightTile",
     "at_least_one",
     "cell_edges",
     "cell_of_positions",
@@ -37,7 +37,7 @@ __all__ = [
     "finish_entropy",
     "finish_map",
     "finish_top",
-    "read_wanted",
+    "read_measures",
 ]
 
 NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
@@ -47,7 +47,7 @@ TOP = 8
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MeasureOptions:
     """Which measures a pass makes, the map's size and how many links per row."""
 
     names: frozenset[str]
@@ -55,10 +55,10 @@ class Wanted:
     top: int = TOP
 
 
-def read_wanted(measures: object, size: object = MAP_SIZE, top: object = TOP) -> Wanted:
+def read_measures(measures: object, size: object = MAP_SIZE, top: object = TOP) -> MeasureOptions:
     """Read a `measures=` argument: names from `NAMES`, one alone or several; None means the default ones.
 
-    >>> sorted(read_wanted(["map", "entropy"]).names)
+    >>> sorted(read_measures(["map", "entropy"]).names)
     ['entropy', 'map']
 
     Raises ValueError for a name that is none of them and for a size or top below 1, TypeError for what is no name and
@@ -71,7 +71,7 @@ def read_wanted(measures: object, size: object = MAP_SIZE, top: object = TOP) ->
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise ValueError(f"no measure {unknown[0]!r}; there are {', '.join(NAMES)}")
-    return Wanted(frozenset(names), at_least_one("size", size), at_least_one("top", top))
+    return MeasureOptions(frozenset(names), at_least_one("size", size), at_least_one("top", top))
 
 
 def at_least_one(name: str, value: object) -> int:
@@ -138,7 +138,7 @@ class Pool:
 
 
 @dataclass
-class Tile:
+class WeightTile:
     """One visible tile of some batch rows and heads. Measures read it; they may write to `scratch` alone."""
 
     batch: slice
@@ -173,7 +173,7 @@ class Tile:
 class Measure(Protocol):
     """One measure: made for a call, fed tiles, asked once."""
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Take a tile in."""
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
@@ -191,10 +191,10 @@ def _add(total: Tensor, part: Tensor) -> None:
 class Entropy:
     """−Σ p ln p of each row: with t = s − lse = ln p, −Σ p·t. A sink is one more outcome."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[:3])
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Add Σ p·t."""
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.t, out=tile.scratch).sum(-1))
 
@@ -220,10 +220,10 @@ def _log_share(lse: Tensor, sinks: Tensor) -> Tensor:
 class Received:
     """What each key gets from all queries together: the column sums."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[0], sizes[1], sizes[3])
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Add the tile's column sums."""
         _add(self.sum[tile.keys], (tile.p if tile.row_pool is None else tile.by_cell).sum(-2))
 
@@ -235,10 +235,10 @@ class Received:
 class MaxLogit:
     """The largest visible score of each row."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.most = like.new_full(sizes[:3], -inf)
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Compare with the tile's row maxima."""
         part = self.most[tile.queries]
         torch.maximum(part, tile.s.amax(-1) * tile.unit, out=part)
@@ -251,10 +251,10 @@ class MaxLogit:
 class Effective:
     """How many keys a row looks at, as 1/Σp²: N for a row that spreads evenly over N keys. A sink is one more key."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.sum = like.new_zeros(sizes[:3])
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Add Σ p²."""
         _add(self.sum[tile.queries], torch.mul(tile.p, tile.p, out=tile.scratch).sum(-1))
 
@@ -273,11 +273,11 @@ def finish_effective(squares: Tensor, lse: Tensor, sinks: Tensor | None) -> Tens
 class Map:
     """Weights pooled over map cells: Σ p over a cell's queries and keys, divided by its number of queries."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.nq = sizes[2]
         self.sum = like.new_zeros(*sizes[:2], *(min(wanted.size, n) for n in sizes[2:]))
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Add the tile's part of each cell it touches."""
         assert tile.row_pool is not None
         assert tile.col_pool is not None
@@ -296,15 +296,15 @@ def finish_map(sums: Tensor, nq: int) -> Tensor:
     return sums / edges.diff().to(sums.dtype).unsqueeze(-1)
 
 
-class Top:
+class TopKeys:
     """The largest weights of each row with their keys, the lower key first among equals."""
 
-    def __init__(self, sizes: Sizes, like: Tensor, wanted: Wanted) -> None:
+    def __init__(self, sizes: Sizes, like: Tensor, wanted: MeasureOptions) -> None:
         self.k, self.short = min(wanted.top, sizes[3]), max(0, wanted.top - sizes[3])
         shape = (*sizes[:3], self.k + 1)  # one more: a row is tied if the next one is as good as the last
         self.score, self.key = like.new_full(shape, -inf), torch.full(shape, -1, device=like.device)
 
-    def add(self, tile: Tile) -> None:
+    def add(self, tile: WeightTile) -> None:
         """Keep the best of those so far and the tile's own."""
         best, at = _best(tile.s, self.k + 1)
         score = torch.cat([self.score[tile.queries], best * tile.unit], -1)
@@ -345,11 +345,11 @@ def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int
     return {"top_key": pad(key, (0, short), value=-1), "top_weight": pad(weight, (0, short)), "top_tied": tied}
 
 
-MEASURES: dict[str, Callable[[Sizes, Tensor, Wanted], Measure]] = {
+MEASURES: dict[str, Callable[[Sizes, Tensor, MeasureOptions], Measure]] = {
     "entropy": Entropy,
     "received": Received,
     "max_logit": MaxLogit,
     "effective": Effective,
     "map": Map,
-    "top": Top,
+    "top": TopKeys,
 }

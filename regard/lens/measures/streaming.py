@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call
-from regard.lens.measures.measures import MEASURES, Pool, Sizes, Tile, Wanted
-from regard.lens.measures.weights import Given, Weights, as_they_are, exponentials, is_large, sources
+from regard.lens.measures.measures import MEASURES, MeasureOptions, Pool, Sizes, WeightTile
+from regard.lens.measures.weights import StoredWeights, Weights, as_they_are, exponentials, is_large, sources
 from regard.masks import EMPTY, FULL, DenseMask, Mask
 from regard.masks.biases import Bias, DenseBias
 from regard.masks.rules import IndexRule
@@ -132,13 +132,13 @@ SHARED_CELLS = 1 << 20  # of a pass that several threads share: less takes them 
 S = TypeVar("S", bound="_Source")
 
 
-def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
+def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> dict[str, Tensor]:
     """Everything that `wanted` names: name → tensor, see regard.lens.measures.measures; and "lse".
 
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
     >>> call = prepare(x, x, x)
-    >>> measure(call, lse_of(call), Wanted(frozenset(["effective"])))["effective"]
+    >>> measure(call, lse_of(call), MeasureOptions(frozenset(["effective"])))["effective"]
     tensor([[[2., 2.]]])
 
     call: on torch tensors.
@@ -153,11 +153,11 @@ def measure(call: Call, lse: Tensor, wanted: Wanted) -> dict[str, Tensor]:
         return {"lse": lse} | _rounded(_measure(_FromCall(call, lse), lse, call.sinks, wanted), call.wide)
 
 
-def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
+def measure_given(weights: StoredWeights, wanted: MeasureOptions) -> dict[str, Tensor]:
     """The same measures of weights that a model made itself; scores that hold one key more have a sink's there.
 
     >>> scores = torch.zeros(1, 1, 1, 4)
-    >>> measure_given(Given(scores.softmax(-1), scores), Wanted(frozenset(["max_logit"])))
+    >>> measure_given(StoredWeights(scores.softmax(-1), scores), MeasureOptions(frozenset(["max_logit"])))
     {'lse': tensor([[[1.3863]]]), 'max_logit': tensor([[[0.]]])}
 
     lse is among them where the scores are known; "max_logit" cannot be told without.
@@ -174,16 +174,16 @@ def measure_given(weights: Given, wanted: Wanted) -> dict[str, Tensor]:
         return _rounded({"lse": lse} | _measure(source, lse, sinks, wanted), wide)
 
 
-def measure_tiles(weights: Weights, wanted: Wanted) -> dict[str, Tensor]:
+def measure_tiles(weights: Weights, wanted: MeasureOptions) -> dict[str, Tensor]:
     """The same measures of any exact weights, for which scores are not known: all but "max_logit".
 
-    >>> measure_tiles(Given(torch.full((1, 1, 3, 2), 0.5)), Wanted(frozenset(["received"])))
+    >>> measure_tiles(StoredWeights(torch.full((1, 1, 3, 2), 0.5)), MeasureOptions(frozenset(["received"])))
     {'received': tensor([[[1.5000, 1.5000]]])}
     """
     like = weights.tile(slice(0, 0), slice(0, 0))
     with as_they_are(like.device):
         found = _measure(_FromTiles(weights), like.new_zeros(weights.sizes[:3]), None, wanted)
-        if any(isinstance(source, Given) and source.edited for source in sources(weights)):
+        if any(isinstance(source, StoredWeights) and source.edited for source in sources(weights)):
             _correct_edited(found, weights)
         return found
 
@@ -243,7 +243,7 @@ def _rounded(found: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in found.items()}
 
 
-def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: Wanted) -> dict[str, Tensor]:
+def _measure(source: _Source, lse: Tensor, sinks: Tensor | None, wanted: MeasureOptions) -> dict[str, Tensor]:
     found = [MEASURES[name](source.sizes, lse, wanted) for name in sorted(wanted.names)]
     pools = _Pools(source.sizes, wanted.size, lse) if "map" in wanted.names else None
 
@@ -313,9 +313,9 @@ class _Place:
         at = (self.batch, self.heads, self.rows, self.cols)
         return x[tuple(every if n == 1 else s for n, s in zip(x.shape, at, strict=True))]
 
-    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0) -> Tile:
+    def tile(self, s: Tensor, t: Tensor, p: Tensor, scratch: Tensor, unit: float = 1.0) -> WeightTile:
         """What the measures are handed."""
-        return Tile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch, unit=unit)
+        return WeightTile(self.batch, self.heads, self.rows, self.cols, s, t, p, scratch, unit=unit)
 
 
 class _Source(ABC):
@@ -342,7 +342,7 @@ class _Source(ABC):
         self.kinds = None if mask is None or 0 in sizes else mask.tiles(nq, nk, self.size, device).cpu()
 
     @abstractmethod
-    def tile(self, at: _Place) -> Tile:
+    def tile(self, at: _Place) -> WeightTile:
         """The tile with its weights."""
 
     def apart(self) -> Self:
@@ -410,7 +410,7 @@ class _FromCall(_Source):
         other._make_room()
         return other
 
-    def tile(self, at: _Place) -> Tile:
+    def tile(self, at: _Place) -> WeightTile:
         """s, t = s − lse and p = e^t."""
         s = self.scores(at)
         _, t, p, scratch = self._rooms(s.shape)
@@ -471,7 +471,7 @@ class _FromScores(_Source):
         super().__init__((batch, heads, nq, nk), weights.device, None)
         self.s, self.p, self.wide = scores, weights, wide
 
-    def tile(self, at: _Place) -> Tile:
+    def tile(self, at: _Place) -> WeightTile:
         """The scores, ln p and p."""
         part = (*at.queries, at.cols)
         s, p = self.s[part].to(self.wide), self.p[part].to(self.wide)
@@ -492,7 +492,7 @@ class _FromTiles(_Source):
         rows = max(1, self.size[0] * together // max(1, heads * batch))
         self.size, self.heads_at_once, self.rows_at_once = (rows, self.size[1]), max(1, heads), max(1, batch)
 
-    def tile(self, at: _Place) -> Tile:
+    def tile(self, at: _Place) -> WeightTile:
         """ln p twice, −∞ where p is 0 and finite there, and p."""
         p = self.source.tile(at.rows, at.cols)
         s = p.abs().log()  # edited weights may be negative

@@ -1,7 +1,7 @@
 """Exact weights of one call, on demand: a row, a column, a tile, or one key per query. Never N×N unless you ask for it.
 
 With s the scores as the softmax gets them and lse known, p = e^(s − lse): a row costs O(N·D), and so does one pair for
-every query. `Remembered` computes from q, k and lse; `Given` reads weights that a model made itself.
+every query. `ComputedWeights` computes from q, k and lse; `StoredWeights` reads weights that a model made itself.
 
 The exponential turns a rounding step of s or of lse, which grows with them, into an error of p. Rows whose |lse| is
 above `LARGE` are therefore computed in fp64, with an lse of fp64 scores; results keep their dtype.
@@ -25,9 +25,9 @@ from regard.masks.rules import indices
 
 __all__ = [
     "LARGE",
-    "Given",
+    "ComputedWeights",
     "Part",
-    "Remembered",
+    "StoredWeights",
     "Weights",
     "as_they_are",
     "exponentials",
@@ -61,7 +61,7 @@ class Weights(Protocol):
         """The weight of one key per query, (B, H, Nq); keys (Nq,) or (B or 1, H or 1, Nq) are indices, −1 for none."""
 
 
-class Remembered:
+class ComputedWeights:
     """Weights from a call's q and k and its rows' lse."""
 
     def __init__(self, call: Call, lse: Tensor) -> None:
@@ -178,7 +178,7 @@ class Remembered:
         return cells
 
 
-class Given:
+class StoredWeights:
     """Weights that a model made itself and that were kept whole: (B, H, Nq, Nk), with the scores they came from.
 
     scores: (B, H, Nq, Nk), or one column more, last, where a sink took part.
@@ -220,10 +220,10 @@ class Given:
         return torch.where(there, chosen, 0.0).to(wide)
 
 
-def sources(weights: Weights) -> tuple[Remembered | Given, ...]:
+def sources(weights: Weights) -> tuple[ComputedWeights | StoredWeights, ...]:
     """What weights come from in the end: themselves, or the calls of a generation whose `parts` they put together."""
     parts = getattr(weights, "parts", (weights,))
-    return tuple(part for part in parts if isinstance(part, (Remembered, Given)))
+    return tuple(part for part in parts if isinstance(part, (ComputedWeights, StoredWeights)))
 
 
 @contextmanager

@@ -21,24 +21,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.lens.taps.calls import HERE, Kind, Sighting, measuring
+from regard.lens.taps.calls import HERE, Kind, ObservedCall, measuring
 from regard.nn.attention import ContextKeys
 from regard.op import BeamObserver, attention
 
 __all__ = [
     "Caller",
-    "Watch",
+    "WatchedModel",
     "active",
+    "active_watches",
+    "add_watch",
     "attempt",
     "deliver",
-    "find",
+    "find_callers",
     "is_parameter",
-    "join",
-    "leave",
     "original_path",
+    "remove_watch",
     "running",
     "runs_in",
-    "watched",
     "without_frames",
 ]
 
@@ -84,11 +84,11 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Watch:
+class WatchedModel:
     """One watched model: its modules by identity, whom to tell, and what went wrong in telling."""
 
     model: nn.Module
-    on_sighting: Callable[[Sighting], None]
+    on_call: Callable[[ObservedCall], None]
     on_beams: BeamObserver | None = None
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
@@ -112,17 +112,19 @@ class Watch:
 class Caller:
     """A module that makes a call, and the watch it belongs to."""
 
-    watch: Watch
+    watch: WatchedModel
     module: nn.Module
     path: str
     kind: Kind
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
     given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
-    calls: dict[Watch, int] | None = None  # that this run of compiled code has made so far, by whom they are told to
+    calls: dict[WatchedModel, int] | None = (
+        None  # that this run of compiled code has made so far, by whom they are told to
+    )
 
 
-_watches: tuple[Watch, ...] = ()
+_watches: tuple[WatchedModel, ...] = ()
 
 
 def active() -> bool:
@@ -130,19 +132,19 @@ def active() -> bool:
     return bool(_watches) and not HERE.quiet
 
 
-def join(watch: Watch) -> None:
+def add_watch(watch: WatchedModel) -> None:
     """Let a watch be told from now on."""
     global _watches
     _watches = (*_watches, watch)
 
 
-def leave(watch: Watch) -> None:
+def remove_watch(watch: WatchedModel) -> None:
     """Tell a watch no more."""
     global _watches
     _watches = tuple(w for w in _watches if w is not watch)
 
 
-def watched() -> tuple[Watch, ...]:
+def active_watches() -> tuple[WatchedModel, ...]:
     """Those that are told."""
     return _watches
 
@@ -150,7 +152,7 @@ def watched() -> tuple[Watch, ...]:
 # ------------------------------------------------------------------------------------------------------------- finding
 
 
-def find(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
+def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
     """The innermost module of each watched model among a frame and its callers; empty where there is none to tell.
 
     frame: where the call was made.  x: a tensor of the call.
@@ -215,7 +217,7 @@ def _is_wrapped(x: Tensor) -> bool:
 
 
 def _found(
-    frame: FrameType | None, watches: tuple[Watch, ...], through: type[nn.Module] | tuple[()]
+    frame: FrameType | None, watches: tuple[WatchedModel, ...], through: type[nn.Module] | tuple[()]
 ) -> Iterator[Caller]:
     waiting, compiled, inside_op, entry = list(watches), False, False, None
     while frame is not None and waiting:
@@ -336,8 +338,8 @@ def _kind_by_name(path: str, kind: str) -> Kind:
 # ------------------------------------------------------------------------------------------------------------- telling
 
 
-def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
-    """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
+def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
+    """Make one observed and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
     with measuring():
         orders = [_count(caller) for caller in callers]
         seen = attempt(callers, make)
@@ -345,7 +347,7 @@ def deliver(callers: list[Caller], make: Callable[[], Sighting]) -> None:
             return
         for caller, order in zip(callers, orders, strict=True):
             told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            attempt([caller], partial(caller.watch.on_sighting, told))
+            attempt([caller], partial(caller.watch.on_call, told))
 
 
 def _count(caller: Caller) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import Call, prepare
-from regard.lens.measures.weights import Remembered
+from regard.lens.measures.weights import ComputedWeights
 from regard.masks import Causal, DenseMask, Mask, as_mask
 from regard.masks.biases import DenseBias
 from regard.masks.rules import indices, part_of
@@ -26,10 +26,10 @@ Kind = Literal["self", "cross"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Sighting:
+class ObservedCall:
     """One attention call of a watched model. Tensors are detached, and are the model's own memory: never write to them.
 
-    >>> Sighting(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
+    >>> ObservedCall(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
     'encoder.0.attn'
 
     path: the module that made the call, as `named_modules()` of the watched model names it; "" is the model itself.
@@ -67,7 +67,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, eq=False)
-class Lent:
+class KernelResult:
     """What a kernel inside a larger call (FlexAttention, our operation) lends to the report of that call."""
 
     kernel: str
@@ -79,7 +79,7 @@ class _Here(threading.local):
 
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
-    lent: Lent | None = None
+    lent: KernelResult | None = None
 
 
 HERE = _Here()
@@ -246,7 +246,7 @@ def _largest_scores(call: Call, rows: Tensor) -> Tensor:
     """(B, H, Nq) the largest score of these rows before anything is added, whichever its sign; 0 in other rows."""
     batch, heads, nq, nk = call.sizes
     largest = torch.zeros(batch, heads, nq, dtype=call.wide, device=call.device)
-    bare = Remembered(replace(call, mask=None, bias=None), largest)
+    bare = ComputedWeights(replace(call, mask=None, bias=None), largest)
     chosen = rows.any(0).any(0).expand(nq).nonzero().view(-1)
     for part in torch.split(chosen, max(1, AT_ONCE // max(1, batch * heads * nk))):
         largest[:, :, part] = bare.scores(part, slice(None)).abs().amax(-1)

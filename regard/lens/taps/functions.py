@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
-from regard.lens.taps.callers import active, deliver, find
-from regard.lens.taps.calls import HERE, Lent, Sighting, Source, read_call, trusted_lse
+from regard.lens.taps.callers import active, deliver, find_callers
+from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, Source, read_call, trusted_lse
 from regard.masks import causal, window
 from regard.masks.dense import per_tile
 from regard.masks.mask import Bounds, Grid, Mask
@@ -168,26 +168,26 @@ FOREVER = 1 << 29
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class FunctionCall:
     """One call of a function: arguments it declares, those beyond, what came back, and what a kernel inside lent."""
 
     given: dict[str, Any]
     extra: dict[str, Any]
     out: Any
-    lent: Lent | None
+    lent: KernelResult | None
 
 
-Reader = Callable[[Made], Sighting]
+Reader = Callable[[FunctionCall], ObservedCall]
 
 
-def read_flex(made: Made, *, compiled: bool) -> Sighting:
+def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
     """`flex_attention(query, key, value, score_mod, block_mask, scale, …)`.
 
     compiled: it ran as a fused kernel, which goes by blocks.
 
     >>> q = torch.zeros(1, 2, 3, 16)
     >>> given = {"query": q, "key": q, "value": q, "score_mod": lambda score, b, h, i, j: score * 2}
-    >>> read_flex(Made(given, {}, q, None), compiled=False).trouble[:42]
+    >>> read_flex(FunctionCall(given, {}, q, None), compiled=False).trouble[:42]
     'score_mod is a function of the score, and '
     """
     given = made.given | made.extra
@@ -197,14 +197,16 @@ def read_flex(made: Made, *, compiled: bool) -> Sighting:
             "score_mod is a function of the score, and cannot be taken apart into scale, softcap and bias; "
             "what block_mask can say, and a scale, are read"
         )
-        return Sighting(source="flex", kernel="flex_attention", output=output, lse=flex_lse(made.out), trouble=trouble)
+        return ObservedCall(
+            source="flex", kernel="flex_attention", output=output, lse=flex_lse(made.out), trouble=trouble
+        )
     batch, heads = given["query"].shape[:2]
     mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
     make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
-    return _sighting("flex", "flex_attention", make, output, flex_lse(made.out))
+    return _observed("flex", "flex_attention", make, output, flex_lse(made.out))
 
 
-def read_hugging_face(made: Made) -> Sighting:
+def read_hugging_face(made: FunctionCall) -> ObservedCall:
     """`flex_attention_forward(module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)`.
 
     What it adds to the scores is known here by name, where FlexAttention itself is given a function of them.
@@ -232,10 +234,10 @@ def read_hugging_face(made: Made) -> Sighting:
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
     lse = made.lent.lse if made.lent is not None and sinks is None else None
-    return _sighting("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
+    return _observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
 
 
-def read_flash(made: Made) -> Sighting:
+def read_flash(made: FunctionCall) -> ObservedCall:
     """`flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, …)`.
 
     Its layout is (B, N, H, D); causal and window are lower-right.
@@ -245,7 +247,7 @@ def read_flash(made: Made) -> Sighting:
     output = _first(made.out).transpose(1, 2)
     if given.get("alibi_slopes") is not None:
         trouble = "alibi_slopes of flash_attn are not read yet"
-        return Sighting(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
+        return ObservedCall(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
     before, after = given.get("window_size", (-1, -1))
     make = partial(
         read_call,
@@ -258,19 +260,19 @@ def read_flash(made: Made) -> Sighting:
         dropout=given.get("dropout_p", 0.0),
     )
     lse = made.out[1] if isinstance(made.out, tuple) else None
-    return _sighting("flash_attn", "flash_attn_func", make, output, lse)
+    return _observed("flash_attn", "flash_attn_func", make, output, lse)
 
 
 def reader_of_flash(name: str) -> Reader:
     """The reader for a function of flash_attn.
 
-    >>> reader_of_flash("flash_attn_varlen_func")(Made({}, {}, None, None)).trouble
+    >>> reader_of_flash("flash_attn_varlen_func")(FunctionCall({}, {}, None, None)).trouble
     'flash_attn_varlen_func: packed sequences are not taken apart yet'
     """
     if name == "flash_attn_func":
         return read_flash
     why = "packed sequences are not taken apart yet" if "varlen" in name else "only flash_attn_func is read yet"
-    return lambda made: Sighting(source="flash_attn", kernel=name, trouble=f"{name}: {why}")
+    return lambda made: ObservedCall(source="flash_attn", kernel=name, trouble=f"{name}: {why}")
 
 
 def flex_lse(out: Any) -> Tensor | None:
@@ -282,17 +284,17 @@ def flex_lse(out: Any) -> Tensor | None:
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _sighting(
+def _observed(
     source: Source, kernel: str, make: Callable[[], Call], output: Tensor | None, lse: Tensor | None
-) -> Sighting:
+) -> ObservedCall:
     try:
         call = make()
     except Exception as problem:
-        return Sighting(source=source, kernel=kernel, output=output, trouble=str(problem))
+        return ObservedCall(source=source, kernel=kernel, output=output, trouble=str(problem))
     wide = lse is not None and lse.shape == call.sizes[:3] and lse.dtype in (torch.float32, torch.float64)
     if source == "flash_attn":
         lse = trusted_lse(lse if wide else None, call)
-    return Sighting(source=source, kernel=kernel, call=call, lse=lse if wide else None, output=output)
+    return ObservedCall(source=source, kernel=kernel, call=call, lse=lse if wide else None, output=output)
 
 
 def _first(out: Any) -> Tensor:
@@ -433,7 +435,9 @@ def _recorder(original: Function, inner: Function, reader: Reader) -> Function:
 
 
 def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kwargs: dict[str, Any]) -> Any:
-    callers = find(sys._getframe(2), next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None))
+    callers = find_callers(
+        sys._getframe(2), next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    )
     if not callers or callers[0].inside_op:
         return original(*args, **kwargs)
     HERE.inside += 1
@@ -444,16 +448,18 @@ def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kw
         HERE.inside -= 1
     lent, HERE.lent = HERE.lent, None
     if HERE.inside:
-        HERE.lent = Lent(inner.__name__, flex_lse(out))
+        HERE.lent = KernelResult(inner.__name__, flex_lse(out))
     else:
         deliver(callers, lambda: reader(_made(inner, args, kwargs, out, lent)))
     return out
 
 
-def _made(inner: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, lent: Lent | None) -> Made:
+def _made(
+    inner: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, lent: KernelResult | None
+) -> FunctionCall:
     """The arguments by name, defaults filled in."""
     bound = signature(inner).bind(*args, **kwargs)
     bound.apply_defaults()
     loose = [name for name, p in signature(inner).parameters.items() if p.kind is Parameter.VAR_KEYWORD]
     extra = {name: value for key in loose for name, value in bound.arguments[key].items()}
-    return Made({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, lent)
+    return FunctionCall({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, lent)

@@ -22,9 +22,17 @@ from regard.backends import sdpa
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.taps import functions
-from regard.lens.taps.callers import Watch, deliver, find, join, leave, watched, without_frames
-from regard.lens.taps.calls import HERE, Lent, Sighting, read_call, trusted_lse
-from regard.lens.taps.softmax import ProductTap, SoftmaxTap, forget_other_threads, settle
+from regard.lens.taps.callers import (
+    WatchedModel,
+    active_watches,
+    add_watch,
+    deliver,
+    find_callers,
+    remove_watch,
+    without_frames,
+)
+from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, read_call, trusted_lse
+from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
 from regard.masks.rules import four_axes
 from regard.op import BeamObserver, observe, observe_beams, unobserve, unobserve_beams
@@ -56,7 +64,7 @@ class FusedTap:
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel; report the call if a watched module made it."""
-        callers = find(sys._getframe(1), args[0])
+        callers = find_callers(sys._getframe(1), args[0])
         if not callers:
             return self.kernel.call_boxed(keyset, *args, **kwargs)
         HERE.quiet += 1
@@ -65,9 +73,9 @@ class FusedTap:
         finally:
             HERE.quiet -= 1
         if HERE.inside or callers[0].inside_op:
-            HERE.lent = Lent(self.name, self._lse(args, out))
+            HERE.lent = KernelResult(self.name, self._lse(args, out))
         else:
-            deliver(callers, lambda: self._sighting(args, kwargs, out))
+            deliver(callers, lambda: self._observed(args, kwargs, out))
         return self._as_asked(args, out)
 
     # Two CUDA kernels compute lse on request only. It is a by-product: the output does not depend on it.
@@ -84,16 +92,16 @@ class FusedTap:
 
     # -------------------------------------------------------------------------------------------------- what was seen
 
-    def _sighting(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Sighting:
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
         given = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
         given |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
         output = four_axes(out[0].detach())
         try:
             call = self._call(given)
         except Exception as problem:
-            return Sighting(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
+            return ObservedCall(source="sdpa", kernel=self.name, output=output, trouble=str(problem))
         lse = trusted_lse(self._lse(args, out), call)
-        return Sighting(source="sdpa", kernel=self.name, call=call, lse=lse, output=output)
+        return ObservedCall(source="sdpa", kernel=self.name, call=call, lse=lse, output=output)
 
     def _call(self, given: dict[str, Any]) -> Call:
         # SDPA's is_causal is upper-left. CUDA's flash kernel is lower-right; SDPA gives it equal lengths only, where
@@ -126,7 +134,7 @@ class Taps:
     """Report every attention call of a model, as a context manager.
 
     model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
-    on_sighting: called with a `Sighting` after each attention call, in the thread that made it, under `measuring()`.
+    on_call: called with a `ObservedCall` after each attention call, in the thread that made it, under `measuring()`.
     on_beams: told of beam searches of regard's own models, as `regard.op.observe_beams` says.
 
     errors: (path, exception) of what went wrong in reporting, which the model never notices.
@@ -138,17 +146,17 @@ class Taps:
     a second time before it was left.
     """
 
-    _watch: Watch | None = None  # while they are installed
-    _finalizer: finalize[[Watch], Taps] | None = None
+    _watch: WatchedModel | None = None  # while they are installed
+    _finalizer: finalize[[WatchedModel], Taps] | None = None
 
     def __init__(
-        self, model: nn.Module, on_sighting: Callable[[Sighting], None], on_beams: BeamObserver | None = None
+        self, model: nn.Module, on_call: Callable[[ObservedCall], None], on_beams: BeamObserver | None = None
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
-        if not callable(on_sighting):
-            raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
-        self.model, self.on_sighting, self.on_beams = model, on_sighting, on_beams
+        if not callable(on_call):
+            raise TypeError(f"on_call must be a function of a ObservedCall, got {type(on_call).__name__}")
+        self.model, self.on_call, self.on_beams = model, on_call, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -172,9 +180,9 @@ class Taps:
         if self._watch is not None:
             raise RuntimeError("these Taps are installed already; leave the block first, or make Taps(…) of their own")
         try:
-            self._watch = Watch(
+            self._watch = WatchedModel(
                 self.model,
-                self.on_sighting,
+                self.on_call,
                 self.on_beams,
                 errors=self.errors,
                 unconfirmed=self._unconfirmed,
@@ -183,7 +191,7 @@ class Taps:
             # An interruption at the first instruction of __exit__ comes before anything that could catch it.
             self._finalizer = finalize(self, _release, self._watch)
             with _LOCK:
-                join(self._watch)
+                add_watch(self._watch)
                 _install(self.model)
             return self
         except BaseException:
@@ -224,12 +232,12 @@ _hush: warnings.catch_warnings[None] | None = None  # what keeps torch's warning
 _warned = False  # did torch say that a kernel was covered?
 
 
-def _release(watch: Watch) -> None:
+def _release(watch: WatchedModel) -> None:
     """End a watch, and what is installed with the last one."""
     with _LOCK:
-        leave(watch)
-        settle(watch)
-        if not watched():
+        remove_watch(watch)
+        drop_pending(watch)
+        if not active_watches():
             _remove()
 
 
@@ -309,13 +317,13 @@ def _after_fork_in_child() -> None:
     """The child has one thread: watches that others entered are over in it, and no lock that they held is."""
     global _LOCK
     _LOCK = RLock()
-    if watched():
+    if active_watches():
         forget_other_threads()
         _free_cached_properties()
-    for watch in watched():
+    for watch in active_watches():
         if watch.thread != get_ident():
-            leave(watch)
-    if not watched():
+            remove_watch(watch)
+    if not active_watches():
         _remove()
 
 
@@ -344,14 +352,14 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
     """Told by `regard.op` of each call."""
     lent, HERE.lent = HERE.lent, None
     frame = sys._getframe(1).f_back  # beyond the operation itself
-    callers = find(frame, call.q)
+    callers = find_callers(frame, call.q)
     if callers and not HERE.inside:
-        deliver(callers, lambda: _sighting(call.in_torch(), backend, output, lent))
+        deliver(callers, lambda: _observed(call.in_torch(), backend, output, lent))
 
 
 def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
     """Told by `regard.op` of each beam search."""
-    for watch in watched():
+    for watch in active_watches():
         if watch.on_beams is not None:
             try:
                 watch.on_beams(rows, passes)
@@ -359,11 +367,11 @@ def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
                 watch.errors.append(("", without_frames(problem)))
 
 
-def _sighting(call: Call, backend: str, output: Any, lent: Lent | None) -> Sighting:
+def _observed(call: Call, backend: str, output: Any, lent: KernelResult | None) -> ObservedCall:
     q, k, v = (x.detach() for x in (call.q, call.k, call.v))
     detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
     kernel, lse = backend, None
     if backend == "sdpa" and lent is not None:
         # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
         kernel, lse = lent.kernel, lent.lse if sdpa.plain(call) is not None else None
-    return Sighting(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())
+    return ObservedCall(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())

@@ -44,10 +44,20 @@ from regard.lens.taps.applied_weights import (
     unlikeness,
     version_of,
 )
-from regard.lens.taps.callers import Caller, Watch, active, attempt, deliver, find, is_parameter, running, runs_in
-from regard.lens.taps.calls import HERE, Sighting, measuring
+from regard.lens.taps.callers import (
+    Caller,
+    WatchedModel,
+    active,
+    attempt,
+    deliver,
+    find_callers,
+    is_parameter,
+    running,
+    runs_in,
+)
+from regard.lens.taps.calls import HERE, ObservedCall, measuring
 
-__all__ = ["ProductTap", "SoftmaxTap", "forget_other_threads", "settle"]
+__all__ = ["ProductTap", "SoftmaxTap", "drop_pending", "forget_other_threads"]
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
@@ -157,7 +167,7 @@ class SoftmaxTap:
         out: Tensor = self.kernel.call_boxed(keyset, x, dim, half_to_float)
         if active() and not HERE.inside and x.ndim >= 2 and x.numel():
             frame = sys._getframe(1)
-            callers = find(frame, x, through=nn.Softmax)  # the attention is whose part it is
+            callers = find_callers(frame, x, through=nn.Softmax)  # the attention is whose part it is
             if callers and not callers[0].inside_op:
                 known = self.name == "_softmax" and dim in (-1, x.ndim - 1)
                 attempt(callers, lambda: _remember(callers, x, out, frame) if known else _note(callers, x))
@@ -180,13 +190,13 @@ class ProductTap:
             if self.name == "mm" and (is_parameter(right) or is_parameter(left)):
                 return out  # before callers are searched for, which costs most
             frame = sys._getframe(1)
-            callers = find(frame, out)
+            callers = find_callers(frame, out)
             if callers and not callers[0].inside_op:
                 attempt(callers, lambda: _meet(callers, left, right, out, frame))
         return out
 
 
-def settle(watch: Watch) -> None:
+def drop_pending(watch: WatchedModel) -> None:
     """Drop what a watch that ends still waits for, in any thread; it counts as unconfirmed."""
     dropped = []
     with _LOCK:
@@ -265,7 +275,7 @@ def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
 def _drop(candidate: _Candidate) -> None:
     """Wait no longer: report the use that was deferred, if there is one, else list the softmax as unconfirmed."""
     if candidate.deferred is not None:
-        deliver(candidate.callers, partial(_sighting, candidate.deferred[0]))
+        deliver(candidate.callers, partial(_observed, candidate.deferred[0]))
     elif not candidate.blended:
         for caller in candidate.callers:
             _give_up(caller, candidate.scores, by_product=candidate.by_product)
@@ -316,7 +326,7 @@ def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame
             other.candidate.blended = True
     if use is not None and (use.certain or use.product.inner != left.shape[2]):
         if _take(use.candidate):
-            deliver(list(use.candidate.callers), partial(_sighting, use))
+            deliver(list(use.candidate.callers), partial(_observed, use))
         return
     made = _Product(_matrices(out), left.shape[2], matrix_marks(right), flat)
     if use is not None:  # what looks like edited weights may be another q, as wide as there are keys
@@ -430,7 +440,7 @@ def _turned(matrices: Matrices) -> Matrices:
 # -------------------------------------------------------------------------------------------------------- what was seen
 
 
-def _sighting(use: _Use) -> Sighting:
+def _observed(use: _Use) -> ObservedCall:
     candidate, made = use.candidate, use.weights
     heads, batch = candidate.heads, candidate.batch
     if made is not None and use.edited:
@@ -448,7 +458,7 @@ def _sighting(use: _Use) -> Sighting:
     marks = use.product.marks
     if marks is not None:  # (matrices, Nk) → (B, Nk)
         marks = marks.view(batch, -1, marks.shape[1]).sum(1) if batch and marks.shape[0] % batch == 0 else None
-    return Sighting(
+    return ObservedCall(
         source="softmax",
         kernel="softmax",
         scores=scores_seen,
