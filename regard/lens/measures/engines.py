@@ -74,7 +74,8 @@ def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> tuple[dict[str, 
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
-    >>> found, engine = measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), MeasureOptions(frozenset(["effective"])))
+    >>> lse, wanted = torch.full((1, 1, 2), 2.0).log(), MeasureOptions(frozenset(["effective"]))
+    >>> found, engine = measure(prepare(x, x, x), lse, wanted)
     >>> found["effective"], engine
     (tensor([[[2., 2.]]]), 'torch')
 
