@@ -46,7 +46,7 @@ class StepLink:
 def runs_of(links: Sequence[StepLink]) -> list[list[int]]:
     """The calls of a module, by their links in call order, as runs.
 
-    >>> runs_of([Link(), Link(after=0), Link(), Link(after=1)])
+    >>> runs_of([StepLink(), StepLink(after=0), StepLink(), StepLink(after=1)])
     [[0, 1, 3], [2]]
     """
     runs: list[list[int]] = []
@@ -62,7 +62,7 @@ def runs_of(links: Sequence[StepLink]) -> list[list[int]]:
 def follow(links: Sequence[StepLink], rows: Sequence[Sequence[int]]) -> None:
     """Say in which batch row of each call of a run the returned sequences were; rows (sequences, calls).
 
-    >>> links = [Link(), Link(after=0), Link(after=1)]
+    >>> links = [StepLink(), StepLink(after=0), StepLink(after=1)]
     >>> follow(links, [[0, 2], [1, -1]])
     >>> [link.returned for link in links]
     [(0, 1), (2, -1), (-1, -1)]
@@ -401,7 +401,7 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
 def rows_of(links: Sequence[StepLink]) -> list[Rows]:
     """For each call of a run, which of its batch rows the batch rows of the assembled view are.
 
-    >>> rows_of([Link(), Link(after=0, rows=(0, 0, 1, 1)), Link(after=1, rows=(1, 1, 2, 3))])
+    >>> rows_of([StepLink(), StepLink(after=0, rows=(0, 0, 1, 1)), StepLink(after=1, rows=(1, 1, 2, 3))])
     [(0, 0, 1, 1), (1, 1, 2, 3), None]
     """
     if links[0].returned is not None:

@@ -1,15 +1,10 @@
-"""`look`: attention that also says what it looked at. The same call as `regard.attention`, and no N×N.
-
-It does not know models: `watch` does.
-"""
+"""`look`: `regard.attention` that also measures its weights, without an N×N matrix."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from regard.backends.call import Call, prepare
+from regard.backends.call import prepare
 from regard.checks import check_dense
 from regard.lens.doctor.visibility import summarise_mask
 from regard.lens.measures import engines, streaming
@@ -37,7 +32,7 @@ def look(
     size: int = MAP_SIZE,
     top: int = TOP,
 ) -> View:
-    """Attention, and what it looked at: the fused output plus measures of the weights, exact, without N×N.
+    """Compute attention with a fused kernel, and exact measures of its weights without an N×N matrix.
 
     >>> import numpy as np, regard
     >>> x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -45,14 +40,28 @@ def look(
     >>> view.row(2).round(2), view.received.round(2), view.top(1).index.ravel()
     (array([0.25, 0.25, 0.5 ]), array([1.58, 0.92, 0.5 ]), array([0, 1, 2]))
 
-    q, k, v and mask, bias, scale, softcap, sinks, dropout, backend: as `regard.attention`. Weights are those before
-        dropout. The output carries gradients as that of `attention` does; measures carry none.
-    measures: names among "entropy", "received", "max_logit", "effective", "map", "top"; default the first three and
-        "map", in one pass. What is not named is measured when it is first asked for, by another pass.
-    size, top: of the map, and how many links per row.
+    Args:
+        q: queries, as for `regard.attention`.
+        k: keys.
+        v: values.
+        mask: as for `regard.attention`.
+        bias: as for `regard.attention`.
+        scale: as for `regard.attention`.
+        softcap: as for `regard.attention`.
+        sinks: as for `regard.attention`.
+        dropout: as for `regard.attention`; the weights are those before dropout.
+        backend: as for `regard.attention`.
+        measures: names among "entropy", "received", "max_logit", "effective", "map", "top"; default the first three
+            and "map", in one pass. Other measures are computed by another pass when they are first read.
+        size: rows and columns of the map.
+        top: links per row.
 
-    The view refers to q and k; it does not copy them. Raises as `attention` does, and ValueError for a measure that
-    does not exist.
+    Returns:
+        A `View`. Its output carries gradients as that of `attention`; measures carry none. It refers to q and k.
+
+    Raises:
+        ValueError: there is no such measure; and as `attention`.
+        TypeError: as `attention`.
     """
     wanted = read_measures(measures, size, top)
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
@@ -60,8 +69,12 @@ def look(
         raise TypeError(f"{call.q.dtype} exists in NumPy only; look needs float64 or narrower")
     if not call.numpy:
         check_dense("q", call.q)
-    output, lse = _forward(call, backend)
     inner = call.in_torch()
+    if 0 not in call.sizes and 0 not in call.v.shape:
+        output, lse = engines.forward(call, backend)
+    else:  # there is no kernel for empty tensors, but `attention` defines the result
+        keywords = {name: getattr(inner, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
+        output, lse = attention(inner.q, inner.k, inner.v, **keywords, backend=backend), streaming.lse_of(inner)
     found, engine = engines.measure(inner, lse, wanted)
     weights = ComputedWeights(inner, found["lse"])
     output = output if q.ndim == 4 else output.reshape(*q.shape[:-1], v.shape[-1])
@@ -77,12 +90,3 @@ def look(
         engine=engine,
         links=wanted.top,
     )
-
-
-def _forward(call: Call, backend: str) -> tuple[Tensor, Tensor]:
-    """Output and lse; of nothing there is no kernel, and `attention` says what comes of it."""
-    if 0 not in call.sizes and 0 not in call.v.shape:
-        return engines.forward(call, backend)
-    inner = call.in_torch()
-    keywords = {name: getattr(inner, name) for name in ("mask", "bias", "scale", "softcap", "sinks", "dropout")}
-    return attention(inner.q, inner.k, inner.v, **keywords, backend=backend), streaming.lse_of(inner)

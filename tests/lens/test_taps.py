@@ -107,7 +107,7 @@ def watched(model, *args):
     return out, seen
 
 
-def the_sighting(function, *args):
+def the_call(function, *args):
     _, seen = watched(Call(function), *args)
     (only,) = seen
     return only
@@ -147,7 +147,7 @@ def assert_explains(seen):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_fused_call_is_reported_with_what_it_computed(dtype):
     q, k, v = qkv(dtype=dtype)
-    seen = the_sighting(sdpa, q, k, v)
+    seen = the_call(sdpa, q, k, v)
     assert (seen.source, seen.kernel, seen.kind, seen.compiled, seen.trouble) == ("sdpa", FUSED, "self", False, None)
     assert [torch.equal(a, b) for a, b in ((seen.call.q, q), (seen.call.k, k), (seen.call.v, v))] == [True] * 3
     assert seen.call.sizes == (B, H, NQ, NK)
@@ -157,26 +157,26 @@ def test_fused_call_is_reported_with_what_it_computed(dtype):
 
 def test_what_is_reported_is_detached_and_not_copied():
     q, k, v = (x.requires_grad_() for x in qkv())
-    seen = the_sighting(sdpa, q, k, v)
+    seen = the_call(sdpa, q, k, v)
     assert not any(t.requires_grad for t in (seen.call.q, seen.call.k, seen.call.v, seen.output, seen.lse))
     assert seen.call.q.data_ptr() == q.data_ptr()
 
 
 def test_fewer_key_heads_are_reported_as_such():
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), *qkv(heads=6, kv_heads=2))
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, enable_gqa=True), *qkv(heads=6, kv_heads=2))
     assert (seen.kernel, seen.call.k.shape[1]) == (FUSED, 2)
     assert_explains(seen)
 
 
 def test_scale_is_reported():
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, scale=0.3), *qkv())
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, scale=0.3), *qkv())
     assert seen.call.scale == 0.3
     assert_explains(seen)
 
 
 @pytest.mark.parametrize(("nq", "nk"), [(NQ, NK), (NK, NQ), (NQ, NQ)])
 def test_is_causal_is_upper_left(nq, nk):
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, is_causal=True), *qkv(nq, nk))
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, is_causal=True), *qkv(nq, nk))
     assert seen.call.mask == masks.causal(offset=0)
     assert_explains(seen)
 
@@ -190,21 +190,21 @@ def some_hidden():
 
 
 def test_boolean_mask_is_a_mask():
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, attn_mask=some_hidden()), *qkv())
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, attn_mask=some_hidden()), *qkv())
     assert torch.equal(seen.call.mask.dense(NQ, NK), some_hidden())
     assert seen.call.bias is None
     assert_explains(seen)
 
 
 def test_lse_of_a_row_that_sees_nothing_is_minus_infinity():
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, attn_mask=some_hidden()), *qkv())
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, attn_mask=some_hidden()), *qkv())
     assert (seen.lse[1, :, 2] == -inf).all()
     assert seen.lse[0].isfinite().all()
 
 
 def test_float_mask_is_taken_apart_into_hidden_and_added():
     added = torch.randn(B, 1, NQ, NK)
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, attn_mask=added.masked_fill(~some_hidden(), -inf)), *qkv())
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, attn_mask=added.masked_fill(~some_hidden(), -inf)), *qkv())
     assert torch.equal(seen.call.mask.dense(NQ, NK), some_hidden())
     assert torch.equal(seen.call.bias.dense(NQ, NK), added.masked_fill(~some_hidden(), 0.0))
     assert_explains(seen)
@@ -212,7 +212,7 @@ def test_float_mask_is_taken_apart_into_hidden_and_added():
 
 def test_smallest_number_of_the_dtype_is_added_not_hidden():
     lowest = torch.full((NQ, NK), torch.finfo(torch.float32).min)
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, attn_mask=lowest), *qkv())
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, attn_mask=lowest), *qkv())
     assert seen.call.mask is None
     assert torch.equal(seen.call.bias.dense(NQ, NK), lowest)
     assert seen.lse is None  # lowest + log(11) is lowest: no weight could be told from it
@@ -271,7 +271,7 @@ def test_bias_beside_a_mask_is_added_to_what_the_mask_adds():
 )
 def test_any_number_of_axes_is_reported_with_four(shape, sizes):
     x = torch.randn(shape)
-    seen = the_sighting(sdpa, x, x, x)
+    seen = the_call(sdpa, x, x, x)
     if seen.kernel != MATH:  # torch 2.15 hands three axes to a fused kernel, as one batch row of several heads
         sizes = (1, sizes[0], NQ, NQ)
     assert (seen.lse is None) == (seen.kernel == MATH)
@@ -290,14 +290,14 @@ def test_unfused_path_is_reported_once(guard):
 
 def test_batch_that_is_shared_is_spread():
     q, k, v = qkv()
-    seen = the_sighting(sdpa, q, k[:1], v[:1])
+    seen = the_call(sdpa, q, k[:1], v[:1])
     assert seen.call.k.shape == (B, H, NK, D)
     assert_explains(seen)
 
 
 def test_call_that_we_cannot_describe_is_reported_with_the_reason():
     q, k, v = qkv()
-    seen = the_sighting(lambda q, k, v: sdpa(q, k, v, dropout_p=1.0), q, k, v)
+    seen = the_call(lambda q, k, v: sdpa(q, k, v, dropout_p=1.0), q, k, v)
     assert seen.call is None
     assert all(named in seen.trouble for named in ("dropout", "1.0"))
     assert seen.output.shape == (B, H, NQ, D)
@@ -347,8 +347,8 @@ def test_output_is_the_same_bits_under(guard):
 def test_callback_runs_without_graph_or_autocast_and_unseen():
     model, x, seen = Stack(), tokens().requires_grad_(), []
 
-    def measure(sighting):
-        sdpa(sighting.call.q, sighting.call.k, sighting.call.v)
+    def measure(observed):
+        sdpa(observed.call.q, observed.call.k, observed.call.v)
         product = torch.ones(2, 3) @ model.head.weight[:, :2].new_ones(3, 2).requires_grad_()
         seen.append((product.requires_grad, product.dtype))
 
@@ -388,7 +388,7 @@ def error_of(model, *args):
 
 def test_error_of_the_callback_is_kept_and_the_model_runs():
     model, x = Stack(), tokens()
-    with Taps(model, lambda sighting: [][1]) as taps:
+    with Taps(model, lambda observed: [][1]) as taps:
         during = model(x)
     assert torch.equal(during, model(x))
     assert [(path, type(problem)) for path, problem in taps.errors] == [
@@ -400,8 +400,8 @@ def test_error_of_the_callback_is_kept_and_the_model_runs():
 def test_error_that_is_kept_says_where_it_was_and_keeps_no_tensor_alive():
     kept = []
 
-    def fail(sighting):
-        kept.append(weakref.ref(sighting.output))
+    def fail(observed):
+        kept.append(weakref.ref(observed.output))
         raise ValueError("no") from KeyError("why")
 
     model = Attend()
@@ -414,7 +414,7 @@ def test_error_that_is_kept_says_where_it_was_and_keeps_no_tensor_alive():
 
 
 def test_interrupt_in_the_callback_passes_through():
-    def stop(sighting):
+    def stop(observed):
         raise KeyboardInterrupt
 
     model, x = Stack(), tokens()
@@ -490,7 +490,7 @@ def test_path_is_that_of_named_modules():
 
 
 def test_model_itself_has_the_empty_path():
-    assert the_sighting(sdpa, *qkv()).path == ""
+    assert the_call(sdpa, *qkv()).path == ""
 
 
 def test_module_under_two_names_has_the_first():
@@ -794,9 +794,9 @@ def test_model_compiled_by_inductor_is_seen_with_the_same_bits():
     torch._dynamo.reset()
     model, x, seen = torch.compile(Stack()), tokens(), []
 
-    def check(sighting):  # at once: Inductor uses the memory again
-        seen.append(sighting)
-        assert_explains(sighting)
+    def check(observed):  # at once: Inductor uses the memory again
+        seen.append(observed)
+        assert_explains(observed)
 
     with torch.no_grad():
         before = model(x)
@@ -880,7 +880,7 @@ def test_function_transforms_are_seen_as_the_kernel_that_runs():
     assert not any(torch._C._functorch.is_functorch_wrapped_tensor(s.call.q) for s in seen)
     assert len(watched(model, x[0])[1]) == 1
     numbers = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    assert callers.Watch(model, print).storages == numbers
+    assert callers.WatchedModel(model, print).storages == numbers
 
 
 # ---------------------------------------------------------------------------------------------------- our own operation
@@ -918,14 +918,14 @@ def test_own_layer_with_a_context_is_cross():
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "flex"])
 def test_own_operation_names_its_backend_and_nothing_inside_is_reported(backend):
-    seen = the_sighting(lambda q, k, v: regard.attention(q, k, v, backend=backend), *qkv())
+    seen = the_call(lambda q, k, v: regard.attention(q, k, v, backend=backend), *qkv())
     assert (seen.source, seen.kernel, seen.lse) == ("regard", backend, None)
     assert_explains(seen)
 
 
 def test_own_operation_on_arrays_is_reported_in_tensors():
     x = torch.randn(NQ, D).double().numpy()
-    seen = the_sighting(lambda x: regard.attention(x, x, x), x)
+    seen = the_call(lambda x: regard.attention(x, x, x), x)
     assert seen.call.sizes == (1, 1, NQ, NQ)
     assert_explains(seen)
 
@@ -979,7 +979,7 @@ def test_only_modules_can_be_watched():
 
 
 def test_callback_must_be_callable():
-    with pytest.raises(TypeError, match=r"on_sighting.*Sighting.*list"):
+    with pytest.raises(TypeError, match=r"on_call.*ObservedCall.*list"):
         Taps(Stack(), [])
 
 

@@ -1135,7 +1135,7 @@ def test_class_named_after_attention_is_not_missed_where_a_part_was_seen() -> No
 
 def test_call_that_cannot_be_read_is_named() -> None:
     model = nn.Sequential(Attend(), Function(lambda x: x))
-    watch = WatchContext(model, regard.watch(model).plan)
+    watch = WatchContext(model, regard.watch(model).options)
     with watch as seen:
         watch._record(ObservedCall(path="1", source="flash_attn", kernel="flash_attn_varlen_func", trouble="packed"))
         model(x())

@@ -223,7 +223,7 @@ def test_watch_that_a_traceback_holds_does_not_stop_the_next_and_ends_with_it() 
 
     rehearsal = Interrupter((LENS,))
     rehearsal.run(enter_and_leave)
-    at = next(event for event in rehearsal.events if event[0] is watch.Watching.__exit__.__code__)
+    at = next(event for event in rehearsal.events if event[0] is watch.WatchContext.__exit__.__code__)
     with pytest.raises(KeyboardInterrupt) as caught:
         Interrupter((LENS,), at=at).run(enter_and_leave)
     sees(model, x)

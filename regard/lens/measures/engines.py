@@ -56,7 +56,7 @@ def why_not_triton(call: Call, wanted: MeasureOptions) -> str | None:
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 3, 2)
-    >>> why_not_triton(prepare(x, x, x), Wanted(frozenset(["entropy"])))
+    >>> why_not_triton(prepare(x, x, x), MeasureOptions(frozenset(["entropy"])))
     'q is on cpu'
     """
     if call.device.type != "cuda":
@@ -74,13 +74,14 @@ def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> tuple[dict[str, 
     >>> import torch
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
-    >>> found, engine = measure(prepare(x, x, x), torch.full((1, 1, 2), 2.0).log(), Wanted(frozenset(["effective"])))
+    >>> lse, wanted = torch.full((1, 1, 2), 2.0).log(), MeasureOptions(frozenset(["effective"]))
+    >>> found, engine = measure(prepare(x, x, x), lse, wanted)
     >>> found["effective"], engine
     (tensor([[[2., 2.]]]), 'torch')
 
     call: on torch tensors.  lse: (B, H, Nq).
     "lse" is what the weights were made with: the given one, or, where that is large, one of fp64 scores and in fp64,
-    for `Remembered`.
+    for `ComputedWeights`.
     """
     why = why_not_triton(call, wanted)
     if why is not None:
@@ -94,7 +95,7 @@ def measure_weights(weights: Weights, wanted: MeasureOptions) -> dict[str, Tenso
     """The same from any source of exact weights.
 
     >>> import torch
-    >>> measure_weights(Given(torch.eye(2).view(1, 1, 2, 2)), Wanted(frozenset(["received"])))
+    >>> measure_weights(StoredWeights(torch.eye(2).view(1, 1, 2, 2)), MeasureOptions(frozenset(["received"])))
     {'received': tensor([[[1., 1.]]])}
 
     Raises LookupError for "max_logit" where the scores are not known.

@@ -298,9 +298,9 @@ def unsupported_reason(call: Call, wanted: MeasureOptions) -> str | None:
     """Why this engine cannot do the pass, or None.
 
     >>> from regard.backends.call import prepare
-    >>> from regard.lens.measures.measures import read_wanted
+    >>> from regard.lens.measures.measures import read_measures
     >>> x = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
-    >>> unsupported_reason(prepare(x, x, x), read_wanted("entropy"))
+    >>> unsupported_reason(prepare(x, x, x), read_measures("entropy"))
     'the Triton kernel has no float64'
     """
     links, cells = min(wanted.top, call.sizes[3]), min(wanted.size, max(call.sizes[2:]))

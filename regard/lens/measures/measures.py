@@ -26,17 +26,17 @@ __all__ = [
     "NAMES",
     "TOP",
     "Measure",
+    "MeasureOptions",
     "Pool",
     "Sizes",
-    "Tile",
-    "Wanted",
+    "WeightTile",
     "at_least_one",
     "cell_of_positions",
     "finish_effective",
     "finish_entropy",
     "finish_map",
     "finish_top",
-    "read_wanted",
+    "read_measures",
 ]
 
 NAMES = ("entropy", "received", "max_logit", "effective", "map", "top")
@@ -57,7 +57,7 @@ class MeasureOptions:
 def read_measures(measures: object, size: object = MAP_SIZE, top: object = TOP) -> MeasureOptions:
     """Read a `measures=` argument: names from `NAMES`, one alone or several; None means the default ones.
 
-    >>> sorted(read_wanted(["map", "entropy"]).names)
+    >>> sorted(read_measures(["map", "entropy"]).names)
     ['entropy', 'map']
 
     Raises ValueError for a name that is none of them and for a size or top below 1, TypeError for what is no name and

@@ -138,7 +138,7 @@ def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> dict[str, Tensor
     >>> from regard.backends.call import prepare
     >>> x = torch.zeros(1, 1, 2, 3)
     >>> call = prepare(x, x, x)
-    >>> measure(call, lse_of(call), Wanted(frozenset(["effective"])))["effective"]
+    >>> measure(call, lse_of(call), MeasureOptions(frozenset(["effective"])))["effective"]
     tensor([[[2., 2.]]])
 
     call: on torch tensors.
@@ -157,7 +157,7 @@ def measure_given(weights: StoredWeights, wanted: MeasureOptions) -> dict[str, T
     """The same measures of weights that a model made itself; scores that hold one key more have a sink's there.
 
     >>> scores = torch.zeros(1, 1, 1, 4)
-    >>> measure_given(Given(scores.softmax(-1), scores), Wanted(frozenset(["max_logit"])))
+    >>> measure_given(StoredWeights(scores.softmax(-1), scores), MeasureOptions(frozenset(["max_logit"])))
     {'lse': tensor([[[1.3863]]]), 'max_logit': tensor([[[0.]]])}
 
     lse is among them where the scores are known; "max_logit" cannot be told without.
@@ -177,7 +177,7 @@ def measure_given(weights: StoredWeights, wanted: MeasureOptions) -> dict[str, T
 def measure_tiles(weights: Weights, wanted: MeasureOptions) -> dict[str, Tensor]:
     """The same measures of any exact weights, for which scores are not known: all but "max_logit".
 
-    >>> measure_tiles(Given(torch.full((1, 1, 3, 2), 0.5)), Wanted(frozenset(["received"])))
+    >>> measure_tiles(StoredWeights(torch.full((1, 1, 3, 2), 0.5)), MeasureOptions(frozenset(["received"])))
     {'received': tensor([[[1.5000, 1.5000]]])}
     """
     like = weights.tile(slice(0, 0), slice(0, 0))

@@ -1,7 +1,7 @@
 """Exact weights of one call, on demand: a row, a column, a tile, or one key per query. Never N×N unless you ask for it.
 
 With s the scores as the softmax gets them and lse known, p = e^(s − lse): a row costs O(N·D), and so does one pair for
-every query. `Remembered` computes from q, k and lse; `Given` reads weights that a model made itself.
+every query. `ComputedWeights` computes from q, k and lse; `StoredWeights` reads weights that a model made itself.
 
 The exponential turns a rounding step of s or of lse, which grows with them, into an error of p. Rows whose |lse| is
 above `LARGE` are therefore computed in fp64, with an lse of fp64 scores; results keep their dtype.
@@ -25,9 +25,9 @@ from regard.masks.rules import indices
 
 __all__ = [
     "LARGE",
-    "Given",
+    "ComputedWeights",
     "Part",
-    "Remembered",
+    "StoredWeights",
     "Weights",
     "as_they_are",
     "exponentials",

@@ -27,18 +27,18 @@ from regard.op import BeamObserver, attention
 
 __all__ = [
     "Caller",
-    "Watch",
+    "WatchedModel",
     "active",
+    "active_watches",
+    "add_watch",
     "attempt",
     "deliver",
-    "find",
+    "find_callers",
     "is_parameter",
-    "join",
-    "leave",
     "original_path",
+    "remove_watch",
     "running",
     "runs_in",
-    "watched",
     "without_frames",
 ]
 
@@ -88,7 +88,7 @@ class WatchedModel:
     """One watched model: its modules by identity, whom to tell, and what went wrong in telling."""
 
     model: nn.Module
-    on_sighting: Callable[[ObservedCall], None]
+    on_call: Callable[[ObservedCall], None]
     on_beams: BeamObserver | None = None
     modules: dict[int, tuple[nn.Module, str]] = field(init=False)  # the module too: an id alone may be given anew
     codes: dict[int, CodeType] = field(init=False)  # of the modules' methods, by identity: hashing a code is slow
@@ -339,7 +339,7 @@ def _kind_by_name(path: str, kind: str) -> Kind:
 
 
 def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
-    """Make one sighting and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
+    """Make one observed and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
     with measuring():
         orders = [_count(caller) for caller in callers]
         seen = attempt(callers, make)
@@ -347,7 +347,7 @@ def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
             return
         for caller, order in zip(callers, orders, strict=True):
             told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            attempt([caller], partial(caller.watch.on_sighting, told))
+            attempt([caller], partial(caller.watch.on_call, told))
 
 
 def _count(caller: Caller) -> int | None:

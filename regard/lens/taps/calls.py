@@ -29,7 +29,7 @@ Kind = Literal["self", "cross"]
 class ObservedCall:
     """One attention call of a watched model. Tensors are detached, and are the model's own memory: never write to them.
 
-    >>> Sighting(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
+    >>> ObservedCall(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
     'encoder.0.attn'
 
     path: the module that made the call, as `named_modules()` of the watched model names it; "" is the model itself.

@@ -187,7 +187,7 @@ def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
 
     >>> q = torch.zeros(1, 2, 3, 16)
     >>> given = {"query": q, "key": q, "value": q, "score_mod": lambda score, b, h, i, j: score * 2}
-    >>> read_flex(Made(given, {}, q, None), compiled=False).trouble[:42]
+    >>> read_flex(FunctionCall(given, {}, q, None), compiled=False).trouble[:42]
     'score_mod is a function of the score, and '
     """
     given = made.given | made.extra
@@ -203,7 +203,7 @@ def read_flex(made: FunctionCall, *, compiled: bool) -> ObservedCall:
     batch, heads = given["query"].shape[:2]
     mask = flex_mask(given.get("block_mask"), batch, heads, compiled=compiled)
     make = partial(read_call, given["query"], given["key"], given["value"], mask=mask, scale=given.get("scale"))
-    return _sighting("flex", "flex_attention", make, output, flex_lse(made.out))
+    return _observed("flex", "flex_attention", make, output, flex_lse(made.out))
 
 
 def read_hugging_face(made: FunctionCall) -> ObservedCall:
@@ -234,7 +234,7 @@ def read_hugging_face(made: FunctionCall) -> ObservedCall:
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
     lse = made.lent.lse if made.lent is not None and sinks is None else None
-    return _sighting("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
+    return _observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
 
 
 def read_flash(made: FunctionCall) -> ObservedCall:
@@ -260,13 +260,13 @@ def read_flash(made: FunctionCall) -> ObservedCall:
         dropout=given.get("dropout_p", 0.0),
     )
     lse = made.out[1] if isinstance(made.out, tuple) else None
-    return _sighting("flash_attn", "flash_attn_func", make, output, lse)
+    return _observed("flash_attn", "flash_attn_func", make, output, lse)
 
 
 def reader_of_flash(name: str) -> Reader:
     """The reader for a function of flash_attn.
 
-    >>> reader_of_flash("flash_attn_varlen_func")(Made({}, {}, None, None)).trouble
+    >>> reader_of_flash("flash_attn_varlen_func")(FunctionCall({}, {}, None, None)).trouble
     'flash_attn_varlen_func: packed sequences are not taken apart yet'
     """
     if name == "flash_attn_func":
@@ -284,7 +284,7 @@ def flex_lse(out: Any) -> Tensor | None:
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _sighting(
+def _observed(
     source: Source, kernel: str, make: Callable[[], Call], output: Tensor | None, lse: Tensor | None
 ) -> ObservedCall:
     try:

@@ -75,7 +75,7 @@ class FusedTap:
         if HERE.inside or callers[0].inside_op:
             HERE.lent = KernelResult(self.name, self._lse(args, out))
         else:
-            deliver(callers, lambda: self._sighting(args, kwargs, out))
+            deliver(callers, lambda: self._observed(args, kwargs, out))
         return self._as_asked(args, out)
 
     # Two CUDA kernels compute lse on request only. It is a by-product: the output does not depend on it.
@@ -92,7 +92,7 @@ class FusedTap:
 
     # -------------------------------------------------------------------------------------------------- what was seen
 
-    def _sighting(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ObservedCall:
         given = {a.name: a.default_value for a in self.arguments if a.has_default_value()}
         given |= dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
         output = four_axes(out[0].detach())
@@ -134,7 +134,7 @@ class Taps:
     """Report every attention call of a model, as a context manager.
 
     model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
-    on_sighting: called with a `Sighting` after each attention call, in the thread that made it, under `measuring()`.
+    on_call: called with a `ObservedCall` after each attention call, in the thread that made it, under `measuring()`.
     on_beams: told of beam searches of regard's own models, as `regard.op.observe_beams` says.
 
     errors: (path, exception) of what went wrong in reporting, which the model never notices.
@@ -150,13 +150,13 @@ class Taps:
     _finalizer: finalize[[WatchedModel], Taps] | None = None
 
     def __init__(
-        self, model: nn.Module, on_sighting: Callable[[ObservedCall], None], on_beams: BeamObserver | None = None
+        self, model: nn.Module, on_call: Callable[[ObservedCall], None], on_beams: BeamObserver | None = None
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
-        if not callable(on_sighting):
-            raise TypeError(f"on_sighting must be a function of a Sighting, got {type(on_sighting).__name__}")
-        self.model, self.on_sighting, self.on_beams = model, on_sighting, on_beams
+        if not callable(on_call):
+            raise TypeError(f"on_call must be a function of a ObservedCall, got {type(on_call).__name__}")
+        self.model, self.on_call, self.on_beams = model, on_call, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
         self._chained: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -182,7 +182,7 @@ class Taps:
         try:
             self._watch = WatchedModel(
                 self.model,
-                self.on_sighting,
+                self.on_call,
                 self.on_beams,
                 errors=self.errors,
                 unconfirmed=self._unconfirmed,
@@ -354,7 +354,7 @@ def _on_op(call: Call, backend: str, output: Any) -> None:
     frame = sys._getframe(1).f_back  # beyond the operation itself
     callers = find_callers(frame, call.q)
     if callers and not HERE.inside:
-        deliver(callers, lambda: _sighting(call.in_torch(), backend, output, lent))
+        deliver(callers, lambda: _observed(call.in_torch(), backend, output, lent))
 
 
 def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
@@ -367,7 +367,7 @@ def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
                 watch.errors.append(("", without_frames(problem)))
 
 
-def _sighting(call: Call, backend: str, output: Any, lent: KernelResult | None) -> ObservedCall:
+def _observed(call: Call, backend: str, output: Any, lent: KernelResult | None) -> ObservedCall:
     q, k, v = (x.detach() for x in (call.q, call.k, call.v))
     detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
     kernel, lse = backend, None

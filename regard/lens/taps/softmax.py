@@ -57,7 +57,7 @@ from regard.lens.taps.callers import (
 )
 from regard.lens.taps.calls import HERE, ObservedCall, measuring
 
-__all__ = ["ProductTap", "SoftmaxTap", "forget_other_threads", "settle"]
+__all__ = ["ProductTap", "SoftmaxTap", "drop_pending", "forget_other_threads"]
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
@@ -275,7 +275,7 @@ def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
 def _drop(candidate: _Candidate) -> None:
     """Wait no longer: report the use that was deferred, if there is one, else list the softmax as unconfirmed."""
     if candidate.deferred is not None:
-        deliver(candidate.callers, partial(_sighting, candidate.deferred[0]))
+        deliver(candidate.callers, partial(_observed, candidate.deferred[0]))
     elif not candidate.blended:
         for caller in candidate.callers:
             _give_up(caller, candidate.scores, by_product=candidate.by_product)
@@ -326,7 +326,7 @@ def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame
             other.candidate.blended = True
     if use is not None and (use.certain or use.product.inner != left.shape[2]):
         if _take(use.candidate):
-            deliver(list(use.candidate.callers), partial(_sighting, use))
+            deliver(list(use.candidate.callers), partial(_observed, use))
         return
     made = _Product(_matrices(out), left.shape[2], matrix_marks(right), flat)
     if use is not None:  # what looks like edited weights may be another q, as wide as there are keys
@@ -440,7 +440,7 @@ def _turned(matrices: Matrices) -> Matrices:
 # -------------------------------------------------------------------------------------------------------- what was seen
 
 
-def _sighting(use: _Use) -> ObservedCall:
+def _observed(use: _Use) -> ObservedCall:
     candidate, made = use.candidate, use.weights
     heads, batch = candidate.heads, candidate.batch
     if made is not None and use.edited:
