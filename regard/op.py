@@ -1,7 +1,4 @@
-"""The operation: `attention` computes it, `steps` shows it. The arguments, the dispatch, and nothing about how.
-
-It is also the one point where observers are told of a call. Who observes, and why, it does not know.
-"""
+"""The operation: `attention` computes it, `steps` keeps every intermediate. Observers are told of each call here."""
 
 from __future__ import annotations
 
@@ -60,21 +57,29 @@ def attention(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
 
-    q: (…, H, Nq, D); also (N, D) and (B, N, D). NumPy in, NumPy out; torch in, torch out.
-    k, v: (…, Hkv, Nk, D) and (…, Hkv, Nk, Dv); query head h reads key head h // (H / Hkv).
-    mask: a regard.masks value, or booleans that broadcast to the weights (…, H, Nq, Nk); True = may look.
-    bias: a regard.positions bias, or floats that broadcast to the weights; added after scale and softcap.
-    scale: default 1/√D.  softcap: scores become softcap·tanh(scores/softcap).
-    sinks: (H,), one logit per head that joins the softmax and has no value.
-    dropout: probability with which a weight is zeroed, the others growing by 1/(1 − p); applied whenever above 0.
-    backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse", which raises if it cannot.
+    Args:
+        q: queries (…, H, Nq, D); also (N, D) and (B, N, D). NumPy in, NumPy out; torch in, torch out.
+        k: keys (…, Hkv, Nk, D); query head h reads key head h // (H / Hkv).
+        v: values (…, Hkv, Nk, Dv).
+        mask: a regard.masks value, or booleans that broadcast to the weights (…, H, Nq, Nk); True = may look.
+        bias: a regard.positions bias, or floats that broadcast to the weights; added after scale and softcap.
+        scale: factor of the scores; default 1/√D.
+        softcap: scores become softcap·tanh(scores/softcap); None for no cap.
+        sinks: (H,), one logit per head that joins the softmax and has no value.
+        dropout: probability of zeroing a weight, the others growing by 1/(1 − p); applied whenever above 0.
+        backend: "auto", or one of "reference", "tiled", "sdpa", "flex", "sparse".
 
-    A row that sees nothing gives 0, with gradient 0. Raises TypeError or ValueError naming the argument and the sizes.
+    Returns:
+        The output (…, H, Nq, Dv) in q's dtype. A row that sees nothing is 0, with gradient 0.
+
+    Raises:
+        TypeError: an argument of the wrong kind or dtype.
+        ValueError: sizes that do not fit, or a named backend that cannot do the call.
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     chosen = choose(call, backend)
     with as_given(call.device):
-        out = _nothing(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
+        out = _empty(call) if 0 in call.sizes or 0 in v.shape else chosen.run(call)
     if call.numpy and isinstance(out, Tensor):
         out = out.detach().numpy()
     # In this order: a traced call must not depend on who observes, or torch.compile would compile it anew for them.
@@ -84,7 +89,7 @@ def attention(
     return out if q.ndim == 4 else out.reshape(*q.shape[:-1], v.shape[-1])
 
 
-def _nothing(call: Call) -> Any:
+def _empty(call: Call) -> Any:
     """No queries: an empty result. No keys: zeros, still connected to the inputs for autograd."""
     group = call.q.shape[1] // max(1, call.k.shape[1])
     k, v = ((x.repeat(group, 1) if call.numpy else x.repeat_interleave(group, 1)) for x in (call.k, call.v))
@@ -96,7 +101,7 @@ def _nothing(call: Call) -> Any:
 
 
 def observe(observer: Observer) -> None:
-    """Tell `observer` of every later call of `attention`, in any thread, after it ran.
+    """Call `observer` after every later call of `attention`, in any thread.
 
     >>> import numpy as np, regard
     >>> from regard.op import observe, unobserve
@@ -109,15 +114,16 @@ def observe(observer: Observer) -> None:
     >>> seen
     [((1, 1, 3, 3), 'sdpa', (1, 1, 3, 3))]
 
-    observer: a function of the checked call, the backend's name and its output, NumPy or torch as the call. What it
-      raises is raised by `attention`. A call inside torch.compile is traced once and tells nobody.
+    Args:
+        observer: called with the checked call, the backend's name and its output; what it raises, `attention` raises.
+            Calls inside torch.compile are traced and not reported.
     """
     global _observers
     _observers = (*_observers, observer)
 
 
 def observed() -> bool:
-    """Is anybody told of calls? A step that is replayed from a recording would tell nobody.
+    """Whether there is an observer. Replayed CUDA graphs report nothing, so generation does not replay while there is.
 
     >>> observed()
     False
@@ -126,7 +132,7 @@ def observed() -> bool:
 
 
 def unobserve(observer: Observer) -> None:
-    """Tell `observer` no more. Raises ValueError for one that is not told.
+    """Remove an observer. Raises ValueError if it was not added.
 
     >>> unobserve(print)
     Traceback (most recent call last):
@@ -141,7 +147,7 @@ def unobserve(observer: Observer) -> None:
 
 
 def observe_beams(observer: BeamObserver) -> None:
-    """Tell `observer`, after each beam search of regard's models, in which batch rows the returned sequences were.
+    """Call `observer` after each beam search with the batch rows in which the returned sequences were computed.
 
     >>> from regard.op import observe_beams, tell_beams, unobserve_beams
     >>> observe_beams(print)
@@ -149,21 +155,22 @@ def observe_beams(observer: BeamObserver) -> None:
     [[0, 2], [0, -1]] 2
     >>> unobserve_beams(print)
 
-    observer: a function of the rows, for each returned sequence its batch row in each pass of the model and −1 in those
-      after its end, and of the number of passes; it is called in the thread of the search.
+    Args:
+        observer: called, in the thread of the search, with the rows (for each returned sequence its batch row in each
+            pass of the model, −1 after its end) and the number of passes.
     """
     global _beam_observers
     _beam_observers = (*_beam_observers, observer)
 
 
 def unobserve_beams(observer: BeamObserver) -> None:
-    """Tell `observer` no more, if it was told."""
+    """Remove a beam observer, if it was added."""
     global _beam_observers
     _beam_observers = tuple(other for other in _beam_observers if other != observer)
 
 
 def tell_beams(rows: Sequence[Sequence[int]] | Tensor, passes: int) -> None:
-    """Tell those who observe beams. A tensor is read, which waits for the device, only where there are any."""
+    """Report a beam search. Reading a tensor waits for the device, so it is read only if there is an observer."""
     if _beam_observers:
         listed = rows.tolist() if isinstance(rows, Tensor) else rows
         for observer in _beam_observers:
@@ -196,12 +203,29 @@ def steps(
     array([[0.67, 0.33],
            [0.33, 0.67]])
 
-    q, k, v and mask, bias, scale, softcap, sinks: as `attention`.
-    x, w_q, w_k, w_v: instead of q, k, v: x (…, N, d_model) and matrices (d_model, num_heads·D); q = x·w_q and so on.
-    num_heads: how many heads the columns of the matrices hold.
-    labels, key_labels: a word per query and per key; key_labels default to labels where there are as many.
+    Args:
+        q: as in `attention`, like k, v, mask, bias, scale, softcap and sinks.
+        k: keys.
+        v: values.
+        x: (…, N, d_model), instead of q, k and v, with the matrices w_q, w_k and w_v; q = x·w_q and so on.
+        w_q: (d_model, num_heads·D), like w_k and w_v.
+        w_k: of the keys.
+        w_v: of the values.
+        num_heads: heads in the columns of the matrices.
+        mask: who may look at whom.
+        bias: added to the scores.
+        scale: default 1/√D.
+        softcap: cap of the scores, or None.
+        sinks: (H,), or None.
+        labels: a word per query.
+        key_labels: a word per key; default `labels` if there are as many.
 
-    Raises as `attention` does, and ValueError when both or neither of q, k, v and x are given.
+    Returns:
+        The intermediates, which print as tables.
+
+    Raises:
+        TypeError: as `attention`.
+        ValueError: as `attention`, and if both or neither of q, k, v and x are given.
     """
     given = [n for n, a in (("q", q), ("k", k), ("v", v)) if a is not None]
     source = [n for n, a in (("x", x), ("w_q", w_q), ("w_k", w_k), ("w_v", w_v)) if a is not None]

@@ -1,8 +1,7 @@
 """The backends: five ways to compute one operation, and the choice between them.
 
-Each backend is a module with `unsupported_reason(call)` (why it cannot do a call, or None), `how(call)` (in words) and
-`run(call)`.
-A backend chooses how, never what: all agree with `reference` under the numeric rule of `regard.testing`.
+Each backend is a module with `unsupported_reason(call)` (why it cannot do a call, or None), `how(call)` (a description)
+and `run(call)`. All agree with `reference` under the numeric rule of `regard.testing`.
 
     >>> import torch, regard
     >>> q = k = v = torch.zeros(1, 2, 5, 4)
@@ -134,7 +133,7 @@ def _auto(call: Call) -> str:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What each backend says of one call; prints as a table. `chosen` is what "auto" takes."""
+    """Which backends can do one call; prints as a table. `chosen` is what "auto" takes."""
 
     chosen: str
     rows: tuple[tuple[str, bool, str], ...]  # name, can, how or why not
@@ -165,15 +164,20 @@ def explain(
     sinks: Any = None,
     dropout: float = 0.0,
 ) -> Explanation:
-    """Which backends can do this call, how, or why not, and which one "auto" takes. Same arguments as `attention`.
+    """Which backends can do this call, how, or why not, and which one "auto" takes.
 
     >>> import numpy as np
     >>> x = np.zeros((3, 4))
     >>> explain(x, x, x).chosen
     'sdpa'
+
+    Args: as `regard.attention`.
+
+    Returns:
+        A table with a row per backend; `chosen` is what "auto" takes.
     """
     call = prepare(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    said = [(name, load(name).unsupported_reason(call)) for name in ranked(call)]
-    said.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
-    rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in said)
+    reasons = [(name, load(name).unsupported_reason(call)) for name in ranked(call)]
+    reasons.sort(key=lambda row: row[1] is not None)  # those that can first, each part in order of speed
+    rows = tuple((name, reason is None, load(name).how(call) if reason is None else reason) for name, reason in reasons)
     return Explanation(_auto(call), rows)

@@ -1,8 +1,4 @@
-"""One call of attention, checked and put into one form: what every backend receives.
-
-`prepare` turns what the user gave into a `Call` with four axes, or raises an error that says what came, what was
-expected and what to do. It does not know which backend will run.
-"""
+"""One call of attention, checked and in one form: what every backend receives."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ class Call:
 
     @property
     def wants_gradient(self) -> bool:
-        """Will somebody call backward through this?"""
+        """Whether a backward pass may follow."""
         if self.numpy or not torch.is_grad_enabled():
             return False
         return any(t.requires_grad for t in (self.q, self.k, self.v, *self.extras))
@@ -102,7 +98,7 @@ def prepare(
     sinks: Any = None,
     dropout: float = 0.0,
 ) -> Call:
-    """Check the arguments of `regard.attention` and give them one form. Raises TypeError or ValueError."""
+    """Check the arguments of `regard.attention` and bring them to four axes. Raises TypeError or ValueError."""
     numpy = _check_kind(q, k, v)
     _check_dtype(q, k, v, numpy)
     _check_shape(q.shape, k.shape, v.shape)
@@ -149,7 +145,7 @@ def _dense(call: Call, rule: Mask | Bias) -> Tensor:
 
 
 def custom_kernel_unsupported_reason(call: Call) -> str | None:
-    """Why a backend with kernels and a backward of its own cannot do a call of torch's more unusual kinds, or None."""
+    """Why a backend with its own kernels and backward cannot do a call (NumPy-only dtypes, torch.func), or None."""
     if call.numpy and call.q.dtype.itemsize > 8:
         return f"{call.q.dtype} exists in NumPy only"
     if not call.numpy and not torch.compiler.is_compiling() and not has_numbers(call.q):
@@ -162,13 +158,13 @@ def custom_kernel_unsupported_reason(call: Call) -> str | None:
 
 
 def forward_mode_unsupported_reason() -> str | None:
-    """Why a backend that has a derivative only backwards cannot do a call now, or None."""
+    """Why a backend without forward-mode derivatives cannot do a call now, or None."""
     level = getattr(forward_ad, "_current_level", -1)  # where it cannot be asked, torch itself raises
     return "it has no forward-mode derivative" if level >= 0 else None
 
 
 def as_given(device: torch.device) -> AbstractContextManager[object]:
-    """Inside `with`, products keep the dtype that comes in: autocast would take scores down to half precision."""
+    """Disable autocast, which would take the scores down to half precision."""
     kind = device.type
     on = kind != "meta" and torch.is_autocast_enabled(kind)  # which has none
     return torch.autocast(kind, enabled=False) if on else nullcontext()

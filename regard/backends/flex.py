@@ -3,9 +3,7 @@
 The mask's own rule becomes `mask_mod`, its tile classification the block mask (never N×N), bias and softcap become
 `score_mod`, and sinks a factor computed from lse. On CUDA the kernel is compiled once per form of call, which takes up
 to half a minute; another text of that form, with other global tokens or more padding, runs through the same. On the CPU
-the same translation runs unfused and forward only: good for checking, not for speed.
-
-It does not know dropout.
+the same translation runs unfused and forward only: good for checking, not for speed. Dropout is not supported.
 """
 
 from __future__ import annotations
@@ -84,20 +82,14 @@ def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     tables = call.bias is not None and call.bias.holds_tensors and device.type == "cuda"
     options = {"num_stages": 2} if tables else None
     arguments = (call.q, call.k, call.v, _score_mod(call), blocks, call.scale, grouped, call.sinks, with_lse, options)
-    out, lse = _quietly(kernel, arguments) if _warns(call) else kernel(*arguments)
+    if any(t.requires_grad and not t.is_leaf for t in call.extras):  # torch.compile warns that it reads their .grad
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
+            out, lse = kernel(*arguments)
+    else:
+        out, lse = kernel(*arguments)
     assert isinstance(out, Tensor)
     return out, lse
-
-
-def _warns(call: Call) -> bool:
-    """Would torch.compile warn that it reads .grad of a sink or a bias that was itself computed?"""
-    return any(t.requires_grad and not t.is_leaf for t in call.extras)
-
-
-def _quietly(kernel: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
-        return kernel(*arguments)
 
 
 def _kernel(
@@ -202,19 +194,21 @@ def _score_mod(call: Call) -> Callable[..., Any] | None:
     term = None if call.bias is None else call.bias.bind(nq, nk, call.device, call.wide)
     cap = call.softcap
     if cap is None:
-        return None if term is None else _add(term)
-    return _bend(cap) if term is None else _bend_and_add(cap, term)
+        return None if term is None else _add_bias(term)
+    return _cap_score(cap) if term is None else _cap_and_add_bias(cap, term)
 
 
-def _add(term: IndexRule) -> Callable[..., Any]:
+# Functions of their own, so that each closure holds what its kind of call needs and nothing else: torch.compile guards
+# on what a closure holds.
+def _add_bias(term: IndexRule) -> Callable[..., Any]:
     return lambda score, b, h, i, j: score + term(b, h, i, j)
 
 
-def _bend(cap: float) -> Callable[..., Any]:
+def _cap_score(cap: float) -> Callable[..., Any]:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap)
 
 
-def _bend_and_add(cap: float, term: IndexRule) -> Callable[..., Any]:
+def _cap_and_add_bias(cap: float, term: IndexRule) -> Callable[..., Any]:
     return lambda score, b, h, i, j: cap * torch.tanh(score / cap) + term(b, h, i, j)
 
 

@@ -1,7 +1,7 @@
-"""The definition of attention. Everything else in this library is judged by it, and nothing faster calls it.
+"""The definition of attention, which every other backend is tested against.
 
-It runs on NumPy arrays and torch tensors alike (any array-API library), is differentiable in torch, and builds every
-N×N intermediate: it is the meaning, not the speed. It knows dense arrays only; masks and biases are resolved before.
+It runs on NumPy arrays and torch tensors (any array-API library), is differentiable in torch, and builds every N×N
+intermediate.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def define(
     biased = stage("biased", capped if bias is None else capped + bias)
     masked = stage("masked", biased if visible is None else xp.where(visible, biased, -inf))
 
-    logits = masked if sinks is None else xp.concat([masked, _column(xp, sinks, masked)], axis=-1)
+    logits = masked
+    if sinks is not None:  # one logit per head as a further key of every row: (B, H, Nq, 1)
+        column = xp.broadcast_to(xp.astype(sinks, masked.dtype)[:, None, None], (*masked.shape[:-1], 1))
+        logits = xp.concat([masked, column], axis=-1)
     peak = xp.max(logits, axis=-1, keepdims=True)
     peak = xp.where(peak == -inf, 0.0, peak)  # a row that sees nothing: all exponentials are 0, not NaN
     total = xp.sum(xp.exp(logits - peak), axis=-1, keepdims=True)
@@ -73,11 +76,6 @@ def define(
     stage("output", xp.astype(kept @ xp.astype(v, wide), q.dtype))
     lse = xp.where(total == 0, -inf, peak + xp.log(xp.where(total == 0, 1.0, total)))
     return Stages(**stages, lse=lse[..., 0])
-
-
-def _column(xp: Any, sinks: Any, masked: Any) -> Any:
-    """One logit per head (H,) as a further key of every row: (B, H, Nq, 1)."""
-    return xp.broadcast_to(xp.astype(sinks, masked.dtype)[:, None, None], (*masked.shape[:-1], 1))
 
 
 def stages(call: Call, lead: tuple[int, ...] | None = None) -> Stages:

@@ -1,7 +1,7 @@
 """Attention through `torch.nn.functional.scaled_dot_product_attention`: the fused kernels that torch ships.
 
-Full and plainly causal calls reach the fused kernel as they are. Any other mask or bias becomes a dense N×N tensor. It
-does not know softcap or sinks.
+Full and plainly causal calls reach the fused kernel as they are. Any other mask or bias becomes a dense N×N tensor.
+Softcap and sinks are not supported.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def forward_with_lse(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _run(call: Call, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     call = call.in_torch()
-    q, scale = _positive_scale(call.q, call.scale)
+    q, scale = call.q, call.scale
+    if scale <= 0:  # fused kernels take the row maximum before scaling, which holds for scale > 0 only
+        q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     shape = plain(call)
     if shape is not None:
         return _fused(call, q, scale, with_lse, is_causal=shape == "causal")
@@ -155,13 +157,6 @@ def _with_lse(
     return _without(q, k, v, cells, dropout, is_causal, scale)
 
 
-def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Fused kernels take the row maximum before scaling, which holds for scale > 0 only."""
-    if scale > 0:
-        return q, scale
-    return (-q, -scale) if scale < 0 else (q * 0, 1.0)
-
-
 MOST_KEPT = 1 << 18  # cells that are kept for a mask and a length: 1 MiB in fp32
 
 
@@ -185,7 +180,7 @@ def _dense_cells(call: Call) -> tuple[Tensor, Tensor | None]:
         if call.mask is None or hidden is not None:
             return bias if hidden is None else bias + hidden, None
     visible = cells_of_mask(call)
-    bias = bias if on_cpu else bias.to(call.q.dtype)  # exact, or the call was refused; and half of what is to be moved
+    bias = bias if on_cpu else bias.to(call.q.dtype)  # exact, or the call is not supported; and half the bytes to move
     cells = bias if visible is None else torch.where(visible, bias, -inf)
     seen = cells.amax(-1, keepdim=True) != -inf  # a NaN is seen, and stays one
     if ask and bool(seen.all()):

@@ -2,8 +2,6 @@
 
 A kernel is compiled once per kind of call, in a few seconds; of the lengths only whether they fill their tiles matters.
 The lists are made once for a mask and size of call, and kept with it.
-
-It does not know the arithmetic (`sparse_kernels.py`), nor how tiles are found (`regard.masks.tiles`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from regard.backends.call import Call, rows_together
 from regard.devices import ROUNDED_ONCE, current, no_triton, power_of_two
-from regard.masks import Mask
 from regard.masks.rules import keep, leaves
 from regard.masks.tiles import TileLists, Tiles
 
@@ -54,7 +51,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def kernel_unsupported_reason(call: Call) -> str | None:
-    """The reasons that have nothing to do with the machine: triton's interpreter has them too."""
+    """Why the kernels cannot do a call on any machine, Triton's interpreter included, or None."""
     batch, heads, nq, nk = call.sizes
     if call.q.dtype == torch.float64:
         return "the Triton kernel has no float64"
@@ -80,7 +77,7 @@ def tile_size(call: Call) -> tuple[int, int]:
 
 
 def pays(call: Call) -> bool:
-    """Is a call that `unsupported_reason` lets pass expected to be faster than FlexAttention?
+    """Whether the kernels are expected to be faster than FlexAttention, for a call that they support.
 
     Measured on an H200, bf16, heads of 64. 12 heads, 4,096 positions: a window of 512 takes 28 µs against 37, documents
     56 against 78, global tokens 38 against 576: booleans that a mask looks up, a byte each, cost FlexAttention that
@@ -90,17 +87,13 @@ def pays(call: Call) -> bool:
     measured.
     """
     assert call.mask is not None
-    booleans = _looks_up_booleans(call.mask)
+    booleans = any(isinstance(v, tuple) or (isinstance(v, Tensor) and v.dtype == torch.bool) for v in leaves(call.mask))
     if max(call.q.shape[-1], call.v.shape[-1]) > MEASURED_WIDTH and not booleans:
         return False
     share, (batch, heads, nq, nk) = Launcher.of(call).lists.share, call.sizes
     if booleans and share * nq * nk <= MEASURED_CELLS:
         return True
     return share <= SPARSE or share * batch * heads * nq * nk <= QUICK
-
-
-def _looks_up_booleans(mask: Mask) -> bool:
-    return any(isinstance(v, tuple) or (isinstance(v, Tensor) and v.dtype == torch.bool) for v in leaves(mask))
 
 
 class Launcher:
@@ -110,7 +103,7 @@ class Launcher:
     def of(cls, call: Call) -> Launcher:
         """The launcher of a call, kept with the mask of one without a bias: to make it takes as long as a short kernel.
 
-        call: on torch tensors, as `unsupported_reason` lets pass, no size 0.
+        call: on torch tensors, one that the kernels support, no size 0.
         """
         if call.bias is not None:
             return cls(call)

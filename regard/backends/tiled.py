@@ -3,9 +3,7 @@
 Forward keeps, per query, the largest score so far, the sum of exponentials and the weighted sum of values, and rescales
 them when the maximum grows (Milakov & Gimelshein 2018; Rabe & Staats 2021). Backward recomputes each tile from the
 row's lse (Dao et al. 2022, algorithm 4). Tiles that the mask hides from every batch row and head are skipped. A tile is
-written out in plain operations, so every argument of the operation is supported.
-
-It does not know N×N: the largest temporary is a handful of tiles.
+written out in plain operations, so every argument is supported; the largest temporary is a handful of tiles.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ queries are the last Nq positions (lower-right). Masks combine with `&`, `|` and
 (B,) or per row and head (B or 1, H or 1). A mask never builds N×N unless `.dense()` is asked for: `tiles` classifies
 tiles from bounds, in O(N + number of tiles).
 
-Read `mask.py` for what every mask is, then `placed.py` (causal, window, dilated, prefix), `marked.py` (padding,
-documents, globals, queries) and `cells.py` (blocks, dense). Nothing here knows about scores, backends or speed.
+Read `mask.py` for the base class, then `positional.py` (causal, window, dilated, prefix), `token_masks.py` (padding,
+documents, globals, queries) and `dense.py` (blocks, random_blocks, dense).
 """
 
 from regard.masks.dense import DenseMask, as_mask, blocks, dense, random_blocks

@@ -1,7 +1,4 @@
-"""What every bias is: a term added to each score, evaluated on tiles; and the one bias that comes as numbers.
-
-It does not know ALiBi, T5 or any other kind of position. `regard.positions` re-exports `Bias`, `as_bias` and `dense`.
-"""
+"""The base class of biases, terms added to the scores and evaluated on tiles, and the dense bias."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Bias(Rule):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The floating-point tensors the term is computed from: what gradients flow to."""
-        return tuple(t for t in (getattr(self, name) for name in self._float_fields()))
+        return tuple(getattr(self, name) for name in self._float_fields())
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Bias:
         """The same bias computed from other tensors of the same shapes."""
@@ -56,8 +53,14 @@ class Bias(Rule):
         >>> alibi(1, slopes=[1.0]).dense(2, 3).tolist()      # the 2 queries are the last 2 of 3 positions
         [[-1.0, -0.0, -1.0], [-2.0, -1.0, -0.0]]
 
-        nq, nk: how many queries and keys; nk is nq unless given.  device, dtype: of the matrix.
-        Raises ValueError if the bias does not fit these lengths.
+        Args:
+            nq: number of queries.
+            nk: number of keys; default nq.
+            device: of the matrix.
+            dtype: of the matrix.
+
+        Raises:
+            ValueError: the bias does not fit these lengths.
         """
         nk = nq if nk is None else nk
         batch, heads = self.leading
@@ -117,8 +120,12 @@ def dense(cells: object) -> Bias:
     >>> dense(torch.zeros(3, 5))
     dense(<3×5 torch.float32>)
 
-    cells: floating point; an axis of 1 stands for all. Raises TypeError for other numbers, ValueError for another
-        number of axes.
+    Args:
+        cells: floating point; an axis of 1 stands for all.
+
+    Raises:
+        TypeError: cells are not floating point.
+        ValueError: cells have another number of axes.
     """
     values = cells if isinstance(cells, Tensor) else numbers("bias", cells)
     if not values.dtype.is_floating_point:
@@ -134,7 +141,9 @@ def as_bias(bias: object, shape: tuple[int, ...]) -> Bias | None:
     >>> as_bias(torch.zeros(3, 5), (2, 4, 3, 5))
     dense(<3×5 torch.float32>)
 
-    Raises TypeError for anything else, ValueError for numbers that do not broadcast to the shape.
+    Raises:
+        TypeError: anything else.
+        ValueError: the numbers do not broadcast to the shape.
     """
     if bias is None or isinstance(bias, Bias):
         return bias

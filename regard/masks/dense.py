@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.checks import check_int
 from regard.masks.mask import Bounds, Mask, TileGrid
 from regard.masks.positional import OffsetMask, call_text
 from regard.masks.rules import (
@@ -16,7 +17,6 @@ from regard.masks.rules import (
     cell_of,
     fit_cells,
     leading_of,
-    number,
     numbers,
     place,
     read_offset,
@@ -83,9 +83,14 @@ def blocks(layout: object, size: int, *, offset: object = None) -> Mask:
     ■ ■ ■ ■
     ■ ■ ■ ■
 
-    layout: booleans (R, C), (H, R, C) or (B or 1, H or 1, R, C).  size: positions on a block's side, at least 1.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises TypeError for a layout that is not boolean, ValueError for one of another shape and for another size.
+    Args:
+        layout: booleans (R, C), (H, R, C) or (B or 1, H or 1, R, C).
+        size: positions on a block's side, at least 1.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: a layout that is not boolean.
+        ValueError: a layout of another shape, or a size below 1.
     """
     cells = _cells("layout", layout)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -101,35 +106,33 @@ def random_blocks(
     >>> random_blocks(8, 2, count=1, seed=0) == random_blocks(8, 2, count=1, seed=0)
     True
 
-    positions: how many there are, of queries and of keys.  size: of them on a block's side.
-    num_heads: that have a draw of their own; 1 is one draw for all.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises TypeError for what is no integer, ValueError for one that is too small and for more blocks than there are.
+    Args:
+        positions: number of queries and of keys.
+        size: positions on a block's side.
+        count: blocks drawn for each block of queries.
+        seed: of the draw.
+        num_heads: heads with a draw of their own; 1 is one draw for all.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: a number that is too small, or more blocks than there are.
     """
-    for name, value in (
-        ("positions", positions),
-        ("size", size),
-        ("count", count),
-        ("num_heads", num_heads),
-        ("seed", seed),
-    ):
-        if not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
-        number(name, value, 0 if name in ("count", "seed") else 1)
+    for name, value in {"positions": positions, "size": size, "num_heads": num_heads}.items():
+        check_int(name, value)
+    for name, value in {"count": count, "seed": seed}.items():
+        check_int(name, value, least=0)
     across = -(-positions // size)
     if count > across:
         raise ValueError(f"cannot draw {count} different blocks: {positions} positions make {across} of size {size}")
     order = torch.rand(num_heads, across, across, generator=torch.Generator().manual_seed(seed)).argsort(-1)
-    return blocks(
-        torch.zeros(num_heads, across, across, dtype=torch.bool).scatter(-1, order[..., :count], True),
-        size,
-        offset=offset,
-    )
+    layout = torch.zeros(num_heads, across, across, dtype=torch.bool).scatter(-1, order[..., :count], True)
+    return blocks(layout, size, offset=offset)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseMask(Mask):
-    """What `dense()` makes; named, because backends need not ask it cell by cell."""
+    """The mask of `dense()`; public, because backends take its cells as they are."""
 
     cells: Tensor  # (B or 1, H or 1, Nq or 1, Nk or 1)
 
@@ -164,8 +167,12 @@ def dense(cells: object) -> Mask:
     >>> print(dense([[True, False, True]]).draw(1, 3))
     ■ · ■
 
-    cells: True = may look; an axis of 1 stands for all. Raises TypeError for what is not boolean, ValueError for
-        another number of axes.
+    Args:
+        cells: True = may look; an axis of 1 stands for all.
+
+    Raises:
+        TypeError: cells are not boolean.
+        ValueError: cells have another number of axes.
     """
     return DenseMask(_cells("cells", cells))
 
@@ -176,7 +183,9 @@ def as_mask(mask: object, shape: tuple[int, ...]) -> Mask | None:
     >>> as_mask(np.array([[True, False]]), (1, 2))
     dense(<2 booleans, 1 True>)
 
-    Raises TypeError for anything else, ValueError for booleans that do not broadcast to the shape.
+    Raises:
+        TypeError: anything else.
+        ValueError: the booleans do not broadcast to the shape.
     """
     if mask is None or isinstance(mask, Mask):
         return mask

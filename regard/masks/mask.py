@@ -1,7 +1,4 @@
-"""What every mask is: a value with a rule, bounds per tile, `&`, `|`, `~`, and a drawing.
-
-It does not know any particular mask.
-"""
+"""The base class of masks: a rule, bounds per tile, `&`, `|`, `~`, and a drawing."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ class Mask(Rule):
     _leading: tuple[int, int]
 
     def varies(self) -> tuple[int, int]:
-        """What `leading` is, found out once."""
+        """Computes `leading`, once."""
         shapes = [v.shape for v in vars(self).values() if isinstance(v, Tensor) and v.ndim == 2]
         return size_or_one("batch", [s[0] for s in shapes]), size_or_one("heads", [s[1] for s in shapes])
 
@@ -113,8 +110,13 @@ class Mask(Rule):
         >>> causal().dense(2).tolist()
         [[True, False], [True, True]]
 
-        nq, nk: how many queries and keys; nk is nq unless given.  device: where the matrix is made.
-        Raises ValueError if the mask does not fit these lengths.
+        Args:
+            nq: number of queries.
+            nk: number of keys; default nq.
+            device: where the matrix is made.
+
+        Raises:
+            ValueError: the mask does not fit these lengths.
         """
         nk = nq if nk is None else nk
         batch, heads = self.leading
@@ -137,9 +139,14 @@ class Mask(Rule):
         >>> causal().tiles(4, size=2)[0, 0].tolist()
         [[1, 0], [2, 1]]
 
-        nq, nk: how many queries and keys; nk is nq unless given.  device: where the answer is made.
-        size: of a tile, at least 1: rows and columns, or one number for both.
-        Raises ValueError for another size, and if the mask does not fit these lengths.
+        Args:
+            nq: number of queries.
+            nk: number of keys; default nq.
+            size: rows and columns of a tile, at least 1, or one number for both.
+            device: where the result is made.
+
+        Raises:
+            ValueError: a size below 1, or a mask that does not fit these lengths.
         """
         nk = nq if nk is None else nk
         size = (size, size) if isinstance(size, int) else size
@@ -163,11 +170,16 @@ class Mask(Rule):
         · ■ ■ ■
         · · ■ ■
 
-        nq, nk: how many queries and keys; nk is nq unless given.
-        batch, head: which one to draw, where the mask differs between them; negative ones count from the end.
-        limit: signs in a row and in a column, at most.
-        Raises ValueError for a limit below 1 and lengths that do not fit, IndexError for a batch row or head that is
-        not there.
+        Args:
+            nq: number of queries.
+            nk: number of keys; default nq.
+            batch: which batch row to draw, if the mask differs between them; a negative one counts from the end.
+            head: likewise.
+            limit: most signs in a row and in a column.
+
+        Raises:
+            ValueError: a limit below 1, or lengths that do not fit.
+            IndexError: no such batch row or head.
         """
         nk = nq if nk is None else nk
         if limit < 1:

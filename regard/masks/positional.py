@@ -24,7 +24,7 @@ class OffsetMask(Mask):
     offset: Number | None
 
     def on_keys(self, nq: int, nk: int) -> bool:
-        """Is it certain that every query stands at the position of a key? Then a rule need not check, on every cell."""
+        """Whether every query certainly stands at the position of a key, so that a rule need not check each cell."""
         if isinstance(self.offset, Tensor):
             return False
         return 0 <= (nk - nq if self.offset is None else self.offset) <= nk - nq
@@ -35,7 +35,7 @@ class OffsetMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Causal(OffsetMask):
-    """What `causal()` makes; named, because fused kernels know this mask."""
+    """The mask of `causal()`; public, because fused kernels have this mask built in."""
 
     def bind(self, nq: int, nk: int, device: torch.device, dtype: torch.dtype) -> IndexRule:
         """The function f(b, h, i, j) of this mask."""
@@ -67,8 +67,12 @@ def causal(offset: object = None) -> Mask:
     ■ · · ·
     ■ ■ · ·
 
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises TypeError or ValueError for an offset that is neither.
+    Args:
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: an offset that is not an integer or integers.
+        ValueError: an offset of another shape.
     """
     return Causal(read_offset(offset))
 
@@ -111,9 +115,14 @@ def window(before: object, after: object, *, offset: object = None) -> Mask:
     ■ ■ ■ ·
     · ■ ■ ■
 
-    before, after: integers ≥ 0, or one per batch row, or per row and head.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises ValueError for a negative number, TypeError or ValueError for what are no integers.
+    Args:
+        before: an integer ≥ 0, or one per batch row, or per row and head.
+        after: likewise.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: a negative number, or numbers of another shape.
     """
     return _Window(read_offset(offset), number("before", before, 0), number("after", after, 0))
 
@@ -142,7 +151,7 @@ class _Dilated(OffsetMask):
         high = torch.minimum(far, spread(self.after, grid.device) * step)
         some = (low <= high) & (high - high % step >= low)  # a multiple of the step lies in [low, high]
         every = (low == near) & (high == far) & ((step == 1) | ((near == far) & (near % step == 0)))
-        if isinstance(self.dilation, int) and self.dilation > 1:  # a tile may hold every so manyth position alone
+        if isinstance(self.dilation, int) and self.dilation > 1:  # a tile may hold positions of one residue only
             (p0, p1), (j0, j1) = grid.rows(grid.positions(self.offset) % step), grid.cols(grid.j % step)
             one = (p0 == p1) & (j0 == j1)
             some = some & (~one | (p0 == j0))
@@ -166,9 +175,15 @@ def dilated(before: object, after: object, dilation: object, *, offset: object =
     · ■ · ■ ·
     ■ · ■ · ■
 
-    before, after, dilation: integers, the last at least 1; or one per batch row, or per row and head.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises ValueError for a number that is too small, TypeError or ValueError for what are no integers.
+    Args:
+        before: an integer ≥ 0, or one per batch row, or per row and head.
+        after: likewise.
+        dilation: likewise, at least 1.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: a number that is too small, or numbers of another shape.
     """
     return _Dilated(
         read_offset(offset), number("before", before, 0), number("after", after, 0), number("dilation", dilation, 1)
@@ -201,9 +216,13 @@ def prefix(length: object, *, offset: object = None) -> Mask:
     ■ ■ ■ ·
     ■ ■ ■ ■
 
-    length: an integer ≥ 0, or one per batch row, or per row and head.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises ValueError for a negative length, TypeError or ValueError for what is no integer.
+    Args:
+        length: an integer ≥ 0, or one per batch row, or per row and head.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: a negative length, or numbers of another shape.
     """
     return _Prefix(read_offset(offset), number("length", length, 0))
 

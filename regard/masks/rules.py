@@ -1,12 +1,10 @@
-"""Rules over (batch row, head, query index, key index): what masks and biases have in common.
+"""Rules over (batch row, head, query index, key index), the common base of masks and biases.
 
 A rule is a value: frozen, comparable, printable, independent of any sequence length until it is bound.
 `rule.bind(nq, nk, device, dtype)` gives a function `f(b, h, i, j)` of integer index tensors that broadcast against each
-other. That one function serves a dense matrix, a single tile and FlexAttention's `mask_mod`: one meaning everywhere.
+other. That one function serves a dense matrix, a single tile and FlexAttention's `mask_mod`.
 
 Axis letters here and everywhere: B batch, H heads, N positions (Nq queries, Nk keys), D head size.
-
-This file does not know what a mask or a bias is.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class Rule(ABC):
 
     @cached_property
     def holds_tensors(self) -> bool:
-        """Does comparing it with another rule read tensors? On a GPU that waits for everything before."""
+        """Whether comparing it with another rule reads tensors, which on a GPU waits for everything before."""
         return any(isinstance(v, Tensor) for v in leaves(self))
 
     @cached_property
@@ -218,7 +216,8 @@ def number(name: str, value: object, least: int | None = None) -> Number:
     else:
         raise TypeError(f"{name} must be an integer or integers, got {type(value).__name__}: {value!r}")
     if least is not None and int(torch.as_tensor(result).min()) < least:
-        raise ValueError(f"{name} must be at least {least}, got {_show(result)}")
+        shown = result if isinstance(result, int) else result.tolist()
+        raise ValueError(f"{name} must be at least {least}, got {shown}")
     return result
 
 
@@ -322,7 +321,3 @@ def indices(
     b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
     h = torch.arange(heads, device=device).view(-1, 1, 1)
     return b, h, rows.view(-1, 1), cols
-
-
-def _show(value: Number) -> str:
-    return str(value if isinstance(value, int) else value.tolist())

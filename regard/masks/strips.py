@@ -8,8 +8,6 @@
 Where the keys of a stretch lie apart (a window and a global token) they are gathered, all heads of a token at once.
 What is added to the scores is made once for tiles that look alike, and kept with them.
 
-It does not know scores, values or backends.
-
 Axis letters: B batch, H heads, N positions, U stretches of a run, R queries of a stretch, n keys that it sees.
 """
 
@@ -114,7 +112,14 @@ def runs(panel: QueryPanel) -> Iterator[TileRun]:
     """
     for group in panel.groups:
         if "runs" not in group.kept:
-            group.kept["runs"] = list(_runs(group, panel))
+            found: list[TileRun] = []
+            for u, stretch in enumerate(_stretches(group, panel)):
+                longer = _longer(found[-1], stretch) if found else None
+                if longer is None:
+                    found.append(TileRun(group, slice(u, u + 1), *stretch))
+                else:
+                    found[-1] = longer
+            group.kept["runs"] = found
         yield from group.kept["runs"]
 
 
@@ -140,17 +145,6 @@ def _stretches(group: Group, panel: QueryPanel) -> Iterator[_Stretch]:
     key = torch.where(adjoin, first * group.size, -1)
     for each in zip(*(x.tolist() for x in (group.lead, height, query, key)), strict=True):
         yield _Stretch(each[0], each[1], *(None if at < 0 else at for at in each[2:]))
-
-
-def _runs(group: Group, panel: QueryPanel) -> Iterator[TileRun]:
-    run: TileRun | None = None
-    for u, now in enumerate(_stretches(group, panel)):
-        longer = None if run is None else _longer(run, now)
-        if run is not None and longer is None:
-            yield run
-        run = TileRun(group, slice(u, u + 1), *now) if longer is None else longer
-    if run is not None:
-        yield run
 
 
 def _longer(run: TileRun, now: _Stretch) -> TileRun | None:

@@ -23,6 +23,7 @@ OVERHEAD = 20  # a tile of r queries costs as if it had so many more: measured, 
 MOST_PATTERN_CELLS = 1 << 23  # bytes that a mask keeps for the cells of one group
 CELLS_AT_ONCE = 1 << 20  # of a mask, evaluated together
 FEW_COUNTS = 8  # of tiles that stretches see: up to so many groups nothing is filled up
+TILES_AT_ONCE = 1024  # mixed tiles whose cells are computed together: 8 Mi cells of 64 × 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ class Group:
 
     @cached_property
     def kept(self) -> dict[object, Any]:
-        """What others found out about the group once and for all."""
+        """What callers keep with the group."""
         return {}
 
     @cached_property
@@ -160,18 +161,13 @@ def visible_tiles(mask: Mask | None, nq: int, nk: int, device: torch.device) -> 
 def _list(mask: Mask | None, nq: int, nk: int, device: torch.device) -> VisibleTiles:
     if mask is not None:
         mask.fit(*mask.leading, nq, nk)
-    strides = {1, 1 if mask is None else min(mask.stride(), nk)}
-    tables = [_Table(mask, nq, nk, size, stride, device) for size in _sizes(nq, nk) for stride in sorted(strides)]
-    return min(tables, key=lambda table: table.cost).listed()
-
-
-def _sizes(nq: int, nk: int) -> list[tuple[int, int]]:
-    """The sizes of tiles to compare."""
     times = 1
     while -(-nq // (ROWS[0] * times)) * -(-nk // (COLS * times)) > MOST_TILES:
         times *= 2
-    rows = sorted({min(rows * times, nq) for rows in ROWS})
-    return [(n, min(COLS * times, nk)) for n in rows]
+    heights, cols = sorted({min(rows * times, nq) for rows in ROWS}), min(COLS * times, nk)
+    strides = sorted({1, 1 if mask is None else min(mask.stride(), nk)})
+    tables = [_Table(mask, nq, nk, (rows, cols), stride, device) for rows in heights for stride in strides]
+    return min(tables, key=lambda table: table.cost).listed()
 
 
 class _Table:
@@ -282,7 +278,7 @@ class _Table:
 
 
 def _ordered(n: int, stride: int, device: torch.device) -> Tensor:
-    """Positions such that every so manyth stand side by side.
+    """The positions 0 to n − 1, those `stride` apart side by side.
 
     >>> _ordered(7, 3, torch.device("cpu")).tolist()
     [0, 3, 6, 1, 4, 2, 5]
@@ -298,9 +294,6 @@ def _rounded(counts: Tensor) -> Tensor:
     """
     step = 2 ** (counts.clamp(min=8).double().log2().floor().long() - 3)  # 8 to 15 → 1, 16 to 31 → 2, …
     return (counts + step - 1) // step * step
-
-
-TILES_AT_ONCE = 1024  # mixed tiles whose cells are computed together: 8 Mi cells of 64 × 128
 
 
 @dataclass(frozen=True, eq=False)

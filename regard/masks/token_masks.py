@@ -1,4 +1,4 @@
-"""Masks from a value per position, padding, documents and globals, or per query: queries."""
+"""Masks from a value per position (padding, documents, globals) or per query (queries)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Lengths(Mask):
         super().__post_init__()
         object.__setattr__(self, "_longest", int(self.lengths.max()))  # read once: on a GPU, reading waits
 
-    _longest: ClassVar[int]  # of each mask; but only so does a dataclass not take it for a field
+    _longest: ClassVar[int]  # per mask; ClassVar keeps it from becoming a dataclass field
 
     def fit(self, batch: int, heads: int, nq: int, nk: int) -> None:
         super().fit(batch, heads, nq, nk)
@@ -78,9 +78,13 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
     >>> padding([[True, False], [True, True]])
     padding(<2×2 booleans, 3 True>)
 
-    side: where the padding stands when lengths are given; "right" (after the tokens) or "left".
-    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, a negative
-    length, another side, and a side beside booleans.
+    Args:
+        real: lengths or booleans: a list, an array or a tensor.
+        side: where the padding stands when lengths are given; "right" (after the tokens) or "left".
+
+    Raises:
+        TypeError: not a list, an array or a tensor.
+        ValueError: numbers of another kind or shape, a negative length, another side, or a side beside booleans.
     """
     values = numbers("padding", real)
     if values.dtype == torch.bool:
@@ -91,7 +95,7 @@ def padding(real: object, *, side: Literal["right", "left"] = "right") -> Mask:
         return _Tokens(values)
     if side not in ("right", "left"):
         raise ValueError(f"side must be 'right' or 'left', got {side!r}")
-    if values.ndim != 1 or not _whole(values):
+    if values.ndim != 1 or not _are_integers(values):
         raise ValueError(
             "padding takes integer lengths (B,) or booleans (B, Nk) with True = a real token; "
             f"got {values.dtype} of shape {tuple(values.shape)}"
@@ -153,11 +157,14 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
     >>> documents([0, 0, 1]) == documents(lengths=[2, 1])
     True
 
-    ids: integers. A negative one belongs to no document: it sees nothing and nobody sees it.
-    lengths: instead of ids, those of the documents, one after the other, in one batch row.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises TypeError for what is no list, array or tensor, ValueError for both or neither of ids and lengths, and for
-    numbers of another kind or shape.
+    Args:
+        ids: integers. A position with a negative id belongs to no document: it sees nothing and is not seen.
+        lengths: instead of ids, the lengths of consecutive documents in one batch row.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not a list, an array or a tensor.
+        ValueError: both or neither of ids and lengths, or numbers of another kind or shape.
     """
     if (ids is None) == (lengths is None):
         raise ValueError("documents takes ids per position, or lengths=…; exactly one of them")
@@ -168,7 +175,7 @@ def documents(ids: object = None, *, lengths: object = None, offset: object = No
         values = torch.repeat_interleave(torch.arange(len(sizes)), sizes[:, 0].cpu())
     else:
         values = numbers("documents' ids", ids)
-    if values.ndim not in (1, 2) or not _whole(values):
+    if values.ndim not in (1, 2) or not _are_integers(values):
         raise ValueError(
             f"document ids must be integers (N,) or (B, N), got {values.dtype} of shape {tuple(values.shape)}"
         )
@@ -230,14 +237,18 @@ def globals(positions: object, *, offset: object = None) -> Mask:
     ■ ■ ■
     · ■ ·
 
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, and for
-    negative ones.
+    Args:
+        positions: integers ≥ 0, or booleans (B, N).
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+
+    Raises:
+        TypeError: not a list, an array or a tensor.
+        ValueError: numbers of another kind or shape, or negative ones.
     """
     values = numbers("global positions", positions)
     if values.dtype == torch.bool and values.ndim == 2:
         return _Globals(read_offset(offset), values)
-    if values.ndim != 1 or (values.numel() and not _whole(values)):
+    if values.ndim != 1 or (values.numel() and not _are_integers(values)):
         raise ValueError(
             f"globals takes positions [p, …] or booleans (B, N); got {values.dtype} of shape {tuple(values.shape)}"
         )
@@ -249,7 +260,7 @@ def globals(positions: object, *, offset: object = None) -> Mask:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Queries(Mask):
-    """What `queries()` makes; named, because rows that it empties are meant so, and readers of masks excuse them."""
+    """The mask of `queries()`; public, because the doctor does not report rows that it empties."""
 
     looking: tuple[int, ...] | Tensor  # or (B or 1, Nq) booleans
 
@@ -267,7 +278,7 @@ class Queries(Mask):
             raise ValueError(f"query {self.looking[-1]} is out of range: there are {nq} queries")
 
     def looks(self, nq: int, device: torch.device) -> Tensor:
-        """(B or 1, Nq) booleans: who looks."""
+        """(B or 1, Nq) booleans."""
         if isinstance(self.looking, Tensor):
             return self.looking.to(device)
         looks = torch.zeros(1, nq, dtype=torch.bool, device=device)
@@ -303,14 +314,17 @@ def queries(looking: object) -> Mask:
     · ■ ■ ■
     · · ■ ■
 
-    looking: counted from 0, wherever the queries stand among the keys: these are indices, not positions.
-    Raises TypeError for what is no list, array or tensor, ValueError for numbers of another kind or shape, and for
-    negative ones.
+    Args:
+        looking: indices of queries, counted from 0 wherever the queries stand among the keys; or booleans.
+
+    Raises:
+        TypeError: not a list, an array or a tensor.
+        ValueError: numbers of another kind or shape, or negative ones.
     """
     values = numbers("queries", looking)
     if values.dtype == torch.bool and values.ndim == 2:
         return Queries(values)
-    if values.ndim != 1 or (values.numel() and not _whole(values)):
+    if values.ndim != 1 or (values.numel() and not _are_integers(values)):
         raise ValueError(
             f"queries takes indices [i, …] or booleans (B, Nq); got {values.dtype} of shape {tuple(values.shape)}"
         )
@@ -332,8 +346,7 @@ def at_positions(table: Tensor, positions: Tensor, outside: int) -> Tensor:
     return torch.where((positions >= 0) & (positions < nk), found, torch.full_like(found, outside))
 
 
-def _whole(values: Tensor) -> bool:
-    """Are these integers?"""
+def _are_integers(values: Tensor) -> bool:
     return not (values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool)
 
 
