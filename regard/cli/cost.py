@@ -102,7 +102,7 @@ def _measured(counted: "Growth", asked: Asked, say: Say) -> "list[Measured]":
 
 def _figure(counted: "Growth", results: "list[Measured]", lang: Lang) -> "Figure":
     from regard.growth import WAYS, words_in
-    from regard.viz.growth_curves import Curves, growth_curves
+    from regard.viz.figures import Curves, growth_curves
 
     words, lengths = words_in(lang), counted.lengths
     flops = {words[w]: [float(counted.counts[w][n].flops) for n in lengths] for w in WAYS}
