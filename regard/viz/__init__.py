@@ -1,1 +1,1 @@
-"""Figures: matplotlib and HTML pictures of weights, masks and steps."""
+"""Figures: matplotlib and HTML figures of weights, masks and steps."""

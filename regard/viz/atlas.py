@@ -1,13 +1,11 @@
 """The head atlas: a square for each head of a model, rows of layers, coloured by one measure; as figure and as HTML.
 
     >>> import numpy as np
-    >>> picture = atlas(np.array([[0.5, 1.5], [2.0, np.nan]]), layers=["encoder.layer.0.self", "encoder.layer.1.self"])
-    >>> [text.get_text() for text in picture.texts if " " in text.get_text()]
+    >>> figure = atlas(np.array([[0.5, 1.5], [2.0, np.nan]]), layers=["encoder.layer.0.self", "encoder.layer.1.self"])
+    >>> [text.get_text() for text in figure.texts if " " in text.get_text()]
     ['head →', 'layer ↓', 'no such head', '0 is encoder.layer.0.self']
 
-Axis letters here: L layers, H heads.
-
-This file does not know how a measure is computed, nor anything of models but the shape of their module paths.
+Axis letters: L layers, H heads.
 """
 
 from __future__ import annotations
@@ -27,17 +25,16 @@ from regard.viz.sheet import (
     MARGIN,
     Pair,
     Panel,
-    Sheet,
     cell_signs,
     clip,
     drawable,
-    measure,
     open_page,
     panel_inches,
     register_fonts,
     sign_size,
     ticks_of,
 )
+from regard.viz.sheet import measure as width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,21 +62,26 @@ def atlas(
 ) -> Figure:
     """All heads of a model at once: a row of squares per layer, coloured by one measure.
 
-    >>> picture = atlas(np.array([[0.1, 0.9, 0.3]]), measure="induction", labels=[["", "induction", ""]])
-    >>> [text.get_text() for text in picture.axes[0].texts if text.get_text()]
+    >>> figure = atlas(np.array([[0.1, 0.9, 0.3]]), measure="induction", labels=[["", "induction", ""]])
+    >>> [text.get_text() for text in figure.axes[0].texts if text.get_text()]
     ['induction']
 
-    values: (L, H), at most 256 of each; NaN where a layer has no such head. Infinite ones are red.
-    heads: how many each layer has, 0 where its values are not known: then NaN among these is a number that came out so,
-        and red; NaN beyond them is no head. Without it every NaN is no head.
-    layers: the name of each row, such as module paths; what all of them share is cut off, and the legend says how.
-    measure, unit: what the colours mean. The unit is known for regard's own measures; "" leaves it out.
-    labels: L × H words, "" for none. Written into the squares where they fit, otherwise their beginnings, with a key.
-    limits: where the colours begin and end, to compare two atlases; by default from 0 to the largest value, and
-        evenly around 0 where some are negative.
-    title: above the picture; none unless given.  dark: for dark paper.
+    Args:
+        values: (L, H), at most 256 of each; NaN where a layer has no such head. Infinite ones are red.
+        layers: the name of each row, such as module paths; what all of them share is cut off, and the legend says how.
+        heads: number of heads of each layer, 0 if its values are unknown: NaN among these is a value, and red; NaN
+            beyond them is no head. Default: every NaN is no head.
+        measure: what the colours mean.
+        unit: of the measure; known for regard's own measures, "" leaves it out.
+        labels: L × H words, "" for none; written into the squares, or their beginnings with a key.
+        limits: where the colours begin and end, to compare two atlases; default from 0 to the largest value, evenly
+            around 0 if some are negative.
+        title: above the figure.
+        dark: for dark paper.
 
-    Raises TypeError or ValueError for values, names, labels or limits of a wrong kind or size.
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for arguments of a wrong size.
     """
     register_fonts()
     values, names, words = _read(values, layers, labels)
@@ -87,13 +89,40 @@ def atlas(
     theme = DARK if dark else LIGHT
     scale = _scale(values, measure, limits, theme)
     unit = UNITS.get(measure, "") if unit is None else unit
-    inches = panel_inches(values.shape, 1, 1, 9.6 if words is None else 12.0)
-    signs, keys = _labelled(words, inches) if words is not None else (_numbers(values, there, scale, inches), [])
+    high, wide = inches = panel_inches(values.shape, 1, 1, 9.6 if words is None else 12.0)
+
+    # 1. The squares: colours, and numbers or labels in them.
+    keys = _legend(values, there, scale, unit, theme)
+    rows = None
+    if names is not None:
+        short = [drawable(name) for name in short_names(names)]
+        rows = tuple(clip(name, 28) for name in short)
+        if short[0] != drawable(names[0]):
+            keys.append((f"{short[0]} is {clip(drawable(names[0]), 60)}",))
+    if words is not None:
+        signs, meanings = _labelled(words, inches)
+        keys += meanings
+    else:
+        signs = cell_signs(values, scale, inches, None)
+        signs = None if signs is None else np.where(there, np.where(np.isnan(values), "NaN", signs), "")
     cells = scale.paint(values, theme)
     cells[~there] = rgb(theme.paper)
-    rows = None if names is None else tuple(clip(drawable(name), 28) for name in short_names(names))
     panel = Panel(cells, values.shape, inches, rows, None, signs=signs)
-    return _compose(panel, title, [*_legend(values, there, scale, unit, theme), *_cut(names), *keys], theme)
+
+    # 2. The page around them.
+    side = ticks_of(rows, values.shape[0], high, side_by_side=False)
+    top = ticks_of(None, values.shape[1], wide, side_by_side=True)
+    left = max(side.depth, width(DOWN, CAPTION), width(ACROSS, CAPTION)) + 0.1
+    depth = max(0.32, top.depth)  # at least the two captions in the corner
+    page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
+    x, y = MARGIN + left, page.top + depth + 0.1
+    for line, up in ((ACROSS, 0.27), (DOWN, 0.11)):
+        page.sheet.write(x - 0.08, y - up, line, CAPTION, muted=True).set(ha="right")
+    page.sheet.labels(x, y, side, side_by_side=False)
+    page.sheet.labels(x, y, top, side_by_side=True)
+    written = set() if signs is None else set(signs.flat) - {""}
+    page.sheet.panel(x, y, panel, sign_size(written, panel.shape, inches) if written else 0.0)
+    return page.finish()
 
 
 def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...] | None, Array | None]:
@@ -106,7 +135,8 @@ def _read(values: Any, layers: Any, labels: Any) -> tuple[Array, tuple[str, ...]
     if labels is None:
         return values, names, None
     if isinstance(labels, str) or len(labels) != count:
-        raise ValueError(f"labels must be {count} rows of {heads} words, as values are; got {_amount(labels)}")
+        amount = repr(labels) if isinstance(labels, str) else f"{len(labels)} rows"
+        raise ValueError(f"labels must be {count} rows of {heads} words, as values are; got {amount}")
     words = [read_tokens(f"labels[{n}]", row, heads, "heads") for n, row in enumerate(labels)]
     return values, names, np.array(words, dtype=object)
 
@@ -123,10 +153,6 @@ def _there(values: Array, heads: Any) -> Array:
     return np.asarray(np.arange(most) < np.array(heads).reshape(-1, 1))
 
 
-def _amount(labels: Any) -> str:
-    return repr(labels) if isinstance(labels, str) else f"{len(labels)} rows"
-
-
 def _scale(values: Array, measure: str, limits: Any, theme: Theme) -> Scale:
     """The colours of the finite values: from 0 up, or around 0."""
     finite = values[np.isfinite(values)]
@@ -134,20 +160,16 @@ def _scale(values: Array, measure: str, limits: Any, theme: Theme) -> Scale:
         far = float(np.abs(finite).max(initial=0.0))
         low, high = (-far, far) if (finite < 0).any() else (0.0, far)
     else:
-        low, high = _limits(limits, finite)
+        try:
+            low, high = (float(limit) for limit in limits)
+        except (TypeError, ValueError):
+            raise TypeError(f"limits must be two numbers, the lowest and the highest; got {limits!r}") from None
+        if not low < high:
+            raise ValueError(f"limits must rise from the lowest to the highest value; got {limits!r}")
+        if finite.size and (finite.min() < low or finite.max() > high):
+            values_range = f"{finite.min():g} to {finite.max():g}"
+            raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {values_range}")
     return Scale(clip(measure, 40), theme.signed if low < 0 else theme.weight, low, high, hidden=nan)
-
-
-def _limits(limits: Any, finite: Array) -> Pair:
-    try:
-        low, high = (float(limit) for limit in limits)
-    except (TypeError, ValueError):
-        raise TypeError(f"limits must be two numbers, the lowest and the highest; got {limits!r}") from None
-    if not low < high:
-        raise ValueError(f"limits must rise from the lowest to the highest value; got {limits!r}")
-    if finite.size and (finite.min() < low or finite.max() > high):
-        raise ValueError(f"limits {low:g} to {high:g} leave out values, which are {finite.min():g} to {finite.max():g}")
-    return low, high
 
 
 def _legend(values: Array, there: Array, scale: Scale, unit: str, theme: Theme) -> list[Key]:
@@ -193,22 +215,6 @@ def _shared(paths: list[list[str]], most: int) -> int:
     return next((n for n in range(most) if len({path[n] for path in paths}) > 1), most)
 
 
-def _cut(names: Sequence[str] | None) -> list[Key]:
-    """What a shortened name stands for, by the first of them."""
-    if names is None or short_names(names)[0] == names[0]:
-        return []
-    return [(f"{drawable(short_names(names)[0])} is {clip(drawable(names[0]), 60)}",)]
-
-
-# ------------------------------------------------------------------------------------------------------- in the squares
-
-
-def _numbers(values: Array, there: Array, scale: Scale, inches: Pair) -> Array | None:
-    """(L, H) values as text where they are few; nothing where there is no head."""
-    signs = cell_signs(values, scale, inches, None)
-    return None if signs is None else np.where(there, np.where(np.isnan(values), "NaN", signs), "")
-
-
 def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
     """(L, H) words, or their beginnings, in a size that can be read; and what the beginnings stand for."""
     drawn = np.array([[clip(drawable(word), 24) for word in row] for row in words], dtype=object)
@@ -217,43 +223,15 @@ def _labelled(words: Array, inches: Pair) -> tuple[Array | None, list[Key]]:
         return None, []
     if sign_size(set(drawn.flat), drawn.shape, inches) >= 5:
         return drawn, []
-    begins = {word: _beginning(word, told) for word in told} | {"": ""}
+    begins = {"": ""}  # word → the shortest beginning that no other word has
+    for word in told:
+        others = [other for other in told if other != word]
+        unique = (n for n in range(1, len(word)) if not any(other.startswith(word[:n]) for other in others))
+        begins[word] = word[: next(unique, len(word))]
     if sign_size(set(begins.values()), drawn.shape, inches) >= 4:
         signs = np.array([[begins[word] for word in row] for row in drawn], dtype=object)
         return signs, [(f"{begins[word]} = {word}",) for word in told if begins[word] != word]
     return None, [("the labels do not fit into squares so small",)]
-
-
-def _beginning(word: str, words: list[str]) -> str:
-    """The shortest beginning that no other word has."""
-    others = [other for other in words if other != word]
-    return next(
-        (word[:n] for n in range(1, len(word)) if not any(other.startswith(word[:n]) for other in others)), word
-    )
-
-
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
-def _compose(panel: Panel, title: str | None, keys: list[Key], theme: Theme) -> Figure:
-    (count, heads), (high, wide) = panel.shape, panel.inches
-    side = ticks_of(panel.rows, count, high, side_by_side=False)
-    top = ticks_of(None, heads, wide, side_by_side=True)
-    left = max(side.depth, measure(DOWN, CAPTION), measure(ACROSS, CAPTION)) + 0.1
-    depth = max(0.32, top.depth)  # at least the two captions in the corner
-    page = open_page((depth + 0.1 + high, left + wide + top.over), title, keys, theme)
-    sheet, x, y = page.sheet, MARGIN + left, page.top + depth + 0.1
-    _captions(sheet, x, y)
-    sheet.labels(x, y, side, side_by_side=False)
-    sheet.labels(x, y, top, side_by_side=True)
-    signs = set() if panel.signs is None else set(panel.signs.flat) - {""}
-    sheet.panel(x, y, panel, sign_size(signs, panel.shape, panel.inches) if signs else 0.0)
-    return page.finish()
-
-
-def _captions(sheet: Sheet, x: float, y: float) -> None:
-    for line, up in ((ACROSS, 0.27), (DOWN, 0.11)):
-        sheet.write(x - 0.08, y - up, line, CAPTION, muted=True).set(ha="right")
 
 
 # ----------------------------------------------------------------------------------------------------------------- HTML
@@ -275,8 +253,7 @@ def atlas_html(
     >>> "layer 0, head 1: 1.5 nats" in atlas_html(np.array([[0.5, 1.5]]))
     True
 
-    values, layers, heads, measure, unit, labels, limits, title: as in `atlas`, and so is what it raises; it needs no
-    matplotlib. Labels are shown on hover.
+    The arguments and errors are those of `atlas`; it needs no matplotlib. Labels are shown on hover.
     """
     values, names, words = _read(values, layers, labels)
     there = _there(values, heads)
@@ -292,17 +269,14 @@ def atlas_html(
             label = "" if words is None else str(words[n, h])
             number = "NaN" if np.isnan(value) else f"{value:.4g} {unit}".rstrip()
             said = f"layer {name}, head {h}: {number}" + (f", {label}" if label else "")
-            parts.append(_square(value, scale, kind, said) if there[n, h] else "<span></span>")
+            style = f"background:{colors.ALARM}"
+            if np.isfinite(value):
+                place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
+                style = colors.shade(kind, colors.level(place)).partition(";")[0]
+            square = f'<span title="{escape(said)}" style="{style}"></span>'
+            parts.append(square if there[n, h] else "<span></span>")
     grid = f"display:grid;grid-template-columns:max-content repeat({values.shape[1]},{side}px);grid-auto-rows:{side}px"
     body = f'<div style="{grid};gap:1px;font-size:{min(11, side)}px;line-height:{side}px">{"".join(parts)}</div>'
     name = f"{measure} ({unit})" if unit else measure
     foot = [colors.ramp(kind, name, f"{scale.low:.3g}", f"{scale.high:.3g}"), "rows: layers, columns: heads"]
     return colors.frame(body, foot, title, f"{name} of {values.shape[0]} × {values.shape[1]} heads")
-
-
-def _square(value: float, scale: Scale, kind: str, said: str) -> str:
-    style = f"background:{colors.ALARM}"
-    if np.isfinite(value):
-        place = (value - scale.low) / ((scale.high - scale.low) or 1.0)
-        style = colors.shade(kind, colors.level(place)).partition(";")[0]
-    return f'<span title="{escape(said)}" style="{style}"></span>'

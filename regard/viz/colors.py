@@ -157,24 +157,20 @@ def ramp(kind: str, name: str, low: str, high: str) -> str:
 
 
 def frame(body: str, foot: list[str], title: str | None, says: str) -> str:
-    """A picture in HTML, whole in itself: title, body, legend, and what it shows for those who cannot see it.
+    """A self-contained figure in HTML: title, body, legend, and a description for screen readers.
 
     body, foot: HTML.  title, says: plain text.
     """
+    dark, light = _variables(DARK), _variables(LIGHT)
+    sheet = (
+        f"@media(prefers-color-scheme:dark){{.regard-figure{{{dark}}}}}"
+        f"{','.join(f'{page} .regard-figure' for page in _LIGHT_PAGES)}{{{light}}}"
+        f"{','.join(f'{page} .regard-figure' for page in _DARK_PAGES)}{{{dark}}}"
+    )
     heading = f'<div style="font-weight:600;margin-bottom:6px">{escape(title)}</div>' if title else ""
     legend = f'<div style="margin-top:8px;font-size:11px;color:{MUTED}">{" &emsp; ".join(foot)}</div>'
     inside = f'<div role="img" aria-label="{escape(says)}">{body}</div>'
-    return f'<div class="regard-picture" style="{FONT}"><style>{_sheet()}</style>{heading}{inside}{legend}</div>'
-
-
-def _sheet() -> str:
-    dark, light = _variables(DARK), _variables(LIGHT)
-    picture = ".regard-picture"
-    return (
-        f"@media(prefers-color-scheme:dark){{{picture}{{{dark}}}}}"
-        f"{','.join(f'{page} {picture}' for page in _LIGHT_PAGES)}{{{light}}}"
-        f"{','.join(f'{page} {picture}' for page in _DARK_PAGES)}{{{dark}}}"
-    )
+    return f'<div class="regard-figure" style="{FONT}"><style>{sheet}</style>{heading}{inside}{legend}</div>'
 
 
 def _variables(theme: Theme) -> str:

@@ -1,25 +1,22 @@
-"""Pictures of weights, masks and steps, as matplotlib figures; Hangul is drawn as Hangul wherever they are opened.
+"""Figures of weights, masks and steps, with matplotlib; Hangul is drawn as Hangul wherever they are opened.
 
     >>> import numpy as np
-    >>> picture = heatmap(np.eye(3), ["나는", "cat", "sat"])
-    >>> [text.get_text() for text in picture.texts][:4]
+    >>> figure = heatmap(np.eye(3), ["나는", "cat", "sat"])
+    >>> [text.get_text() for text in figure.texts][:4]
     ['looks at →', 'looks from ↓', '나는', 'cat']
 
-Figures are built as objects: no pyplot, and no setting of matplotlib changed (`save` sets four and puts them back), so
-a picture looks the same in every program. `colours.py` says what a colour means, `letters.py` which fonts write,
-`sheet.py` where everything stands. The figures of the lens, which are files of their own, are found here too.
-
-This file does not know how weights are computed, nor anything of models. It imports matplotlib only to make a figure.
+Figures are built as objects, without pyplot, and no setting of matplotlib is changed (`save` sets four and puts them
+back), so a figure looks the same in every program. The figures of the lens are exported here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from math import ceil, inf, nan
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -36,11 +33,11 @@ from regard.viz.sheet import (
     DPI,
     Labels,
     Panel,
-    Shape,
     cell_signs,
     clip,
     compose,
     drawable,
+    font,
     grid_columns,
     panel_inches,
     register_fonts,
@@ -49,11 +46,14 @@ from regard.viz.sheet import (
 from regard.viz.text_heat import text_heat, text_heat_html, visible
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Curves",
     "atlas",
     "atlas_html",
+    "growth_curves",
     "heatmap",
     "links",
     "map_with_marginals",
@@ -65,15 +65,12 @@ __all__ = [
     "text_heat_html",
 ]
 
-METADATA: dict[str, dict[str, Any]] = {  # neither date nor version: the same picture is the same file
+METADATA: dict[str, dict[str, Any]] = {  # neither date nor version: the same figure is the same file
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 _SAVING = Lock()
-
-
-# ------------------------------------------------------------------------------------------------------------ pictures
 
 
 def heatmap(
@@ -88,29 +85,48 @@ def heatmap(
     """Attention weights as a heat map: a row per query, a column per key; several heads on one scale.
 
     >>> import numpy as np
-    >>> picture = heatmap(np.full((2, 3), 1 / 3), ["나는", "본다"], ["I", "see", "you"], title="cross-attention")
-    >>> picture.texts[0].get_text()
+    >>> figure = heatmap(np.full((2, 3), 1 / 3), ["나는", "본다"], ["I", "see", "you"], title="cross-attention")
+    >>> figure.texts[0].get_text()
     'cross-attention'
 
-    weights: (Nq, Nk), or (H, Nq, Nk) for a grid of heads; NumPy or torch, at most 4096 positions and 144 heads.
-    labels: one per query; for the keys too, where there are as many. Without labels positions are numbered.
-    key_labels: one per key.
-    values: print the number in each cell; by default up to 16 × 16, where it is readable.
-    title: above the picture; none unless given.  dark: for dark paper.
-
-    Colours run from 0 to the largest weight. A weight of exactly 0 is bare paper; NaN and infinity are red. Where there
+    Colours run from 0 to the largest weight. A weight of exactly 0 is bare paper; NaN and infinity are red. If there
     are more weights than dots, a cell shows the largest of several, and the figure says so.
 
-    Raises TypeError or ValueError for weights or labels of a wrong kind or size, for negative weights, and for
-    values=True where the numbers would be too small to read.
+    Args:
+        weights: (Nq, Nk), or (H, Nq, Nk) for a grid of heads; NumPy or torch, at most 4096 positions and 144 heads.
+        labels: one per query; for the keys too, if there are as many. Default: positions are numbered.
+        key_labels: one per key.
+        title: above the figure.
+        values: print the number in each cell; default up to 16 × 16, where it is readable.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: for weights or labels of a wrong kind.
+        ValueError: for wrong sizes, negative weights, or values=True where the numbers would be too small to read.
     """
     register_fonts()
-    heads, nq, nk = _weights_shape(weights)
+    if not isinstance(weights, np.ndarray | Tensor):
+        raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
+    if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
+        raise TypeError(f"weights must be real numbers, got {weights.dtype}")
+    if weights.ndim not in (2, 3) or 0 in weights.shape:
+        hint = "; choose a batch row with weights[b]" if weights.ndim == 4 else ""
+        raise ValueError(f"weights must be (Nq, Nk) or (H, Nq, Nk), not empty; got {tuple(weights.shape)}{hint}")
+    heads, nq, nk = (1, *weights.shape)[-3:]
+    _check_size("heatmap", nq, nk, 4096, "View.map pools more")
+    if heads > 144:
+        raise ValueError(f"heatmap draws at most 144 heads, got {heads}; draw some of them: weights[:144]")
     rows, cols = _both_labels(labels, key_labels, nq, nk)
     columns = grid_columns(heads)
     inches = panel_inches((nq, nk), columns, -(-heads // columns), 15.0 if values else 9.6)
     tile = (ceil(nq / (inches[0] * DPI)), ceil(nk / (inches[1] * DPI)))
-    maps = [_pooled(weights[h] if weights.ndim == 3 else weights, tile) for h in range(heads)]
+    maps = []
+    for h in range(heads):  # the largest weight of each tile: a lone peak must not vanish between two dots
+        head = pick(weights[h] if weights.ndim == 3 else weights, 0, 0)
+        if (head < 0).any():
+            raise ValueError(f"weights must not be negative, got {np.nanmin(head):.3g}; scores are drawn by steps")
+        padded = np.pad(head.astype(float), ((0, -nq % tile[0]), (0, -nk % tile[1])))
+        maps.append(padded.reshape(-1, tile[0], padded.shape[1] // tile[1], tile[1]).max((1, 3)))
     theme = DARK if dark else LIGHT
     scale = Scale("weight", theme.weight, 0.0, max(map(_largest, maps)), hidden=0.0)
     panels = []
@@ -135,19 +151,28 @@ def mask(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Who may look at whom: cell by cell, or beyond 96 positions tile by tile (full, partial, empty).
+    """A mask, cell by cell; beyond 96 positions tile by tile (full, partial, empty).
 
     >>> from regard.masks import causal
     >>> mask(causal(), 4).texts[0].get_text()
     'causal()'
 
-    mask: a value of regard.masks.  nq, nk: how many queries and keys; nk is nq unless given.
-    labels: one per query; for the keys too, where there are as many.
-    batch, head: which one to draw, where the mask differs between them.
-    title: by default the mask as it prints.  dark: for dark paper.
+    A tile of a combination (`&`, `|`) may be called partial where every single cell would settle it.
 
-    A tile of a combination (`&`, `|`) may be called partial where a look at every cell would settle it.
-    Raises TypeError for what is not a mask, ValueError for sizes or labels that do not fit, IndexError for batch, head.
+    Args:
+        mask: a value of regard.masks.
+        nq: number of queries.
+        nk: number of keys; default nq.
+        labels: one per query; for the keys too, if there are as many.
+        batch: which batch row to draw, if they differ.
+        head: which head to draw, if they differ.
+        title: default the mask as it prints.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: if it is not a mask.
+        ValueError: for sizes or labels that do not fit.
+        IndexError: for a batch row or head out of range.
     """
     register_fonts()
     if not isinstance(mask, Mask):
@@ -176,15 +201,21 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
 
     >>> import numpy as np
     >>> from regard.op import steps as keep
-    >>> picture = steps(keep(np.eye(2), np.eye(2), np.eye(2), labels=["나는", "cat"]))
-    >>> [text.get_text() for text in picture.texts if text.get_text() in ("scores", "scaled", "masked", "weights")]
+    >>> figure = steps(keep(np.eye(2), np.eye(2), np.eye(2), labels=["나는", "cat"]))
+    >>> [text.get_text() for text in figure.texts if text.get_text() in ("scores", "scaled", "masked", "weights")]
     ['scores', 'scaled', 'weights']
 
-    steps: what regard.steps returns; at most 256 queries, keys and features.
-    batch, head: which one to draw.  dark: for dark paper.
-
     All stages before the softmax share one scale, so that scaling shows as fading. A hidden score is bare paper.
-    Raises ValueError where there is too much to see, IndexError for a batch or head that is not there.
+
+    Args:
+        steps: from regard.steps; at most 256 queries, keys and features.
+        batch: which batch row to draw.
+        head: which head to draw.
+        dark: for dark paper.
+
+    Raises:
+        ValueError: for more positions than can be seen.
+        IndexError: for a batch row or head out of range.
     """
     register_fonts()
     (nq, nk), features = steps.scores.shape[-2:], steps.output.shape[-1]
@@ -192,7 +223,15 @@ def steps(steps: Steps, *, batch: int = 0, head: int = 0, dark: bool = False) ->
     stage = {name: pick(getattr(steps, name), batch, head).astype(float) for name in NAMES}  # (Nq, Nk), (Nq, Dv)
     rows, cols = _both_labels(steps.labels, steps.key_labels, nq, nk)
     theme = DARK if dark else LIGHT
-    scales = _step_scales(stage, theme)
+    scored = ["scores", "scaled"]  # and the stages that changed something
+    for earlier, name in (("scaled", "capped"), ("capped", "biased"), ("biased", "masked")):
+        if not np.array_equal(stage[earlier], stage[name], equal_nan=True):
+            scored.append(name)
+    score, output = max(_largest(abs(stage[name])) for name in scored), _largest(abs(stage["output"]))
+    scales = dict.fromkeys(scored, Scale("score", theme.signed, -score, score, hidden=-inf)) | {
+        "weights": Scale("weight", theme.weight, 0.0, _largest(stage["weights"]), hidden=0.0),
+        "output": Scale("output", theme.signed, -output, output, hidden=nan),
+    }
     inches = panel_inches((nq, nk), len(scales), 1, 9.6)
     panels, before = [], ""
     for name, scale in scales.items():
@@ -218,11 +257,20 @@ def save(figure: Figure, path: str | Path) -> Path:
     ...     save(heatmap(np.eye(2)), f"{folder}/eye.svg").name
     'eye.svg'
 
-    figure: any matplotlib figure.  path: ends in .png, .svg or .pdf; its folder must exist.
     Letters become outlines in SVG and are embedded in PDF, so both show Hangul where no Korean font is installed.
 
-    Raises TypeError for what is not a figure, ValueError for another suffix, FileNotFoundError for a missing folder,
-    OSError for what is not a file, and where none can be written: what was there is then untouched.
+    Args:
+        figure: any matplotlib figure.
+        path: ends in .png, .svg or .pdf; its folder must exist.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: if it is not a figure.
+        ValueError: for another suffix.
+        FileNotFoundError: if the folder does not exist.
+        OSError: if the file cannot be written; an existing file is then untouched.
     """
     register_fonts()
     from matplotlib import rc_context
@@ -253,37 +301,11 @@ def save(figure: Figure, path: str | Path) -> Path:
 # ------------------------------------------------------------------------------------------------- reading what comes
 
 
-def _weights_shape(weights: Any) -> tuple[int, int, int]:
-    """(H, Nq, Nk) of weights that can be drawn."""
-    if not isinstance(weights, np.ndarray | Tensor):
-        raise TypeError(f"weights must be a NumPy array or a torch tensor, got {type(weights).__name__}")
-    if weights.is_complex() if isinstance(weights, Tensor) else weights.dtype.kind not in "fiub":
-        raise TypeError(f"weights must be real numbers, got {weights.dtype}")
-    if weights.ndim not in (2, 3) or 0 in weights.shape:
-        hint = "; choose a batch row with weights[b]" if weights.ndim == 4 else ""
-        raise ValueError(f"weights must be (Nq, Nk) or (H, Nq, Nk), not empty; got {tuple(weights.shape)}{hint}")
-    heads, nq, nk = (1, *weights.shape)[-3:]
-    _check_size("heatmap", nq, nk, 4096, "that many are for the lens's pooled map, not for cells")
-    if heads > 144:
-        raise ValueError(f"heatmap draws at most 144 heads, got {heads}; draw some of them: weights[:144]")
-    return heads, nq, nk
-
-
 def _check_size(name: str, nq: int, nk: int, most: int, advice: str) -> None:
     if min(nq, nk) < 1:
         raise ValueError(f"{name} needs at least one query and one key, got {nq} × {nk}")
     if max(nq, nk) > most:
         raise ValueError(f"{name} draws at most {most} positions, got {nq} × {nk}; {advice}")
-
-
-def _pooled(weights: Any, tile: Shape) -> Array:
-    """(Nq, Nk) → the largest weight of each tile, (R, C): a lone peak must not vanish between two dots."""
-    values = pick(weights, 0, 0)
-    if (values < 0).any():
-        raise ValueError(f"weights must not be negative, got {np.nanmin(values):.3g}; scores are drawn by steps")
-    (r, c), (nq, nk) = tile, values.shape
-    padded = np.pad(values.astype(float), ((0, -nq % r), (0, -nk % c)))
-    return np.asarray(padded.reshape(-1, r, padded.shape[1] // c, c).max((1, 3)))
 
 
 def _largest(values: Array) -> float:
@@ -305,17 +327,98 @@ def _labels(name: str, labels: Any, count: int, what: str) -> Labels:
     return tuple(clip(drawable(visible(label)), 24) for label in labels)
 
 
-# -------------------------------------------------------------------------------------------------- scales of the steps
+# --------------------------------------------------------------------------------------------------------------- curves
 
 
-def _step_scales(stage: dict[str, Array], theme: Theme) -> dict[str, Scale]:
-    """The stages to draw, in order, each with its scale."""
-    drawn = ["scores", "scaled"]
-    for before, name in (("scaled", "capped"), ("capped", "biased"), ("biased", "masked")):
-        if not np.array_equal(stage[before], stage[name], equal_nan=True):
-            drawn.append(name)
-    score, output = max(_largest(abs(stage[name])) for name in drawn), _largest(abs(stage["output"]))
-    return dict.fromkeys(drawn, Scale("score", theme.signed, -score, score, hidden=-inf)) | {
-        "weights": Scale("weight", theme.weight, 0.0, _largest(stage["weights"]), hidden=0.0),
-        "output": Scale("output", theme.signed, -output, output, hidden=nan),
-    }
+SIGNS = ("o", "s", "^", "D")  # so that lines are told apart without colours, too
+
+
+class Curves(NamedTuple):
+    """One panel: its title, the unit along its side, and name → a value for each length, None where there is none."""
+
+    title: str
+    unit: str
+    lines: Mapping[str, Sequence[float | None]]
+
+
+def growth_curves(lengths: Sequence[int], panels: Sequence[Curves], *, title: str = "", dark: bool = False) -> Figure:
+    """Costs by sequence length, both axes logarithmic: a panel for each quantity; each line ends in its name.
+
+    >>> figure = growth_curves([1, 2, 4], [Curves("time", "s", {"full": [1.0, 4.0, None], "kernel": [1.0, 2.0, 4.0]})])
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['full', 'kernel']
+
+    Args:
+        lengths: along the x axis.
+        panels: at least one, with at most four lines each.
+        title: above the figure.
+        dark: for dark paper.
+
+    Raises:
+        ValueError: for no length, no panel, too many lines, or a line of another length.
+    """
+    if not lengths or not panels:
+        raise ValueError(f"curves need lengths and panels, got {len(lengths)} and {len(panels)}")
+    for panel in panels:
+        if len(panel.lines) > len(SIGNS):
+            raise ValueError(f"a panel has at most {len(SIGNS)} lines, got {len(panel.lines)}")
+        for name, values in panel.lines.items():
+            if len(values) != len(lengths):
+                raise ValueError(f"line {name!r} has {len(values)} values, but there are {len(lengths)} lengths")
+    register_fonts()
+    from matplotlib.figure import Figure
+
+    theme = DARK if dark else LIGHT
+    columns, rows = min(2, len(panels)), -(-len(panels) // 2)
+    figure = Figure(figsize=(4.6 * columns, 3.7 * rows), dpi=150, facecolor=theme.paper, layout="constrained")
+    for place, panel in enumerate(panels):
+        _draw_curves(figure.add_subplot(rows, columns, place + 1), lengths, panel, theme)
+    if title:
+        figure.suptitle(title, fontproperties=font(11, bold=True), color=theme.ink)
+    return figure
+
+
+def _draw_curves(axes: Axes, lengths: Sequence[int], panel: Curves, theme: Theme) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_facecolor(theme.paper)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    colours = (theme.ink, theme.weight[3], theme.signed[2], theme.weight[6])
+    ends = []
+    for (name, values), sign, colour in zip(panel.lines.items(), SIGNS, colours, strict=False):
+        points = [(n, value) for n, value in zip(lengths, values, strict=True) if value]
+        if not points:
+            continue
+        axes.plot(*zip(*points, strict=True), marker=sign, markersize=4, linewidth=1.6, color=colour)
+        ends.append((points[-1], name, colour))
+    # Names that would stand on each other move apart: upwards, by a fifteenth of the height.
+    low, high = axes.get_ylim()
+    room = (high / low) ** 0.065
+    floor = 0.0
+    for (n, value), name, colour in sorted(ends):
+        height = max(value, floor) if n == lengths[-1] else value
+        floor = height * room if n == lengths[-1] else floor
+        axes.annotate(
+            name,
+            (n, height),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontproperties=font(9, bold=True),
+            annotation_clip=False,
+        )
+    axes.set_title(panel.title, fontproperties=font(10), color=theme.ink, loc="left")
+    axes.set_xticks(list(lengths), [f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}" for n in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel("n", fontproperties=font(9), color=theme.muted)
+    axes.yaxis.set_major_formatter(EngFormatter(panel.unit))  # 10 ms, 1 GFLOP: powers of ten lack a sign in our font
+    axes.grid(True, color=theme.line, linewidth=0.5, alpha=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=theme.muted, length=0)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_fontproperties(font(8))
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(theme.line)

@@ -1,7 +1,4 @@
-"""What a figure of the lens is given, read and checked: numbers, indices and tokens, whatever kind they come in.
-
-This file does not know what is drawn with them.
-"""
+"""Arguments of the lens' figures, read and checked: numbers, indices and tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ import torch
 
 from regard.masks.rules import numbers
 from regard.viz.colors import Array
-
-__all__ = ["index_of", "read_indices", "read_numbers", "read_tokens", "read_weights"]
 
 
 def read_numbers(name: str, value: object, axes: str) -> Array:

@@ -1,13 +1,10 @@
 """Links: who looks at whom, as curves between words; the heavier the weight, the thicker and deeper the curve.
 
-    >>> picture = links(["the", "cat", "sat"], [2, 2], [1, 0], [0.7, 0.2])
-    >>> [text.get_text() for text in picture.texts if "links" in text.get_text()]
+    >>> figure = links(["the", "cat", "sat"], [2, 2], [1, 0], [0.7, 0.2])
+    >>> [text.get_text() for text in figure.texts if "links" in text.get_text()]
     ['2 links']
 
-Axis letters here: M links among Nq queries and Nk keys.
-
-This file does not know which links are worth drawing: it draws those it is given. It imports matplotlib only to make a
-figure.
+Axis letters: M links among Nq queries and Nk keys.
 """
 
 from __future__ import annotations
@@ -51,53 +48,33 @@ def links(
 ) -> Figure:
     """Links between words: from each source, which looks, to its target, which is looked at.
 
-    >>> picture = links(["나는", "고양이를", "보았다"], [2, 0], [1, 1], [0.7, 0.4], kind="arcs")
-    >>> [text.get_text() for text in picture.axes[0].texts]
+    >>> figure = links(["나는", "고양이를", "보았다"], [2, 0], [1, 1], [0.7, 0.4], kind="arcs")
+    >>> [text.get_text() for text in figure.axes[0].texts]
     ['나는', '고양이를', '보았다']
 
-    tokens: Nq strings, the queries'; the keys' too unless key_tokens are given.
-    sources, targets, weights: (M,) each: index of the query, index of the key, and the weight between them; finite, at
-        least 0. Every link given is drawn, and no other.
-    key_tokens: Nk strings, where the keys are other words; for columns only.
-    kind: "columns", queries left and keys right; or "arcs" over one line, above it those that look back or at
-        themselves, below it those that look ahead.
-    title: above the picture; none unless given.  dark: for dark paper.
+    Every given link is drawn. Of more than 100 words only those with links are written, with their positions, and ⋮ for
+    what lies between.
 
-    Of more than 100 words only those with links are written, with their positions, and ⋮ for what lies between.
-    Raises TypeError or ValueError for tokens, indices or weights of a wrong kind or size, for none, and for links among
-    more than 100 words.
+    Args:
+        tokens: Nq strings, the queries'; the keys' too unless key_tokens are given.
+        sources: (M,) index of the query of each link.
+        targets: (M,) index of its key.
+        weights: (M,) finite, at least 0.
+        key_tokens: Nk strings, if the keys are other words; for columns only.
+        kind: "columns", queries left and keys right; or "arcs" over one line, above it those that look back or at
+            themselves, below it those that look ahead.
+        title: above the figure.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for wrong sizes or values, no links, or links among more than 100 words.
     """
     register_fonts()
     if kind not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}")
     if kind == "arcs" and key_tokens is not None:
         raise ValueError('kind="arcs" is drawn over one line of words, but key_tokens are others; use kind="columns"')
-    given = _read(tokens, key_tokens, sources, targets, weights)
-    theme = DARK if dark else LIGHT
-    drawn = (_columns if kind == "columns" else _arcs)(given)
-    scale = Scale("weight", theme.weight[2:], 0.0, float(given.weights.max()), hidden=nan)
-    count = len(given.weights)
-    keys: list[Key] = [scale.key(), (f"{count:,} link{'s' * (count > 1)}",), *((note,) for note in drawn.notes)]
-    page = open_page(drawn.inches, title, keys, theme)
-    _draw(page.sheet, drawn, given.weights, scale, page.top, theme)
-    return page.finish()
-
-
-# --------------------------------------------------------------------------------------------------- reading what comes
-
-
-@dataclass(frozen=True, eq=False)
-class _Links:
-    """The words of both sides and the links between them."""
-
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    sources: Array  # (M,)
-    targets: Array  # (M,)
-    weights: Array  # (M,)
-
-
-def _read(tokens: Any, key_tokens: Any, sources: Any, targets: Any, weights: Any) -> _Links:
     queries = read_tokens("tokens", tokens)
     keys = queries if key_tokens is None else read_tokens("key_tokens", key_tokens)
     weights = read_weights("weights", weights, "(links,)")
@@ -106,7 +83,14 @@ def _read(tokens: Any, key_tokens: Any, sources: Any, targets: Any, weights: Any
     if not len(sources) == len(targets) == len(weights):
         counts = f"{len(sources)} sources, {len(targets)} targets and {len(weights)} weights"
         raise ValueError(f"every link has one source, one target and one weight; got {counts}")
-    return _Links(queries, keys, sources, targets, weights)
+    theme = DARK if dark else LIGHT
+    drawing = _columns(queries, keys, sources, targets) if kind == "columns" else _arcs(queries, sources, targets)
+    scale = Scale("weight", theme.weight[2:], 0.0, float(weights.max()), hidden=nan)
+    count = f"{len(weights):,} link{'s' * (len(weights) > 1)}"
+    entries: list[Key] = [scale.key(), (count,), *((note,) for note in drawing.notes)]
+    page = open_page(drawing.inches, title, entries, theme)
+    _draw(page.sheet, drawing, weights, scale, page.top, theme)
+    return page.finish()
 
 
 @dataclass(frozen=True)
@@ -155,7 +139,7 @@ class _Label:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _LinkDrawing:
     """A drawing: its words and its curves, each from its source to its target, by four points of a Bézier curve."""
 
     inches: Pair
@@ -165,8 +149,8 @@ class _Placed:
     notes: list[str]
 
 
-def _columns(given: _Links) -> _Placed:
-    sides = [_entries(given.queries, given.sources), _entries(given.keys, given.targets)]
+def _columns(queries: tuple[str, ...], keys: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+    sides = [_entries(queries, sources), _entries(keys, targets)]
     most = max(map(len, sides))
     pitch, top = min(0.26, 17.0 / most), 0.3
     widths = [max(measure(entry.text, WORD) for entry in side) + 0.14 for side in sides]
@@ -178,22 +162,22 @@ def _columns(given: _Links) -> _Placed:
         words += [_Label(e.text, x, y, ha, e.linked) for e, y in zip(side, heights, strict=True)]
         places.append({e.index: y for e, y in zip(side, heights, strict=True)})
     curves = []
-    for source, target in zip(given.sources.tolist(), given.targets.tolist(), strict=True):
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         a, b = places[0][source], places[1][target]
         curves.append([(left, a), (left + 0.45 * BETWEEN, a), (right - 0.45 * BETWEEN, b), (right, b)])
     heads = [("looks from", left - 0.1), ("looks at", right + 0.1)]
-    return _Placed((top + most * pitch, right + max(widths[1], 0.75)), words, curves, heads, [])
+    return _LinkDrawing((top + most * pitch, right + max(widths[1], 0.75)), words, curves, heads, [])
 
 
-def _arcs(given: _Links) -> _Placed:
-    entries = _entries(given.queries, np.concatenate([given.sources, given.targets]))
+def _arcs(tokens: tuple[str, ...], sources: Array, targets: Array) -> _LinkDrawing:
+    entries = _entries(tokens, np.concatenate([sources, targets]))
     widths = [measure(entry.text, WORD) for entry in entries]
     turned = sum(widths) + 0.16 * len(widths) > 15.0
     steps = [0.18] * len(widths) if turned else [width + 0.16 for width in widths]
     ends = np.cumsum(steps)
     middles = (ends - np.array(steps) / 2).tolist()
     at = {entry.index: x for entry, x in zip(entries, middles, strict=True)}
-    pairs = [(at[s], at[t]) for s, t in zip(given.sources.tolist(), given.targets.tolist(), strict=True)]
+    pairs = [(at[s], at[t]) for s, t in zip(sources.tolist(), targets.tolist(), strict=True)]
     farthest = max(abs(a - b) for a, b in pairs)
     tall = min(2.6, 0.5 * farthest)
     rises = [0.32 + (tall - 0.32) * abs(a - b) / farthest if tall > 0.32 else 0.32 for a, b in pairs]
@@ -206,7 +190,9 @@ def _arcs(given: _Links) -> _Placed:
     ]
     curves = [_arc(a, b, above if b <= a else above + band, rise) for (a, b), rise in zip(pairs, rises, strict=True)]
     notes = (["above: looks back, or at itself"] if above else []) + (["below: looks ahead"] if below else [])
-    return _Placed((above + band + below, float(ends[-1])), words, curves, [], [*notes, "a dot: what is looked at"])
+    return _LinkDrawing(
+        (above + band + below, float(ends[-1])), words, curves, [], [*notes, "a dot: what is looked at"]
+    )
 
 
 def _arc(a: float, b: float, base: float, rise: float) -> list[Pair]:
@@ -220,26 +206,26 @@ def _arc(a: float, b: float, base: float, rise: float) -> list[Pair]:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-def _draw(sheet: Sheet, drawn: _Placed, weights: Array, scale: Scale, top: float, theme: Theme) -> None:
+def _draw(sheet: Sheet, drawing: _LinkDrawing, weights: Array, scale: Scale, top: float, theme: Theme) -> None:
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
-    axes = canvas(sheet, MARGIN, top, drawn.inches)
+    axes = canvas(sheet, MARGIN, top, drawing.inches)
     order = np.argsort(weights, kind="stable").tolist()  # the heaviest on top
     share = weights / (scale.high or 1.0)
     colours = scale.paint(weights, theme)  # (M, 3)
     step = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    paths = [Path(drawn.curves[n], step) for n in order]
+    paths = [Path(drawing.curves[n], step) for n in order]
     looks: dict[str, Any] = {"linewidths": [0.6 + 3.2 * share[n] for n in order], "edgecolors": colours[order]}
     axes.add_collection(
         PathCollection(paths, facecolors="none", capstyle="round", clip_on=False, **looks), autolim=False
     )
-    ends = np.array([drawn.curves[n][-1] for n in order])
+    ends = np.array([drawing.curves[n][-1] for n in order])
     looks = {"s": [6 + 20 * share[n] for n in order], "c": colours[order], "linewidths": 0, "marker": "o"}
     axes.scatter(*ends.T, clip_on=False, zorder=3, **looks)
-    for word in drawn.words:
+    for word in drawing.words:
         letters = sheet.letters(WORD, theme.ink if word.linked else theme.muted)
         text = axes.text(word.x, word.y, word.text, ha=word.ha, va="center", **letters)
         text.set_rotation(90 if word.turned else 0)
-    for n, (head, x) in enumerate(drawn.heads):
+    for n, (head, x) in enumerate(drawing.heads):
         sheet.write(MARGIN + x, top + 0.14, head, CAPTION, muted=True).set(ha=("right", "left")[n])

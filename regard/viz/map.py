@@ -191,57 +191,51 @@ def map_with_marginals(
 ) -> Figure:
     """One head's weights as a map, with the mass each key receives above it and each query's entropy beside it.
 
-    >>> picture = map_with_marginals(np.eye(3), received=np.ones(3), tokens=["나는", "cat", "sat"], exact=True)
-    >>> [text.get_text() for text in picture.texts if text.get_text() in ("나는", "received")]
+    >>> figure = map_with_marginals(np.eye(3), received=np.ones(3), tokens=["나는", "cat", "sat"], exact=True)
+    >>> [text.get_text() for text in figure.texts if text.get_text() in ("나는", "received")]
     ['received', '나는', '나는']
 
-    cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 of a side. Exactly 0 is bare paper, NaN red.
-    received: (Nk,) or (C,), drawn above.  entropy: (Nq,) or (R,) in nats, drawn at the right.
-    rows, columns: the positions that the cells cover: how many, for cells of equal size from position 0; a `range`, for
-        a part; or the R + 1 (C + 1) edges of the cells. Without them the cells are numbered.
-    tokens, key_tokens: one per query and key covered; written where a cell is one token and there are at most 96. Those
-        of the queries serve the keys too, where these are the same positions.
-    exact: a cell is one weight, rather than pooled. Known without saying where the positions are as many as the cells.
-    sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A key
-        that takes most of the weight otherwise leaves all others pale.
-    scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
-    title: above the picture; none unless given.  dark: for dark paper.
+    Args:
+        cells: (R, C) weights, pooled or exact; NumPy or torch, at most 1024 a side. Exactly 0 is bare paper, NaN red.
+        received: (Nk,) or (C,), drawn above.
+        entropy: (Nq,) or (R,) in nats, drawn at the right.
+        rows: the positions that the rows of cells cover: how many, for cells of equal size from position 0; a `range`,
+            for a part; or the R + 1 edges of the cells. Default: the cells are numbered.
+        columns: the same for the columns.
+        tokens: one per query; written if a cell is one token and there are at most 96. They serve the keys too, if
+            these are the same positions.
+        key_tokens: one per key.
+        exact: a cell is one weight, rather than pooled; implied if there are as many positions as cells.
+        sink: False leaves the first column, with key 0, out of the colours and of the strip: it is hatched instead. A
+            key that takes most of the weight otherwise leaves all others pale.
+        scale: "linear" from 0 to the largest weight, "log" down to a millionth of it, or "rank" among the cells.
+        title: above the figure.
+        dark: for dark paper.
 
-    Raises TypeError or ValueError for arguments of a wrong kind or size, negative weights, exact=True where a cell
-    covers several tokens, and sink=False where key 0 is not there or alone.
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for wrong sizes, negative weights, exact=True if a cell covers several tokens, and sink=False if key
+            0 is missing or alone.
     """
     register_fonts()
-    cells = _read_cells(cells, scale)
-    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
-    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
-    theme = DARK if dark else LIGHT
-    hidden = 0 if sink else _sink_columns(across)
-    painted, keys = _painted(cells, scale, hidden, _name(down, across), theme)
-    keys += _notes(down, across, hidden, strips)
-    size = panel_inches((down.count, across.count), 1, 1, 6.4)
-    drawing = _Drawing(cells, painted, down, across, size, hidden, theme)
-    return drawing.compose(title, keys, *strips)
-
-
-# --------------------------------------------------------------------------------------------------- reading what comes
-
-
-def _read_cells(cells: Any, scale: str) -> Array:
     if scale not in get_args(Colouring):
         raise ValueError(f"scale must be one of {', '.join(map(repr, get_args(Colouring)))}; got {scale!r}")
-    weights = read_numbers("cells", cells, "(R, C)")
-    if max(weights.shape) > MOST:
-        raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {weights.shape}; pool them, as View.map does")
-    if (weights < 0).any():
-        raise ValueError(f"cells must not be negative, got {np.nanmin(weights):.3g}; they are attention weights")
-    return weights
-
-
-def _sink_columns(across: Side) -> int:
-    if across.first != 0 or across.cells == 1:
+    cells = read_numbers("cells", cells, "(R, C)")
+    if max(cells.shape) > MOST:
+        raise ValueError(f"cells are drawn up to {MOST} × {MOST}, got {cells.shape}; pool them, as View.map does")
+    if (cells < 0).any():
+        raise ValueError(f"cells must not be negative, got {np.nanmin(cells):.3g}; they are attention weights")
+    down, across = read_sides(cells.shape, rows, columns, exact, tokens, key_tokens)
+    if not sink and (across.first != 0 or across.cells == 1):
         why = f"the cells begin at key {across.first}" if across.first else "there is no other column"
         raise ValueError(f"sink=False leaves the column of key 0 out of the colours, but {why}; leave it at True")
-    return 1
+    strips = read_strip("received", received, across), read_strip("entropy", entropy, down)
+    theme, hidden = DARK if dark else LIGHT, 0 if sink else 1
+    name = "weight" if down.single and across.single else "weight per cell"
+    painted, keys = _painted(cells, scale, hidden, name, theme)
+    keys += _notes(down, across, hidden, strips)
+    size = panel_inches((down.count, across.count), 1, 1, 6.4)
+    return _Drawing(cells, painted, down, across, size, hidden, theme).compose(title, keys, *strips)
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
@@ -256,37 +250,24 @@ def _painted(cells: Array, kind: str, hidden: int, name: str, theme: Theme) -> t
     first, *others = legend([scale], [counted], theme)
     if kind == "linear" or not positive.size:
         return scale.paint(cells, theme), [first, *others]
-    found, lowest = (_by_size if kind == "log" else _by_rank)(cells, positive)
-    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(found, theme)
+    if kind == "log":  # down to a millionth of the largest
+        how, low = "log scale", max(float(positive[0]), high * 1e-6)
+        places = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
+        lowest = f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
+    else:  # equal weights in the middle of their ranks
+        how, (values, amount) = "by rank", np.unique(positive, return_counts=True)
+        middle = np.cumsum(amount) - amount / 2
+        ranks = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
+        places, lowest = np.interp(cells, values, ranks), f"{values[0]:.2g}"
+        others.insert(0, (f"half of those above 0 are below {np.median(positive):.2g}",))
+    painted = Scale(name, theme.weight, 0.0, 1.0, hidden=nan).paint(places, theme)
     painted[~np.isfinite(cells)] = rgb(theme.alarm)
     painted[cells == 0] = rgb(theme.paper)
-    how = {"log": "log scale", "rank": "by rank"}[kind]
-    note: list[Key] = [(f"half of those above 0 are below {np.median(positive):.2g}",)] if kind == "rank" else []
-    return painted, [(f"{name},", how, lowest, *first[2:]), *note, *others]
-
-
-def _by_size(cells: Array, positive: Array) -> tuple[Array, str]:
-    """(R, C) places along the colours by logarithm, and what the lowest stands for; positive: the sorted weights."""
-    high = float(positive[-1])
-    low = max(float(positive[0]), high * 1e-6)
-    found = np.interp(np.log(np.where(cells > 0, cells, low)), np.log([low, high]), [0.0, 1.0])
-    return found, f"{low:.2g}" if low == positive[0] else f"{low:.2g} and less"
-
-
-def _by_rank(cells: Array, positive: Array) -> tuple[Array, str]:
-    """(R, C) places along the colours by rank, equal weights in the middle of theirs; positive: the sorted weights."""
-    values, amount = np.unique(positive, return_counts=True)
-    middle = np.cumsum(amount) - amount / 2
-    places = (middle - middle[0]) / (middle[-1] - middle[0]) if len(values) > 1 else np.ones(1)
-    return np.interp(cells, values, places), f"{values[0]:.2g}"
-
-
-def _name(down: Side, across: Side) -> str:
-    return "weight" if down.single and across.single else "weight per cell"
+    return painted, [(f"{name},", how, lowest, *first[2:]), *others]
 
 
 def _notes(down: Side, across: Side, hidden: int, strips: tuple[Strip | None, ...]) -> list[Key]:
-    """What the picture says of itself: exact or pooled, what is hatched, what a bar stands for."""
+    """Legend entries: exact or pooled, what is hatched, what a bar stands for."""
     if down.single and across.single:
         keys: list[Key] = [("exact: a cell is one weight",)]
     elif down.known and across.known:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, Theme, rgb
+from regard.viz.colors import DARK, LIGHT, Array, Key, Scale, rgb
 from regard.viz.inputs import read_numbers
 from regard.viz.sheet import DPI, MARGIN, canvas, drawable, open_page, register_fonts
 
@@ -36,7 +36,9 @@ def box_heat(boxes: Floats, numbers: Floats, shape: tuple[int, int]) -> NDArray[
     columns, column = np.unique(boxes[:, [1, 3]], axis=0, return_inverse=True)  # (C, 2) left and right
     broken = ~np.isfinite(numbers)
     parts = (np.where(broken, 0.0, numbers), np.ones(len(numbers)), broken.astype(float))
-    total, count, wrong = (_summed(part, (row.ravel(), column.ravel()), (len(rows), len(columns))) for part in parts)
+    total, count, wrong = sums = np.zeros((3, len(rows), len(columns)))
+    for part, cells in zip(parts, sums, strict=True):
+        np.add.at(cells, (row.ravel(), column.ravel()), part)
     across = _overlap(columns, width).T  # (C, width)
     heat = np.empty(shape, np.float32)
     step = max(1, CELLS // max(1, width))
@@ -49,12 +51,6 @@ def box_heat(boxes: Floats, numbers: Floats, shape: tuple[int, int]) -> NDArray[
             part[down @ wrong @ across > 0] = np.nan
         heat[y : y + step] = part
     return heat
-
-
-def _summed(numbers: Floats, at: tuple[NDArray[np.intp], NDArray[np.intp]], shape: tuple[int, int]) -> Floats:
-    cells = np.zeros(shape)
-    np.add.at(cells, at, numbers)
-    return cells
 
 
 def _overlap(spans: Floats, n: int) -> Floats:
@@ -70,13 +66,23 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue, as
 def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32]:
     """(height, width) grey values from 0 to 1.
 
-    image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of uint8,
-        or of floats from 0 to 1.
-    shape: the height and width that the picture has.
-    Raises TypeError for anything else, ValueError for another size and for floats beyond 0 to 1.
+    Args:
+        image: a Pillow image, which is turned upright; or an array (height, width), or with 3 or 4 channels last, of
+            uint8, or of floats from 0 to 1.
+        shape: the expected height and width.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for another size, and for floats beyond 0 to 1.
     """
-    given = _from_pillow(image)
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else given
+    array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+    if find_spec("PIL") is not None:
+        from PIL import Image, ImageOps
+
+        if isinstance(image, Image.Image):
+            if image.mode[0] in "IF":  # Pillow would cut off what is above 255
+                raise TypeError(f"an image of mode {image.mode} has its own scale: give an array of floats from 0 to 1")
+            array = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"image must be a Pillow image or an array, got {type(image).__name__}: PIL.Image.open opens files"
@@ -85,25 +91,7 @@ def read_photograph(image: object, shape: tuple[int, int]) -> NDArray[np.float32
         raise ValueError(f"image must be (height, width) or (height, width, 3), got {array.shape}")
     if array.shape[:2] != shape:
         sizes = f"{array.shape[0]} × {array.shape[1]}, but the model was given one of {shape[0]} × {shape[1]}"
-        raise ValueError(
-            f"the image is {sizes} (height × width): give the photograph upright, as it was before any resizing"
-        )
-    return _grey(array)
-
-
-def _from_pillow(image: object) -> object:
-    if find_spec("PIL") is None:
-        return image
-    from PIL import Image, ImageOps
-
-    if not isinstance(image, Image.Image):
-        return image
-    if image.mode[0] in "IF":  # Pillow would cut off what is above 255
-        raise TypeError(f"a picture of mode {image.mode} has its own scale: give an array of floats from 0 to 1")
-    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-
-
-def _grey(array: NDArray[np.generic]) -> NDArray[np.float32]:
+        raise ValueError(f"the image is {sizes} (height × width): give it upright, as it was before any resizing")
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise TypeError(f"image must be of uint8, or of floats from 0 to 1; got {array.dtype}")
     values = np.asarray(array, np.float32) / np.float32(255 if array.dtype == np.uint8 else 1)
@@ -128,7 +116,7 @@ def shrink(grey: NDArray[np.float32], by: int) -> NDArray[np.float32]:
     return np.asarray(sums / np.multiply.outer(high, wide), np.float32)
 
 
-LONGER, SHORTER = 6.0, 0.3  # inches of the picture's sides: the longer one is so long, the shorter one not shorter
+LONGER, SHORTER = 6.0, 0.3  # inches of the image's sides: the longer one is so long, the shorter one not shorter
 SOFT, COVER = 0.6, 0.92  # how much is seen of the photograph where it is bare, and of the colour of the largest weight
 OUTLINE = 1.8  # points
 STRIPE = 16  # dots from line to line of the hatching
@@ -137,7 +125,7 @@ STRIPE = 16  # dots from line to line of the hatching
 def overlay(
     boxes: Any,
     weights: Any,
-    picture: tuple[int, int],
+    size: tuple[int, int],
     *,
     image: object = None,
     asked: Any = None,
@@ -145,100 +133,83 @@ def overlay(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Weights of patches, each where its patch lies in the picture.
+    """Weights of patches, each where its patch lies in the image.
 
-    >>> picture = overlay([[0, 0, 8, 8], [0, 8, 8, 16]], [0.75, 0.25], (8, 16), title="cls")
-    >>> picture.texts[0].get_text()
+    >>> figure = overlay([[0, 0, 8, 8], [0, 8, 8, 16]], [0.75, 0.25], (8, 16), title="cls")
+    >>> figure.texts[0].get_text()
     'cls'
 
-    boxes: (P, 4) top, left, bottom, right in the picture's pixels.  weights: (P,), from 0 up.
-    picture: height and width.  image: the photograph, as `view.overlay` takes it; bare paper without.
-    asked: (4,) a box to outline.  note: one more entry of the legend.
-    title: above the picture; none unless given.  dark: for dark paper.
+    Colours run from 0, where the image is bare, to the largest weight. NaN and infinity are red.
 
-    Colours run from 0, where the photograph is bare, to the largest weight. NaN and infinity are red.
-    Raises TypeError or ValueError for numbers, boxes or an image of a wrong kind or size.
+    Args:
+        boxes: (P, 4) top, left, bottom, right in the image's pixels.
+        weights: (P,), from 0 up.
+        size: height and width of the image.
+        image: the image itself, as `view.overlay` takes it; default bare paper.
+        asked: (4,) a box to outline.
+        note: one more entry of the legend.
+        title: above the figure.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for arguments of a wrong size, and for negative weights.
     """
     register_fonts()
-    boxes, weights = _read(boxes, weights)
-    grey = None if image is None else read_photograph(image, picture)
-    box = None if asked is None else read_numbers("asked", asked, "(4,)")
-    theme = DARK if dark else LIGHT
-    high, wide = picture
-    longer = max(picture)
-    inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))
-    scale = Scale("weight", theme.weight, 0.0, float(np.max(weights, initial=0.0, where=np.isfinite(weights))), 0.0)
-    dots = (round(inches[0] * DPI), round(inches[1] * DPI))
-    zoom = np.array([dots[0] / high, dots[1] / wide] * 2)
-    heat, seen = (box_heat(boxes * zoom, numbers, dots) for numbers in (weights, np.ones(len(weights))))
-    under = _under(grey, dots, theme)
-    accent = None if box is None else (DARK.signed[0] if dark else LIGHT.signed[2])
-    keys = _keys(scale, weights, under, bool(np.isnan(seen).any()), accent, note, theme)
-    page = open_page(inches, title, keys, theme)
-    axes = canvas(page.sheet, MARGIN, page.top, inches)
-    painted = _painted(heat, ~np.isnan(seen), under, scale, theme)
-    axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
-    axes.set(xlim=(0, wide), ylim=(high, 0))
-    _outline(axes, np.array([0, 0, high, wide]), theme.line, 0.8)
-    if box is not None and accent is not None:
-        around = (
-            box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER
-        )  # beside the patch, whose colour counts
-        _outline(axes, around, theme.paper, 2 * OUTLINE)
-        _outline(axes, around, accent, OUTLINE)
-    return page.finish()
-
-
-def _read(boxes: Any, weights: Any) -> tuple[Array, Array]:
     boxes, weights = read_numbers("boxes", boxes, "(patches, 4)"), read_numbers("weights", weights, "(patches,)")
     if boxes.shape != (len(weights), 4):
         raise ValueError(f"boxes must be ({len(weights)}, 4), one for each weight; got {boxes.shape}")
     if (weights < 0).any():
         raise ValueError(f"weights must not be negative, got {np.nanmin(weights):.3g}")
-    return boxes, weights
+    grey = None if image is None else read_photograph(image, size)
+    box = None if asked is None else read_numbers("asked", asked, "(4,)")
+    theme, (high, wide), longer = DARK if dark else LIGHT, size, max(size)
+    inches = (max(LONGER * high / longer, SHORTER), max(LONGER * wide / longer, SHORTER))
+    dots = (round(inches[0] * DPI), round(inches[1] * DPI))
+    finite = np.isfinite(weights)
+    scale = Scale("weight", theme.weight, 0.0, float(np.max(weights, initial=0.0, where=finite)), 0.0)
 
-
-def _under(grey: NDArray[np.float32] | None, dots: tuple[int, int], theme: Theme) -> Array:
-    """(dots high, dots wide, 3) what lies below the colours: the photograph, softened towards the paper."""
+    # 1. Below the colours: the image, softened towards the paper, (dots high, dots wide, 3).
     paper = rgb(theme.paper)
-    if grey is None:
-        return np.broadcast_to(paper, (*dots, 3))
-    small = shrink(grey, max(1, min(grey.shape[0] // dots[0], grey.shape[1] // dots[1])))
-    rows, columns = (np.arange(n) * size // n for n, size in zip(dots, small.shape, strict=True))
-    return np.asarray(SOFT * small[rows][:, columns, None] + (1 - SOFT) * paper)
-
-
-def _painted(heat: Array, seen: Array, under: Array, scale: Scale, theme: Theme) -> Array:
-    """(dots high, dots wide, 3): colours over the photograph, hatching where nothing was seen."""
-    broken = seen & ~np.isfinite(heat)
+    under = np.broadcast_to(paper, (*dots, 3))
+    if grey is not None:
+        small = shrink(grey, max(1, min(grey.shape[0] // dots[0], grey.shape[1] // dots[1])))
+        rows, columns = (np.arange(n) * length // n for n, length in zip(dots, small.shape, strict=True))
+        under = SOFT * small[rows][:, columns, None] + (1 - SOFT) * paper
+    # 2. Colours over it, hatching where the model saw nothing.
+    zoom = np.array([dots[0] / high, dots[1] / wide] * 2)
+    heat, covered = (box_heat(boxes * zoom, numbers, dots) for numbers in (weights, np.ones(len(weights))))
+    unseen = np.isnan(covered)
     cells = _covered(np.where(np.isfinite(heat), heat, 0.0) / (scale.high or 1.0), under, scale)
-    cells[broken] = rgb(theme.alarm)
-    faded = 0.4 * under + 0.6 * rgb(theme.paper)
+    cells[~unseen & ~np.isfinite(heat)] = rgb(theme.alarm)
     down, across = np.indices(heat.shape, np.int32)
-    line = np.asarray((down + across) % STRIPE < 2)[..., None]
-    cells[~seen] = np.where(line, rgb(theme.line), faded)[~seen]
-    return np.asarray(cells.clip(0, 1))
+    stripes = np.asarray((down + across) % STRIPE < 2)[..., None]
+    cells[unseen] = np.where(stripes, rgb(theme.line), 0.4 * under + 0.6 * paper)[unseen]
+    # 3. The legend and the page.
+    name, low, ramp, top = scale.key()
+    keys: list[Key] = [(name, low, _covered(np.linspace(0.0, 1.0, len(ramp)), under.mean((0, 1)), scale), top)]
+    accent = DARK.signed[0] if dark else LIGHT.signed[2]
+    keys += [(rgb(accent), "the patch itself")] if box is not None else []
+    keys += [(rgb(theme.alarm), "NaN or infinite")] if not finite.all() else []
+    keys += [("hatched: the model did not see it",)] if unseen.any() else []
+    keys += [(drawable(note),)] if note else []
+    page = open_page(inches, title, keys, theme)
+    axes = canvas(page.sheet, MARGIN, page.top, inches)
+    painted = cells.clip(0, 1)
+    axes.imshow(painted, extent=(0, wide, high, 0), aspect="auto", interpolation="nearest", origin="upper")
+    axes.set(xlim=(0, wide), ylim=(high, 0))
+    _outline(axes, np.array([0, 0, high, wide]), theme.line, 0.8)
+    if box is not None:
+        around = box + np.array([-1, -1, 1, 1]) * OUTLINE / 72 * longer / LONGER  # beside the patch: its colour counts
+        _outline(axes, around, theme.paper, 2 * OUTLINE)
+        _outline(axes, around, accent, OUTLINE)
+    return page.finish()
 
 
 def _covered(place: Array, under: Array, scale: Scale) -> Array:
     """Colours by place along the ramp, 0 to 1, over what is below; at 0 the photograph is bare."""
     cover = COVER * np.sqrt(place)[..., None]
     return np.asarray((1 - cover) * under + cover * scale.colours(place))
-
-
-def _keys(
-    scale: Scale, weights: Array, under: Array, hidden: bool, accent: str | None, note: str | None, theme: Theme
-) -> list[Key]:
-    name, low, ramp, high = scale.key()
-    on_average = _covered(np.linspace(0.0, 1.0, len(ramp)), under.mean((0, 1)), scale)
-    keys: list[Key] = [(name, low, on_average, high)]
-    if accent is not None:
-        keys.append((rgb(accent), "the patch itself"))
-    if not np.isfinite(weights).all():
-        keys.append((rgb(theme.alarm), "NaN or infinite"))
-    if hidden:
-        keys.append(("hatched: the model did not see it",))
-    return [*keys, *([(drawable(note),)] if note else [])]
 
 
 def _outline(axes: Axes, box: Array, colour: str, width: float) -> None:

@@ -39,8 +39,7 @@ def readable(tokens: Sequence[str]) -> list[TextPiece]:
     """
     marks = {name: sum(map(marked, tokens)) for name, (marked, _) in _STYLES.items()}
     style = max(marks, key=lambda name: marks[name]) if any(marks.values()) else "words"
-    plain = _STYLES[style][1] if style != "words" else _word
-    texts = [plain(token) for token in tokens]
+    texts = [_STYLES[style][1](token) if style != "words" else " " + token.removeprefix(" ") for token in tokens]
     spaces = [text.startswith(" ") for text in texts]
     if style == "ends":
         spaces = [False, *(token.endswith("</w>") for token in tokens[:-1])]
@@ -61,19 +60,10 @@ def visible(text: str) -> str:
     return text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥") or "↵"
 
 
-# -------------------------------------------------------------- a token as plain text, " " before what a space precedes
-
-
-def _word(token: str) -> str:
-    return " " + token.removeprefix(" ")
-
-
-def _of_wordpiece(token: str) -> str:
-    return token[2:] if _in_wordpiece(token) else " " + token
-
-
-def _in_wordpiece(token: str) -> bool:
-    return token.startswith("##") and len(token) > 2
+# The sign by which GPT-2's tokenizer, and all after it, write each byte: itself, or the next from Ā on.
+_OWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE = {chr(byte): byte for byte in _OWN}
+_BYTE |= {chr(0x100 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in _OWN)}
 
 
 def _of_bytes(token: str) -> str:
@@ -82,22 +72,17 @@ def _of_bytes(token: str) -> str:
     return bytes(_BYTE[sign] for sign in token).decode("utf-8", errors="backslashreplace")
 
 
-def _byte_signs() -> dict[str, int]:
-    """The sign by which GPT-2's tokenizer, and all after it, write each byte: itself, or the next from Ā on."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+def _in_wordpiece(token: str) -> bool:
+    return token.startswith("##") and len(token) > 2
 
 
-_BYTE = _byte_signs()
-_STYLES: dict[str, tuple[Callable[[str], bool], Callable[[str], str]]] = {  # is it marked so; as plain text
+_STYLES: dict[str, tuple[Callable[[str], bool], Callable[[str], str]]] = {  # is it marked so; as text with its space
     "bytes": (lambda token: token.startswith(("Ġ", "Ċ")), _of_bytes),
     "sentencepiece": (lambda token: token.startswith("▁"), lambda token: token.replace("▁", " ")),
-    "wordpiece": (_in_wordpiece, _of_wordpiece),
+    "wordpiece": (_in_wordpiece, lambda token: token[2:] if _in_wordpiece(token) else " " + token),
     "ends": (lambda token: token.endswith("</w>"), lambda token: token.removesuffix("</w>")),
     "spaces": (lambda token: token.startswith(" "), lambda token: token),
 }
-
 
 WORD, NUMBER = 10.0, 6.5  # points
 LINE, BOX, PAD, SPACE = 0.32, 0.2, 0.03, 0.035  # inches: a line with the numbers above it, a box of colour, its sides
@@ -118,21 +103,26 @@ def text_heat(
 ) -> Figure:
     """One row of attention as text: the more a word is looked at, the deeper the colour behind it.
 
-    >>> picture = text_heat(["나는", "고양이를", "보았다"], [0.2, 0.7, 0.1], query=2, title="보았다")
-    >>> [text.get_text() for text in picture.texts if "query" in text.get_text()]
+    >>> figure = text_heat(["나는", "고양이를", "보았다"], [0.2, 0.7, 0.1], query=2, title="보았다")
+    >>> [text.get_text() for text in figure.texts if "query" in text.get_text()]
     ['outlined: the query “보았다” (2)']
-
-    tokens: N strings; the marks of tokenizers (##ing, Ġword, ▁word, word</w>) are read as spaces.
-    weights: (N,), NumPy or torch or a list; finite, at least 0. A weight of 0 is bare paper.
-    query: who looks: a token's index, which is outlined; or its word, where it is not among these tokens.
-    columns: letters per line, 32 to 200; by default what suits the length of the text.
-    strongest: how many words have their weight printed above them.
-    sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
-    title: above the picture; none unless given.  dark: for dark paper.
 
     A line ends where the text's does (↵), unless there are too many. Up to about 2000 tokens fit; beyond, windows
     around the strongest are shown, and what lies between says what it holds.
-    Raises TypeError or ValueError for tokens, weights or a query of a wrong kind or size, and for NaN weights.
+
+    Args:
+        tokens: N strings; the marks of tokenizers (##ing, Ġword, ▁word, word</w>) are read as spaces.
+        weights: (N,), NumPy or torch or a list; finite, at least 0. A weight of 0 is bare paper.
+        query: a token's index, which is outlined; or its word, if it is not among these tokens.
+        columns: letters per line, 32 to 200; default what suits the length of the text.
+        strongest: how many words have their weight printed above them.
+        sink: False leaves token 0 out of the colours, hatched: it often takes nearly all, and leaves the others pale.
+        title: above the figure.
+        dark: for dark paper.
+
+    Raises:
+        TypeError: for arguments of a wrong kind.
+        ValueError: for wrong sizes or values, and for NaN weights.
     """
     register_fonts()
     row = _read(tokens, weights, query, sink)
@@ -158,7 +148,7 @@ def text_heat_html(
     >>> text_heat_html(["a", "<b>"], [0.25, 0.75]).count("&lt;b&gt;")
     1
 
-    tokens, weights, query, sink, title: as in `text_heat`, and so is what it raises; it needs no matplotlib.
+    The arguments and errors are those of `text_heat`; it needs no matplotlib.
     """
     row = _read(tokens, weights, query, sink)
     runs, _ = next(_choices(row))
@@ -327,7 +317,13 @@ def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
     """As much as fits a page."""
     numbers = {n: f"{row.weights[n]:.2g}" for n in row.ranked()[:strongest]}
     for runs, breaks in _choices(row):
-        layout = _TextLayout(_room(row, runs) if columns is None else columns * _width("n", WORD))
+        if columns is None:  # of a short text seven inches, of a long one such that the page is wider than high
+            pieces = [row.pieces[n] for run in runs for n in run]
+            inches = sum(_width(clip(drawable(p.text), 24), WORD) + 2 * PAD + SPACE * p.space for p in pieces)
+            room = float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
+        else:
+            room = columns * _width("n", WORD)
+        layout = _TextLayout(room)
         before = 0
         for run in [*runs, range(len(row.weights), len(row.weights))]:
             if run.start > before:
@@ -340,13 +336,6 @@ def _fitted(row: _TextRow, columns: int | None, strongest: int) -> _TextLayout:
         if layout.line < MOST_LINES:
             return layout
     raise AssertionError("one window of short words fits any page")
-
-
-def _room(row: _TextRow, runs: list[range]) -> float:
-    """A line's inches: of a short text seven, of a long one such that the page is wider than high."""
-    pieces = (row.pieces[n] for run in runs for n in run)
-    inches = sum(_width(clip(drawable(piece.text), 24), WORD) + 2 * PAD + SPACE * piece.space for piece in pieces)
-    return float(np.clip((1.6 * inches * LINE) ** 0.5, 7.0, WIDEST))
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -376,16 +365,12 @@ def _draw(sheet: Sheet, layout: _TextLayout, row: _TextRow, scale: Scale, x: flo
             axes.text(a + w / 2, b - 0.025, word.number, ha="center", **sheet.letters(NUMBER, sheet.theme.muted))
         if word.index == row.query:
             axes.add_patch(Rectangle((a, b), w, h, fill=False, ec=sheet.theme.ink, lw=1.6, clip_on=False))
-    _margin(sheet, layout, x, y + LINE - 0.055)
-
-
-def _margin(sheet: Sheet, layout: _TextLayout, x: float, y: float) -> None:
-    """The position of each line's first word before it, and what is left out on lines of their own."""
-    first = {word.line: word.index for word in reversed(layout.words)}
+    # In the margin the position of each line's first word; what is left out on lines of its own.
+    first, baseline = {word.line: word.index for word in reversed(layout.words)}, y + LINE - 0.055
     for line, index in first.items() if layout.line else ():
-        sheet.write(x - 0.08, y + line * LINE, str(index), NUMBER, muted=True).set(ha="right")
-    for line, said in layout.gaps:
-        sheet.write(x, y + line * LINE, said, CAPTION, muted=True)
+        sheet.write(x - 0.08, baseline + line * LINE, str(index), NUMBER, muted=True).set(ha="right")
+    for line, text in layout.gaps:
+        sheet.write(x, baseline + line * LINE, text, CAPTION, muted=True)
 
 
 def _span(row: _TextRow, n: int) -> str:

@@ -28,7 +28,7 @@ from regard.nn.feature_maps import orthogonal_features
 from regard.nn.linformer import SlotProjection
 from regard.nn.performer import kernel_attention
 from regard.tables import width
-from regard.viz.growth_curves import Curves, growth_curves
+from regard.viz.figures import Curves, growth_curves
 
 # Every size is different, so that no two letters of a formula can be mistaken for each other.
 SIZES = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "batch": 3, "dtype": "float64"}

@@ -1,4 +1,4 @@
-"""Pictures in the explorer's answers: against the lens' own rows, overlays and layouts, whole pictures and windows."""
+"""Images in the explorer's answers: against the lens' own rows, overlays and layouts, whole pictures and windows."""
 
 import io
 import json
@@ -326,7 +326,7 @@ def test_image_that_is_not_there_is_refused(session, number):
 
 
 @pytest.mark.parametrize("number", ["0", True, 0.0, None])
-def test_number_of_a_image_is_a_number(session, number):
+def test_number_of_an_image_is_a_number(session, number):
     with pytest.raises(TypeError, match="number"):
         answers.image(session, number)
 

@@ -1,4 +1,4 @@
-"""Pictures in the explorer's page, in a real browser: what is shown of a patch, against the lens' own rows."""
+"""Images in the explorer's page, in a real browser: what is shown of a patch, against the lens' own rows."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_patch_that_is_pointed_at_shows_its_exact_row(page, site, session, layer
 
 
 @pytest.mark.parametrize(("height", "width"), [(3000, 15), (20, 2000)])
-def test_patches_of_a_image_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
+def test_patches_of_an_image_that_is_a_mere_line_can_be_hit(page, height, width, tmp_path):
     seen = look_at_image(picture(1, height, width), windows(tmp_path / "windows"))
     write_html(seen, tmp_path / "line.html")
     ready(page, (tmp_path / "line.html").as_uri() + "#session=1&layer=0&head=1&token=0")
@@ -469,7 +469,7 @@ def test_image_is_chosen_from_the_disk(page, seeing, tmp_path):
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
-def test_text_named_as_a_image_is_refused_in_words(browser, seeing):
+def test_text_named_as_an_image_is_refused_in_words(browser, seeing):
     with serving([], ModelShelf([str(seeing)], demo=False)) as address:
         context = browser.new_context(locale="en-US", extra_http_headers=BEARER)
         try:
@@ -492,7 +492,7 @@ def test_model_of_texts_says_that_it_looks_at_no_image_and_the_image_stays_chose
             expect(page.locator("[data-role=start]")).to_be_visible()
             dropped(page, "cat.png", "image/png", as_png(5, tmp_path))
             expect(page.locator(".progress .error")).to_contain_text("takes no images")
-            expect(page.locator(".chosen-name")).to_have_text("OpenedImage: cat.png")
+            expect(page.locator(".chosen-name")).to_have_text("Image: cat.png")
             page.locator("[data-role=model]").select_option("1")
             page.locator("[data-role=start]").click()
             expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
@@ -516,7 +516,7 @@ def test_image_are_offered_to_be_opened_only_where_the_model_looks_at_them(page,
         expect(page.locator(".facts")).to_contain_text("41 × 59 pixels (h × w)")
 
 
-def test_model_that_nobody_knows_yet_may_be_given_a_image(page):
+def test_model_that_nobody_knows_yet_may_be_given_an_image(page):
     line = {"id": "0", "name": "far away", "default": True, "images": None}
     with serving([]) as address:
         page.route("**/api/models", lambda route: route.fulfill(json={"models": [line]}))
@@ -562,7 +562,7 @@ def test_image_is_reached_by_keys_and_has_a_name(page, site):
         )
     assert reached >= {"photo-canvas", "text-piece"}
     label = page.locator(".photo-canvas").get_attribute("aria-label")
-    assert label.startswith("OpenedImage array in 5 × 7 patches")
+    assert label.startswith("Image array in 5 × 7 patches")
 
 
 def test_text_and_image_take_each_others_place(page, session, tmp_path):
@@ -577,18 +577,18 @@ def test_text_and_image_take_each_others_place(page, session, tmp_path):
         page.locator("[data-role=session]").select_option("2")
         expect(page.locator(".photo-canvas")).to_be_visible()
         assert page.locator("[data-pane=text] .save").count() == 1
-        assert page.locator("[data-pane=text]").get_attribute("aria-label") == "OpenedImage"
+        assert page.locator("[data-pane=text]").get_attribute("aria-label") == "Image"
         with page.expect_download() as saved:
             page.locator("[data-pane=text] .save summary").click()
             page.locator("[data-pane=text] [data-save=svg]").click()
         head = stands_out(session, 2, 0)
         assert saved.value.suggested_filename == f"regard-image-2.{head}.svg"
         drawn = Path(saved.value.path()).read_text(encoding="utf-8")
-        assert f"OpenedImage: layer 2, head {head}" in drawn
+        assert f"Image: layer 2, head {head}" in drawn
         assert "data:image/png" in drawn, "the canvas is part of it"
 
 
-def test_words_and_numbers_of_a_text_do_not_stand_beside_a_image(page, session, tmp_path):
+def test_words_and_numbers_of_a_text_do_not_stand_beside_an_image(page, session, tmp_path):
     from regard.session.session import look_at
 
     text = look_at("The animal was tired.", bert(tmp_path, "Model"))

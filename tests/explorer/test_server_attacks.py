@@ -667,7 +667,7 @@ def test_image_of_33_megabytes_is_refused_before_it_is_read(there):
         connection.close()
 
 
-def test_name_of_a_image_is_a_name_and_no_path(there):
+def test_name_of_an_image_is_a_name_and_no_path(there):
     job = there.ask(f"{LOOK}?model=1&name=..%2F..%2Fetc%2Fpasswd", "POST", b"text", "image/png").json()["job"]
     assert "'passwd'" in wait(there, job)["error"]
 
@@ -677,7 +677,7 @@ def test_question_of_many_letters_is_refused(there):
     assert "text: " in words
 
 
-def test_model_of_texts_refuses_a_image_before_its_bytes_are_sent(there):
+def test_model_of_texts_refuses_an_image_before_its_bytes_are_sent(there):
     head = there.head(f"POST {LOOK}?name=a.png&model=0 HTTP/1.1", f"Content-Length: {1 << 20}", "Connection: close")
     with there.raw(head) as asked:
         status, _, body = whole(asked)

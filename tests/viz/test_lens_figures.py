@@ -970,7 +970,7 @@ def test_html_is_whole_in_itself_and_knows_dark_pages(html):
     assert "<script" not in html
     assert f"--regard-w8:{DARK.weight[8]}" in html
     assert "prefers-color-scheme:dark" in html
-    assert "[data-jp-theme-light=false] .regard-picture" in html
+    assert "[data-jp-theme-light=false] .regard-figure" in html
 
 
 def test_html_of_a_large_atlas_stays_small():

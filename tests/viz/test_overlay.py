@@ -86,6 +86,6 @@ def test_a_thread_of_a_picture_is_still_seen():
     ],
 )
 def test_what_cannot_be_drawn_is_refused(change, error, message):
-    given = {"boxes": HALVES, "weights": [0.5, 0.5], "picture": (40, 60)} | change
+    given = {"boxes": HALVES, "weights": [0.5, 0.5], "size": (40, 60)} | change
     with pytest.raises(error, match=message):
         figures.overlay(**given)
