@@ -194,6 +194,59 @@ def test_import_that_keeps_to_the_layering_is_not_blamed(tmp_path, file, source)
     assert complaints(make_package(tmp_path, file, source)) == []
 
 
+# Groups of modules that still import each other, lazy imports counted. A group may shrink or go; none may be added.
+CYCLES = [
+    {
+        "generation.text",
+        *(f"models.{name}" for name in ("dual_encoder", "encoder_decoder", "flamingo", "image_text", "loading")),
+        *(f"models.{name}" for name in ("model", "saving", "text", "vision", "vision_language")),
+        *(f"tasks.{name}" for name in ("captioning", "embedding", "image_verbs", "images", "inputs", "matching")),
+        *("tasks.text", "tasks.text_verbs"),
+    },
+    {"lens.capture", "lens.files.records", "lens.files.saving", "lens.summarising"},
+    {"lens.head_values", "lens.overlays", "lens.show", "lens.view"},
+]
+
+
+def imports_when_run(path: Path, package: Path) -> set[str]:
+    """The modules that a file imports, in functions too, but for those under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    lines = {line for node in typing for line in range(node.lineno, (node.body[-1].end_lineno or 0) + 1)}
+    return {other for line, other in imports(path, package) if line not in lines} - {dotted(path, package), ""}
+
+
+def import_cycles(package: Path) -> list[set[str]]:
+    """The groups of modules of a package that reach each other by imports."""
+    graph = {dotted(path, package): imports_when_run(path, package) for path in package.rglob("*.py")}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = list(graph[start])
+        while ahead:
+            if (name := ahead.pop()) not in seen:
+                seen.add(name)
+                ahead += graph[name]
+        return seen
+
+    # The package's own __init__ names all parts, for type checkers and by name on first use.
+    reach = {name: reached(name) for name in graph if name}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in reach}
+    return [set(group) for group in sorted(groups, key=sorted) if group]
+
+
+def test_there_are_no_import_cycles_but_those_that_are_left():
+    assert [group for group in import_cycles(PACKAGE) if not any(group <= old for old in CYCLES)] == []
+
+
+def test_cycle_by_a_lazy_import_is_found_and_one_for_types_is_not(tmp_path):
+    package = make_package(tmp_path, "masks.py", "def f():\n    from regard import op")
+    (package / "op.py").write_text("from regard.masks import causal")
+    assert import_cycles(package) == [{"masks", "op"}]
+    (package / "masks.py").write_text("if TYPE_CHECKING:\n    from regard.op import attention")
+    assert import_cycles(package) == []
+
+
 def make_package(folder: Path, file: str, source: str) -> Path:
     """A package of empty modules named as regard's, and one module with a source."""
     package = folder / "regard"
@@ -324,7 +377,7 @@ def test_help_of_the_command_line_needs_no_torch():
 def test_help_of_the_command_line_loads_the_commands_and_nothing_that_they_call():
     used = loaded("sys.argv = ['regard', '--help']\nfrom regard.cli import main\nmain()")
     ours = {name for name in used if name.startswith("regard.") and not name.startswith("regard.cli")}
-    assert ours <= {"regard.parsing", "regard.tables"}, "which import the standard library alone"
+    assert ours <= {"regard.locale", "regard.parsing", "regard.tables"}, "which import the standard library alone"
     assert {name.partition(".")[0] for name in used} & {"pydantic", "httpx", "PIL", "pygments", "asyncio"} == set()
 
 

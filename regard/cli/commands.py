@@ -182,6 +182,7 @@ class ServeOptions(SpokenOptions):
     port: int = option("Port; 0 takes a free one.", "PORT", 0)
     host: str = option("127.0.0.1 or ::1.", "HOST", "127.0.0.1")
     no_open: bool = option("Do not open a browser.")
+    lang: Lang = option("Language of the page.", "en|ko", "en")
 
 
 @dataclass(frozen=True, kw_only=True)

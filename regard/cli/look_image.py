@@ -152,15 +152,6 @@ def _number(view: View, token: int | str | tuple[int, int] | None, at: tuple[flo
 # -------------------------------------------------------------------------------------------------------------- values
 
 
-def describe_image(session: Session, options: LookOptions) -> dict[str, Any]:
-    """What is said of an image, in values that JSON holds.
-
-    Raises:
-        ValueError, IndexError, LookupError: for a layer, head, token, place or measure that is not there.
-    """
-    return _describe(session, options, _focus(session, options, read_place(options.at)))
-
-
 def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dict[str, Any]:
     from regard.explorer.answers import head as head_answer
     from regard.session.sentences import WARNING
@@ -216,7 +207,8 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
         photo: the image's path or bytes, for the figure; None for a capture, whose own copy is drawn if it has one.
 
     Raises:
-        ValueError: for a capture's image that cannot be decoded; else as `describe_image`.
+        ValueError, IndexError, LookupError: for a layer, head, token, place or measure that is not there, and for a
+            capture's image that cannot be decoded.
     """
     at = read_place(options.at)
     focus = _focus(session, options, at)

@@ -20,6 +20,7 @@ from regard import masks
 from regard.cli import files, main
 from regard.cli import mask as draw_mask
 from regard.cli import mask as mask_language
+from regard.cli.app import preferred_language
 from regard.cli.mask import read_mask
 from regard.tables import width
 
@@ -123,7 +124,7 @@ def test_help_says_when_the_answer_is_exit_code_1(run, command):
 
 @pytest.mark.parametrize(
     ("command", "english", "korean"),
-    [("match", "the best first", "잘 맞는 것부터"), ("serve", "the first reads", "첫째가 읽음")],
+    [("match", "best first", "잘 맞는 것부터"), ("serve", "the first one reads", "첫째가 읽음")],
 )
 def test_korean_help_says_what_the_english_says(run, command, english, korean):
     assert english in " ".join(run(command, "--help").split())
@@ -166,7 +167,7 @@ def test_help_fits_eighty_columns(run, command, lang, monkeypatch):
     ],
 )
 def test_language_is_that_of_the_option_and_then_of_the_locale(arguments, environment, lang):
-    assert preferred(arguments, environment) == lang
+    assert preferred_language(arguments, environment) == lang
 
 
 def test_help_imports_neither_torch_nor_numpy_nor_matplotlib():
@@ -871,13 +872,10 @@ def test_cost_in_a_pipe_is_the_whole_table(run, monkeypatch, lang):
 
 
 def test_cost_takes_every_size(run):
-    sizes = {"num_kv_heads": 2, "head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
-    options = [
-        part
-        for name, value in sizes.items()
-        for part in (f"--{name.removeprefix('num_').replace('_', '-')}", str(value))
-    ]
-    assert json.loads(run(*COST, *options, "--json")) == regard.cost(1000, 512, 8, **sizes).as_dict()
+    sizes = {"head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
+    options = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    found = json.loads(run(*COST, *options, "--num-kv-heads", "2", "--json"))
+    assert found == regard.cost(1000, 512, 8, kv_heads=2, **sizes).as_dict()
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])

@@ -17,6 +17,7 @@ from speaking_twins import bert, gpt2, t5
 
 import regard
 from regard.cli import look_text
+from regard.cli.commands import LookOptions
 from regard.cli.look_text import print_sections
 from regard.cli.terminal import Terminal, print_atlas
 from regard.explorer.server import LookRequest
@@ -243,7 +244,7 @@ def test_links_of_very_long_texts_are_not_ranked_unless_a_token_is_named(
     run: Any, reader: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("regard.session.ranking.MOST", 1000)
-    assert "So long a text has too many links to rank: name a token or a layer" in run(TEXT, "--model", reader)
+    assert "(--token, --layer)" in run(TEXT, "--model", reader)
     assert "텍스트가 길어 모든 연결을 비교하지 않습니다" in run(TEXT, "--model", reader, "--lang", "ko")
     assert "Exact row of" in run(TEXT, "--model", reader, "--token", "it")
 
@@ -345,7 +346,7 @@ ENGLISH = """\
 Tokens
   0 [CLS]  1 그  2 동물  3 ##은  4 ›it‹  5 \\x1b[2J  6 [SEP]
 
-Strongest links of words, rather far than near (--help says how)
+Strongest links of words, far before near (see --help)
   it → 동물은[동물]  0.68  (layer 11, head 1)  4 → 2
   it → 동물은[##은]  0.05  (layer 0, head 0)   4 → 3
 
@@ -399,7 +400,7 @@ W.
 
 @pytest.mark.parametrize(("lang", "wanted"), [("en", ENGLISH), ("ko", IN_KOREAN)])
 def test_sections_in_both_languages(capsys: Any, lang: Any, wanted: str) -> None:
-    print_sections(SAID, LookRequest(token="it", top=2), lang, Terminal())
+    print_sections(SAID, LookOptions(token="it", top=2), Terminal(lang))
     assert capsys.readouterr().out == wanted
 
 
@@ -413,7 +414,7 @@ def test_sections_in_both_languages(capsys: Any, lang: Any, wanted: str) -> None
     ],
 )
 def test_measures_are_called_in_korean_as_in_the_tables(capsys: Any, measure: str, said: str) -> None:
-    print_sections(SAID | {"measure": measure}, LookRequest(), "ko", Terminal())
+    print_sections(SAID | {"measure": measure}, LookOptions(), Terminal("ko"))
     assert f"\n헤드별 {said}: " in capsys.readouterr().out
 
 
@@ -428,17 +429,17 @@ def test_table_of_heads_calls_patterns_as_the_summary_does(run: Any, reader: str
 
 def test_colours_say_the_weights_and_no_color_says_them_in_digits(capsys: Any, terminal: Any) -> None:
     terminal(100)
-    print_sections(SAID, LookRequest(token="it", top=2), "en", Terminal())
+    print_sections(SAID, LookOptions(token="it", top=2), Terminal())
     out = capsys.readouterr().out
     assert "\x1b[38;2;0;0;0;48;2;203;250;240m동물\x1b[0m" in out  # the largest: the brightest
     assert re.search(r"\x1b\[[0-9;]*m9·\x1b\[0m", out)
     assert "(.68)" not in out
     assert "\x1b[2J" not in out
     terminal(100, COLORFGBG="0;15")
-    print_sections(SAID, LookRequest(token="it", top=2), "en", Terminal())
+    print_sections(SAID, LookOptions(token="it", top=2), Terminal())
     assert "\x1b[38;2;255;255;255;48;2;24;32;82m동물\x1b[0m" in capsys.readouterr().out  # on light paper: the darkest
     terminal(100, NO_COLOR="1")
-    print_sections(SAID, LookRequest(token="it", top=2), "en", Terminal())
+    print_sections(SAID, LookOptions(token="it", top=2), Terminal())
     out = capsys.readouterr().out
     assert not re.search(r"\x1b\[[0-9;]*[34]8;", out)
     assert "동물(.68)" in out
@@ -449,7 +450,7 @@ def test_colours_say_the_weights_and_no_color_says_them_in_digits(capsys: Any, t
 def test_narrow_terminals_hold_every_line(capsys: Any, terminal: Any, columns: int, lang: Any) -> None:
     terminal(columns)
     many = SAID | {"atlas": [[0.5] * 40, [2.0] * 40], "patterns": [[[]] * 40, [["first"]] * 40]}
-    print_sections(many, LookRequest(token="it", top=2), lang, Terminal())
+    print_sections(many, LookOptions(token="it", top=2), Terminal(lang))
     lines = bare(capsys.readouterr().out).splitlines()
     assert max(map(width, lines)) <= columns
     assert sum(line.count("0·") + line.count("9f") for line in lines) == 80  # every head is there
@@ -461,7 +462,7 @@ def test_long_texts_are_listed_and_drawn_in_part(capsys: Any) -> None:
     weights = [0.001] * 1000
     row = {"layer": 0, "head": 0, "token": 700, "weights": weights}
     long = SAID | {"tokens": labels, "chosen": None, "row": row, "links": [], "measure": "first"}
-    print_sections(long, LookRequest(top=1), "en", Terminal())
+    print_sections(long, LookOptions(top=1), Terminal())
     out = capsys.readouterr().out
     assert "  … and 840 more; --json has all\n" in out
     assert "  tokens 540–859 of 1,000\n" in out
@@ -506,7 +507,7 @@ def test_loading_is_told_to_the_bar_to_its_end(run: Any, reader: str, monkeypatc
 def test_heads_that_differ_by_rounding_look_alike_and_nan_is_marked(atlas, lines, capsys):
     said = {"measure": "entropy", "layers": [{"index": 0}, {"index": 1}], "atlas": atlas, "patterns": [[[], []]] * 2}
     said["rest"] = [[None, None]] * 2
-    print_atlas(said, "en", Terminal())
+    print_atlas(said, Terminal())
     out = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line not in out] == []
     sound = sum(v is None or v == v for row in atlas for v in row)

@@ -622,7 +622,7 @@ def test_words_and_numbers_of_a_text_do_not_stand_beside_an_image(page, session,
     ],
 )
 def test_command_s_choice_is_where_its_page_opens(page, session, tmp_path, monkeypatch, options, layer, head, token):
-    monkeypatch.setattr("regard.cli.look_image.read_picture", lambda *given, **told: session)
+    monkeypatch.setattr("regard.cli.look_image.read_image", lambda *given, **told: session)
     Image.new("RGB", (53, 37)).save(tmp_path / "photo.png")
     file = tmp_path / "page.html"
     assert main(["look", str(tmp_path / "photo.png"), *options, "--html", str(file)]) == 0

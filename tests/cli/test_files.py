@@ -10,6 +10,7 @@ from seeing_twins import picture, vit
 from speaking_twins import bert
 
 from regard.cli import main, serve
+from regard.cli.commands import LookOptions
 from regard.cli.files import is_file
 from regard.cli.look_text import write_session
 from regard.explorer.jobs import ModelShelf
@@ -96,7 +97,7 @@ def test_names_of_pictures_in_sentences_and_of_other_files_are_texts(reader: str
 def test_capture_that_cannot_be_written_is_named() -> None:
     Path("folder").mkdir()
     with pytest.raises(OSError, match="'folder'"):
-        write_session(Session("toy", Capture(), ()), None, Path("folder"), "en")
+        write_session(Session("toy", Capture(), ()), LookOptions(save=Path("folder")))
 
 
 def test_question_to_a_model_of_texts_is_refused_before_its_head_is_looked_for(

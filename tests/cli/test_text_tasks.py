@@ -20,7 +20,9 @@ from speaking_twins import bert, gpt2, t5
 
 import regard
 from regard.cli import main, models
+from regard.cli.commands import LoadingOptions
 from regard.cli.files import read_lines, read_texts
+from regard.cli.terminal import bar
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {0: "bad", 1: "good", 2: "나쁨"}
@@ -182,7 +184,7 @@ def test_fill_prints_a_table_and_the_likeliest_text(run: Any, filler: str) -> No
     assert lines[0].split() == ["mask", "word", "probability"]
     first = found.blanks[0][0]
     assert lines[2].split() == ["0", first.token, f"{first.probability:.4f}"]
-    assert lines[-1] == f"likeliest: {found.best}"
+    assert lines[-1] == f"most likely: {found.best}"
     assert "확률" in run("fill", text, "--model", filler, "--lang", "ko")
 
 
@@ -203,7 +205,7 @@ def test_embed_writes_and_prints_vectors(run: Any, filler: str) -> None:
     wanted = regard.load(filler, task="feature-extraction").embed(texts)
     out = run("embed", *texts, "--model", filler, "--out", "new/x.npy")
     assert np.array_equal(np.load("new/x.npy"), wanted.numpy())
-    assert out.splitlines()[0] == "texts: 2, numbers in each vector: 20"
+    assert out.splitlines()[0] == "texts: 2, vector size: 20"
     assert f"a cat   {wanted[0, 0]:.4f}" in out
     assert out.splitlines()[-1] == "Vectors: new/x.npy"
     assert "텍스트 2개" in run("embed", *texts, "--model", filler, "--lang", "ko")
@@ -344,12 +346,12 @@ def test_files_that_are_not_utf8_are_refused(tmp_path: Path, monkeypatch: Any) -
 def test_progress_is_shown_on_a_terminal_only(writer: str, monkeypatch: Any) -> None:
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
-    with models.bar("loading") as tick:
+    with bar("loading") as tick:
         tick(1, 2)
     assert err.getvalue() == ""
     monkeypatch.setattr(err, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm-256color")
-    with models.bar("[a] model") as tick:
+    with bar("[a] model") as tick:
         tick(1, 2)
         end = time.monotonic() + 60
         while "[a] model" not in plainly(err.getvalue()):  # another thread draws it, ten times in a second
@@ -363,10 +365,10 @@ def plainly(text: str) -> str:
 
 def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path: Path) -> None:
     folder = str(bert(tmp_path, "ForPreTraining"))
-    model = models.open_model(folder, "fill", ["fill-mask", "pretraining"], dtype=None, device="cpu")
+    model = models.open_model(folder, "fill", ["fill-mask", "pretraining"], LoadingOptions())
     assert model.task == "pretraining"
     assert (
-        models.open_model(folder, "embed", ["text-encoding", "feature-extraction"], dtype="float64", device="cpu").dtype
+        models.open_model(folder, "embed", ["text-encoding", "feature-extraction"], LoadingOptions(dtype="float64")).dtype
         == torch.float64
     )
 
@@ -374,5 +376,5 @@ def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path
 def test_body_of_a_decoder_is_opened_with_the_head_it_shares(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path, "Model"))
     assert (
-        models.open_model(folder, "generate", ["text-generation"], dtype=None, device="cpu").task == "text-generation"
+        models.open_model(folder, "generate", ["text-generation"], LoadingOptions()).task == "text-generation"
     )

@@ -19,7 +19,9 @@ from shown_twins import registers, windows
 from speaking_twins import bert
 
 from regard.cli import look_image
-from regard.cli.look_image import plan_in_korean, print_patches, print_strongest, title_in_korean
+from regard.cli.commands import LookOptions
+from regard.cli.files import is_image
+from regard.cli.look_image import plan_text, print_patches, print_strongest, title_in_korean
 from regard.cli.terminal import Terminal
 from regard.data.image_processing import ImageTransforms
 from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
@@ -101,7 +103,7 @@ def test_json_holds_what_the_overlay_says(run, photo, model, session):
     overlay = session.capture[1].overlay(token=1, head=3)
     assert said["shares"] == pytest.approx(overlay.shares)
     np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
-    assert said["picture"] == {"name": "photo.png", "height": 37, "width": 53}
+    assert said["image"] == {"name": "photo.png", "height": 37, "width": 53}
     assert (said["layer"], said["head"]) == ({"index": 1, "path": "tower.blocks.1.attention", "windows": 1}, 3)
     assert len(said["strongest"]) == 5
     assert [one["weight"] for one in said["strongest"]] == sorted(overlay.mass.tolist(), reverse=True)[:5]
@@ -122,7 +124,7 @@ def test_picture_on_standard_input_is_looked_at(run, fail, photo, model, monkeyp
     assert found["grid"] == wanted["grid"]
     assert Path("seen.png").exists()
     piped(Path(photo).read_bytes())
-    assert "pictures" in fail("-")
+    assert "image" in fail("-")
     piped(b"\xff\xfe no picture")
     assert re.search(r"UTF-8.*byte.*0", fail("-"))
 
@@ -163,7 +165,7 @@ def test_korean_says_the_same(run, photo, model):
     assert "레이어 2, 헤드 1" in out
     assert out.endswith(translate(WARNING, "ko") + "\n")
     lines = out.splitlines()
-    assert lines[2].startswith("전처리: 짧은 변을 30으로 크기 조정 (")
+    assert lines[2].startswith("전처리: 짧은 변을 30에 맞춰 크기 조정 (")
     assert lines[2].endswith("정규화")
     assert lines[5] == "cls → 이미지   레이어 2, 헤드 1"
     assert set(re.findall(r"[^ ]+(?= \d\.\d{3})", lines[6])) == {"패치", "cls", "레지스터"}
@@ -191,11 +193,12 @@ def test_title_of_an_overlay_is_said_in_korean(english, korean):
         (ImageTransforms((), Normalize(None, None, None), None), "0~255 그대로"),
         (
             ImageTransforms((Square((1, 2, 3)), Resize(Exactly(5, 7), 2)), Normalize(0.5, None, None), Pad(None)),
-            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7로 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
+            "정사각형으로 채우기 (색 1, 2, 3), 5 × 7에 맞춰 크기 조정 (bilinear), × 0.5, 가장 큰 크기까지 0으로 채우기",
         ),
         (
             ImageTransforms((Resize(ShorterSide(5, 11), 0), Crop(3, 7)), Normalize(1 / 255, None, None), Pad((13, 17))),
-            "(긴 변은 최대 11) 짧은 변을 5로 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, 13 × 17까지 0으로 채우기",
+            "(긴 변은 최대 11) 짧은 변을 5에 맞춰 크기 조정 (nearest), 가운데 3 × 7 자르기, ÷ 255, "
+            "13 × 17까지 0으로 채우기",
         ),
         (
             ImageTransforms((Resize(Within(5, 7), 1),), Normalize(None, (0, 0, 0), (1, 1, 1)), None),
@@ -204,31 +207,20 @@ def test_title_of_an_overlay_is_said_in_korean(english, korean):
     ],
 )
 def test_preparation_is_said_in_korean(plan, korean):
-    assert plan_in_korean(plan) == korean
-
-
-@pytest.mark.parametrize(
-    ("side", "said"),
-    [(1, "1로"), (2, "2로"), (13, "13으로"), (224, "224로"), (256, "256으로"), (30, "30으로"), (37, "37로")],
-)
-def test_particle_is_that_of_the_number(side, said):
-    plan = ImageTransforms(
-        (Resize(ShorterSide(side), 0), Resize(Exactly(5, side), 0)), Normalize(None, None, None), None
-    )
-    assert plan_in_korean(plan).startswith(f"짧은 변을 {said} 크기 조정 (nearest), 5 × {said} 크기 조정")
+    assert plan_text(plan, "ko") == korean
 
 
 # ------------------------------------------------------------------------------------------------------ on the terminal
 
 
 def test_patches_are_digits_without_colours(capsys):
-    print_patches([[0.0, 0.2, 0.019], [0.1, 0.021, 0.199]], "en", Terminal())
+    print_patches([[0.0, 0.2, 0.019], [0.1, 0.021, 0.199]], Terminal())
     assert capsys.readouterr().out == ("Patches by weight: 9 is 0.200, · is under a tenth of that\n  · 9 ·\n  5 1 9\n")
 
 
 def test_patches_are_half_blocks_with_colours(capsys, terminal):
     terminal(80)
-    print_patches([[0.0, 0.5], [1.0, 0.25], [0.0, 1.0]], "en", Terminal())
+    print_patches([[0.0, 0.5], [1.0, 0.25], [0.0, 1.0]], Terminal())
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 24  # 3 rows, each 16 halves high
     assert all(re.sub(r"\x1b\[[0-9;]*m", "", line).strip() == "▀" * 32 for line in lines[1:])
@@ -239,14 +231,14 @@ def test_patches_are_half_blocks_with_colours(capsys, terminal):
 
 def test_wide_grid_fits_the_terminal(capsys, terminal):
     terminal(20)
-    print_patches([[0.5] * 37, [0.25] * 37], "en", Terminal())
+    print_patches([[0.5] * 37, [0.25] * 37], Terminal())
     lines = capsys.readouterr().out.splitlines()
     assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= 20 for line in lines[1:])
 
 
 def test_nothing_that_is_strong_is_said(capsys):
-    print_strongest([], "en", Terminal())
-    print_patches([[0.0]], "ko", Terminal())
+    print_strongest([], Terminal())
+    print_patches([[0.0]], Terminal("ko"))
     out = capsys.readouterr().out
     assert out == "Strongest patches\n  none\n패치별 가중치: 9는 0.000, ·는 그 1/10 미만\n  ·\n"
 
@@ -260,7 +252,7 @@ def test_page_capture_and_figure_are_written(run, photo, model, tmp_path):
         "Page: a/page.html",
         "Capture: b/run.regard",
         "Figure: c/over.png",
-        "The photo is inside what was written; --no-photo leaves it out.",
+        "The photo is inside the written files; --no-photo leaves it out.",
     ]
     page = (tmp_path / "a/page.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
@@ -281,7 +273,7 @@ def test_capture_of_a_picture_draws_the_same_overlay_when_the_picture_is_gone(ru
     assert (fresh["photo"], fresh["saved"]) == (True, "run.regard")
     (tmp_path / photo).unlink()
     again = json.loads(run("run.regard", *asks, "--figure", "again.png", "--json"))
-    assert again["picture"] == {"name": "photo.png", "height": 37, "width": 53}
+    assert again["image"] == {"name": "photo.png", "height": 37, "width": 53}
     assert np.abs(drawn("again.png") - drawn("fresh.png")).max() <= 2  # grey by Pillow's rounding, not by ours
     run("run.regard", *asks, "--figure", "bare.png", "--no-photo")
     assert np.abs(drawn("bare.png") - drawn("fresh.png")).max() > 40
@@ -341,7 +333,7 @@ def test_no_photo_is_refused_where_there_is_none(fail, photo, arguments, words):
 def test_capture_of_a_picture_is_looked_at_without_the_picture(run, session, tmp_path):
     session.capture.save(tmp_path / "run.regard", photos=False)
     said = json.loads(run("run.regard", "--at", "20,30.5", "--layer", "1", "--head", "2", "--json"))
-    assert said["picture"] == {"name": None, "height": 37, "width": 53}
+    assert said["image"] == {"name": None, "height": 37, "width": 53}
     overlay = session.capture[1].overlay(at=(20, 30.5), head=2)
     np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
     out = run("run.regard", "--token", "cls", "--figure", "over.svg")
@@ -377,12 +369,12 @@ def test_capture_of_a_text_has_no_places(fail, tmp_path):
 )
 def test_file_is_a_picture_by_its_name_or_its_first_bytes(tmp_path, name, body, found):
     (tmp_path / name).write_bytes(body)
-    assert look_image.is_picture(name) is found
+    assert is_image(name) is found
 
 
 @pytest.mark.parametrize("what", ["a cat.jpg", "x" * 5000, "nul\0l", "."])
 def test_what_is_no_file_is_no_picture(what):
-    assert look_image.is_picture(what) is False
+    assert is_image(what) is False
 
 
 @pytest.mark.parametrize(
@@ -409,7 +401,7 @@ def test_what_is_no_file_is_no_picture(what):
         (["--model", "M", "--token", "register"], r"2.*'register'.*\(1, 2\)"),
         (["--model", "M", "--token", "word"], "'word'"),
         (["--model", "M", "--measure", "height"], r"--measure.*'height'.*entropy"),
-        (["--model", "M", "--text", "a cat"], "picture"),
+        (["--model", "M", "--text", "a cat"], "picture|image"),
         (["--model", "M", "--device", "moon"], r"--device.*'moon'"),
     ],
 )
@@ -440,11 +432,9 @@ def test_options_of_pictures_are_refused_for_texts(fail, option):
     assert option[0] in fail("a text", *option)
 
 
-def test_plain_values_are_those_that_are_printed(session):
-    said = look_image.as_plain(session, LookRequest(layer="2", head=0), None, "en")
-    assert said["of"] == "cls → the image"
+def test_session_without_an_image_is_refused(session):
     with pytest.raises(LookupError, match="session"):
-        look_image.as_plain(Session("empty", type(session.capture)(), ()), LookRequest(), None, "en")
+        look_image.show_image(Session("empty", type(session.capture)(), ()), LookOptions(), None)
 
 
 def test_picture_is_served(model, photo, monkeypatch):

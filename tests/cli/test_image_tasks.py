@@ -69,8 +69,8 @@ def test_classify_as_json_has_every_label(run: Any, folder: Any) -> None:
     found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--json"))
     said = regard.load(folder(vit)).classify("photo.png")
     assert (found["model"], found["labels"]) == (folder(vit), list(NAMES.values()))
-    (one,) = found["pictures"]
-    assert (one["picture"], one["label"]) == ("photo.png", said.best[0])
+    (one,) = found["images"]
+    assert (one["image"], one["label"]) == ("photo.png", said.best[0])
     assert one["probability"] == dict(zip(said.labels, said.probabilities[0].tolist(), strict=True))
 
 
@@ -78,8 +78,8 @@ def test_classify_reads_a_picture_from_standard_input(run: Any, folder: Any, mon
     piped(monkeypatch, Path("photo.png").read_bytes())
     found = json.loads(run("classify", "-", "--model", folder(vit), "--json"))
     said = regard.load(folder(vit)).classify("photo.png")
-    assert [one["picture"] for one in found["pictures"]] == ["-"]
-    assert found["pictures"][0]["label"] == said.best[0]
+    assert [one["image"] for one in found["images"]] == ["-"]
+    assert found["images"][0]["label"] == said.best[0]
 
 
 @pytest.mark.parametrize("make", [(clip,), (blip, "Model")], ids=["clip", "blip"])
@@ -87,7 +87,7 @@ def test_classify_compares_with_labels_that_are_given(run: Any, folder: Any, mak
     command = ["classify", "photo.png", "--model", folder(*make), "--labels", "a cat, 고양이"]
     model = regard.load(folder(*make))
     said = model.classify("photo.png", labels=["a cat", "고양이"])
-    assert json.loads(run(*command, "--json"))["pictures"][0]["probability"] == dict(
+    assert json.loads(run(*command, "--json"))["images"][0]["probability"] == dict(
         zip(said.labels, said.probabilities[0].tolist(), strict=True)
     )
     other = model.classify("photo.png", labels=["a cat", "고양이"], prompt="the {}")
@@ -135,7 +135,7 @@ def test_caption_as_json_has_ids_and_reasons(run: Any, folder: Any) -> None:
             "model": where,
             "captions": [
                 {
-                    "picture": "photo.png",
+                    "image": "photo.png",
                     "prompt": made.prompt,
                     "text": made.text,
                     "ids": made.ids.tolist(),
@@ -170,8 +170,6 @@ def test_captions_and_answers_end_before_a_stop_string(run: Any, folder: Any, wo
     stop = whole["text"][len(whole["text"]) // 2 :][:2]
     (found,) = json.loads(run(*command, "--stop", "no such words", "--stop", stop)).popitem()[1]
     assert (found["text"], found["reason"]) == (whole["text"][: whole["text"].index(stop)], "stop")
-    for lang, said in (("en", "Ends the text"), ("ko", "텍스트를 끝내는 문자열")):
-        assert said in run(words[0], "--lang", lang, "--help")
 
 
 @pytest.mark.parametrize("words", [["caption"], ["answer"]])
@@ -238,11 +236,6 @@ def test_generate_writes_about_several_pictures(run: Any, folder: Any, make: Any
     ).text + "\n"  # fmt: skip
 
 
-def test_help_of_generate_speaks_of_pictures_in_both_languages(run: Any) -> None:
-    for lang, said in (("en", "For <image> in the prompt"), ("ko", "프롬프트의 <image>에")):
-        assert said in run("generate", "--lang", lang, "--help")
-
-
 def test_captions_are_drawn_again_with_the_same_seed(run: Any, folder: Any) -> None:
     where = folder(blip, "ForConditionalGeneration")
     options = ["--temperature", "1.5", "--top-k", "11", "--top-p", "0.9", "--seed", "3", "--max-new-tokens", "9"]
@@ -272,7 +265,7 @@ def test_answer_prints_a_line_for_each_question(run: Any, folder: Any, make: Any
     command = ["answer", "photo.png", *questions, "--model", where, "--max-new-tokens", "6"]
     assert run(*command) == "".join(" ".join(one.text.split()) + "\n" for one in made)
     found = json.loads(run(*command, "--json"))
-    assert (found["model"], found["picture"]) == (where, "photo.png")
+    assert (found["model"], found["image"]) == (where, "photo.png")
     assert [one["question"] for one in found["answers"]] == questions
     assert [one["ids"] for one in found["answers"]] == [one.ids.tolist() for one in made]
     assert [one["prompt"] for one in found["answers"]] == [one.prompt for one in made]
@@ -316,8 +309,8 @@ def test_features_are_described_and_written(run: Any, folder: Any) -> None:
     found = regard.load(where).features("photo.png")
     lines = run("features", "photo.png", "--model", where, "--out", "new/map.npy").splitlines()
     assert lines == [
-        "photo.png: 37 × 53, seen as 30 × 42 pixels",
-        "tokens: 38, numbers in each vector: 20",
+        "photo.png: 37 × 53, resized to 30 × 42 pixels",
+        "tokens: 38, vector size: 20",
         "map: 5 rows, 7 columns",
         "Map: new/map.npy",
     ]
@@ -347,20 +340,12 @@ def test_features_as_json_have_every_number(run: Any, folder: Any) -> None:
     [(vit, ()), (clip, ()), (blip, ("ForQuestionAnswering",)), (llava, ())],
 )
 def test_features_of_every_head_are_shown(run: Any, folder: Any, make: Any, arguments: Any) -> None:
-    assert "numbers in each vector: 20" in run("features", "other.png", "--model", folder(make, *arguments))
+    assert "vector size: 20" in run("features", "other.png", "--model", folder(make, *arguments))
 
 
 def test_features_in_bfloat16_are_written_as_float32(run: Any, folder: Any) -> None:
     run("features", "photo.png", "--model", folder(vit), "--dtype", "bfloat16", "--out", "x.npy")
     assert np.load("x.npy").dtype == np.float32
-
-
-# -------------------------------------------------------------------------------------------------------------- verify
-
-
-def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) -> None:
-    assert "Models of pictures (ViT, Swin, CLIP, BLIP, LLaVA, Idefics)" in " ".join(run("verify", "--help").split())
-    assert "이미지 모델(ViT, CLIP, LLaVA 등)은" in " ".join(run("verify", "--lang", "ko", "--help").split())
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -520,4 +505,4 @@ def test_pictures_are_read_from_a_file_of_paths_and_from_standard_input(monkeypa
 def test_other_dtypes_are_taken(run: Any, folder: Any) -> None:
     wanted = regard.load(folder(vit), dtype=torch.float64).classify("photo.png").probabilities[0].tolist()
     found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--dtype", "float64", "--json"))
-    assert list(found["pictures"][0]["probability"].values()) == wanted
+    assert list(found["images"][0]["probability"].values()) == wanted

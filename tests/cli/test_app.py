@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from regard.cli.app import LINES, app_in, folded, without_types
+from regard.cli.app import app_in, folded, without_types
+from regard.cli.commands import COMMANDS as TABLE
+from regard.locale import translate
 from regard.tables import width
 
 pytestmark = pytest.mark.usefixtures("plain")
 
-COMMANDS = [str(command.name) for command in app_in("en").registered_commands]
+COMMANDS = [command.name for command in TABLE]
 
 
 def description(text: str) -> list[str]:
@@ -21,16 +23,18 @@ def description(text: str) -> list[str]:
 @pytest.mark.parametrize("lang", ["en", "ko"])
 def test_list_of_commands_has_whole_lines(run: Any, lang: str) -> None:
     lines = run("--lang", lang).split("Commands:\n" if lang == "en" else "명령:\n")[1].splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [[n, LINES[n][lang == "ko"]] for n in COMMANDS]
+    assert [line.split(maxsplit=1) for line in lines] == [
+        [command.name, translate(command.line, lang)] for command in TABLE
+    ]
     assert all(line.endswith((".", "?")) and "..." not in line for line in lines)
 
 
 def test_every_command_has_a_line_in_both_languages() -> None:
-    assert list(LINES) == COMMANDS
-    for english, korean in LINES.values():
-        assert len(english) <= 47
-        assert re.search("[가-힣]", korean)
-        assert not re.search("[가-힣]", english)
+    assert [command.name for command in app_in("en").registered_commands] == COMMANDS
+    for command in TABLE:
+        assert len(command.line) <= 47
+        assert re.search("[가-힣]", translate(command.line, "ko"))
+        assert not re.search("[가-힣]", command.line)
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
@@ -41,7 +45,7 @@ def test_help_shows_no_python_types(run: Any, command: str, lang: str) -> None:
 
 def test_arguments_stand_in_a_column_without_their_types(run: Any) -> None:
     said = run("match", "--help").split("Arguments:\n")[1]
-    assert said.startswith("  PICTURE  A path.  [required]\n  TEXT     One, or several.  [required]\n\nOptions:\n")
+    assert said.startswith("  IMAGE  A path.  [required]\n  TEXT   One or several.  [required]\n\nOptions:\n")
     assert without_types("  --top K <int>  5\n  TEXT  <mask> is one") == "  --top K <int>  5\n  TEXT  <mask> is one"
 
 
