@@ -36,6 +36,7 @@ FAMILIES = {
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2_with_registers",
     "distilbert": "distilbert",
+    "electra": "electra",
     "gpt2": "gpt2",
     "idefics": "idefics",
     "llama": "llama",
@@ -90,9 +91,9 @@ def load(
         path: a directory with config.json, safetensors and tokenizer; or "name" or "owner/name" of a model on the hub.
         task: which head: feature-extraction, fill-mask, image-classification, image-classification-cls,
             image-encoding, image-text-matching, image-text-to-text, image-to-text, masked-image-modeling,
-            next-sentence-prediction, pretraining, question-answering, text-classification, text-encoding,
-            text-generation, text2text-generation, token-classification, visual-question-answering,
-            zero-shot-image-classification; default: what config.json names.
+            next-sentence-prediction, pretraining, question-answering, replaced-token-detection,
+            text-classification, text-encoding, text-generation, text2text-generation, token-classification,
+            visual-question-answering, zero-shot-image-classification; default: what config.json names.
         dtype: of the weights; None keeps the file's.
         device: where the weights go, straight from the file.
         ignore: keys of config.json and preprocessor_config.json that you know to change nothing.
