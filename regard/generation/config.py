@@ -12,33 +12,6 @@ import torch
 
 from regard import checks
 
-READ = frozenset(
-    [
-        "bad_words_ids",
-        "bos_token_id",
-        "decoder_start_token_id",
-        "do_sample",
-        "early_stopping",
-        "eos_token_id",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "length_penalty",
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "min_new_tokens",
-        "min_p",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "pad_token_id",
-        "repetition_penalty",
-        "stop_strings",
-        "suppress_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-    ]
-)
 NEUTRAL: Mapping[str, object] = {
     "begin_suppress_tokens": None,
     "diversity_penalty": 0.0,
@@ -60,41 +33,17 @@ NEUTRAL: Mapping[str, object] = {
     "typical_p": 1.0,
     "watermarking_config": None,
 }
-"""Keys that change the text, which generation here does not do, and the value at which they change nothing."""
-HARMLESS = frozenset(
-    [
-        "_commit_hash",
-        "_from_model_config",
-        "_original_object_hash",
-        "assistant_confidence_threshold",
-        "assistant_early_exit",
-        "assistant_ensemble_weight",
-        "assistant_lookbehind",
-        "cache_config",
-        "cache_implementation",
-        "compile_config",
-        "disable_compile",
-        "is_assistant",
-        "low_memory",
-        "max_cache_len",
-        "max_matching_ngram_size",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "output_attentions",
-        "output_hidden_states",
-        "output_logits",
-        "output_scores",
-        "prefill_chunk_size",
-        "prompt_lookup_num_tokens",
-        "return_dict_in_generate",
-        "return_legacy_cache",
-        "speculation_type",
-        "target_lookbehind",
-        "transformers_version",
-        "use_cache",
-        "use_mtp",
-    ]
-)
+"""Keys that change the text and are not supported, with the value at which they change nothing."""
+HARMLESS = frozenset([
+    "_commit_hash", "_from_model_config", "_original_object_hash", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "cache_config",
+    "cache_implementation", "compile_config", "disable_compile", "is_assistant", "low_memory", "max_cache_len",
+    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "output_attentions",
+    "output_hidden_states", "output_logits", "output_scores", "prefill_chunk_size", "prompt_lookup_num_tokens",
+    "return_dict_in_generate", "return_legacy_cache", "speculation_type", "target_lookbehind",
+    "transformers_version", "use_cache", "use_mtp",
+])  # fmt: skip
+"""Keys that do not change the text."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 FIELD = {"eos_token_id": "eos_token_ids", "bad_words_ids": "suppress_tokens"}  # where a file's key is named otherwise
 MAX_NEW_TOKENS = 50  # where neither the caller nor the checkpoint sets a limit
@@ -400,6 +349,11 @@ class GenerationConfig:
             raise ValueError(
                 f"suppress_tokens has the eos token {endless[0]}: leave it out, or delay the end with min_new_tokens"
             )
+
+
+READ = {each.name for each in fields(GenerationConfig)} | FIELD.keys()
+READ -= {"eos_token_ids", "num_return_sequences", "seed", "ignore", "sources"}
+"""Keys of generation_config.json that are read."""
 
 
 def _keys(ignore: object) -> tuple[str, ...]:

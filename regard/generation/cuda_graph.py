@@ -1,9 +1,8 @@
-"""A decoder's step as a CUDA graph: captured at the first step of a generation, replayed at every other.
+"""A decoding step as a CUDA graph: captured at the first step of a generation, replayed at every other.
 
 Launching some two hundred kernels from Python takes longer than a GPU needs to run them; a graph launches them at once.
-Nothing is captured where it could not be right: on other devices, without triton, for models whose step the kernels do
-not have, with padding that is not on the left alone, under autocast, which the kernels do not follow, or while somebody
-watches, since a replay calls nobody.
+Nothing is captured on other devices, without triton, for models that the kernels do not support, with padding that is
+not on the left, under autocast, which the kernels do not follow, or under `watch`, since a replay calls no observer.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from regard.nn.cache import FixedCache
 from regard.nn.heads import LanguageHead
 from regard.op import observed
 
-__all__ = ["Captured", "capturable", "unseen_by_a_replay"]
 
-
-def capturable(tower: Tower, head: object, state: ModelState, dtype: torch.dtype) -> bool:
-    """Can the next steps of this state be captured?"""
+def can_capture(tower: Tower, head: object, state: ModelState, dtype: torch.dtype) -> bool:
+    """True if the next steps of this state can be captured."""
     place = tower.embed.tokens.weight.device
     if place.type != "cuda" or no_triton() is not None:
         return False
-    if unseen_by_a_replay() or torch.is_grad_enabled() or state.memory is not None:
+    if needs_eager_step() or torch.is_grad_enabled() or state.memory is not None:
         return False
     if not isinstance(head, LanguageHead) or cuda_step.unsupported_reason(tower, head, dtype) is not None:
         return False
@@ -38,60 +35,58 @@ def capturable(tower: Tower, head: object, state: ModelState, dtype: torch.dtype
     return keys.dtype == dtype and state.padded_left
 
 
-def unseen_by_a_replay() -> bool:
-    """Is there what a replay would pass over: somebody who watches, or autocast?"""
+def needs_eager_step() -> bool:
+    """True if a replay would miss something: an observer, or autocast."""
     return observed() or torch.is_autocast_enabled("cuda")
 
 
 _RAN: WeakKeyDictionary[Tower, WeakKeyDictionary[LanguageHead, set[object]]] = WeakKeyDictionary()
-"""The forms of step that each tower and head have made: their kernels are compiled and loaded, which a capture must not
-do."""
+"""The forms of step that each tower and head have run: their kernels are compiled and loaded, which must not happen
+during a capture."""
 
 
-class Captured:
-    """The step of one state, captured."""
+class CapturedStep:
+    """The captured step of one state."""
 
     def __init__(self, tower: Tower, head: LanguageHead, state: ModelState) -> None:
-        self.steady = cuda_step.Steady.of(state)
-        self.device = self.steady.at.device
+        self.buffers = cuda_step.StepBuffers.of(state)
+        self.device = self.buffers.at.device
         with current(self.device):
             self.graph, self.logits = self._captured(tower, head)
 
     def _captured(self, tower: Tower, head: LanguageHead) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        at, form = self.steady.at.clone(), self.steady.form
+        at, form = self.buffers.at.clone(), self.buffers.form
         ran = _RAN.setdefault(tower, WeakKeyDictionary()).setdefault(head, set())
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             if form not in ran:  # what it writes is written again by the first replay
-                cuda_step.step(tower, head, self.steady)
+                cuda_step.step(tower, head, self.buffers)
                 ran.add(form)
-            made = _capture(tower, head, self.steady)
+            made = _capture(tower, head, self.buffers)
         torch.cuda.current_stream().wait_stream(aside)
-        self.steady.at.copy_(at)
+        self.buffers.at.copy_(at)
         return made
 
     def fits(self, state: ModelState) -> bool:
-        """Is this still the step of the state: are its caches where they were?"""
-        cache = cast(
-            FixedCache, state.caches[0]
-        )  # what `cuda_step.unsupported_reason` lets through keeps keys and values
-        return self.steady.keys[0].data_ptr() == cache.room[0].data_ptr()
+        """True if the state's caches are still where they were captured."""
+        cache = cast(FixedCache, state.caches[0])  # what `cuda_step` supports keeps keys and values
+        return self.buffers.keys[0].data_ptr() == cache.room[0].data_ptr()
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes the old row rows[i]; with another number of rows the graph no longer fits."""
-        if len(rows) == len(self.steady.start):
-            self.steady.start.copy_(self.steady.start[rows])
+        if len(rows) == len(self.buffers.start):
+            self.buffers.start.copy_(self.buffers.start[rows])
 
     def step(self, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V), which the next step overwrites."""
-        self.steady.tokens.copy_(tokens)
+        self.buffers.tokens.copy_(tokens)
         with current(self.device):
             self.graph.replay()
         return self.logits
 
 
-def _capture(tower: Tower, head: LanguageHead, steady: cuda_step.Steady) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def _capture(tower: Tower, head: LanguageHead, buffers: cuda_step.StepBuffers) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """The graph of a step, and the logits that it fills. The stream is not the default one, where none can be captured.
 
     torch's own context, `torch.cuda.graph`, first waits for the device and gives back all memory that is kept. Here the
@@ -100,7 +95,7 @@ def _capture(tower: Tower, head: LanguageHead, steady: cuda_step.Steady) -> tupl
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the GPU
     try:
-        logits = cuda_step.step(tower, head, steady)
+        logits = cuda_step.step(tower, head, buffers)
     finally:
         graph.capture_end()
     return graph, logits

@@ -3,8 +3,6 @@
 A decoding step reads every weight once and computes almost nothing with it, so what counts is that memory never waits:
 norms, biases, activations and residual sums ride along with the matrix they belong to, and where the GPU can (OVERLAP)
 a kernel begins while those before it still run, and fetches what none of them writes. Numbers are fp32 inside.
-
-The kernels know pointers and sizes: neither torch, nor models, nor masks.
 """
 # ruff: noqa: N803
 # mypy: ignore-errors

@@ -3,9 +3,7 @@
     normed x ─ W_QKV → attend (turn, write into the caches), combine → W_O + x → feed-forward + x
 
 The numbers are those of `Tower`, but for rounding; tests hold both to the numeric rule. Everything that changes from
-step to step is in tensors of fixed places (`Steady`), so that a step can be captured by a CUDA graph.
-
-It does not know how tokens are chosen.
+step to step is in tensors at fixed addresses (`StepBuffers`), so that a step can be captured by a CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from regard.nn.heads import LanguageHead
 from regard.nn.linear import untouched
 from regard.rotary import Angles, Rotary
 
-__all__ = ["Steady", "step", "unsupported_reason"]
-
 ACTS = {"relu": 1, "silu": 2, "swish": 2, "gelu": 3, "gelu_new": 4, "gelu_fast": 4, "gelu_pytorch_tanh": 4}
 CHUNK, TILE = 128, 64  # keys of a program of `attend`, and of its loop; these and the next were fastest on an H200
 ROWS, INPUTS = 4, 1024  # of a matrix, in one tile of `project`
@@ -35,8 +31,8 @@ SOME = 8  # chunks that `combine` takes at once
 
 
 @dataclass(frozen=True, eq=False)
-class Steady:
-    """What a step reads and writes, always in the same places.
+class StepBuffers:
+    """What a step reads and writes, always at the same addresses.
 
     tokens: (B,), the new ones.  at: (1,), the position they are written to.  start: (B,), each text's first token.
     """
@@ -48,8 +44,8 @@ class Steady:
     values: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, state: ModelState) -> Steady:
-        """The places of a state that has read its prompt."""
+    def of(cls, state: ModelState) -> StepBuffers:
+        """The buffers of a state that has read its prompt."""
         rooms = [cast(FixedCache, cache).room for cache in state.caches]
         k = rooms[0][0]
         tokens = torch.zeros(len(k), dtype=torch.int64, device=k.device)
@@ -62,7 +58,7 @@ class Steady:
         """Steps of one form run through the same compiled kernels: what these are made for, beside the model.
 
         >>> room = torch.zeros(1, 2, 288, 4)
-        >>> Steady(room[0, 0, :1, 0], room[0, 0, 0, :1], room[0, 0, 0, :1], (room,), (room,)).form
+        >>> StepBuffers(room[0, 0, :1, 0], room[0, 0, 0, :1], room[0, 0, 0, :1], (room,), (room,)).form
         (1, torch.float32, device(type='cpu'), (False, True), (False, False))
         """
         k = self.keys[0]
@@ -71,7 +67,7 @@ class Steady:
 
 
 def unsupported_reason(tower: Tower, head: nn.Module | None, dtype: torch.dtype) -> str | None:
-    """Why these kernels cannot do a model's step, or None."""
+    """Why these kernels cannot run a model's step, or None if they can."""
     if not isinstance(head, LanguageHead) or head.transform is not None:
         return "its head does more than score words"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -113,15 +109,15 @@ def _as_made(module: nn.Module) -> bool:
     return ours and not module._forward_hooks and not module._forward_pre_hooks
 
 
-def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
+def step(tower: Tower, head: LanguageHead, buffers: StepBuffers) -> Tensor:
     """Logits (B, V) after one more token in each text; keys and values go into the caches, `at` moves on."""
-    positions = (steady.at - steady.start).unsqueeze(1)  # (B, 1)
-    x = tower.embed(steady.tokens.unsqueeze(1), positions).squeeze(1)  # (B, d)
+    positions = (buffers.at - buffers.start).unsqueeze(1)  # (B, 1)
+    x = tower.embed(buffers.tokens.unsqueeze(1), positions).squeeze(1)  # (B, d)
     angles = None
     if tower.rotary is not None:
         angles = tower.rotary.angles(positions)
-    for block, k, v in zip(tower.depth, steady.keys, steady.values, strict=True):
-        x = _block(block, x, k, v, angles, steady)
+    for block, k, v in zip(tower.depth, buffers.keys, buffers.values, strict=True):
+        x = _block(block, x, k, v, angles, buffers)
     weight = tower.embed.tokens.weight if head.words is None else head.words.weight
     bias = head.bias if head.words is None else head.words.bias
     if head.scale != 1.0:
@@ -129,14 +125,14 @@ def step(tower: Tower, head: LanguageHead, steady: Steady) -> Tensor:
         logits = project(x, weight, bias)
     else:
         logits = project(x, weight, bias, norm=tower.norm)
-    steady.at.add_(1)
+    buffers.at.add_(1)
     return logits
 
 
-def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady) -> Tensor:
+def _block(block: Block, x: Tensor, k: Tensor, v: Tensor, angles: Angles | None, buffers: StepBuffers) -> Tensor:
     attention, feed = cast(MultiHeadAttention, block.attention), block.feed_forward
     qkv = project(x, attention.w_qkv.weight, attention.w_qkv.bias, norm=block.attention_norm)  # (B, (H + 2·Hkv)·D)
-    mixed = attend(qkv, k, v, angles, steady, attention)  # (B, H·D)
+    mixed = attend(qkv, k, v, angles, buffers, attention)  # (B, H·D)
     x = project(mixed, attention.w_o.weight, attention.w_o.bias, residual=x)
     inner = project(
         x,
@@ -198,7 +194,7 @@ def _project_many(
 
 
 def attend(
-    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, steady: Steady, attention: MultiHeadAttention
+    qkv: Tensor, k: Tensor, v: Tensor, angles: Angles | None, buffers: StepBuffers, attention: MultiHeadAttention
 ) -> Tensor:
     """Attention of one token per text over those before it and itself, (B, H·D); it goes into the caches k and v."""
     from regard.generation import cuda_kernels
@@ -211,7 +207,7 @@ def attend(
     most, total = sums.new_empty(batch * heads, pieces), sums.new_empty(batch * heads, pieces)
     group, options = heads // kv_heads, _options(qkv.device)
     cuda_kernels.attend[(batch * kv_heads, pieces)](
-        qkv, cos, sin, k, v, steady.start, steady.at, sums, most, total, heads, kv_heads, head_dim,
+        qkv, cos, sin, k, v, buffers.start, buffers.at, sums, most, total, heads, kv_heads, head_dim,
         rotary.width if isinstance(rotary, Rotary) else 2, room, pieces, attention.scale,
         TURN=turn, INTERLEAVED=isinstance(rotary, Rotary) and rotary.layout == "interleaved", GROUP=group,
         PADDED=max(16, power_of_two(group)), CHUNK=CHUNK, TILE=TILE, BLOCK=max(16, power_of_two(head_dim)),
@@ -219,7 +215,7 @@ def attend(
     )  # fmt: skip
     out = qkv.new_empty(batch, heads * head_dim)
     cuda_kernels.combine[(batch * heads,)](
-        sums, most, total, steady.start, steady.at, out, heads, head_dim, pieces,
+        sums, most, total, buffers.start, buffers.at, out, heads, head_dim, pieces,
         CHUNK=CHUNK, SOME=SOME, BLOCK=power_of_two(head_dim), num_warps=4, **options,
     )  # fmt: skip
     return out

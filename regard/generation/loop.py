@@ -23,13 +23,13 @@ from regard.nn.blocks import Tower
 from regard.nn.cache import Cache
 
 if TYPE_CHECKING:
-    from regard.generation.cuda_graph import Captured
+    from regard.generation.cuda_graph import CapturedStep
 
 STEPS_PER_LOOK = 16  # on a GPU, steps between two looks at whether all rows have ended: each look waits for the device
 
 
 class DecoderState(Protocol):
-    """What a decoder remembers of its rows between steps."""
+    """What a decoder keeps of its rows between steps."""
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was; rows may repeat, be left out, and change in number."""
@@ -349,11 +349,11 @@ def _prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None) -> list[in
 # ------------------------------------------------------------------------------------------------------ decoder state
 
 
-def projected(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What a linear layer with weights of this dtype gives: autocast's dtype where that is on. It lets fp64 be.
+def linear_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype that a linear layer with weights of this dtype returns: autocast's, if it is on, except for fp64.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [projected(dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)]
+    ...     [linear_dtype(dtype, torch.device("cpu")) for dtype in (torch.float32, torch.float64)]
     [torch.bfloat16, torch.float64]
     """
     kind = device.type
@@ -364,14 +364,17 @@ def projected(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @dataclass(eq=False)
 class ModelState:
-    """Room for a number of positions, taken once.
+    """What a model keeps between steps; memory for all positions is allocated once.
 
-    caches: one for each depth, as its attention makes it.  length: the most positions.
-    mask: (B, positions so far), True = token, or None where nothing has to be hidden.
-    padding: (B,) how much of it each row has, where no cache holds any: then positions need it, and nobody the mask.
-    memory, memory_mask: keys of an encoder's memory for each depth, and which of them are tokens.
-    readers: (B,) which of the texts or pictures that the encoder read each row looks at; None: each at its own.
-    captured: the step as a CUDA graph, if there is one.
+    Attributes:
+        caches: one for each layer, as its attention makes it.
+        mask: (B, positions so far), True = token, or None if there is no padding.
+        length: the number of positions allocated.
+        padding: (B,) how much padding each row has, if no cache holds any: then only positions depend on it.
+        memory: keys and values of the encoder's output for each layer.
+        memory_mask: which of these are tokens.
+        readers: (B,) which row of the encoder's output each row attends to; None: each to its own.
+        captured: the step as a CUDA graph, if there is one.
     """
 
     caches: list[Cache]
@@ -381,29 +384,37 @@ class ModelState:
     memory: list[ContextKeys] | None = None
     memory_mask: Tensor | None = None
     readers: Tensor | None = None
-    captured: Captured | None = None
+    captured: CapturedStep | None = None
 
     @classmethod
     def room(
         cls, tower: Tower, batch: int, length: int, mask: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> ModelState:
-        """Room for `length` positions of `batch` texts. Raises ValueError where there is not as much memory, or where
-        an attention cannot go on step by step.
+        """Allocate `length` positions of `batch` texts.
 
-        dtype, device: of the weights; autocast, where it is on, says what keys and values come in.
+        Args:
+            tower: whose layers make the caches.
+            batch: number of texts.
+            length: number of positions.
+            mask: (B, N) of the prompt, or None.
+            dtype: of the weights; under autocast keys and values have autocast's.
+            device: of the weights.
+
+        Raises:
+            ValueError: there is not enough memory, or an attention cannot run step by step.
         """
-        dtype = projected(dtype, device)
+        dtype = linear_dtype(dtype, device)
 
         def caches(device: torch.device | str) -> list[Cache]:
             return [block.attention.new_cache(batch, length, dtype=dtype, device=device) for block in tower.depth]
 
         try:
             return cls(caches(device), mask, length)
-        except RuntimeError as error:  # torch's word for memory that is not there
+        except RuntimeError as error:  # out of memory
             gib = sum(cache.nbytes for cache in caches("meta")) / 2**30
             raise ValueError(
-                f"{batch} texts of {length} positions take {gib:,.1f} GiB for what attention keeps of them, and "
-                f"{device} does not have as much: ask for fewer new tokens, texts or beams"
+                f"{batch} texts of {length} positions take {gib:,.1f} GiB for keys and values, and {device} does not "
+                "have as much: ask for fewer new tokens, texts or beams"
             ) from error
 
     def __len__(self) -> int:
@@ -411,29 +422,29 @@ class ModelState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken for the texts so far, without an encoder's memory."""
+        """Bytes of caches and masks, without the encoder's output."""
         held = [t.nbytes for t in (self.mask, self.padding) if t is not None]
         return sum(cache.nbytes for cache in self.caches) + sum(held)
 
     @property
     def positions(self) -> Tensor | None:
-        """(B, 1) of the next tokens, where the mask cannot be asked any more; else None."""
+        """(B, 1) positions of the next tokens if the mask was dropped; else None."""
         return None if self.padding is None else (len(self) - self.padding).unsqueeze(1)
 
     def forget_mask(self) -> None:
-        """After the prompt: where no cache holds padding, keep how much there was instead of a mask that grows."""
+        """After the prompt: if no cache holds padding, keep its amount instead of a mask that grows."""
         if self.mask is not None and not any(cache.holds_padding for cache in self.caches):
             self.padding, self.mask = (~self.mask).sum(1), None
 
     @property
     def padded_left(self) -> bool:
-        """Does padding, if there is any, stand before the tokens of its row alone?"""
+        """True if all padding is on the left."""
         if self.mask is None:
             return True
         return bool((self.mask.int().diff(dim=1) >= 0).all())
 
     def see(self, batch: int) -> None:
-        """One more token in every row. Raises ValueError, before anything changes, if there is no room for it."""
+        """Add a token to every row. Raises ValueError, before anything changes, if all positions are used."""
         if len(self) == self.length:
             raise ValueError(f"no room: all {len(self)} positions are used")
         if self.mask is not None:
@@ -453,9 +464,9 @@ class ModelState:
         self.memory_mask = None if self.memory_mask is None else self.memory_mask[rows]
 
     def _swaps(self, rows: Tensor, batch: int) -> bool:
-        """Does any row come to look at another memory? Beams of one text change places, and their memory stays.
+        """True if any row attends to another encoder output than before; beams of one text do not.
 
-        A memory of 577 patches is most of what a step would copy. A GPU copies it sooner than it answers.
+        An encoder output of 577 patches is most of what a step would copy. A GPU copies it sooner than it answers.
         """
         before = torch.arange(batch, device=rows.device) if self.readers is None else self.readers
         self.readers = before[rows]

@@ -10,7 +10,7 @@ Reason = Literal["eos", "stop", "length"]
 
 
 class StopStrings:
-    """Text in, text out, until one of `strings` occurs; what could be the beginning of one waits.
+    """Passes text through until one of `strings` occurs; what could be the beginning of one is held back.
 
     >>> stops = StopStrings(("END",))
     >>> stops.push("The E"), stops.push("gg. EN"), stops.push("D of it")
@@ -34,12 +34,12 @@ class StopStrings:
         return text[:safe], False
 
     def close(self) -> str:
-        """The text that waited for more, when no more comes."""
+        """The text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held
 
     def _waiting(self, text: str) -> int:
-        """How many characters at the end of text are the beginning of a stop string."""
+        """Number of characters at the end of the text that could begin a stop string."""
         for n in range(min(self._longest - 1, len(text)), 0, -1):
             if any(s.startswith(text[-n:]) for s in self._strings):
                 return n
@@ -94,7 +94,7 @@ class TextPieces:
         return rest
 
     def _slide(self) -> None:
-        """All has been shown: what came since the last time becomes the context."""
+        """All text has been shown: the tokens since the last time become the context."""
         self._window = self._window[self._context :]
         self._context = len(self._window)
         self._shown = len(self._decode(self._window))

@@ -18,7 +18,7 @@ from regard.nn.linear import Linear
 from regard.nn.sliding_attention import Roles
 
 if TYPE_CHECKING:
-    from regard.generation.cuda_graph import Captured
+    from regard.generation.cuda_graph import CapturedStep
     from regard.nn.cache import FixedCache
 
 
@@ -138,17 +138,17 @@ class TextModel(Model):
             cache.advance(1)
         return captured.step(tokens)
 
-    def _captured(self, state: ModelState) -> Captured | None:
+    def _captured(self, state: ModelState) -> CapturedStep | None:
         """The captured step of this state, made now if there is none; None where it cannot be captured."""
         if self.device.type != "cuda":
             return None
-        from regard.generation.cuda_graph import Captured, capturable, unseen_by_a_replay
+        from regard.generation.cuda_graph import CapturedStep, can_capture, needs_eager_step
 
-        if unseen_by_a_replay() or (state.captured is not None and not state.captured.fits(state)):
+        if needs_eager_step() or (state.captured is not None and not state.captured.fits(state)):
             state.captured = None  # and a later step may capture anew
-        if state.captured is None and capturable(self.tower, self.head, state, self.dtype):
+        if state.captured is None and can_capture(self.tower, self.head, state, self.dtype):
             assert isinstance(self.head, LanguageHead)
-            state.captured = Captured(self.tower, self.head, state)
+            state.captured = CapturedStep(self.tower, self.head, state)
         return state.captured
 
     def _advance(self, state: ModelState, ids: Tensor, inserted: Inserted | None = None) -> Tensor:

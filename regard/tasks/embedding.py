@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BatchEncoding
 from regard.models.checkpoint import read_side
 from regard.nn.heads import first_token, last_token
 from regard.tasks.inputs import Texts, batches, max_text_positions, run_model
@@ -56,12 +55,20 @@ def embed(
         pooling, normalize = said[0] if pooling is None else pooling, said[1] if normalize is None else normalize
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
-    length, lower = _reads(model)
-    if lower and isinstance(texts, Sequence) and not isinstance(texts, str):  # what is no list is told below
+    values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
+    lengths = [n for n in (values.get("max_seq_length"), max_text_positions(model)) if isinstance(n, int)]
+    if (
+        values.get("do_lower_case") is True and isinstance(texts, Sequence) and not isinstance(texts, str)
+    ):  # what is no list is told below
         texts = [_lowered(text) for text in texts]
     rows: dict[int, Tensor] = {}
-    for numbers, part in batches(model, texts, batch, length=length, truncate=truncate):
-        vectors = pool(_hidden(model, part), part.mask, pooling)  # (b, d)
+    for numbers, part in batches(model, texts, batch, length=min(lengths, default=None), truncate=truncate):
+        if model.kind == "encoder-decoder":
+            with torch.no_grad():
+                hidden = cast("EncoderDecoder", model).encode(part.ids, part.mask)
+        else:
+            hidden = run_model(model, part).hidden
+        vectors = pool(hidden, part.mask, pooling)  # (b, d)
         if normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         rows |= dict(zip(numbers, vectors, strict=True))
@@ -112,7 +119,12 @@ def said_by(directory: Path | None) -> tuple[Pooling, bool]:
         return "mean", False
     assert directory is not None
     where = directory / "modules.json"
-    kinds = [_kind(module, where) for module in modules]
+    kinds = []
+    for module in modules:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError(f"{where} must list modules with a type, got {module!r:.80}")
+        kinds.append(kind.rpartition(".")[2])
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if unknown or kinds.count("Pooling") > 1:
         raise ValueError(
@@ -121,13 +133,6 @@ def said_by(directory: Path | None) -> tuple[Pooling, bool]:
         )
     pooled = [str(module.get("path")) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
     return _pooling(directory, pooled[0]) if pooled else "mean", "Normalize" in kinds
-
-
-def _kind(module: Any, where: Path) -> str:
-    kind = module.get("type") if isinstance(module, dict) else None
-    if not isinstance(kind, str):
-        raise ValueError(f"{where} must list modules with a type, got {module!r:.80}")
-    return kind.rpartition(".")[2]
 
 
 def _pooling(directory: Path, folder: str) -> Pooling:
@@ -149,23 +154,7 @@ def _pooling(directory: Path, folder: str) -> Pooling:
     return KNOWN[asked[0]]
 
 
-def _reads(model: Model) -> tuple[int | None, bool]:
-    """How many tokens of a text are read, and whether capitals are made small first."""
-    values = read_side(model.directory, "sentence_bert_config.json", dict) or {}
-    asked, most = values.get("max_seq_length"), max_text_positions(model)
-    lengths = [n for n in (asked, most) if isinstance(n, int)]
-    return min(lengths, default=None), values.get("do_lower_case") is True
-
-
 def _lowered(text: Any) -> Any:
     if isinstance(text, tuple):
         return tuple(map(_lowered, text))
     return text.lower() if isinstance(text, str) else text
-
-
-@torch.no_grad()
-def _hidden(model: Model, batch: BatchEncoding) -> Tensor:
-    """Vectors of the tokens: the encoder's, where there are two towers."""
-    if model.kind == "encoder-decoder":
-        return cast("EncoderDecoder", model).encode(batch.ids, batch.mask)
-    return run_model(model, batch).hidden

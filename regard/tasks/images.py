@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from regard.models.model import Model
     from regard.models.vision_language import PictureReading, PictureWriter
 
-    ImagePromptModel: TypeAlias = PictureWriter | FlamingoModel
-
+ImagePromptModel: TypeAlias = "PictureWriter | FlamingoModel"
 Several: TypeAlias = "list[Any] | tuple[Source, ...] | Iterator[Any]"
 """Several images. Of Any, because a list of paths is no list of sources to a type checker."""
 PLACEHOLDER = "<image>"

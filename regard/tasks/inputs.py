@@ -22,7 +22,7 @@ Texts = Sequence[str] | Sequence[tuple[str, str]]
 
 
 def require(model: Model, verb: str, *tasks: str) -> None:
-    """Refuse a model without one of these tasks' heads, with a ValueError that names what it has and what it needs."""
+    """Raise ValueError for a model without one of these tasks, naming what it has and what it needs."""
     if model.task in tasks:
         return
     title, there = model.family.title, [task for task in tasks if task in model.family.tasks]
@@ -43,12 +43,21 @@ def call_arguments(
     named: Mapping[str, Any],
     options: Sequence[str] = (),
 ) -> list[Any]:
-    """The arguments that this kind of model takes, in the order of their names, where others take other ones.
+    """Match the arguments of a method that takes others for other kinds of model.
 
-    names: those it must have.  given: what came by place.  named: all that can come by name, None where it did not.
-    options: of those, what it may have beside.
+    Args:
+        model: whose method was called.
+        verb: the method.
+        names: required arguments of this kind of model.
+        given: positional arguments.
+        named: all arguments that can come by name, None if they did not.
+        options: optional arguments of this kind of model.
 
-    Raises TypeError for one that is missing, that comes twice, or that is for models of another kind.
+    Returns:
+        The required arguments, in the order of `names`.
+
+    Raises:
+        TypeError: an argument that is missing, comes twice, or is for another kind of model.
     """
     by_name = {name: value for name, value in named.items() if value is not None}
     places = dict(zip(names, given, strict=False))
@@ -88,7 +97,7 @@ def max_text_positions(model: Model) -> int | None:
 
 
 def check_batch(size: object) -> None:
-    """Refuse a size of batches that is none, with a ValueError."""
+    """Raise ValueError for a batch size that is not a positive whole number."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"batch must be a whole number of at least 1, got {size!r}")
 
@@ -96,11 +105,21 @@ def check_batch(size: object) -> None:
 def batches(
     model: Model, texts: Texts, size: int, *, length: int | None, truncate: bool
 ) -> Iterator[tuple[list[int], BatchEncoding]]:
-    """Texts as batches of `size` on the model's device, alike in length, longest first: their numbers, and the batch.
+    """Texts in batches on the model's device, grouped by length, the longest first.
 
-    length: the most tokens of a text; longer ones are cut if `truncate`.
+    Args:
+        model: whose tokenizer reads the texts.
+        texts: a list of texts or of pairs.
+        size: number of texts in a batch.
+        length: limit on the tokens of a text, or None.
+        truncate: cut longer texts.
 
-    Raises ValueError for a text that is longer, and for one without a token; TypeError for what is no text.
+    Yields:
+        The numbers of the texts of a batch, and the batch.
+
+    Raises:
+        TypeError: what is not a text.
+        ValueError: a text that is too long or has no token.
     """
     check_batch(size)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
@@ -108,36 +127,34 @@ def batches(
     if not texts:
         raise ValueError("there must be at least one text, got an empty list")
     checked_texts(texts)  # here, where they have their own numbers
-    order = sorted(range(len(texts)), key=lambda n: -_characters(texts[n]))
+    characters = [sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts]
+    order = sorted(range(len(texts)), key=lambda n: -characters[n])
     for at in range(0, len(order), size):
         numbers = order[at : at + size]
-        yield numbers, _batch(model, [texts[n] for n in numbers], numbers, length, truncate)
+        some = cast(Texts, [texts[n] for n in numbers])
+        batch = model.tokenizer.batch(some)
+        counts: list[int] = batch.mask.sum(1).tolist()
+        for number, count in zip(numbers, counts, strict=True):
+            if count == 0:
+                raise ValueError(f"text {number} has no token: an empty text says nothing to this model")
+            if length is not None and count > length and not truncate:
+                raise ValueError(
+                    f"text {number} has {count} tokens, and the model takes {length}: shorten it, or pass truncate=True"
+                )
+        if length is not None and max(counts) > length:
+            batch = model.tokenizer.batch(some, length=length, truncate=True)
+        yield numbers, Batch(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
 
 
-def _batch(
-    model: Model, texts: Sequence[Any], numbers: Sequence[int], length: int | None, truncate: bool
-) -> BatchEncoding:
-    batch = model.tokenizer.batch(texts)
-    counts: list[int] = batch.mask.sum(1).tolist()
-    for number, count in zip(numbers, counts, strict=True):
-        if count == 0:
-            raise ValueError(f"text {number} has no token: an empty text says nothing to this model")
-        if length is not None and count > length and not truncate:
-            raise ValueError(f"{_too_long(f'text {number}', count, length)}: shorten it, or pass truncate=True")
-    if length is not None and max(counts) > length:
-        batch = model.tokenizer.batch(texts, length=length, truncate=True)
-    return BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
-
-
-def single_batch(model: Model, text: str, second: str | None = None, *, remedy: str = "shorten it") -> BatchEncoding:
-    """One text, or a pair, as a batch on the model's device. Raises ValueError if it is longer than the model."""
-    found = model.tokenizer.encode(text, second)
-    most = max_text_positions(model)
-    if not found.ids:
+def single_batch(model: Model, text: str, second: str | None = None) -> Batch:
+    """One text, or a pair, as a batch on the model's device. Raises ValueError if it is too long or has no token."""
+    encoded = model.tokenizer.encode(text, second)
+    limit = max_text_positions(model)
+    if not encoded.ids:
         raise ValueError("the text has no token: an empty text says nothing to this model")
-    if most is not None and len(found.ids) > most:
-        raise ValueError(f"{_too_long('the text', len(found.ids), most)}: {remedy}")
-    ids, types = (torch.tensor([row], device=model.device) for row in (found.ids, found.types))
+    if limit is not None and len(encoded.ids) > limit:
+        raise ValueError(f"the text has {len(encoded.ids)} tokens, and the model takes {limit}: shorten it")
+    ids, types = (torch.tensor([row], device=model.device) for row in (encoded.ids, encoded.types))
     return BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)
 
 
@@ -169,22 +186,22 @@ def shortened(text: str, most: int = 48) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _characters(text: object) -> int:
-    parts = text if isinstance(text, tuple) else (text,)
-    return sum(len(part) for part in parts if isinstance(part, str))
-
-
-def _too_long(what: str, count: int, length: int) -> str:
-    return f"{what} has {count} tokens, and the model takes {length}"
-
-
 T = TypeVar("T")
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and afterwards each as it was: a new head is in training beside a body that is not."""
+    """All modules in eval mode, and afterwards each in its own: a new head may train beside a body that does not.
+
+    >>> import torch
+    >>> layer = nn.Dropout(0.5)                        # in training, as every new module
+    >>> with eval_mode(layer):
+    ...     layer(torch.ones(3))
+    tensor([1., 1., 1.])
+    >>> layer.training
+    True
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -195,38 +212,38 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def in_eval_mode(verb: Verb) -> Verb:
-    """A verb that runs with its model in eval mode.
+def in_eval_mode(method: Method) -> Method:
+    """Decorate a method of a module to run in eval mode.
 
     >>> import torch
-    >>> class Doubtful(nn.Dropout):
+    >>> class Noisy(nn.Dropout):
     ...     @in_eval_mode
     ...     def answer(self, size):
     ...         return self(torch.ones(size))
-    >>> Doubtful(0.5).answer(2)
+    >>> Noisy(0.5).answer(2)
     tensor([1., 1.])
     """
 
-    @wraps(verb)
-    def asked(model: nn.Module, *given: Any, **named: Any) -> Any:
+    @wraps(method)
+    def wrapped(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with eval_mode(model):
-            return verb(model, *given, **named)
+            return method(model, *args, **kwargs)
 
-    return cast(Verb, asked)
+    return cast(Method, wrapped)
 
 
-def iterate_in_eval_mode(model: nn.Module, made: Iterator[T]) -> Iterator[T]:
-    """What an iterator makes with the model in eval mode, which is as it was while the reader has each.
+def iterate_in_eval_mode(model: nn.Module, items: Iterator[T]) -> Iterator[T]:
+    """Compute each item in eval mode; while the caller has it, the model is in the mode that it was in.
 
     >>> import torch
     >>> layer = nn.Dropout(0.5)
-    >>> [(number.tolist(), layer.training) for number in one_by_one(layer, map(layer, torch.ones(2, 1)))]
+    >>> [(item.tolist(), layer.training) for item in iterate_in_eval_mode(layer, map(layer, torch.ones(2, 1)))]
     [([1.0], True), ([1.0], True)]
     """
     while True:
         with eval_mode(model):
             try:
-                made_now = next(made)
+                item = next(items)
             except StopIteration:
                 return
-        yield made_now
+        yield item

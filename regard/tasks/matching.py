@@ -78,22 +78,18 @@ def features(
     if tower is None:
         raise ValueError(f"features are of images, and {model.family.title} looks at none: model.embed is for texts")
     depth = len(tower.stages if isinstance(tower, WindowTower) else tower.blocks)
-    number = None if layer is None else _layer(layer, depth)
+    if layer is not None:
+        if not isinstance(layer, int) or isinstance(layer, bool) or not -depth - 1 <= layer <= depth:
+            raise ValueError(
+                f"layer must be 0 (before the first block) to {depth}, or {-depth - 1} to -1 from the end, or None "
+                f"for the model's last vectors; got {layer!r}"
+            )
+        layer %= depth + 1
     found: dict[int, Features] = {}
     for part in image_batches(model, as_list(images), batch):
-        found |= dict(zip(part.numbers, _features_of(model, tower, part, number), strict=True))
+        found |= dict(zip(part.numbers, _features_of(model, tower, part, layer), strict=True))
     several = [found[n] for n in range(len(found))]
     return several if is_batch(images) else several[0]
-
-
-def _layer(layer: int, depth: int) -> int:
-    """0 to depth. Raises ValueError for a layer that is none."""
-    if not isinstance(layer, int) or isinstance(layer, bool) or not -depth - 1 <= layer <= depth:
-        raise ValueError(
-            f"layer must be 0 (what enters the first block) to {depth}, or {-depth - 1} to -1 from the end, or None "
-            f"for the model's last vectors; got {layer!r}"
-        )
-    return layer % (depth + 1)
 
 
 def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageBatch, layer: int | None) -> list[Features]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.data.images import Source
-from regard.data.tokenizer import BatchEncoding, Encoded
+from regard.data.tokenizer import Batch
 from regard.nn.heads import label_names
 from regard.tasks.images import Several, score_images
 from regard.tasks.inputs import (
@@ -170,32 +170,27 @@ def _windows(model: Model, question: str, context: str) -> Iterator[Window]:
 
     Raises ValueError for a context without a token, and for a question that leaves no room.
     """
-    found = model.tokenizer.encode(question, context)
-    first, spans = _context(found, len(model.tokenizer.encode(question, special=False).ids))
-    if not spans:
+    encoded, question_tokens = (
+        model.tokenizer.encode(question, context),
+        model.tokenizer.encode(question, special=False),
+    )
+    # The first tokens with a span are the question's, the others the context's.
+    places = [n for n, span in enumerate(encoded.offsets) if span is not None][len(question_tokens.ids) :]
+    if not places:
         raise ValueError("the context has no token: there is nothing to find an answer in")
-    most, after = max_text_positions(model), first + len(spans)
-    frame = len(found.ids) - len(spans)
-    room = len(spans) if most is None else most - frame
+    first, after = places[0], places[-1] + 1
+    spans = [span for span in encoded.offsets[first:after] if span is not None]
+    assert len(spans) == len(places) == after - first, "a context is in one piece"
+    limit, frame = max_text_positions(model), len(encoded.ids) - len(spans)
+    room = len(spans) if limit is None else limit - frame
     if room < 1:
-        raise ValueError(f"the question takes {frame} of the model's {most} tokens: none is left for the context")
-    for at in range(0, max(1, len(spans) - room + _step(room)), _step(room)):
+        raise ValueError(f"the question takes {frame} of the model's {limit} tokens: none is left for the context")
+    stride = max(1, room // 2)
+    for at in range(0, max(1, len(spans) - room + stride), stride):
         size = min(room, len(spans) - at)
         inside = slice(first + at, first + at + size)
-        ids, types = (row[:first] + row[inside] + row[after:] for row in (found.ids, found.types))
+        ids, types = (row[:first] + row[inside] + row[after:] for row in (encoded.ids, encoded.types))
         yield Window(ids, types, first, spans[at : at + size])
-
-
-def _step(room: int) -> int:
-    return max(1, room // 2)
-
-
-def _context(found: Encoded, question: int) -> tuple[int, list[tuple[int, int]]]:
-    """Where the context's tokens begin, and the span of each; the first `question` that have one are the question's."""
-    places = [n for n, span in enumerate(found.offsets) if span is not None][question:]
-    spans = [span for n, span in enumerate(found.offsets) if span is not None and places and n >= places[0]]
-    assert not places or places == list(range(places[0], places[0] + len(places))), "a context is in one piece"
-    return (places[0] if places else len(found.ids)), spans
 
 
 MAX_LABELS = 10  # labels of one image in a table: many checkpoints have a thousand
@@ -263,8 +258,9 @@ def ranking(
         rows = [[labels[n], f"{value:.4f}"] for n, value in found[:most]]
         more = len(found) - len(rows)
         return list(headers[1:]), rows + ([[f"… {more} more", ""]] if more else [])
-    best = zip(names, ranked.indices[:, 0].tolist(), ranked.values[:, 0].tolist(), strict=True)
-    return list(headers), [[_in_one_line(name), labels[n], f"{value:.4f}"] for name, n, value in best]
+    lines = [shortened(" | ".join(name) if isinstance(name, tuple) else name) for name in names]
+    best = zip(lines, ranked.indices[:, 0].tolist(), ranked.values[:, 0].tolist(), strict=True)
+    return list(headers), [[line, labels[n], f"{value:.4f}"] for line, n, value in best]
 
 
 def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified:
@@ -344,8 +340,21 @@ class Tagged:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Neighbours of one label as one: "B-" begins a new one, "I-" goes on, "O" is none."""
-        return tuple(_joined(self.text, group) for group in _groups(self.tokens))
+        """Neighbouring tokens of one label joined: "B-" begins a new span, "I-" continues one, "O" is none."""
+        groups: list[list[Span]] = []
+        before = "O"
+        for token in self.tokens:
+            if token.label != "O":
+                if before == "O" or token.label.startswith("B-") or _bare(token.label) != _bare(before):
+                    groups.append([])
+                groups[-1].append(token)
+            before = token.label
+        spans = []
+        for group in groups:
+            start, end = group[0].start, group[-1].end
+            probability = sum(token.probability for token in group) / len(group)
+            spans.append(Span(self.text[start:end], _bare(group[0].label), start, end, probability))
+        return tuple(spans)
 
     def _rows(self) -> list[list[str]]:
         return [[shortened(token.text), token.label, f"{token.probability:.4f}"] for token in self.tokens]
@@ -376,27 +385,5 @@ def tag(model: Model, text: str) -> Tagged:
     )
 
 
-def _groups(tokens: tuple[Span, ...]) -> Iterator[list[Span]]:
-    group: list[Span] = []
-    for token in tokens:
-        new = not group or token.label.startswith("B-") or _bare(token.label) != _bare(group[-1].label)
-        if new and group:
-            yield group
-            group = []
-        if token.label != "O":
-            group.append(token)
-    if group:
-        yield group
-
-
-def _joined(text: str, group: list[Span]) -> Span:
-    start, end = group[0].start, group[-1].end
-    return Span(text[start:end], _bare(group[0].label), start, end, sum(t.probability for t in group) / len(group))
-
-
 def _bare(label: str) -> str:
     return label[2:] if label.startswith(("B-", "I-")) else label
-
-
-def _in_one_line(text: Any) -> str:
-    return shortened(" | ".join(text) if isinstance(text, tuple) else text)

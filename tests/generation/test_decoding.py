@@ -13,7 +13,7 @@ from transformers import GPT2Config, LlamaConfig
 from twins import Twin
 
 from regard.generation import cuda_graph, cuda_step
-from regard.generation.cuda_graph import capturable, unseen_by_a_replay
+from regard.generation.cuda_graph import can_capture, needs_eager_step
 from regard.generation.loop import generate
 from regard.models.text import TextModel
 from regard.op import observe, unobserve
@@ -71,7 +71,7 @@ def steps(model: TextModel, ids: Tensor, mask: Tensor | None, new: Tensor, *, by
     _, state = model.begin(ids, mask, length=ids.shape[1] + new.shape[1])
     if not by_kernels:
         return torch.stack([model._advance(seen(state, len(ids)), column[:, None]) for column in new.T])
-    steady = cuda_step.Steady.of(state)
+    steady = cuda_step.StepBuffers.of(state)
     made = []
     for column in new.T:
         steady.tokens.copy_(column)
@@ -183,7 +183,7 @@ def test_a_step_is_captured_only_where_there_is_triton(missing, tmp_path, monkey
     _, state = model.begin(ids, mask, length=9)
     monkeypatch.setattr(cuda_graph, "no_triton", lambda: missing)
     monkeypatch.setattr(nn.Parameter, "device", torch.device("cuda", 0))
-    assert capturable(model.tower, model.head, state, torch.float32) == (missing is None)
+    assert can_capture(model.tower, model.head, state, torch.float32) == (missing is None)
 
 
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
@@ -197,15 +197,15 @@ def test_a_replay_sees_neither_who_watches_nor_autocast():
     def watcher(call, backend, output):
         pass
 
-    assert not unseen_by_a_replay()
+    assert not needs_eager_step()
     observe(watcher)
     try:
-        assert unseen_by_a_replay()
+        assert needs_eager_step()
     finally:
         unobserve(watcher)
     torch.set_autocast_enabled("cuda", True)  # torch.autocast would refuse it where there is no GPU
     try:
-        assert unseen_by_a_replay()
+        assert needs_eager_step()
     finally:
         torch.set_autocast_enabled("cuda", False)
 
@@ -220,7 +220,7 @@ def test_steps_under_autocast_are_not_captured_and_are_one_pass(name, tmp_path):
         made = [logits.clone()] + [model.step(state, column).clone() for column in ids[:, 7:].T]
         assert state.captured is None
     with torch.no_grad():
-        assert not capturable(model.tower, model.head, state, model.dtype)  # its keys are halves
+        assert not can_capture(model.tower, model.head, state, model.dtype)  # its keys are halves
         assert_rule(torch.stack(made, 1), baseline, model.double()(ids).logits[:, 6:])
 
 
@@ -230,7 +230,7 @@ def test_steps_have_one_form_where_their_kernels_do(tmp_path):
 
     def form(batch, room):
         ids, mask = prompt(batch, 5, padded=False)
-        return cuda_step.Steady.of(model.begin(ids, mask, length=room)[1]).form
+        return cuda_step.StepBuffers.of(model.begin(ids, mask, length=room)[1]).form
 
     assert form(1, 9) == form(1, cuda_step.CHUNK - 1)
     assert form(1, 9) != form(1, 16)  # a room that 16 divides has loads of its own
