@@ -456,17 +456,6 @@ class Outgoing:
         return self._by_content[content], order, None
 
 
-def without_repeats(tensor: Tensor) -> Tensor:
-    """A tensor whose axes along which one number is repeated, as `expand` does it, have size 1.
-
-    >>> without_repeats(torch.zeros(3, 1, 5).expand(3, 2, 5)).shape
-    torch.Size([3, 1, 5])
-    """
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        tensor = tensor.narrow(axis, 0, 1) if stride == 0 and size > 1 else tensor
-    return tensor
-
-
 def _memory_order(tensor: Tensor) -> list[int]:
     """The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are."""
     strides = tensor.stride()
