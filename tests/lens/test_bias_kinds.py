@@ -62,7 +62,7 @@ def test_slopes_of_alibi_are_a_term_however_far_they_reach():
 
 
 def test_pieces_are_judged_together(monkeypatch):
-    monkeypatch.setattr(visibility, "AT_ONCE_mask_summary", 3)
+    monkeypatch.setattr(visibility, "AT_ONCE", 3)
     big = torch.zeros(2, 1, 7, 5)
     big[1, 0, 6, 4] = -1e9
     big[0, 0, 2, 1] = -3e9

@@ -15,7 +15,7 @@ from regard.backends import reference
 from regard.backends.call import Call, prepare
 from regard.lens.doctor import visibility
 from regard.lens.doctor.facts import Facts, RowCount, read, read_weights
-from regard.lens.doctor.visibility import summarise_mask, visible_counts
+from regard.lens.doctor.visibility import summarise_mask
 from regard.positions import alibi
 
 B, H, N, D = 3, 2, 7, 5
@@ -275,7 +275,7 @@ def test_rows_hidden_by_finite_numbers_alone_see_everything():
     facts = read(call_of(bias=bias))
     assert facts.unhidden_rows == RowCount(B * H, B * H, (0, 0, 2))
     assert facts.empty_rows == RowCount()
-    assert visible_counts(call_of(bias=bias)).tolist() == [[[1, 2, 7, 4, 5, 6, 7]]]
+    assert summarise_mask(call_of(bias=bias)).visible.tolist() == [[[1, 2, 7, 4, 5, 6, 7]]]
 
 
 def test_bias_is_told_by_its_numbers():
@@ -290,7 +290,7 @@ def test_bias_is_told_by_its_numbers():
 def test_visible_counts_are_the_rows_of_the_dense_mask(mask):
     call = call_of(mask=mask)
     dense = reference.stages(call).masked > -inf
-    assert torch.equal(visible_counts(call).expand(B, H, N), dense.sum(-1))
+    assert torch.equal(summarise_mask(call).visible.expand(B, H, N), dense.sum(-1))
 
 
 # ---------------------------------------------------------------------------------------------------------- bad numbers

@@ -12,7 +12,6 @@ from regard.lens.files.container import (
     fields,
     is_list_of,
     pack_bits,
-    without_repeats,
 )
 
 ANY4 = (None, None, None, None)
@@ -111,11 +110,6 @@ def test_tensors_on_a_gpu_are_taken_in():
     x = torch.randn(2, 3, 5, 7)
     out = Outgoing()
     assert out.put("cpu", x) == out.put("gpu", x.cuda()) == "cpu"
-
-
-def test_without_repeats_leaves_single_and_whole_axes():
-    assert without_repeats(torch.zeros(1, 3)).shape == (1, 3)
-    assert without_repeats(torch.zeros(1).expand(5)).shape == (1,)
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

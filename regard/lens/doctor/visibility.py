@@ -1,4 +1,14 @@
-"""Which keys each query of a call really sees, counted without building N×N: per row, per key, and as small bands."""
+"""What the mask of a call leaves visible, counted without building N×N, and what the mask is called.
+
+`survey` counts per row, per key and as small bands: by closed forms where a mask is a band (none, causal, window); by
+tiles for other rules, of which only the partly visible are computed; by rows where cells came as a tensor. `trace`
+finds the simplest band that shows the same. `summarise_mask` does both for a call.
+
+A finite number that hides (a bias of −1e9) is not −∞: a row of nothing else is an ordinary softmax over all of them,
+and `Visible.unhidden` counts its keys.
+
+Axis letters: B batch, H heads, N positions (Nq queries, Nk keys); B or 1 and H or 1 where all are alike.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +35,23 @@ KEPT = 4
 """The bands of so many batch rows and heads are kept: enough to draw and to tell masks apart."""
 
 SAMPLES = 16  # rows and columns of a pooled tile that are looked at where it has more
-AT_ONCE = 1 << 22  # cells that exist at one time
+AT_ONCE = 1 << 22  # cells or numbers computed at one time
 TILE = 64
 MOST_TILES = 1024  # per axis: beyond, tiles grow
+
+BiasKind = Literal["additive", "zero-one", "large negative", "minus infinity"]
+"""What a bias does: adds; adds only 0 and 1, as a boolean mask cast to floats; hides by −1e9 and such; hides by −∞."""
+
+HIDES = -5_000.0
+"""Numbers up to this one hide: half of the mildest in use, BERT's −10,000."""
+
+THRESHOLD: dict[BiasKind | None, float] = {"large negative": HIDES, "minus infinity": -inf}
+"""The largest number that hides, of the kinds of bias that hide."""
+
+SLOPES = -1_000.0  # a bias with numbers between this and HIDES is a slope, as ALiBi's, and hides nothing on purpose
+
+Side = Literal["left", "right", "inside", "whole"]
+"""Where the padding of a batch row stands; "inside" also for both ends, "whole" for a row of nothing else."""
 
 Cells = Callable[[slice], tuple[Tensor, Tensor | None]]
 """Rows → what is visible, and what −∞ leaves open where finite numbers hide more: (B or 1, H or 1, rows, Nk)."""
@@ -35,14 +59,16 @@ Cells = Callable[[slice], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True, eq=False)
 class Visible:
-    """Who sees how much.
+    """Counts of what is visible.
 
-    counts: (B or 1, H or 1, Nq) keys that each query sees.
-    first, last: likewise, the first and last of them; Nk and −1 where there are none.
-    unhidden: likewise, in rows where finite numbers were to hide every key: how many keys they hide, and so do not.
-    keys: (B or 1, H or 1, Nk) booleans: does some query see the key?
-    bands: (b, h, R, C) uint8, at most 4 × 4 × 32 × 32: the share of visible cells in each part, 255 for all. 0 and 255
-        are certain; of parts with more than 16 × 16 cells of a rule, what lies between is from that many.
+    Attributes:
+        counts: (B or 1, H or 1, Nq) number of keys that each query sees.
+        first: likewise, the first of them; Nk if there are none.
+        last: likewise, the last of them; −1 if there are none.
+        unhidden: likewise, the number of keys of rows whose keys are all hidden by finite numbers; else 0.
+        keys: (B or 1, H or 1, Nk) whether some query sees the key.
+        bands: (b, h, R, C) uint8, at most 4 × 4 × 32 × 32: the share of visible cells in each part, 255 for all. 0 and
+            255 are certain; for parts of a rule with more than 16 × 16 cells, the rest is from that many samples.
     """
 
     counts: Tensor
@@ -58,27 +84,42 @@ def survey(
 ) -> Visible:
     """Count what a mask and the hiding numbers of a bias leave visible.
 
-    >>> from regard.masks import causal
-    >>> seen = survey(causal(), None, -inf, 3, 5, torch.device("cpu"))
-    >>> seen.counts.tolist(), seen.keys.sum().item()
-    ([[[3, 4, 5]]], 5)
+    Args:
+        mask: that fits the call, or None.
+        hiding: (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores, or None.
+        threshold: numbers up to this one hide a key.
+        nq: number of queries.
+        nk: number of keys.
+        device: where to count.
 
-    mask: that fits the call, or None.
-    hiding: (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores, or None.
-    threshold: from which of them on, downwards, a key counts as hidden.
+    Example:
+        >>> from regard.masks import causal
+        >>> seen = survey(causal(), None, -inf, 3, 5, torch.device("cpu"))
+        >>> seen.counts.tolist(), seen.keys.sum().item()
+        ([[[3, 4, 5]]], 5)
     """
     if nq == 0 or nk == 0:
-        return _nothing(nq, nk, device)
+        none = torch.zeros(1, 1, nq, dtype=torch.int64, device=device)
+        keys = torch.zeros(1, 1, nk, dtype=torch.bool, device=device)
+        bands = torch.zeros(1, 1, *_parts(nq, nk)[:2], dtype=torch.uint8, device=device)
+        return Visible(none, none + nk, none - 1, none, keys, bands)
     band = _band(mask, nq, nk) if hiding is None else None
     if band is not None:
-        return _of_band(*band, nq, nk, _rule_bands(mask, nq, nk, device))
+        low, high = band
+        i, j = torch.arange(nq, device=device), torch.arange(nk, device=device)
+        first, last = (i + low).clamp(min=0), (i + high).clamp(max=nk - 1)  # (Nq,)
+        counts = (last - first + 1).clamp(min=0)
+        first, last = torch.where(counts > 0, first, nk), torch.where(counts > 0, last, -1)
+        keys = (j >= low) & (j <= nq - 1 + high)  # the rows' stretches overlap or touch
+        counts, first, last, keys = (x.view(1, 1, -1) for x in (counts, first, last, keys))
+        return Visible(counts, first, last, counts * 0, keys, _rule_bands(mask, nq, nk, device))
     if mask is not None and hiding is None and not holds_cells(mask):
         return _of_tiles(mask, nq, nk, device)
     return _of_rows(*_cells(mask, hiding, threshold, nq, nk, device), nq, nk, device)
 
 
 def conjuncts(mask: Mask | None) -> list[Mask]:
-    """The masks that are joined by `&`.
+    """The masks that `&` joins.
 
     >>> from regard.masks import causal, padding
     >>> conjuncts(causal() & padding([2, 3]))
@@ -90,13 +131,13 @@ def conjuncts(mask: Mask | None) -> list[Mask]:
 
 
 def holds_cells(mask: Mask) -> bool:
-    """Was some part of this mask brought as a tensor of cells?"""
+    """Whether some part of this mask came as a tensor of cells."""
     inner = [value for value in vars(mask).values() if isinstance(value, Mask)]
     return isinstance(mask, DenseMask) or any(map(holds_cells, inner))
 
 
 def dense_cells(cells: Tensor) -> Tensor:
-    """The cells without the axes along which they were only expanded: a view of what is really there.
+    """A view of the cells in which axes that were only expanded have size 1.
 
     >>> dense_cells(torch.zeros(2, 1, 1, 5).expand(2, 3, 7, 5)).shape
     torch.Size([2, 1, 1, 5])
@@ -105,13 +146,6 @@ def dense_cells(cells: Tensor) -> Tensor:
         if cells.stride(axis) == 0 and cells.shape[axis] > 1:
             cells = cells.narrow(axis, 0, 1)
     return cells
-
-
-def _nothing(nq: int, nk: int, device: torch.device) -> Visible:
-    none = torch.zeros(1, 1, nq, dtype=torch.int64, device=device)
-    keys = torch.zeros(1, 1, nk, dtype=torch.bool, device=device)
-    bands = torch.zeros(1, 1, *_parts(nq, nk)[:2], dtype=torch.uint8, device=device)
-    return Visible(none, none + nk, none - 1, none, keys, bands)
 
 
 # --------------------------------------------------------------------------------------------------------- closed forms
@@ -138,16 +172,6 @@ def band_counts(mask: Mask | None, nq: int, nk: int, device: torch.device) -> Te
     return ((i + band[1]).clamp(max=nk - 1) - (i + band[0]).clamp(min=0) + 1).clamp(min=0).view(1, 1, -1)
 
 
-def _of_band(low: int, high: int, nq: int, nk: int, bands: Tensor) -> Visible:
-    i, j = torch.arange(nq, device=bands.device), torch.arange(nk, device=bands.device)
-    first, last = (i + low).clamp(min=0), (i + high).clamp(max=nk - 1)  # (Nq,)
-    counts = (last - first + 1).clamp(min=0)
-    first, last = torch.where(counts > 0, first, nk), torch.where(counts > 0, last, -1)
-    keys = (j >= low) & (j <= nq - 1 + high)  # the rows' stretches overlap or touch
-    counts, first, last, keys = (x.view(1, 1, -1) for x in (counts, first, last, keys))
-    return Visible(counts, first, last, counts * 0, keys, bands)
-
-
 # ---------------------------------------------------------------------------------------------------------------- tiles
 
 
@@ -162,8 +186,8 @@ def _of_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
     see = mask.bind(nq, nk, device, torch.float32)
     step = torch.arange(size, device=device)
     partial, many = (kinds == PARTIAL).nonzero(), max(1, AT_ONCE // size**2)  # (tiles, 4)
-    for start in range(0, len(partial), many):
-        b, h, i, j = (at.view(-1, 1, 1) for at in partial[start : start + many].unbind(1))  # (T, 1, 1)
+    for some in partial.split(many):
+        b, h, i, j = (at.view(-1, 1, 1) for at in some.unbind(1))  # (T, 1, 1)
         i, j = i * size + step.view(-1, 1), j * size + step  # (T, size, 1), (T, 1, size)
         cells = see(b, h, i.clamp(max=nq - 1), j.clamp(max=nk - 1)) & (i < nq) & (j < nk)  # (T, size, size)
         row, key = ((b * lead[1] + h) * n + at for n, at in ((tall, i), (wide, j)))
@@ -172,24 +196,19 @@ def _of_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
         first.view(-1).scatter_reduce_(0, row, torch.where(cells, j, nk).amin(2).view(-1), "amin")
         last.view(-1).scatter_reduce_(0, row, torch.where(cells, j, -1).amax(2).view(-1), "amax")
         keys.view(-1).scatter_reduce_(0, key, cells.any(1).long().view(-1), "amax")
-    _add_full(kinds == FULL, size, nk, counts, first, last, keys)
+    full = kinds == FULL  # visible throughout, so not computed
+    start = torch.arange(full.shape[3], device=device) * size
+    end = (start + size).clamp(max=nk)
+    per_tile = (  # (B', H', Tq) each
+        torch.where(full, end - start, 0).sum(-1),
+        torch.where(full, start, nk).amin(-1),
+        torch.where(full, end - 1, -1).amax(-1),
+    )
+    count, low, high = (x.repeat_interleave(size, -1) for x in per_tile)
+    counts, first, last = counts + count, torch.minimum(first, low), torch.maximum(last, high)
+    keys = torch.maximum(keys, full.any(2).long().repeat_interleave(size, -1))
     counts, first, last = (x[..., :nq] for x in (counts, first, last))
     return Visible(counts, first, last, counts * 0, keys[..., :nk] > 0, _rule_bands(mask, nq, nk, device))
-
-
-def _add_full(full: Tensor, size: int, nk: int, counts: Tensor, first: Tensor, last: Tensor, keys: Tensor) -> None:
-    """Add tiles (B', H', Tq, Tk) that are visible throughout, without looking into them."""
-    start = torch.arange(full.shape[3], device=full.device) * size
-    end = (start + size).clamp(max=nk)
-    rows = {  # (B', H', Tq) each
-        "count": torch.where(full, end - start, 0).sum(-1),
-        "first": torch.where(full, start, nk).amin(-1),
-        "last": torch.where(full, end - 1, -1).amax(-1),
-    }
-    counts += rows["count"].repeat_interleave(size, -1)
-    torch.minimum(first, rows["first"].repeat_interleave(size, -1), out=first)
-    torch.maximum(last, rows["last"].repeat_interleave(size, -1), out=last)
-    torch.maximum(keys, full.any(2).long().repeat_interleave(size, -1), out=keys)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -227,36 +246,33 @@ def _cells(
 
 def _of_rows(cells: Cells, lead: tuple[int, int], height: int, nq: int, nk: int, device: torch.device) -> Visible:
     """Go through the rows in pieces. `height` is 1 where all Nq rows are alike."""
-    made: list[dict[str, Tensor]] = []
+    pieces: list[tuple[Tensor, ...]] = []
     keys = torch.zeros(*lead, nk, dtype=torch.uint8, device=device)
+    _, wide, _, broad = _parts(1, nk)
     step = max(1, AT_ONCE // (lead[0] * lead[1] * nk))
     for start in range(0, height, step):
         visible, open_ = cells(slice(start, min(height, start + step)))  # (B', H', rows, Nk)
-        made.append(_of_piece(visible, open_))
+        # On a CPU sums of floats and argmax of bytes are by far the fastest.
+        padded = visible if wide * broad == nk else torch.nn.functional.pad(visible, (0, wide * broad - nk))
+        parts = padded.reshape(*visible.shape[:3], wide, broad).float().sum(-1).long()  # (B', H', rows, C)
+        counts = parts.sum(-1)
+        first, back = visible.view(torch.uint8).argmax(-1), visible.view(torch.uint8).flip(-1).argmax(-1)
+        first, last = torch.where(counts > 0, first, nk), torch.where(counts > 0, nk - 1 - back, -1)
+        unhidden = counts * 0 if open_ is None else torch.where(counts > 0, 0, open_.float().sum(-1).long())
+        pieces.append((counts, first, last, unhidden, parts[:KEPT, :KEPT]))
         torch.maximum(keys, visible.view(torch.uint8).amax(-2), out=keys)
-    rows = {name: torch.cat([piece[name] for piece in made], 2) for name in made[0]}
-    bands = _pooled(rows.pop("parts"), height, nk)
+    *rows, parts = (torch.cat(piece, 2) for piece in zip(*pieces, strict=True))
+    # The share of visible cells in each part: (b, h, rows, C) → (b, h, R, C)
+    high, wide, tall, broad = _parts(height, nk)
+    parts = torch.nn.functional.pad(parts, (0, 0, 0, high * tall - height))
+    there = (height - torch.arange(high, device=device) * tall).clamp(max=tall).view(-1, 1)
+    there = there * (nk - torch.arange(wide, device=device) * broad).clamp(max=broad)
+    bands = _as_bytes(parts.reshape(*parts.shape[:2], high, tall, wide).sum(3), there)
     if height < nq:
-        rows = {name: values.expand(-1, -1, nq) for name, values in rows.items()}
+        rows = [values.expand(-1, -1, nq) for values in rows]
         bands = bands.expand(-1, -1, _parts(nq, nk)[0], -1)
-    return Visible(rows["counts"], rows["first"], rows["last"], rows["unhidden"], keys > 0, bands)
-
-
-def _of_piece(visible: Tensor, open_: Tensor | None) -> dict[str, Tensor]:
-    """What some rows (B', H', rows, Nk) see; on a CPU sums of floats and argmax of bytes are by far the fastest."""
-    nk = visible.shape[-1]
-    _, wide, _, broad = _parts(1, nk)
-    padded = visible if wide * broad == nk else torch.nn.functional.pad(visible, (0, wide * broad - nk))
-    parts = padded.reshape(*visible.shape[:3], wide, broad).float().sum(-1).long()  # (B', H', rows, C)
-    counts = parts.sum(-1)
-    first, back = visible.view(torch.uint8).argmax(-1), visible.view(torch.uint8).flip(-1).argmax(-1)
-    return {
-        "counts": counts,
-        "first": torch.where(counts > 0, first, nk),
-        "last": torch.where(counts > 0, nk - 1 - back, -1),
-        "unhidden": counts * 0 if open_ is None else torch.where(counts > 0, 0, open_.float().sum(-1).long()),
-        "parts": parts[:KEPT, :KEPT],
-    }
+    counts, first, last, unhidden = rows
+    return Visible(counts, first, last, unhidden, keys > 0, bands)
 
 
 # ---------------------------------------------------------------------------------------------------------------- bands
@@ -295,33 +311,11 @@ def _samples(n: int, parts: int, size: int, device: torch.device) -> tuple[Tenso
     return torch.where(index < n, index, 0), index < n
 
 
-def _pooled(seen: Tensor, nq: int, nk: int) -> Tensor:
-    """Visible cells per row and part (b, h, Nq, C) → the share of them in each part, (b, h, R, C) bytes."""
-    high, wide, tall, broad = _parts(nq, nk)
-    seen = torch.nn.functional.pad(seen, (0, 0, 0, high * tall - nq))
-    rows = (nq - torch.arange(high, device=seen.device) * tall).clamp(max=tall)
-    columns = (nk - torch.arange(wide, device=seen.device) * broad).clamp(max=broad)
-    return _as_bytes(seen.reshape(*seen.shape[:2], high, tall, wide).sum(3), rows.view(-1, 1) * columns)
-
-
 def _as_bytes(seen: Tensor, there: Tensor) -> Tensor:
     """A share as 0 to 255: 0 and 255 only for none and for all."""
     share = (255 * seen.float() / there).round()
     some, every = seen > 0, seen == there
     return torch.where(every, 255, torch.where(some, share.clamp(1, 254), 0)).to(torch.uint8)
-
-
-BiasKind = Literal["additive", "zero-one", "large negative", "minus infinity"]
-"""What a bias does: adds; adds only 0 and 1, as a boolean mask cast to floats; hides by −1e9 and such; hides by −∞."""
-
-HIDES = -5_000.0
-"""From here on, downwards, a number is meant to hide: half of the mildest that people use, BERT's −10,000."""
-
-THRESHOLD: dict[BiasKind | None, float] = {"large negative": HIDES, "minus infinity": -inf}
-"""The biases that hide, and from which number on."""
-
-SLOPES = -1_000.0  # a bias with numbers between this and HIDES is a slope, as ALiBi's, and hides nothing on purpose
-AT_ONCE_mask_summary = 1 << 22  # numbers that are looked at in one piece
 
 
 def kind_of(bias: Bias | None) -> tuple[BiasKind | None, float | None]:
@@ -356,8 +350,13 @@ def classify(cells: Tensor) -> tuple[BiasKind, float | None]:
     low, high = torch.stack(torch.aminmax(cells)).tolist()
     if low > SLOPES and not (low == 0 and high == 1):  # one look, without another tensor of this size
         return "additive", None
-    rows = max(1, AT_ONCE_mask_summary // (cells.numel() // cells.shape[2]))
-    pieces = [_marks(cells[:, :, at : at + rows]) for at in range(0, cells.shape[2], rows)]
+    rows = max(1, AT_ONCE // (cells.numel() // cells.shape[2]))
+    pieces = []
+    for piece in cells.split(rows, 2):
+        hides = (piece <= HIDES) & (piece != -inf)
+        slope, other = (piece > HIDES) & (piece < SLOPES), (piece != 0) & (piece != 1)
+        nearest = torch.where(hides, piece, -inf).amax()
+        pieces.append(torch.stack([*(x.any().to(nearest.dtype) for x in (piece == -inf, slope, other)), nearest]))
     infinite, slopes, others, start = torch.stack(pieces).amax(0).tolist()
     if not others:
         return "zero-one", None
@@ -366,28 +365,21 @@ def classify(cells: Tensor) -> tuple[BiasKind, float | None]:
     return ("minus infinity" if infinite else "additive"), None
 
 
-def _marks(cells: Tensor) -> Tensor:
-    """Is there −∞; a number between HIDES and SLOPES; one that is neither 0 nor 1; and the nearest to 0 that hides."""
-    hides = (cells <= HIDES) & (cells != -inf)
-    slopes, others = (cells > HIDES) & (cells < SLOPES), (cells != 0) & (cells != 1)
-    start = torch.where(hides, cells, -inf).amax()
-    return torch.stack([*(x.any().to(start.dtype) for x in (cells == -inf, slopes, others)), start])
-
-
-Side = Literal["left", "right", "inside", "whole"]
-"""Where the padding of a batch row stands; "inside" also for both ends, "whole" for a row of nothing else."""
-
-
 @dataclass(frozen=True)
 class Outline:
     """The band that a mask follows.
 
-    >>> Outline(near=-5, far=0, choice=1, nq=5, nk=5).name
-    'causal'
+    Attributes:
+        near: the smallest j − i that is visible.
+        far: the largest j − i that is visible.
+        choice: 0 if all keys but padding are visible, 1 if all up to far, 2 if all from near to far, 3 if it is no
+            band, 4 if nothing is visible.
+        nq: number of queries.
+        nk: number of keys.
 
-    near, far: the smallest and largest j − i that is visible.
-    choice: 0 if all keys are visible but padding, 1 if all up to far, 2 if all from near to far, 3 if it is no band, 4
-        if nothing is visible.
+    Example:
+        >>> Outline(near=-5, far=0, choice=1, nq=5, nk=5).name
+        'causal'
     """
 
     near: int
@@ -398,7 +390,7 @@ class Outline:
 
     @property
     def hides_future(self) -> bool:
-        """Does no query see past its own position, taken as among the last Nq, or as i where Nq > Nk?"""
+        """Whether no query sees past its own position, taken among the last Nq, or as i if Nq > Nk."""
         return self.nq > 1 and self.choice in (1, 2, 3) and self.far <= max(0, self.nk - self.nq)
 
     @property
@@ -414,7 +406,9 @@ class Outline:
         if self.choice in (3, 4):
             return None if self.choice == 3 else "nothing visible"
         if self.nq == 1 and self.choice == 2:
-            return self._name_of_one()
+            if self.near > 0:
+                return f"window({self.far - self.near}, 0)"
+            return "all visible" if self.far == self.nk - 1 else "all so far"  # the rest is room in a cache
         usual = self.nk - self.nq
         if self.choice == 0:
             return "all visible"
@@ -425,19 +419,10 @@ class Outline:
             return f"window({before}, {after})"
         return f"window from {self.near - usual:+d} to {after:+d}"
 
-    def _name_of_one(self) -> str:
-        if self.near > 0:
-            return f"window({self.far - self.near}, 0)"
-        return "all visible" if self.far == self.nk - 1 else "all so far"  # the rest is room in a cache
-
 
 @dataclass(frozen=True, eq=False)
 class TracedBand:
-    """The outline of a mask as tensors, still on its device.
-
-    numbers: near, far and choice, as below.
-    padding: (B or 1, Nk) booleans.
-    """
+    """The numbers of an `Outline` (near, far, choice) and the padding, (B or 1, Nk), still on the device."""
 
     numbers: Tensor
     padding: Tensor
@@ -478,7 +463,7 @@ def trace(seen: Visible, kind: str = "self") -> TracedBand:
 
 
 def _fits(seen: Visible, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-    """Does the band, less the keys that nobody sees, show just what is seen? And which of these keys does it reach?"""
+    """Whether the band without keys that no query sees shows just what is seen, and which of those keys it reaches."""
     nq, nk = seen.counts.shape[-1], seen.keys.shape[-1]
     i, j = torch.arange(nq, device=near.device), torch.arange(nk, device=near.device)
     padding = ~seen.keys.any(1) & (j >= near) & (j <= nq - 1 + far)  # (B', Nk)
@@ -503,26 +488,30 @@ def sides(padding: Tensor, outline: Outline) -> tuple[Side | None, ...]:
     after = padding & (real.long().flip(1).cumsum(1).flip(1) == 0)
     between = padding & ~before & ~after
     found = torch.stack([x.any(1) for x in (padding, real, before, after, between)])  # (5, B)
-    return tuple(_side(*row) for row in found.T.tolist())
-
-
-def _side(some: bool, real: bool, before: bool, after: bool, between: bool) -> Side | None:
-    if not some:
-        return None
-    if not real:
-        return "whole"
-    return "inside" if between or (before and after) else "left" if before else "right"
+    names: list[Side | None] = []
+    for some, left_over, left, right, inside in found.T.tolist():
+        if not some:
+            names.append(None)
+        elif not left_over:
+            names.append("whole")
+        else:
+            names.append("inside" if inside or (left and right) else "left" if left else "right")
+    return tuple(names)
 
 
 @dataclass(frozen=True, eq=False)
 class MaskSummary:
-    """What a call's queries see.
+    """What the queries of a call see, computed on first use.
 
-    nq, nk: how many queries and keys.
-    mask: as in the call.
-    hiding: numbers (B or 1, H or 1, Nq or 1, Nk or 1) that are added to the scores and hide; None without.
-    kind: "self" or "cross".
-    bias_kind, bias_from: what the bias does, as `bias_kinds.kind_of` says.
+    Attributes:
+        nq: number of queries.
+        nk: number of keys.
+        device: where to count.
+        mask: as in the call.
+        hiding: (B or 1, H or 1, Nq or 1, Nk or 1) numbers added to the scores that hide, or None.
+        kind: "self" or "cross".
+        bias_kind: what the bias does, as `kind_of` says.
+        bias_from: likewise.
     """
 
     nq: int
@@ -564,12 +553,12 @@ class MaskSummary:
 
     @cached_property
     def survey(self) -> Visible:
-        """Everything there is to count."""
+        """All counts of what is visible."""
         return survey(self.mask, self.hiding, THRESHOLD.get(self.bias_kind, -inf), self.nq, self.nk, self.device)
 
     @cached_property
     def traced(self) -> TracedBand:
-        """The band that the mask follows, and its padding, still on the device."""
+        """The band that the mask follows, and its padding."""
         return trace(self.survey, self.kind)
 
     @property
@@ -583,29 +572,22 @@ class MaskSummary:
 
 
 def summarise_mask(call: Call, kind: str = "self") -> MaskSummary:
-    """What a call's queries see.
+    """What the queries of a call see.
 
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 3, 2)
-    >>> see(prepare(x, x, x, bias=torch.full((3, 3), -1e9).triu(1))).visible.tolist()
-    [[[1, 2, 3]]]
+    Args:
+        call: as `regard.backends.call.prepare` gives it.
+        kind: "self", or "cross", where queries have no place among the keys.
 
-    call: as `regard.backends.call.prepare` gives it.
-    kind: "self", or "cross", where queries have no place among the keys. Raises ValueError for another.
+    Raises:
+        ValueError: for another kind.
+
+    Example:
+        >>> from regard.backends.call import prepare
+        >>> x = torch.zeros(1, 1, 3, 2)
+        >>> summarise_mask(prepare(x, x, x, bias=torch.full((3, 3), -1e9).triu(1))).visible.tolist()
+        [[[1, 2, 3]]]
     """
     _, _, nq, nk = call.sizes
     bias_kind, bias_from = kind_of(call.bias)
     hiding = hiding_numbers(call.bias, bias_kind)
     return MaskSummary(nq, nk, call.device, call.mask, hiding, kind, bias_kind, bias_from)
-
-
-def visible_counts(call: Call) -> Tensor:
-    """How many keys take part in each row's softmax, (B or 1, H or 1, Nq); a sink is not counted.
-
-    >>> from regard import masks
-    >>> from regard.backends.call import prepare
-    >>> x = torch.zeros(1, 1, 4, 2)
-    >>> visible_counts(prepare(x, x, x, mask=masks.window(1, 0))).tolist()
-    [[[1, 2, 2, 2]]]
-    """
-    return summarise_mask(call).visible

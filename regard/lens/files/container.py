@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence, Set
 from hashlib import blake2b, file_digest
-from io import BufferedReader, BufferedWriter
+from io import BufferedReader
 from math import inf, isfinite, prod
 from pathlib import Path
 from types import UnionType
@@ -23,71 +23,7 @@ from torch import Tensor
 from regard.atomic_files import atomic_file
 from regard.parsing import Refusal, parsed
 
-
-def pack_bits(cells: Tensor) -> Tensor:
-    """Booleans as bits, eight to a byte, the first in the highest bit: uint8 (⌈cells / 8⌉,), on the CPU.
-
-    >>> pack_bits(torch.tensor([[True, False, True], [False, False, True]]))
-    tensor([164], dtype=torch.uint8)
-
-    cells: booleans of any shape.  Raises TypeError for anything else.
-    """
-    if cells.dtype != torch.bool:
-        raise TypeError(f"pack_bits takes booleans, got {cells.dtype}")
-    return torch.from_numpy(np.packbits(cells.detach().cpu().numpy().reshape(-1)))
-
-
-def unpack_bits(packed: Tensor, shape: Sequence[int]) -> Tensor:
-    """The booleans of `pack_bits`, in their shape, on the CPU.
-
-    >>> unpack_bits(torch.tensor([164], dtype=torch.uint8), (2, 3)).tolist()
-    [[True, False, True], [False, False, True]]
-
-    packed: uint8 (bytes,).  shape: of the booleans.
-    Raises TypeError for other than uint8, ValueError if the shape does not take this many bytes.
-    """
-    if packed.dtype != torch.uint8:
-        raise TypeError(f"unpack_bits takes the uint8 of pack_bits, got {packed.dtype}")
-    if packed.ndim != 1 or packed.numel() != -(-prod(shape) // 8):
-        raise ValueError(f"{tuple(shape)} booleans take {-(-prod(shape) // 8)} bytes, got {tuple(packed.shape)}")
-    bits = np.unpackbits(packed.cpu().numpy(), count=prod(shape))
-    return torch.from_numpy(bits.view(np.bool_)).reshape(tuple(shape))
-
-
-def pool(values: Tensor, bins: int) -> Tensor:
-    """The means of neighbours: (…, N) → (…, min(N, bins)) in fp32. Cell i of m covers ⌊i·N/m⌋ up to ⌊(i + 1)·N/m⌋.
-
-    >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
-    tensor([2., 5., -inf])
-
-    values: real, of any shape; −∞ (the lse of a row that sees nothing) is left out of its cell's mean, and a cell with
-    nothing else is −∞. NaN and +∞ show in their own cell and in no other.
-    bins: how many cells at most, 1 or more.  Raises ValueError for fewer.
-    """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-    n = values.shape[-1]
-    if n <= bins:
-        return values.float()
-    cells, inside = _neighbours(values if values.is_floating_point() else values.double(), bins)  # (…, bins, widest)
-    some_hidden = values.numel() > 0 and not bool(values.amin() > -inf)  # one look, for most have none
-    counted = inside & (cells != -inf) if some_hidden else inside
-    total = torch.where(counted, cells, 0.0).sum(-1, dtype=torch.float64)  # sums of fp32 cannot overflow there
-    means = total / counted.sum(-1)  # 0 / 0 is NaN, replaced below
-    return torch.where(counted.any(-1), means, -inf).float()
-
-
-def _neighbours(values: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    """(…, N) → the values of each cell (…, bins, widest cell), and which of them are its own (bins, widest cell)."""
-    n = values.shape[-1]
-    edges = torch.arange(bins + 1, device=values.device) * n // bins
-    at = edges[:-1, None] + torch.arange(-(-n // bins), device=values.device)  # (bins, widest cell)
-    cells = values.reshape(*values.shape[:-1], bins, n // bins) if n % bins == 0 else values[..., at.clamp(max=n - 1)]
-    return cells, at < edges[1:, None]
-
-
 Array = np.ndarray[Any, Any]
-
 
 VERSION = 1
 """The format this file writes and reads."""
@@ -113,6 +49,24 @@ CODES = INTEGER_DTYPES | FLOATS  # safetensors' name of a dtype by NumPy's and t
 BYTES: dict[str, int] = {code: getattr(torch, name).itemsize for name, code in CODES.items()}
 
 
+Reference = str | dict[str, Any]
+"""How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
+"order", the order of its axes in the file; "first", how many of axis 2 are meant."""
+
+Axis = int | tuple[int, ...] | None
+"""What an axis of a tensor may have: one size, one of several, or any."""
+
+Kind = Literal["floats", "integers", "booleans", "bytes"]
+
+DTYPES: dict[Kind, tuple[torch.dtype, ...]] = {
+    "floats": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    "integers": (torch.int8, torch.int16, torch.int32, torch.int64),
+    "booleans": (torch.bool,),
+    "bytes": (torch.uint8,),
+}
+GROWING = 2  # the axis of positions in (B, H, N, D): keys of earlier steps are the beginning of later ones
+
+
 class CaptureFileError(ValueError):
     """A file that is no capture, or is damaged, cut short, or from a newer regard."""
 
@@ -130,36 +84,44 @@ REFUSAL = Refusal(
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor | Array]) -> None:
-    """Write a header and tensors to a file: whole, or not at all. Equal content gives equal bytes.
+    """Write a header and tensors to a file, whole or not at all. Equal content gives equal bytes.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(f"{folder}/run.regard", {"tokens": ["나는", "본다"]}, {"lse": torch.zeros(2, 3)})
-    ...     read(f"{folder}/run.regard", known={"tokens"})
-    ({'tokens': ['나는', '본다']}, {'lse': tensor([[0., 0., 0.],
-            [0., 0., 0.]])})
+    Args:
+        path: the file; an existing one is replaced at the very end, as `atomic_file` does.
+        header: JSON values by name: None, bool, int, finite float, str, and lists and dicts of these.
+        tensors: by name, torch tensors on any device or NumPy arrays; bool, uint8, int8 to int64, fp16 to fp64, bf16.
 
-    path: used as it is. A file that is there is replaced at the very end, as `atomic_file` does.
-    header: by name, what JSON can hold: None, bool, int, finite float, str, and lists and dicts of these.
-    tensors: by name, torch tensors on any device or NumPy arrays; bool, uint8, int8 to int64, fp16, bf16, fp32, fp64.
+    Raises:
+        TypeError, ValueError: for content that the file cannot hold.
+        OSError: if the file cannot be written; then what was there before is untouched.
 
-    Raises TypeError or ValueError for content that the file cannot hold; OSError for a place where no file can be, or
-    when writing fails: then what was there before is untouched, and nothing is left behind.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/run.regard", {"tokens": ["나는", "본다"]}, {"lse": torch.zeros(3)})
+        ...     read(f"{folder}/run.regard", known={"tokens"})
+        ({'tokens': ['나는', '본다']}, {'lse': tensor([0., 0., 0.])})
     """
     names = sorted(tensors, key=lambda name: (-_bytes_each(name, tensors[name]), name))  # so that all are aligned
     text = _text(header, {name: tensors[name] for name in names})
+    length = len(text).to_bytes(8, "little")
     with atomic_file(path, "the capture") as file:
-        _fill(file, text, [tensors[name] for name in names])
-
-
-def _check_kind(verb: str, path: Path) -> None:
-    if path.exists() and not path.is_file():
-        kind = IsADirectoryError if path.is_dir() else OSError
-        raise kind(f"cannot {verb} {str(path)!r}: it is a folder, a device or a pipe; name a file")
+        file.write(length + text)
+        data = _checksum()
+        for name in names:  # one at a time: they may come from a GPU
+            raw = _raw(tensors[name])
+            data.update(raw)
+            file.write(raw)
+        sealed = bytearray(text)
+        assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the text has zeros in place of the checksums"
+        sealed[DATA_SEAL] = data.hexdigest().encode()
+        sealed[SEAL] = _seal(length, bytes(sealed))
+        file.seek(8)
+        file.write(sealed)
 
 
 def _bytes_each(name: object, tensor: object) -> int:
-    """How many bytes one value of a tensor takes, once it is sure that the file can hold it."""
+    """Bytes of one value of a tensor, after checking that the file can hold it."""
     if not isinstance(name, str):
         raise TypeError(f"a tensor's name must be a string, got {type(name).__name__}: {name!r}")
     if name == "__metadata__":
@@ -213,7 +175,7 @@ def _json(value: object, sort_keys: bool = False) -> str:
 
 
 def _check_json(value: object, place: str, depth: int) -> None:
-    """Refuse what would not come back from JSON as it was, and say where in the header it is."""
+    """Raise for a value that would not come back from JSON as it was, and name its place in the header."""
     if depth > DEEPEST:
         raise ValueError(f"the header is nested deeper than {DEEPEST} levels; make it flatter")
     if isinstance(value, float) and not isfinite(value):
@@ -229,23 +191,6 @@ def _check_json(value: object, place: str, depth: int) -> None:
     elif not (value is None or isinstance(value, str | int | float)):
         kinds = "None, bool, int, float, str, or a list or dict of these"
         raise TypeError(f"{place} must be {kinds}, got {type(value).__name__}: {reprlib.repr(value)}")
-
-
-def _fill(file: BufferedWriter, text: bytes, tensors: Sequence[Tensor | Array]) -> None:
-    """Write the text and the data, then put the checksums in their places."""
-    length = len(text).to_bytes(8, "little")
-    file.write(length + text)
-    data = _checksum()
-    for tensor in tensors:  # one at a time: they may come from a GPU
-        raw = _raw(tensor)
-        data.update(raw)
-        file.write(raw)
-    sealed = bytearray(text)
-    assert sealed[SEAL] == sealed[DATA_SEAL] == ZEROS.encode(), "the checksums' places are where the text has them"
-    sealed[DATA_SEAL] = data.hexdigest().encode()
-    sealed[SEAL] = _seal(length, bytes(sealed))
-    file.seek(8)
-    file.write(sealed)
 
 
 def _seal(length: bytes, text: bytes) -> bytes:
@@ -274,23 +219,29 @@ def _raw(tensor: Tensor | Array) -> memoryview:
 def read(
     path: str | os.PathLike[str], known: Set[str], *, lazy: bool = True
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a header and tensors, on the CPU, once every byte is checked. Keys and names come in alphabetical order.
+    """Read a header and tensors, on the CPU, with every byte checked. Keys and names come in alphabetical order.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(f"{folder}/run.regard", {"model": "gpt2"}, {"lse": np.arange(3)})
-    ...     read(f"{folder}/run.regard", known={"model", "tokens"})
-    ({'model': 'gpt2'}, {'lse': tensor([0, 1, 2])})
+    Args:
+        path: the file.
+        known: the header's keys that the caller understands; a file with others is refused.
+        lazy: leave the tensors in the file, mapped into memory. Changing them does not change the file, and `write` to
+            the same path does not disturb them; another program that overwrites the file in place (cp, scp) would.
 
-    known: the header's keys that the caller understands; a file with others is refused.
-    lazy: the tensors stay in the file, mapped into memory, and are loaded as they are used; changing them does not
-    change the file. `write` to the same path does not disturb them, but another program that overwrites the file in
-    place (cp, scp) would. With False they are copied into memory.
+    Raises:
+        CaptureFileError: if the file is not a whole capture that this regard knows.
+        OSError: if it cannot be opened.
 
-    Raises CaptureFileError for what is not a whole capture that this regard knows, OSError for what cannot be opened.
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(f"{folder}/run.regard", {"model": "gpt2"}, {"lse": np.arange(3)})
+        ...     read(f"{folder}/run.regard", known={"model", "tokens"})
+        ({'model': 'gpt2'}, {'lse': tensor([0, 1, 2])})
     """
     place = Path(path)
-    _check_kind("read", place)
+    if place.exists() and not place.is_file():
+        kind = IsADirectoryError if place.is_dir() else OSError
+        raise kind(f"cannot read {str(path)!r}: it is a folder, a device or a pipe; name a file")
     try:
         for _ in range(ATTEMPTS):
             with place.open("rb") as file:
@@ -346,20 +297,6 @@ def _checked_header(file: BufferedReader, known: Set[str]) -> dict[str, Any]:
 def _checked_text(file: BufferedReader, size: int) -> bytes:
     """The text of an open file of a known size; nothing is read that the file does not hold."""
     start = file.read(8 + len(MAGIC) + 10)  # the version has at most 9 digits
-    _check_start(start, size)
-    length = int.from_bytes(start[:8], "little")
-    if length > LARGEST_TEXT:
-        raise CaptureFileError(f"it claims a header of {length:,} bytes; at most {LARGEST_TEXT:,} are read; {AGAIN}")
-    _check_whole(8 + length, size)
-    file.seek(8)
-    text = file.read(length)
-    if text[SEAL] != _seal(start[:8], text):
-        raise CaptureFileError(f"its header is damaged: it does not match its checksum; {AGAIN}")
-    return text
-
-
-def _check_start(start: bytes, size: int) -> None:
-    """Refuse what is not a capture of this version, by its first bytes."""
     if MAGIC.startswith(start[8:]):
         raise CaptureFileError(f"it ends after {size} bytes: it is cut short, or not a regard capture; {AGAIN}")
     if not start[8:].startswith(MAGIC):
@@ -371,6 +308,15 @@ def _check_start(start: bytes, size: int) -> None:
     if int(version[1]) > VERSION:
         formats = f"format {int(version[1])}; this one reads {VERSION}"
         raise CaptureFileError(f"it was written by a newer regard ({formats}): upgrade regard")
+    length = int.from_bytes(start[:8], "little")
+    if length > LARGEST_TEXT:
+        raise CaptureFileError(f"it claims a header of {length:,} bytes; at most {LARGEST_TEXT:,} are read; {AGAIN}")
+    _check_whole(8 + length, size)
+    file.seek(8)
+    text = file.read(length)
+    if text[SEAL] != _seal(start[:8], text):
+        raise CaptureFileError(f"its header is damaged: it does not match its checksum; {AGAIN}")
+    return text
 
 
 def _check_whole(expected: int, size: int) -> None:
@@ -379,44 +325,33 @@ def _check_whole(expected: int, size: int) -> None:
 
 
 def _data_size(entries: Mapping[str, Any]) -> int:
-    """How many bytes the tensors take, once it is sure that they lie one after the other and fit their shapes."""
+    """How many bytes the tensors take, after checking that they lie one after the other and fit their shapes."""
+    spans = []
+    for name, entry in entries.items():
+        match entry:
+            case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, end]} if (
+                len(entry) == 3
+                and code in BYTES
+                and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
+                and _countable(shape)
+                and end - begin == prod(shape) * BYTES[code]
+            ):
+                spans.append((begin, end, name))
+            case _:
+                raise CaptureFileError(f"tensor {name!r} cannot be {reprlib.repr(entry)}: {FORGED}")
     at = 0
-    for begin, end, name in sorted((*_span(name, entry), name) for name, entry in entries.items()):
+    for begin, end, name in sorted(spans):
         if begin != at:
             raise CaptureFileError(f"tensor {name!r} starts at byte {begin}, not at {at}: {FORGED}")
         at = end
     return at
 
 
-def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Where a tensor's bytes begin and end."""
-    match entry:
-        case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, end]} if (
-            len(entry) == 3
-            and code in BYTES
-            and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
-            and _countable(shape)
-            and end - begin == prod(shape) * BYTES[code]
-        ):
-            return begin, end
-    raise CaptureFileError(f"tensor {name!r} cannot be {reprlib.repr(entry)}: {FORGED}")
-
-
-Reference = str | dict[str, Any]
-"""How JSON names a tensor: by its name in the file; or as {"name": …} with how to get it from what is written there:
-"order", the order of its axes in the file; "first", how many of axis 2 are meant."""
-
-Axis = int | tuple[int, ...] | None
-"""What an axis of a tensor may have: one size, one of several, or any."""
-
-Kind = Literal["floats", "integers", "booleans", "bytes"]
-
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-GROWING = 2  # the axis of positions in (B, H, N, D): keys of earlier steps are the beginning of later ones
+# ------------------------------------------------------------------------------------------------------ tensors by name
 
 
 class Outgoing:
-    """Tensors on their way into a file. What is equal to another, or its beginning, is written once.
+    """Tensors to be written. One that equals another, or is its beginning, is written once.
 
     >>> out = Outgoing()
     >>> keys = torch.arange(6.0).view(1, 1, 3, 2)
@@ -430,7 +365,7 @@ class Outgoing:
         self._by_memory: dict[tuple[object, ...], tuple[str, int, list[int]]] = {}
 
     def put(self, name: str, tensor: Tensor) -> Reference:
-        """Take a tensor in, under this name if it is a new one, and return how JSON names it."""
+        """Add a tensor, under this name if it is new, and return its reference for the JSON."""
         held = tensor.detach()
         found, order, first = self._beginning(held) or self._equal_or_new(name, held)
         more: dict[str, Any] = {} if order == list(range(held.ndim)) else {"order": order}
@@ -438,7 +373,7 @@ class Outgoing:
         return {"name": found, **more} if more else found
 
     def _beginning(self, held: Tensor) -> tuple[str, list[int], int | None] | None:
-        """The tensor of the same memory that this one is the beginning of, and how much of it this one is."""
+        """The tensor in the same memory that this one is the beginning of, and how long the beginning is."""
         if held.ndim <= GROWING or _memory(held) not in self._by_memory:
             return None
         name, size, order = self._by_memory[_memory(held)]
@@ -446,39 +381,20 @@ class Outgoing:
         return (name, order, None if count == size else count) if count <= size else None
 
     def _equal_or_new(self, name: str, held: Tensor) -> tuple[str, list[int], None]:
-        order = _memory_order(held)
+        # The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are.
+        strides = held.stride()
+        wide = [axis for axis, size in enumerate(held.shape) if size > 1]
+        by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
+        order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
         laid_out = held.permute(order)
-        content = _content(laid_out)
+        flat = laid_out.cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+        content = (laid_out.dtype, tuple(laid_out.shape), blake2b(raw, digest_size=32).digest())
         if content not in self._by_content:
             self._by_content[content], self.tensors[name] = name, laid_out
             if held.ndim > GROWING:  # the memory stays ours, and so does its address
                 self._by_memory[_memory(held)] = name, held.shape[GROWING], order
         return self._by_content[content], order, None
-
-
-def without_repeats(tensor: Tensor) -> Tensor:
-    """A tensor whose axes along which one number is repeated, as `expand` does it, have size 1.
-
-    >>> without_repeats(torch.zeros(3, 1, 5).expand(3, 2, 5)).shape
-    torch.Size([3, 1, 5])
-    """
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        tensor = tensor.narrow(axis, 0, 1) if stride == 0 and size > 1 else tensor
-    return tensor
-
-
-def _memory_order(tensor: Tensor) -> list[int]:
-    """The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are."""
-    strides = tensor.stride()
-    wide = [axis for axis, size in enumerate(tensor.shape) if size > 1]
-    sorted_ = iter(sorted(wide, key=lambda axis: -strides[axis]))
-    return [next(sorted_) if axis in wide else axis for axis in range(tensor.ndim)]
-
-
-def _content(tensor: Tensor) -> tuple[object, ...]:
-    flat = tensor.cpu().contiguous().reshape(-1)
-    raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    return tensor.dtype, tuple(tensor.shape), blake2b(raw, digest_size=32).digest()
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
@@ -489,7 +405,7 @@ def _memory(tensor: Tensor) -> tuple[object, ...]:
 
 
 class Incoming:
-    """The tensors of a file: each is given for what it is said to be, or refused."""
+    """The tensors of a file, checked as they are taken."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -497,33 +413,41 @@ class Incoming:
         self._unpacked: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def take(self, reference: object, what: str, shape: Sequence[Axis] | None, kind: Kind = "floats") -> Tensor:
-        """The tensor that JSON names.
+        """The tensor of a reference in the JSON.
 
-        >>> Incoming({"0/lse": torch.zeros(2, 3)}).take("0/lse", "lse", (2, (1, 3)))
-        tensor([[0., 0., 0.],
-                [0., 0., 0.]])
+        Args:
+            reference: as `Outgoing.put` returned it.
+            what: what it is, for messages.
+            shape: allowed sizes of each axis; None for any shape.
+            kind: allowed kind of numbers.
 
-        what: in words, for the message.  shape: what each axis may have; None for any shape.
-        Raises CaptureFileError that names the tensor where there is none, or it is of another shape or kind.
+        Raises:
+            CaptureFileError: if there is no such tensor, or it is of another shape or kind.
+
+        Example:
+            >>> Incoming({"0/lse": torch.zeros(2)}).take("0/lse", "lse", ((1, 2),))
+            tensor([0., 0.])
         """
         name = reference.get("name") if isinstance(reference, dict) else reference
         if not isinstance(name, str) or name not in self.tensors:
             raise CaptureFileError(f"{what} is said to be tensor {name!r:.80}, which it does not hold: {FORGED}")
         self._unused.discard(name)
         tensor = _laid_out(self.tensors[name], reference, f"tensor {name!r}, {what},")
-        if shape is not None and not _fits(tensor.shape, shape):
-            expected = ", ".join("any" if n is None else str(n) if isinstance(n, int) else _either(n) for n in shape)
-            got = tuple(tensor.shape)
-            raise CaptureFileError(f"tensor {name!r}, {what}, has shape {got} instead of ({expected}): {FORGED}")
-        if not _is_kind(tensor, kind):
+        if shape is not None:
+            allowed = [(n,) if isinstance(n, int) else n for n in shape]
+            fits = tensor.ndim == len(shape) and all(
+                sizes is None or n in sizes for n, sizes in zip(tensor.shape, allowed, strict=True)
+            )
+            if not fits:
+                axes = ["any" if sizes is None else " or ".join(map(str, dict.fromkeys(sizes))) for sizes in allowed]
+                expected, got = ", ".join(axes), tuple(tensor.shape)
+                raise CaptureFileError(f"tensor {name!r}, {what}, has shape {got} instead of ({expected}): {FORGED}")
+        if tensor.dtype not in DTYPES[kind]:
             raise CaptureFileError(f"tensor {name!r}, {what}, holds {tensor.dtype} instead of {kind}: {FORGED}")
         return tensor
 
     def take_bits(self, name: str, what: str, shape: Sequence[int]) -> Tensor:
-        """Booleans of this shape that were packed as bits; unpacked once, for whoever asks again.
-
-        Raises CaptureFileError where there are no such bits, or another number of them.
-        """
+        """Booleans of this shape that `pack_bits` packed; unpacked once. Raises CaptureFileError if there are none."""
         packed = self.take(name, what, (None,), "bytes")
         key = name, tuple(shape)
         try:
@@ -558,31 +482,15 @@ def _laid_out(tensor: Tensor, reference: object, what: str) -> Tensor:
         ) from None
 
 
-def _fits(shape: Sequence[int], expected: Sequence[Axis]) -> bool:
-    if len(shape) != len(expected):
-        return False
-    return all(m is None or n == m or (isinstance(m, tuple) and n in m) for n, m in zip(shape, expected, strict=True))
-
-
-def _either(sizes: tuple[int, ...]) -> str:
-    return " or ".join(map(str, dict.fromkeys(sizes)))
-
-
-def _is_kind(tensor: Tensor, kind: Kind) -> bool:
-    if kind == "floats":
-        return tensor.dtype.is_floating_point
-    if kind == "integers":
-        return tensor.dtype in INTEGERS
-    return tensor.dtype == (torch.bool if kind == "booleans" else torch.uint8)
-
-
 def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> tuple[Any, ...]:
-    """The values of a JSON object, in the order of `kinds`, once it is sure that it has just these and of these kinds.
+    """The values of a JSON object that has exactly these keys and types, in the order of `kinds`.
 
-    >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
-    ('attn', 3)
+    Raises:
+        CaptureFileError: for a key that is missing or unknown, or a value of another type.
 
-    Raises CaptureFileError that says where, and what is missing, unknown or of another kind.
+    Example:
+        >>> fields({"n": 3, "path": "attn"}, "record 0", {"path": str, "n": int})
+        ('attn', 3)
     """
     if not isinstance(value, dict):
         raise CaptureFileError(f"{where} must be a JSON object, got {type(value).__name__}: {FORGED}")
@@ -599,9 +507,67 @@ def fields(value: object, where: str, kinds: Mapping[str, type | UnionType]) -> 
 
 
 def is_list_of(value: object, kind: type) -> bool:
-    """Is it a JSON list of this kind and no other; True is no integer.
+    """Whether it is a JSON list of this type only; True is no integer.
 
     >>> is_list_of([2, 3], int), is_list_of([2, True], int), is_list_of("ab", str)
     (True, False, False)
     """
     return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+# ------------------------------------------------------------------------------------------------------ bits and means
+
+
+def pack_bits(cells: Tensor) -> Tensor:
+    """Booleans as bits, eight to a byte, the first in the highest bit: uint8 (⌈cells / 8⌉,), on the CPU.
+
+    >>> pack_bits(torch.tensor([[True, False, True], [False, False, True]]))
+    tensor([164], dtype=torch.uint8)
+    """
+    if cells.dtype != torch.bool:
+        raise TypeError(f"pack_bits takes booleans, got {cells.dtype}")
+    return torch.from_numpy(np.packbits(cells.detach().cpu().numpy().reshape(-1)))
+
+
+def unpack_bits(packed: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `pack_bits`. Raises TypeError or ValueError for bytes that do not fit the shape.
+
+    >>> unpack_bits(torch.tensor([164], dtype=torch.uint8), (2, 3)).tolist()
+    [[True, False, True], [False, False, True]]
+    """
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"unpack_bits takes the uint8 of pack_bits, got {packed.dtype}")
+    if packed.ndim != 1 or packed.numel() != -(-prod(shape) // 8):
+        raise ValueError(f"{tuple(shape)} booleans take {-(-prod(shape) // 8)} bytes, got {tuple(packed.shape)}")
+    bits = np.unpackbits(packed.cpu().numpy(), count=prod(shape))
+    return torch.from_numpy(bits.view(np.bool_)).reshape(tuple(shape))
+
+
+def pool(values: Tensor, bins: int) -> Tensor:
+    """Means of neighbours: (…, N) → (…, min(N, bins)) in fp32. Bin i of m covers ⌊i·N/m⌋ up to ⌊(i + 1)·N/m⌋.
+
+    −∞ (the lse of a row that sees nothing) does not count in its bin's mean; a bin of nothing else is −∞. NaN and +∞
+    show in their own bin only.
+
+    Raises:
+        ValueError: for fewer than 1 bin.
+
+    Example:
+        >>> pool(torch.tensor([1.0, 3.0, -torch.inf, 5.0, -torch.inf, -torch.inf]), 3)
+        tensor([2., 5., -inf])
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    n, device = values.shape[-1], values.device
+    if n <= bins:
+        return values.float()
+    values = values if values.is_floating_point() else values.double()
+    edges = torch.arange(bins + 1, device=device) * n // bins
+    at = edges[:-1, None] + torch.arange(-(-n // bins), device=device)  # (bins, widest bin)
+    cells = values.reshape(*values.shape[:-1], bins, n // bins) if n % bins == 0 else values[..., at.clamp(max=n - 1)]
+    counted = at < edges[1:, None]
+    if values.numel() > 0 and not bool(values.amin() > -inf):  # most have no −∞
+        counted = counted & (cells != -inf)
+    total = torch.where(counted, cells, 0.0).sum(-1, dtype=torch.float64)  # sums of fp32 cannot overflow there
+    means = total / counted.sum(-1)  # 0 / 0 is NaN, replaced below
+    return torch.where(counted.any(-1), means, -inf).float()

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.backends.call import Call
 from regard.lens.assembly import StepLink
 from regard.lens.doctor.facts import Causality, Facts
-from regard.lens.doctor.visibility import BiasKind, Side
+from regard.lens.doctor.visibility import BiasKind, Side, dense_cells
 from regard.lens.files.container import (
     FORGED,
     Axis,
@@ -33,7 +33,6 @@ from regard.lens.files.container import (
     fields,
     is_list_of,
     pack_bits,
-    without_repeats,
 )
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.patterns import NAMES as PATTERNS
@@ -501,7 +500,7 @@ def _pack_mask(mask: Mask, call: Call, name: str, out: Outgoing) -> dict[str, An
     band = mask.band(*call.sizes[2:])
     if band is not None:
         return {"band": list(band)}
-    cells = without_repeats(mask.cells) if isinstance(mask, DenseMask) else _cells(mask, call, "mask", MOST_CELLS)
+    cells = dense_cells(mask.cells) if isinstance(mask, DenseMask) else _cells(mask, call, "mask", MOST_CELLS)
     return {"bits": out.put(name, pack_bits(cells)), "shape": list(cells.shape)}
 
 
@@ -534,7 +533,7 @@ def _unpack_mask(value: dict[str, Any], sizes: Sizes, what: str, tensors: Incomi
 
 def _pack_bias(bias: Bias, call: Call, name: str, out: Outgoing) -> dict[str, Any]:
     if isinstance(bias, DenseBias):
-        return {"cells": out.put(name, without_repeats(bias.cells))}
+        return {"cells": out.put(name, dense_cells(bias.cells))}
     if not bias.by_distance:
         return {"cells": out.put(name, _cells(bias, call, "bias", MOST_NUMBERS))}
     # One number for each j − i from −n to n, n = max(Nq, Nk) − 1: (B or 1, H or 1, 1, 2n + 1)
