@@ -140,7 +140,7 @@ def _compare(sizes: CostSizes, options: CostOptions) -> None:
 
 def _curves(counted: Growth, results: list[Measured], options: CostOptions) -> Figure:
     from regard.growth import WAYS, words_in
-    from regard.viz.growth_curves import Curves, growth_curves
+    from regard.viz.figures import Curves, growth_curves
 
     words, lengths = words_in(options.lang), counted.lengths
     flops = {words[w]: [float(counted.counts[w][n].flops) for n in lengths] for w in WAYS}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from regard.lens.assembly import RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
-from regard.lens.doctor.report import merge_paths
 from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
@@ -265,14 +264,14 @@ class WatchContext:
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
-    """The record of one call, measured now, because its tensors are the model's; its weights, and what queries see."""
+    """The record of one call, measured now, because its tensors are the model's; its weights, and what queries summarise_mask."""
     record = Record(observed.path, 0, observed.kind, observed.source, observed.kernel, observed.compiled)
     # 1. Measure the weights: computed from q and k, or as the model made them.
     weights: ComputedWeights | StoredWeights
     sight: Sight | None = None
     if observed.call is not None and observed.trouble is None:
         call = observed.call
-        sight = see(call, observed.kind)
+        sight = summarise_mask(call, observed.kind)
         raised, taken = raise_rows(call)
         lse = engines.exact_lse(raised, None if taken is not None else observed.lse)
         found, engine = engines.measure(raised, lse, options.measures)
@@ -282,7 +281,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
             found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
         record.facts = facts.read(call, observed.output, found["lse"], kind=observed.kind, sight=sight)
         weights = ComputedWeights(raised, lse)
-        place = Told(sight.visible, sight.padding, sight.offset)
+        place = KnownVisibility(sight.visible, sight.padding, sight.offset)
     elif observed.weights is not None or observed.scores is not None:
         scores, softmax = observed.scores, observed.weights
         if softmax is None:
@@ -295,7 +294,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         if observed.edited:
             empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
             record.facts = replace(record.facts, edited=True, empty_rows=empty)
-        place = Told(None, record.facts.padding, record.facts.offset)
+        place = KnownVisibility(None, record.facts.padding, record.facts.offset)
     else:
         record.trouble = observed.trouble or "the call could not be read"
         return record, None, None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import tables
 from regard.data.images import Source
-from regard.data.tokenizer import Batch
+from regard.data.tokenizer import BatchEncoding
 from regard.nn.heads import label_names
 from regard.tasks.images import Several, score_images
 from regard.tasks.inputs import (

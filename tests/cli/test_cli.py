@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from regard.cli.options import preferred
 from safetensors.torch import save_file
 
 import regard

@@ -25,7 +25,6 @@ from regard.cli.look_image import plan_text, print_patches, print_strongest, tit
 from regard.cli.terminal import Terminal
 from regard.data.image_processing import ImageTransforms
 from regard.data.image_steps import Crop, Exactly, Normalize, Pad, Resize, ShorterSide, Square, Within
-from regard.explorer.server import LookRequest
 from regard.locale import translate
 from regard.models.loading import load
 from regard.session.image_session import look_at_image

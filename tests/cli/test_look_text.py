@@ -20,7 +20,6 @@ from regard.cli import look_text
 from regard.cli.commands import LookOptions
 from regard.cli.look_text import print_sections
 from regard.cli.terminal import Terminal, print_atlas
-from regard.explorer.server import LookRequest
 from regard.lens.patterns import NAMES
 from regard.session.sentences import WARNING
 from regard.session.session import open_file

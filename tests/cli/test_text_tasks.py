@@ -368,13 +368,13 @@ def test_own_head_of_a_checkpoint_is_taken_before_another_that_would_do(tmp_path
     model = models.open_model(folder, "fill", ["fill-mask", "pretraining"], LoadingOptions())
     assert model.task == "pretraining"
     assert (
-        models.open_model(folder, "embed", ["text-encoding", "feature-extraction"], LoadingOptions(dtype="float64")).dtype
+        models.open_model(
+            folder, "embed", ["text-encoding", "feature-extraction"], LoadingOptions(dtype="float64")
+        ).dtype
         == torch.float64
     )
 
 
 def test_body_of_a_decoder_is_opened_with_the_head_it_shares(tmp_path: Path) -> None:
     folder = str(gpt2(tmp_path, "Model"))
-    assert (
-        models.open_model(folder, "generate", ["text-generation"], LoadingOptions()).task == "text-generation"
-    )
+    assert models.open_model(folder, "generate", ["text-generation"], LoadingOptions()).task == "text-generation"
