@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.lens.assembly import RunTracker, StepLink, key_marks
 from regard.lens.capture import Capture, Record
 from regard.lens.doctor import facts
+from regard.lens.doctor.report import merge_paths
 from regard.lens.doctor.visibility import MaskSummary, summarise_mask
 from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, TOP
@@ -264,11 +265,11 @@ class WatchContext:
 
 
 def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, Weights | None, MaskSummary | None]:
-    """The record of one call, measured now, because its tensors are the model's; its weights, and what queries summarise_mask."""
+    """The record of one call, measured now, because its tensors are the model's; its weights and its mask summary."""
     record = Record(observed.path, 0, observed.kind, observed.source, observed.kernel, observed.compiled)
     # 1. Measure the weights: computed from q and k, or as the model made them.
     weights: ComputedWeights | StoredWeights
-    sight: Sight | None = None
+    sight: MaskSummary | None = None
     if observed.call is not None and observed.trouble is None:
         call = observed.call
         sight = summarise_mask(call, observed.kind)
@@ -410,7 +411,7 @@ def name_unseen(
                 path, f"a product of shape {shape} that met another without a softmax that is known here"
             )
     for selector in layers.unmatched([*names, *(path for path in seen if path not in names)]):
-        there = f"those that ran are {places(names)}" if names else "none ran"
+        there = f"those that ran are {merge_paths(names)}" if names else "none ran"
         reasons[str(selector)] = f"layers={selector!r} fits no attention that was seen: {there}"
     return reasons
 

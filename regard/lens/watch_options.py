@@ -110,12 +110,12 @@ def read_watch_options(
         measured = replace(measured, names=measured.names | {"entropy", "received"})  # patterns are read from these
     # 2. Tokens, as words and as numbers that are equal for equal words.
     words = _read_words(tokens)
-    numbered = Tokens()
+    numbered = KeyTokens()
     if words is not None and len({len(row) for row in words}) == 1:
         number = {word: n for n, word in enumerate(dict.fromkeys(w for row in words for w in row))}
         ids = torch.tensor([[number[w] for w in row] for row in words])
         marks = torch.tensor([[w.lstrip(MARKS_OF_SPACE) in DELIMITERS for w in row] for row in words])
-        numbered = Tokens(ids, marks if bool(marks.any()) else None)
+        numbered = KeyTokens(ids, marks if bool(marks.any()) else None)
     # 3. What to keep.
     kept = () if keep is None else (keep,) if isinstance(keep, str) else keep
     if not isinstance(kept, Iterable):

@@ -143,10 +143,10 @@ def batches(
                 )
         if length is not None and max(counts) > length:
             batch = model.tokenizer.batch(some, length=length, truncate=True)
-        yield numbers, Batch(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
+        yield numbers, BatchEncoding(*(t.to(model.device) for t in (batch.ids, batch.mask, batch.types)))
 
 
-def single_batch(model: Model, text: str, second: str | None = None) -> Batch:
+def single_batch(model: Model, text: str, second: str | None = None) -> BatchEncoding:
     """One text, or a pair, as a batch on the model's device. Raises ValueError if it is too long or has no token."""
     encoded = model.tokenizer.encode(text, second)
     limit = max_text_positions(model)
