@@ -95,7 +95,7 @@ def as_array(tensor: Tensor) -> str:
     'colours come last, tensor.permute(1, 2, 0).numpy()'
     """
     if tensor.ndim == 4:
-        return "give pictures as a list; pixels that are prepared already go to the model itself, model(pixels=…)"
+        return "give pictures as a list; pixels that are prepared already go to the model itself, model(pixel_values=…)"
     bytes_of = "tensor" if tensor.dtype == torch.uint8 else "from 0 to 1, (tensor * 255).round().byte()"
     if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
         return f"colours come last, {bytes_of}.permute(1, 2, 0).numpy()"

@@ -32,10 +32,10 @@ S = TypeVar("S", bound=DecoderState)
 class Decoder(Protocol[S]):
     """A model that continues sequences; an encoder–decoder is one once its encoder has run."""
 
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, S]:
+    def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, S]:
         """Read a prompt: logits (B, V) after its last position, and the state that `step` continues.
 
-        ids: (B, N) tokens.  mask: (B, N), True = token, padding on the left; None: all are tokens.
+        input_ids: (B, N).  attention_mask: (B, N), True = token, padding on the left; None: all are tokens.
         length: positions to make room for, the prompt's and those of the new tokens that a `step` will read.
         """
 

@@ -1,21 +1,22 @@
-"""What every model has: where it came from, its checks of input, its result, its way back to a directory.
-
-Its verbs are in verbs/text_verbs.py and verbs/picture_verbs.py. It does not know whether a model has one tower or two.
-"""
+"""The base class of all models: checkpoint, tokenizer, checks of inputs, and what training libraries ask of a model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree
+from torch import Tensor, nn
 
 from regard.models.config import Settings
+from regard.models.losses import Targets, classification_loss, span_loss, token_loss
+from regard.models.outputs import ModelOutput
+from regard.nn.blocks import Tower
+from regard.nn.heads import LanguageHead
 from regard.tasks.image_verbs import PictureVerbs
 from regard.tasks.text_verbs import TextVerbs
 
@@ -23,46 +24,28 @@ if TYPE_CHECKING:
     from regard.data.image_processing import Preprocessor
     from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
-    from regard.nn.blocks import Tower
 
-__all__ = ["Model", "Result"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Result:
-    """What a model makes of ids or pixels. What the model does not have is None.
-
-    >>> Result(hidden=torch.zeros(1, 4, 8), logits=torch.zeros(1, 4, 13))
-    Result(hidden (1, 4, 8), logits (1, 4, 13))
-
-    hidden: (B, N, d), the last vectors; of the decoder in an encoder–decoder, of the text where there is one beside
-      a picture.
-    logits: by task: (B, N, V) words, (B, N, labels) tags, (B, N, 2) where an answer starts and ends, (B, labels),
-      (B, C, H, W) rebuilt pixels, (pictures, texts) how well they match.
-    pooled: (B, d), the family's own summary of a text.
-    next_sentence: (B, 2), whether the second text follows the first (0) or not (1), beside the words.
-    layers: what stood after the embedding and after each block, if every_layer was asked for.
-    memory, memory_layers: of the encoder in an encoder–decoder; of the picture beside a text.
-    text, picture: (B, e), one vector of length 1 for each, to be compared (CLIP, BLIP).
-    """
-
-    hidden: Tensor
-    logits: Tensor | None = None
-    pooled: Tensor | None = None
-    next_sentence: Tensor | None = None
-    layers: tuple[Tensor, ...] | None = None
-    memory: Tensor | None = None
-    memory_layers: tuple[Tensor, ...] | None = None
-    text: Tensor | None = None
-    picture: Tensor | None = None
-
-    def __repr__(self) -> str:
-        shapes = {name: tuple(t.shape) for name, t in vars(self).items() if isinstance(t, Tensor)}
-        layers = {name: f"{len(ts)} layers" for name, ts in vars(self).items() if isinstance(ts, tuple)}
-        return f"Result({', '.join(f'{name} {said}' for name, said in (shapes | layers).items())})"
+__all__ = ["ConfigValues", "Model", "ModelOutput"]
 
 
-_pytree.register_dataclass(Result, serialized_type_name="regard.models.model.Result")  # torch.export hands it on
+KEPT_OUT_OF_PREDICTIONS = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
+"""Fields that transformers.Trainer does not gather as predictions."""
+
+
+class ConfigValues(SimpleNamespace):
+    """config.json as attributes, for libraries that read `model.config`: transformers.Trainer, accelerate, PEFT."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by key."""
+        return dict(vars(self))
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """All values as JSON. `use_diff` is there for callers of transformers' method."""
+        return json.dumps(vars(self), indent=2, sort_keys=True, default=str)
+
+    def get_text_config(self, decoder: bool = False) -> ConfigValues:
+        """The values themselves: a model has one config here."""
+        return self
 
 
 class Model(TextVerbs, PictureVerbs):
@@ -138,18 +121,107 @@ class Model(TextVerbs, PictureVerbs):
 
         save(self, directory)
 
-    def tokens(self, ids: Sequence[int] | Tensor) -> list[str] | list[list[str]]:
-        """Labels of ids (N,) or (B, N), for people and for the lens: `regard.watch(model, tokens=model.tokens(ids))`.
+    def tokens(self, input_ids: Sequence[int] | Tensor) -> list[str] | list[list[str]]:
+        """Labels of input_ids (N,) or (B, N), for people and for the lens: `regard.watch(model, tokens=model.tokens(input_ids))`.
 
         Raises as `Tokenizer.tokens` does.
         """
-        if isinstance(ids, Tensor) and ids.ndim == 2:
-            return [self.tokenizer.tokens(row) for row in ids]
-        return self.tokenizer.tokens(ids)
+        if isinstance(input_ids, Tensor) and input_ids.ndim == 2:
+            return [self.tokenizer.tokens(row) for row in input_ids]
+        return self.tokenizer.tokens(input_ids)
 
     def extra_repr(self) -> str:
         """What `print(model)` says before its parts."""
         return f"{self.family.title}, task={self.task!r}"
+
+    # ------------------------------------------------------------------------------------ what training libraries ask
+
+    @cached_property
+    def config(self) -> ConfigValues:
+        """The values of config.json as attributes."""
+        values = {"model_type": self.family.model_type, "is_encoder_decoder": False, "problem_type": None}
+        if getattr(self, "head", None) is not None:
+            values["keys_to_ignore_at_inference"] = list(KEPT_OUT_OF_PREDICTIONS)
+        return ConfigValues(**values | self.settings.values)
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Does a call take `num_items_in_batch`, the labels of all accumulated batches? Language models do."""
+        return isinstance(getattr(self, "head", None), LanguageHead)
+
+    @property
+    def loss_type(self) -> str | None:
+        """The name of the loss in transformers, where labels are shifted by the model."""
+        return None
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        for name in ("tower", "encoder", "decoder", "text"):
+            part = getattr(self, name, None)
+            if isinstance(part, Model):
+                return part.get_input_embeddings()
+            if isinstance(part, Tower):
+                return part.embed.tokens
+        raise NotImplementedError(f"{self.family.title} with task {self.task!r} has no token embedding")
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **inputs: Any) -> dict[str, Any]:
+        """The arguments of a call with these tokens. PEFT replaces this method; `generate` does not use it."""
+        return {"input_ids": input_ids, **inputs}
+
+    def save_pretrained(self, directory: str | Path, **options: Any) -> None:
+        """`save`, under the name that training libraries call. Options of transformers' method are not read."""
+        self.save(directory)
+
+    def read_options(self, options: dict[str, Any]) -> Tensor | int | None:
+        """Check the further arguments of a call that transformers' models take: `num_items_in_batch`, or None.
+
+        Raises:
+            TypeError: for an argument that no model takes.
+            ValueError: for a value that asks for something a regard model does not return.
+        """
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise TypeError(f"{type(self).__name__}.forward() got an unexpected keyword argument {name!r}")
+            if name in REFUSED and value is not None and value != REFUSED[name][0]:
+                raise ValueError(f"{name}={value!r:.80} is not supported: {REFUSED[name][1]}")
+        return options.get("num_items_in_batch")
+
+    def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
+        """A text head's logits by field: start_logits and end_logits where it answers questions."""
+        if logits is None or self.task not in QUESTION_ANSWERING:
+            return {"logits": logits}
+        start, end = logits.unbind(-1)  # (B, N) each
+        return {"start_logits": start, "end_logits": end}
+
+    def text_loss(self, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
+        """The loss of a text head's output, as transformers computes it for the task.
+
+        Args:
+            output: logits, as `name_logits` names them.
+            targets: the labels of the call.
+            shift: position i predicts label i + 1.
+
+        Raises:
+            ValueError: if the targets are not those of the task, or do not fit the logits.
+        """
+        if output.start_logits is not None and output.end_logits is not None:
+            if targets.start_positions is None or targets.end_positions is None:
+                raise ValueError("question answering learns from start_positions and end_positions (B,): give both")
+            return span_loss(output.start_logits, output.end_logits, targets.start_positions, targets.end_positions)
+        logits, labels = output.logits, targets.labels
+        if logits is None or labels is None:
+            raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of these labels")
+        if logits.ndim == 2:
+            return self.classification_loss(logits, labels)
+        return token_loss(logits, labels, shift=shift, items=targets.items)
+
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of scores (B, labels), by config.json's problem_type."""
+        if labels.shape[:1] != logits.shape[:1]:
+            raise ValueError(f"labels must be of {len(logits)} inputs, got {tuple(labels.shape)}")
+        return classification_loss(logits, labels, self.config.problem_type)
+
+    # ----------------------------------------------------------------------------------------------- checks of inputs
 
     def check_device(self, name: str, given: Tensor) -> None:
         """Raise ValueError unless a tensor is where the model is: torch would say so from deep inside a layer."""
@@ -158,64 +230,92 @@ class Model(TextVerbs, PictureVerbs):
                 f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
             )
 
-    def check(self, ids: Tensor, mask: Tensor | None, vocabulary: int, most: int | None) -> Tensor | None:
-        """Check ids and mask before anything runs; the mask, or None where it hides nothing.
+    def check(
+        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None
+    ) -> Tensor | None:
+        """Check input_ids and attention_mask before anything runs; the mask as booleans, or None if it hides nothing.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-            got = str(ids.dtype) if isinstance(ids, Tensor) else type(ids).__name__
+        if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+            got = str(input_ids.dtype) if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise TypeError(
-                f"ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
+                f"input_ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
                 "model.tokenizer.batch([…]).ids makes them"
             )
-        if ids.ndim != 2 or 0 in ids.shape:
-            raise ValueError(f"ids must be (B, N) with at least one text and one token, got {tuple(ids.shape)}")
-        self.check_device("ids", ids)
-        n = ids.shape[1]
+        if input_ids.ndim != 2 or 0 in input_ids.shape:
+            raise ValueError(
+                f"input_ids must be (B, N) with at least one text and one token, got {tuple(input_ids.shape)}"
+            )
+        self.check_device("input_ids", input_ids)
+        n = input_ids.shape[1]
         if most is not None and n > most:
             raise ValueError(
                 f"the text has {n} tokens, and the model has {most} positions: shorten it, or ask the tokenizer to "
                 f"(tokenizer.batch(…, length={most}, truncate=True))"
             )
-        if mask is not None and (
-            not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(ids), n)
-        ):
-            got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"mask must be booleans ({len(ids)}, {n}), True = token, got {got}")
-        if mask is not None:
-            self.check_device("mask", mask)
+        mask = None
+        if attention_mask is not None:
+            mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
         if torch.compiler.is_compiling():
             return mask
-        low, high = torch.aminmax(ids)
-        facts = torch.stack([low, high, mask.all().to(ids.dtype) if mask is not None else low])
+        low, high = torch.aminmax(input_ids)
+        facts = torch.stack([low, high, low if mask is None else mask.all().to(input_ids.dtype)])
         first, last, whole = facts.tolist()  # one wait for the device
         if not 0 <= first <= last < vocabulary:
             wrong = first if first < 0 else last
             raise ValueError(
                 f"token id {wrong} is outside the vocabulary of {vocabulary}: ids are 0 to {vocabulary - 1}"
             )
-        return None if mask is not None and whole else mask
+        return None if whole else mask
 
-    def check_positions(self, ids: Tensor, positions: Tensor | None, tower: Tower) -> None:
-        """Check positions that were given for ids (B, N), which a tower reads.
+    def booleans(self, name: str, given: Tensor, shape: Sequence[int]) -> Tensor:
+        """A mask of 1/0 or booleans as booleans. Raises ValueError for another dtype or shape."""
+        if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != tuple(shape):
+            got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"{name} must be 1/0 or booleans {tuple(shape)}, got {got}")
+        self.check_device(name, given)
+        if given.dtype == torch.bool:
+            return given
+        if not torch.compiler.is_compiling() and not bool(((given == 0) | (given == 1)).all()):
+            raise ValueError(
+                f"{name} must be 1/0 or booleans, got {given.dtype} {int(given.min())} to {int(given.max())}"
+            )
+        return given == 1
+
+    def check_positions(self, input_ids: Tensor, position_ids: Tensor | None, tower: Tower) -> None:
+        """Check position_ids that were given for input_ids (B, N), which a tower reads.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if positions is None:
+        if position_ids is None:
             return
         if tower.embed.positions is None and tower.rotary is None:
-            raise ValueError(f"{self.family.title} knows distances, no positions: leave out positions")
-        if not isinstance(positions, Tensor) or positions.dtype not in (torch.int64, torch.int32):
-            got = str(positions.dtype) if isinstance(positions, Tensor) else type(positions).__name__
-            raise TypeError(f"positions must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
-        batch, n = ids.shape
-        if positions.shape not in ((n,), (1, n), (batch, n)):
-            raise ValueError(f"positions must be ({n},) or ({batch}, {n}) as ids, got {tuple(positions.shape)}")
+            raise ValueError(f"{self.family.title} has relative positions alone: leave out position_ids")
+        if not isinstance(position_ids, Tensor) or position_ids.dtype not in (torch.int64, torch.int32):
+            got = str(position_ids.dtype) if isinstance(position_ids, Tensor) else type(position_ids).__name__
+            raise TypeError(f"position_ids must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
+        batch, n = input_ids.shape
+        if position_ids.shape not in ((n,), (1, n), (batch, n)):
+            raise ValueError(
+                f"position_ids must be ({n},) or ({batch}, {n}) as input_ids, got {tuple(position_ids.shape)}"
+            )
         if torch.compiler.is_compiling():
             return
-        first, last = torch.stack(torch.aminmax(positions)).tolist()
+        first, last = torch.stack(torch.aminmax(position_ids)).tolist()
         most = tower.embed.most
         if first < 0 or (most is not None and last >= most):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
-            raise ValueError(f"positions must be {limit}, got {first} to {last}")
+            raise ValueError(f"position_ids must be {limit}, got {first} to {last}")
+
+
+QUESTION_ANSWERING = ("question-answering", "answer")
+
+# Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.
+REFUSED: dict[str, tuple[Any, str]] = {
+    "inputs_embeds": (None, "give input_ids"),
+    "output_attentions": (False, "regard.watch(model) gives the attention weights"),
+    "past_key_values": (None, "model.generate keeps its own cache"),
+    "return_dict": (True, "the output is a ModelOutput; out.to_tuple() is the tuple"),
+}
+OPTIONS = {*REFUSED, "use_cache", "num_items_in_batch"}

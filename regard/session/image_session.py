@@ -16,7 +16,7 @@ from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Settings
 from regard.models.dual_encoder import DualModel
-from regard.models.flamingo import FlamingoModel, last_picture
+from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import empty, family_of, load
 from regard.models.model import Model
@@ -115,7 +115,7 @@ def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -
             "leave the text out"
         )
     pixels, (frame,) = _prepared(model, picture)
-    return Given(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frame))
+    return Given(without_dropout(model, lambda: model(pixel_values=pixels)), model.layouts(frame))
 
 
 def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
@@ -129,7 +129,7 @@ def _captioned(model: Captioner, picture: Picture, text: str | None) -> Given:
         ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
     ids = ids.to(model.device)
     words = [START, *_labels(model, ids[0, 1:])]  # of `start` the tokenizer may know nothing
-    read = without_dropout(model, lambda: model(ids, pixels=pixels))
+    read = without_dropout(model, lambda: model(ids, pixel_values=pixels))
     return Given(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
@@ -142,10 +142,10 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     ids = model.tokenizer.batch([text]).ids.to(model.device)  # (1, N)
     n = ids.shape[1]
     if isinstance(model, Matcher):
-        read = without_dropout(model, lambda: model(ids, pixels=pixels))
+        read = without_dropout(model, lambda: model(ids, pixel_values=pixels))
         return Given(read, model.layouts(frame, n), [model.tokenizer.tokens(ids[0])], text)
     answer = model.answer(picture, text, new_tokens=_room(model.decoder.embed.most, 1))
-    read = without_dropout(model, lambda: model.read_picture(pixels, ids))
+    read = without_dropout(model, lambda: model.read_image(pixels, ids))
     layouts = model.layouts(frame, n, 1)
     seen = {path: sides for path, sides in layouts.items() if not path.startswith("decoder.")}
     return Given(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
@@ -182,9 +182,9 @@ def _inserted(model: PictureWriter, prompt: Tensor, ids: Tensor, pixels: Tensor)
 
 def _looked_at(model: FlamingoModel, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
     """The same, where what was written sees what the last token of the prompt sees. pixels: (P, C, H, W)."""
-    sees = last_picture(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
+    sees = last_image(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
     sees = torch.cat([sees, sees[:, -1:].expand(-1, ids.shape[1] - prompt.shape[1], -1)], 1)  # (1, N, P)
-    return lambda: model(ids, pixels=pixels[None], sees=sees)
+    return lambda: model(ids, pixel_values=pixels[None], image_attention_mask=sees)
 
 
 def _room(most: int | None, count: int) -> int:

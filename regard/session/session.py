@@ -49,7 +49,7 @@ def reader(model: Model, ids: Tensor) -> Callable[[], None]:
     def read() -> None:
         here = ids.to(model.device)  # where the model is now: it may have moved since
         if isinstance(model, EncoderDecoder):
-            model(here, target=torch.full((1, 1), model.start, device=model.device))
+            model(here, decoder_input_ids=torch.full((1, 1), model.start, device=model.device))
         else:
             model(here)
 

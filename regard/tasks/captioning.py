@@ -191,7 +191,7 @@ def _begun(model: Model, texts: list[str], said: Defaults, pixels: Tensor) -> Be
         return begin(model, texts, said, list(pixels.unsqueeze(1)))
     batch = model.tokenizer.batch(texts)
     _check_length(model, batch.ids.shape[1])
-    decoder = model.read_picture(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
+    decoder = model.read_image(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
     starts = torch.full((len(texts), 1), model.start, device=model.device)
     embed = model.decoder.embed
     return Begun(decoder, starts, None, embed.most, embed.tokens.num_embeddings, None, (model.end,), model.pad)
@@ -207,7 +207,7 @@ def _caption(model: Captioner, texts: list[str], pixels: Tensor) -> Begun:
         ids, mask = model.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
     after = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
     embed, words = model.decoder.embed, model.decoder.embed.tokens.num_embeddings
-    return Begun(model.read_picture(pixels), ids, mask, embed.most, words, after, (model.end,), model.pad)
+    return Begun(model.read_image(pixels), ids, mask, embed.most, words, after, (model.end,), model.pad)
 
 
 def _check_length(model: Model, count: int) -> None:

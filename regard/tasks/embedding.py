@@ -74,7 +74,7 @@ def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
     if isinstance(model, (Answerer, Captioner)):
         return "it makes no vector of a text alone"
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
-    pictures = "model.encode_picture(model.preprocessor(pictures).pixels) gives vectors of pictures"
+    pictures = "model.encode_image(model.preprocessor(pictures).pixels) gives vectors of pictures"
     if isinstance(model, DualModel) and (model.text is None or model.vision is None):
         return pictures if model.text is None else texts
     return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
@@ -167,4 +167,4 @@ def _hidden(model: Model, batch: Batch) -> Tensor:
     """Vectors of the tokens: the encoder's, where there are two towers."""
     if isinstance(model, EncoderDecoder):
         return model.encode(batch.ids, batch.mask)
-    return result_of(model, batch).hidden
+    return result_of(model, batch).last_hidden_state

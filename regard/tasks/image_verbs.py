@@ -300,7 +300,7 @@ class PictureVerbs(nn.Module):
 
         `.map` (d, rows, columns), `.vectors` (N, d), `.cls` and `.pooled` where the model has them, `.layout` what each
         token is and where it lies in the model's pixels, `.frame` where these lie in the picture. `.pooled` is the
-        tower's summary; to search with CLIP or BLIP, `model.encode_picture(pixels)` and `model.encode_text(ids, mask)`
+        tower's summary; to search with CLIP or BLIP, `model.encode_image(pixels)` and `model.encode_text(ids, mask)`
         give the vectors that are compared.
 
         layer: after how many blocks (Swin: stages), 0 before the first, below 0 from the end; without the norm that the

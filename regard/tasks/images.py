@@ -241,12 +241,12 @@ def read_pictures(model: Reader, pixels: Sequence[Tensor | None]) -> PictureRead
     """A decoder that has looked at the pictures of each prompt. pixels: (P, 3, H, W) for each, None for none."""
     there = [each for each in pixels if each is not None]
     if not there:
-        return model.read_picture(None)
+        return model.read_image(None)
     if isinstance(model, PictureWriter):
-        return model.read_picture(torch.cat(there))
+        return model.read_image(torch.cat(there))
     most = max(len(each) for each in there)
     filled = there[0].new_zeros(len(pixels), most, *there[0].shape[1:])  # (B, P, 3, H, W)
     for row, each in zip(filled, pixels, strict=True):
         if each is not None:
             row[: len(each)] = each
-    return model.read_picture(filled)
+    return model.read_image(filled)

@@ -16,7 +16,8 @@ from regard.models.dual_encoder import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
 from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision_language import PictureWriter
 
@@ -149,11 +150,11 @@ def one(model: Model, text: str, second: str | None = None, *, remedy: str = "sh
 
 
 @torch.no_grad()
-def result_of(model: Model, batch: Batch) -> Result:
+def result_of(model: Model, batch: Batch) -> ModelOutput:
     """What the model makes of a batch; segments are told to those that have them."""
     if isinstance(model, TextModel) and model.tower.embed.types is not None:
-        return cast(Result, model(batch.ids, batch.mask, types=batch.types))
-    return cast(Result, model(batch.ids, batch.mask))
+        return cast(ModelOutput, model(batch.ids, batch.mask, token_type_ids=batch.types))
+    return cast(ModelOutput, model(batch.ids, batch.mask))
 
 
 def probabilities(logits: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from regard.data.tokenizer import Batch
 from regard.layouts import Frame, Layout
 from regard.models.dual_encoder import DualModel
 from regard.models.image_text import Matcher
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.vision import VisionModel, check_pixels
 from regard.nn.vision import Grid, VisionTower
 from regard.nn.windows import WindowTower
@@ -38,7 +39,7 @@ class Features:
     name: of its file.  vectors: (N, d).  grid: rows and columns of the patches.
     layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the picture.
     pooled: (d,) or another width, the tower's own summary; None where it has none, or another layer was asked for. It
-      is not the vector that CLIP and BLIP compare with texts: `model.encode_picture` gives that.
+      is not the vector that CLIP and BLIP compare with texts: `model.encode_image` gives that.
     """
 
     name: str
@@ -97,25 +98,26 @@ def _layer(layer: int, depth: int) -> int:
 def _of(model: Model, tower: VisionTower | WindowTower, part: Looked, layer: int | None) -> list[Features]:
     """Of pictures of one size. layer: None for the last."""
     result = _result(model, tower, part.pixels, layer is not None)
-    vectors = result.hidden  # (B, N, d)
+    vectors = result.last_hidden_state  # (B, N, d)
     if layer is not None:
-        assert result.layers is not None
-        vectors = result.layers[layer]
-    pooled = [None] * len(vectors) if layer is not None or result.pooled is None else list(result.pooled)
+        assert result.hidden_states is not None
+        vectors = result.hidden_states[layer]
+    pooled = [None] * len(vectors) if layer is not None or result.pooler_output is None else list(result.pooler_output)
     grid, layout = _lies(tower, part.frames[0].pixels, layer)
     rows = zip(part.names, vectors, pooled, part.frames, strict=True)
     return [Features(name, row, grid, layout, frame, summary) for name, row, summary, frame in rows]
 
 
-def _result(model: Model, tower: VisionTower | WindowTower, pixels: Tensor, every_layer: bool) -> Result:
+def _result(model: Model, tower: VisionTower | WindowTower, pixels: Tensor, output_hidden_states: bool) -> ModelOutput:
     """What the tower makes; with a summary where the model has one for pictures."""
     if isinstance(model, (DualModel, VisionModel)):
-        result = model(pixels=pixels, every_layer=every_layer)
-        assert isinstance(result, Result)
+        result = model(pixel_values=pixels, output_hidden_states=output_hidden_states)
+        assert isinstance(result, ModelOutput)
         return result
     patches = tower.embed.patches
-    hidden, layers = tower(check_pixels(pixels, patches.channels, patches.least, model), every_layer=every_layer)
-    return Result(hidden, layers=layers)
+    pixels = check_pixels(pixels, patches.channels, patches.least, model)
+    x, hidden_states = tower(pixels, output_hidden_states=output_hidden_states)
+    return ModelOutput(last_hidden_state=x, hidden_states=hidden_states)
 
 
 def _lies(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[Grid, Layout]:
@@ -186,7 +188,7 @@ def match(
         names, values = judge(model, pictures, batch, lambda pixels: _beside(model, pixels, read))
         return Matched(names, tuple(given), values.cpu(), "probability")
     words = _vectors(model, read)  # (T, e)
-    names, values = judge(model, pictures, batch, lambda pixels: _wide(model.encode_picture(pixels)) @ _wide(words).T)
+    names, values = judge(model, pictures, batch, lambda pixels: _wide(model.encode_image(pixels)) @ _wide(words).T)
     return Matched(names, tuple(given), values.cpu(), "cosine")
 
 
@@ -212,7 +214,7 @@ def classify_by(
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
     said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
     words = _vectors(model, _read(model, said, batch, truncate))  # (T, e)
-    names, logits = judge(model, pictures, batch, lambda pixels: model.head(words, model.encode_picture(pixels)))
+    names, logits = judge(model, pictures, batch, lambda pixels: model.head(words, model.encode_image(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="picture")
 
 
