@@ -217,8 +217,8 @@ def check_llava(device: str) -> str:
         model = twin.ours(torch.float32, device=device)
         given = {n: x.to(device) for n, x in test_llava.chosen(test_llava.USUAL_NAME, "a batch").items()}
         more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11)).to(device)
-        reading = model.read_picture(given["pixels"])
-        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        reading = model.read_image(given["pixel_values"])
+        _, state = reading.begin(given["input_ids"], given["attention_mask"], length=given["input_ids"].shape[1] + 5)
         made = torch.stack([reading.step(state, column).clone() for column in more.T])
         assert device == "cpu" or state.captured is not None, "the step was not captured"
         baseline = test_llava.continued(model, given, more)
@@ -244,13 +244,13 @@ def check_long(device: str, name: str) -> str:
         config = transformers.BigBirdConfig(vocab_size=101, max_position_embeddings=600, block_size=16, **shape)
     ids = torch.randint(3, 101, (2, 512), generator=torch.Generator().manual_seed(5))
     mask = torch.arange(512) < torch.tensor([[512], [391]])
-    extra = {"global_tokens": torch.arange(512).expand(2, 512) == 0} if name == "Longformer" else {}
+    extra = {"global_attention_mask": torch.arange(512).expand(2, 512) == 0} if name == "Longformer" else {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         twin = Twin(f"{name}Model", config, Path(folder))
 
         def hidden(dtype: torch.dtype, where: str) -> torch.Tensor:
             given = {n: x.to(where) for n, x in extra.items()}
-            return twin.ours(dtype, device=where)(ids.to(where), mask.to(where), **given).hidden.cpu()[mask]
+            return twin.ours(dtype, device=where)(ids.to(where), mask.to(where), **given).last_hidden_state.cpu()[mask]
 
         truth = hidden(torch.float64, "cpu")
         for dtype in (torch.float32, torch.bfloat16):

@@ -280,14 +280,14 @@ def pair(name: str) -> tuple[Callable[[], object], Callable[[], object]]:
         theirs, tells = transformers.LongformerModel(config), ({}, {})
         if "global" in name:
             chosen = torch.arange(TOKENS)[None] == 0
-            tells = {"global_attention_mask": chosen.long()}, {"global_tokens": chosen}
+            tells = {"global_attention_mask": chosen.long()}, {"global_attention_mask": chosen}
     theirs = theirs.eval().requires_grad_(False)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         ours = regard.load(folder).requires_grad_(False)
     ids = torch.randint(5, 1000, (1, TOKENS))
     calls = lambda: theirs(ids, **tells[0]), lambda: ours(ids, **tells[1])
-    torch.testing.assert_close(calls[1]().hidden, calls[0]().last_hidden_state, rtol=0, atol=1e-4)
+    torch.testing.assert_close(calls[1]().last_hidden_state, calls[0]().last_hidden_state, rtol=0, atol=1e-4)
     return calls
 
 

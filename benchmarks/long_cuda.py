@@ -240,8 +240,8 @@ class Pair:
 
     def our_call(self, ids: Tensor, chosen: Tensor | None) -> Run:
         """Ours on the same."""
-        more = {} if chosen is None else {"global_tokens": chosen}
-        return lambda: self.ours(ids, **more).hidden
+        more = {} if chosen is None else {"global_attention_mask": chosen}
+        return lambda: self.ours(ids, **more).last_hidden_state
 
 
 def longformer(bench: Bench) -> list[str]:

@@ -78,7 +78,7 @@ def forward(rounds: int = 15) -> str:
                 for kind, hides in (("whole", None), ("padded", mask)):
                     peer = partial(theirs, ids, attention_mask=None if hides is None else hides.long(), **extra)
                     mine = partial(ours, ids, hides)
-                    gap = float((peer().last_hidden_state - mine().hidden)[mask].abs().max())
+                    gap = float((peer().last_hidden_state - mine().last_hidden_state)[mask].abs().max())
                     rows.append([*compared(f"{name}, {kind}", peer, mine, rounds), f"{gap:.1e}"])
                     print(" ".join(rows[-1]), flush=True)
     headers = [*HEADERS, "difference"]

@@ -100,7 +100,7 @@ def on_cpu(name: str, config: Any, attention: str, rounds: int) -> str:
             for count in (1, 8):
                 pixels = torch.randn(count, 3, 224, 224)
                 for kind, theirs in peers.items():
-                    gap = float((theirs(pixels).last_hidden_state - ours(pixels).hidden).abs().max())
+                    gap = float((theirs(pixels).last_hidden_state - ours(pixels).last_hidden_state).abs().max())
                     often = 3 * rounds if count == 1 else rounds  # a short call is disturbed more
                     calls = partial(theirs, pixels), partial(ours, pixels)
                     row = compared(f"{count} × 224 × 224, {kind}", *calls, often)
@@ -168,7 +168,7 @@ def llava_on_cuda(rounds: int = 3) -> str:
     ids = torch.cat([words[:, :8], torch.full((1, PATCHES), 32000, device="cuda"), words[:, 8:]], 1)
     ours = on_device(config, "image-text-to-text")
     runs: dict[str, Callable[[], Tensor]] = {
-        "ours": lambda: generate(ours.read_picture(pixels), ids, None, max_new_tokens=NEW, pad_token_id=0).ids,
+        "ours": lambda: generate(ours.read_image(pixels), ids, None, max_new_tokens=NEW, pad_token_id=0).ids,
         **their_answers(theirs_on_device("LlavaForConditionalGeneration", config), ids, pixels),
     }
     seconds = {kind: statistics.median(times) for kind, times in generated(runs, NEW, rounds).items()}

@@ -122,10 +122,10 @@ def generated(folder: Path, given: dict[str, dict[str, Tensor]], mesh: DeviceMes
         model = regard.load(folder / name, dtype=torch.float64)
         if mesh is not None:
             parallelize(model, mesh)
-        ids, decoder = given[name]["ids"], model
+        ids, decoder = given[name]["input_ids"], model
         with torch.no_grad():
             if name == "t5":
-                decoder, ids = model.read(ids, given[name]["mask"]), torch.zeros_like(ids[:, :1])
+                decoder, ids = model.read(ids, given[name]["attention_mask"]), torch.zeros_like(ids[:, :1])
             made[name] = generate(decoder, ids, None, max_new_tokens=5, pad_token_id=0).ids
     return made
 

@@ -57,17 +57,17 @@ def inputs(family: str, which: int) -> dict[str, Any]:
     if family not in TWO:
         return texts(29, "right", pad=1 if family in ("roberta", "longformer") else 0, first=7)
     given = texts(29, "right", first=7)
-    count = torch.arange(given.pop("positions").shape[1])  # as transformers counts, padding too
-    positions = {} if family == "t5" else {"positions": count}  # which knows distances only
-    return {**given, **positions, "target": texts(29, length=7, first=7)["ids"]}
+    count = torch.arange(given.pop("position_ids").shape[1])  # as transformers counts, padding too
+    positions = {} if family == "t5" else {"position_ids": count}  # which knows distances only
+    return {**given, **positions, "decoder_input_ids": texts(29, length=7, first=7)["input_ids"]}
 
 
 def check(family: str, which: int, directory: Path, device: str) -> None:
     given = inputs(family, which)
-    real = torch.ones_like(given["target"], dtype=torch.bool) if family in TWO else None
+    real = torch.ones_like(given["decoder_input_ids"], dtype=torch.bool) if family in TWO else None
     theirs = {"position_ids": None} if family in COUNTING else None
     if family in COUNTING:
-        given.pop("positions")
+        given.pop("position_ids")
     assert_same(twin_of(family, which, directory), torch.bfloat16, given, theirs, real=real, device=device)
 
 

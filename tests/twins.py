@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from regard.models.encoder_decoder import shift_right
 from regard.models.loading import load, places
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.testing import largest_error
 
 RATIO = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
@@ -81,10 +82,14 @@ def texts(vocabulary: int, side: str = "none", *, length: int = 11, pad: int = 0
     """
     ids = torch.randint(first, vocabulary, (13, length), generator=torch.Generator().manual_seed(3))
     if side == "none":
-        return {"ids": ids}
+        return {"input_ids": ids}
     lengths, place = (length - torch.arange(13) % (length - 1))[:, None], torch.arange(length)
     mask = place < lengths if side == "right" else place >= length - lengths
-    return {"ids": ids.where(mask, pad), "mask": mask, "positions": (mask.cumsum(1) - 1).clamp(min=0)}
+    return {
+        "input_ids": ids.where(mask, pad),
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(1) - 1).clamp(min=0),
+    }
 
 
 def pairs(vocabulary: int, side: str = "none", *, end: int | None = None, start: int = 2) -> dict[str, Tensor]:
@@ -93,33 +98,40 @@ def pairs(vocabulary: int, side: str = "none", *, end: int | None = None, start:
     end: each text ends with this token, and the decoder reads the same text after `start`, as to classify it.
     """
     given = texts(vocabulary, side)
-    given.pop("positions", None)
-    mask = given.get("mask", torch.ones_like(given["ids"], dtype=torch.bool))
+    given.pop("position_ids", None)
+    mask = given.get("attention_mask", torch.ones_like(given["input_ids"], dtype=torch.bool))
     if end is not None:
-        given["ids"][torch.arange(13), (mask * torch.arange(1, 12)).argmax(1)] = end
-        again = {"target": shift_right(given["ids"], start, mask), "target_mask": mask}
+        given["input_ids"][torch.arange(13), (mask * torch.arange(1, 12)).argmax(1)] = end
+        again = {"decoder_input_ids": shift_right(given["input_ids"], start, mask), "decoder_attention_mask": mask}
     else:
         other = texts(vocabulary, side, length=7)
-        again = {"target": other["ids"].flip(0), "target_mask": other.get("mask", mask[:, :7]).flip(0)}
-    return given | again if side != "none" else given | {"target": again["target"]}
+        again = {
+            "decoder_input_ids": other["input_ids"].flip(0),
+            "decoder_attention_mask": other.get("attention_mask", mask[:, :7]).flip(0),
+        }
+    return given | again if side != "none" else given | {"decoder_input_ids": again["decoder_input_ids"]}
 
 
 def side_by_side(model: Model, right: dict[str, Tensor], left: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """What a model with two towers makes of the same tokens padded right and left: logits or vectors of tokens."""
-    for name, mask in (("ids", "mask"), ("target", "target_mask")):
+    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         left[name] = torch.zeros_like(left[name]).masked_scatter(left[mask], right[name][right[mask]])
     made = []
     for given in (right, left):
         result = model(**given)
-        found = result.hidden if result.logits is None else result.logits
-        made.append(found[given["target_mask"]] if found.shape[:2] == given["target_mask"].shape else found)
+        found = result.last_hidden_state if result.logits is None else result.logits
+        made.append(
+            found[given["decoder_attention_mask"]]
+            if found.shape[:2] == given["decoder_attention_mask"].shape
+            else found
+        )
     return made[0], made[1]
 
 
 def pictures(height: int, width: int, count: int = 3, channels: int = 3) -> dict[str, Tensor]:
     """Pixels (count, channels, height, width), representable in bf16."""
     drawn = torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    return {"pixels": drawn.bfloat16().double()}
+    return {"pixel_values": drawn.bfloat16().double()}
 
 
 @dataclass
@@ -168,9 +180,9 @@ def assert_same(
     device: where ours and the baseline run; truth is made on the CPU.
     """
     theirs = {n: t for n, t in {**their_names(inputs), **(theirs or {})}.items() if t is not None}
-    real = inputs.get("mask") if real is None else real
+    real = inputs.get("attention_mask") if real is None else real
     ours = twin.ours(dtype, device=device)
-    made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, every_layer=True)), real, gradients)}
+    made = {dtype: run(ours, inputs, lambda m, x: of_ours(m(**x, output_hidden_states=True)), real, gradients)}
     for kind in {torch.float32, dtype} - {torch.float64}:
         made["base", kind] = run(twin.baseline(kind).to(device), theirs, twin.read, real, gradients)
     with widened():
@@ -199,23 +211,9 @@ def assert_same(
 
 
 def their_names(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Ours → theirs: ids, mask, types, target, target_mask. Positions are counted in the mask, as ours are.
-
-    A decoder beside an encoder takes no positions there.
-    """
-    names = {
-        "ids": "input_ids",
-        "mask": "attention_mask",
-        "types": "token_type_ids",
-        "positions": "position_ids",
-        "target": "decoder_input_ids",
-        "target_mask": "decoder_attention_mask",
-        "pixels": "pixel_values",
-        "sees": "image_attention_mask",
-        "hidden": "bool_masked_pos",
-    }
-    given = {n: t for n, t in inputs.items() if t is not None and n != "target_positions"}
-    return {names[n]: t.long() if t.dtype == torch.bool and n != "hidden" else t for n, t in given.items()}
+    """The same arguments for transformers, masks as integers. A decoder beside an encoder takes no positions there."""
+    given = {n: t for n, t in inputs.items() if t is not None and n != "decoder_position_ids"}
+    return {n: t.long() if t.dtype == torch.bool and n != "bool_masked_pos" else t for n, t in given.items()}
 
 
 def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None, gradients: bool) -> dict[str, Any]:
@@ -236,30 +234,30 @@ def run(model: nn.Module, inputs: dict[str, Any], read: Any, real: Tensor | None
     return found
 
 
-def of_ours(result: Result) -> dict[str, Tensor]:
-    named = {"logits": result.logits, "pooled": result.pooled, "next sentence": result.next_sentence}
-    named |= {"text": result.text, "picture": result.picture}
-    if result.logits is None:
-        named["hidden"] = result.hidden
-    named |= {f"layer {i}": t for i, t in enumerate(result.layers or ())}
-    named |= {f"memory layer {i}": t for i, t in enumerate(result.memory_layers or ())}
-    return {n: t for n, t in named.items() if t is not None}
+def of_ours(output: ModelOutput) -> dict[str, Tensor]:
+    return _named(output, output.hidden_states) | {
+        n: t for n, t in (("text", output.text_embeds), ("picture", output.image_embeds)) if t is not None
+    }
 
 
 def of_theirs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
     dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
     floats = {n: t.to(dtype) for n, t in inputs.items() if isinstance(t, Tensor) and t.is_floating_point()}
     out = model(**{**inputs, **floats}, output_hidden_states=True)
+    return _named(out, out.get("decoder_hidden_states", out.get("hidden_states")))
+
+
+def _named(out: Any, hidden_states: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
+    """What is compared of an output, ours or transformers'."""
     get = out.get
-    named = {"logits": get("logits", get("prediction_logits", get("reconstruction")))}
-    named["pooled"] = get("pooler_output")
-    named["next sentence"] = get("seq_relationship_logits", get("sop_logits"))
+    logits = get("logits", get("prediction_logits", get("reconstruction", get("logits_per_image"))))
     if get("start_logits") is not None:
-        named["logits"] = torch.stack([out.start_logits, out.end_logits], -1)
-    if named["logits"] is None:
-        named["hidden"] = out.last_hidden_state
-    layers = get("decoder_hidden_states", get("hidden_states")) or ()
-    named |= {f"layer {i}": t for i, t in enumerate(layers)}
+        logits = torch.stack([out["start_logits"], out["end_logits"]], -1)
+    named = {"logits": logits, "pooled": get("pooler_output")}
+    named["next sentence"] = get("seq_relationship_logits", get("sop_logits"))
+    if logits is None:
+        named["hidden"] = out["last_hidden_state"]
+    named |= {f"layer {i}": t for i, t in enumerate(hidden_states or ())}
     named |= {f"memory layer {i}": t for i, t in enumerate(get("encoder_hidden_states") or ())}
     return {n: t for n, t in named.items() if t is not None}
 
@@ -315,8 +313,8 @@ def assert_side_of_padding_changes_nothing(model: Model, *, pad: int = 0) -> Non
     made = {}
     tokens = texts(31, "right", first=7)
     for side in ("right", "left"):
-        mask = texts(31, side)["mask"]
-        ids = torch.full(mask.shape, pad).masked_scatter(mask, tokens["ids"][tokens["mask"]])
+        mask = texts(31, side)["attention_mask"]
+        ids = torch.full(mask.shape, pad).masked_scatter(mask, tokens["input_ids"][tokens["attention_mask"]])
         found = of_ours(model(ids, mask))
         made[side] = {n: t[mask] if t.shape[:2] == mask.shape else t for n, t in found.items()}
     assert made["right"]

@@ -1,21 +1,20 @@
-"""A model that reads texts and looks at pictures, and says how well they go together (CLIP, BLIP).
+"""Dual encoders: a text tower and an image tower whose outputs are compared (CLIP, BLIP).
 
-    ids (B, N) ─ text ─ end token ─ layer ─ length 1 ────────┐
-    pixels (P, C, H, W) ─ vision ─ cls ─ layer ─ length 1 ───┴─ likeness (P, B)
+    input_ids (B, N) ─ text ─ end token ─ projection ─ normalize ────────┐
+    pixel_values (P, C, H, W) ─ vision ─ cls ─ projection ─ normalize ───┴─ similarity (P, B)
 
-    >>> model = regard.load("openai/clip-vit-base-patch32")                                     # doctest: +SKIP
-    >>> words = model.tokenizer.batch(["a photo of a cat", "a photo of a dog"])                 # doctest: +SKIP
-    >>> model(words.ids, words.mask, pixels=torch.zeros(1, 3, 224, 224)).logits.shape           # doctest: +SKIP
+    >>> model = regard.load("openai/clip-vit-base-patch32")                                           # doctest: +SKIP
+    >>> texts = model.tokenizer.batch(["a photo of a cat", "a photo of a dog"])                       # doctest: +SKIP
+    >>> out = model(texts.ids, texts.mask, pixel_values=torch.zeros(1, 3, 224, 224))                  # doctest: +SKIP
+    >>> out.logits_per_image.shape                                                                    # doctest: +SKIP
     torch.Size([1, 2])
 
-Texts and pictures never see each other before the end: as many of either as one likes. It knows no family.
-
-Axis letters: B texts, P pictures, N tokens, d width of a tower, e width that both share.
+Axis letters: B texts, P images, N tokens, d width of a tower, e width that both share.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,9 @@ from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Sides
 from regard.models.config import Config
-from regard.models.model import Model, Result
+from regard.models.losses import contrastive_loss
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
 from regard.nn.blocks import Tower
 from regard.nn.heads import EndPooler, Pooler
@@ -61,15 +62,6 @@ class Comparison(nn.Module):
         return self.scale.exp() * (pictures @ texts.T)
 
 
-class _Read(NamedTuple):
-    """What one tower made."""
-
-    hidden: Tensor  # (B, N, d)
-    layers: tuple[Tensor, ...] | None
-    pooled: Tensor  # (B, d)
-    vector: Tensor  # (B, e)
-
-
 class DualModel(Model):
     """A tower of texts and one of pictures, whose summaries are compared; a checkpoint may hold one of them alone.
 
@@ -96,54 +88,70 @@ class DualModel(Model):
 
     def forward(
         self,
-        ids: Tensor | None = None,
-        mask: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         *,
-        pixels: Tensor | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N), pixels (P, C, H, W), or both → Result.
+        pixel_values: Tensor | None = None,
+        return_loss: bool | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts, images, or both.
 
-        Both: .logits (P, B) how alike, .text (B, e) and .picture (P, e) the vectors compared; .hidden, .pooled and
-        .layers are the text's, .memory and .memory_layers the picture's. One alone: .hidden, .pooled, .layers and its
-        vector. Positions are interpolated where a picture is not of the size that they were learnt for.
+        Of both: `logits_per_image` (P, B), `logits_per_text`, `text_embeds` (B, e), `image_embeds` (P, e); hidden
+        states and pooler_output are the text's, encoder_last_hidden_state and encoder_hidden_states the image's. Of
+        one alone: its embeds, last_hidden_state, pooler_output and hidden_states.
 
-        mask: (B, N), True = token; None if all are.
-        every_layer: keep what stood after each block, before the last norm.
-        Raises TypeError or ValueError, before anything runs, for what does not fit the model or each other.
+        Args:
+            input_ids: (B, N).
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (P, C, H, W). Positions are interpolated for images of another size than trained on.
+            return_loss: compute the contrastive loss: text i belongs to image i.
+            output_hidden_states: return the output of every block, before the last norm.
+            options: as `Model.read_options`.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        if ids is None and pixels is None:
-            raise ValueError("there is nothing to read: give ids (B, N), pixels (B, C, H, W), or both")
-        if ids is None and mask is not None:
-            raise ValueError("mask says which ids are tokens, and there are no ids: give both, or neither")
-        text = None if ids is None else self._check_text(ids, mask)
-        pixels = None if pixels is None else self._check_pixels(pixels)
-        if text is None:
-            assert pixels is not None
-            seen = self._look(pixels, every_layer)
-            return Result(seen.hidden, pooled=seen.pooled, layers=seen.layers, picture=seen.vector)
-        read = self._read(*text, every_layer)
-        if pixels is None:
-            return Result(read.hidden, pooled=read.pooled, layers=read.layers, text=read.vector)
-        seen = self._look(pixels, every_layer)
-        return Result(
-            read.hidden,
-            self.head(read.vector, seen.vector),
-            read.pooled,
-            layers=read.layers,
-            memory=seen.hidden,
-            memory_layers=seen.layers,
-            text=read.vector,
-            picture=seen.vector,
+        self.read_options(options)
+        if input_ids is None and pixel_values is None:
+            raise ValueError("there is nothing to read: give input_ids (B, N), pixel_values (B, C, H, W), or both")
+        if input_ids is None and attention_mask is not None:
+            raise ValueError(
+                "attention_mask says which input_ids are tokens, and there are none: give both, or neither"
+            )
+        checked = None if input_ids is None else self._check_text(input_ids, attention_mask)
+        pixel_values = None if pixel_values is None else self._check_pixels(pixel_values)
+        if checked is None:
+            assert pixel_values is not None
+            return self._image(pixel_values, bool(output_hidden_states))
+        text = self._text_output(*checked, bool(output_hidden_states))
+        if pixel_values is None:
+            return text
+        image = self._image(pixel_values, bool(output_hidden_states))
+        logits = self.head(text.text_embeds, image.image_embeds)  # (P, B)
+        return ModelOutput(
+            text,
+            loss=contrastive_loss(logits.t()) if return_loss else None,
+            logits_per_image=logits,
+            logits_per_text=logits.t(),
+            image_embeds=image.image_embeds,
+            encoder_last_hidden_state=image.last_hidden_state,
+            encoder_hidden_states=image.hidden_states,
         )
 
-    def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids (B, N), mask (B, N) True = token → vectors (B, e) of length 1. Raises as the model does."""
-        return self._read(*self._check_text(ids, mask), False).vector
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """input_ids (B, N) → normalized vectors (B, e). Raises as a call of the model does."""
+        embeds = self._text_output(*self._check_text(input_ids, attention_mask), False).text_embeds
+        assert embeds is not None
+        return embeds
 
-    def encode_picture(self, pixels: Tensor) -> Tensor:
-        """pixels (P, C, H, W) → vectors (P, e) of length 1. Raises as the model does."""
-        return self._look(self._check_pixels(pixels), False).vector
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """pixel_values (P, C, H, W) → normalized vectors (P, e). Raises as a call of the model does."""
+        embeds = self._image(self._check_pixels(pixel_values), False).image_embeds
+        assert embeds is not None
+        return embeds
 
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of the picture's attentions is and where it lies, for `regard.watch(model, layouts=…)`.
@@ -170,35 +178,45 @@ class DualModel(Model):
     def _text(self) -> Tower:
         if self.text is None:
             raise ValueError(
-                f"this {self.family.title} has no tower of texts: give pixels=, or load a whole checkpoint"
+                f"this {self.family.title} has no tower of texts: give pixel_values=, or load a whole checkpoint"
             )
         return self.text
 
     def _vision(self) -> VisionTower:
         if self.vision is None:
-            raise ValueError(f"this {self.family.title} has no tower of pictures: give ids, or load a whole checkpoint")
+            raise ValueError(
+                f"this {self.family.title} has no tower of pictures: give input_ids, or load a whole checkpoint"
+            )
         return self.vision
 
-    def _check_text(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """ids, mask and where texts end, or their tokens: the vector of each row's first True is pooled."""
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
+    def _check_text(
+        self, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """input_ids, mask, and where texts end or their tokens stand: the vector of each row's first True is pooled."""
+        mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
         pooler = self.text_pooler
-        return ids, mask, pooler.ends(ids, mask) if isinstance(pooler, EndPooler) else mask
+        return input_ids, mask, pooler.ends(input_ids, mask) if isinstance(pooler, EndPooler) else mask
 
-    def _check_pixels(self, pixels: Tensor) -> Tensor:
+    def _check_pixels(self, pixel_values: Tensor) -> Tensor:
         patches = self._vision().embed.patches
-        return check_pixels(pixels, patches.channels, patches.least, self)
+        return check_pixels(pixel_values, patches.channels, patches.least, self)
 
-    def _read(self, ids: Tensor, mask: Tensor | None, ends: Tensor | None, every_layer: bool) -> _Read:
+    def _text_output(
+        self, input_ids: Tensor, attention_mask: Tensor | None, ends: Tensor | None, output_hidden_states: bool
+    ) -> ModelOutput:
         assert self.text_pooler is not None
         assert self.head.text is not None
-        hidden, layers = self._text()(ids, mask=mask, every_layer=every_layer)
-        pooled = self.text_pooler(hidden, ends)
-        return _Read(hidden, layers if every_layer else None, pooled, normalize(self.head.text(pooled), dim=-1))
+        x, hidden_states = self._text()(
+            input_ids, attention_mask=attention_mask, output_hidden_states=output_hidden_states
+        )
+        pooled = self.text_pooler(x, ends)
+        embeds = normalize(self.head.text(pooled), dim=-1)
+        return ModelOutput(text_embeds=embeds, last_hidden_state=x, pooler_output=pooled, hidden_states=hidden_states)
 
-    def _look(self, pixels: Tensor, every_layer: bool) -> _Read:
+    def _image(self, pixel_values: Tensor, output_hidden_states: bool) -> ModelOutput:
         assert self.vision_pooler is not None
         assert self.head.picture is not None
-        hidden, layers = self._vision()(pixels, every_layer=every_layer)
-        pooled = self.vision_pooler(hidden)
-        return _Read(hidden, layers if every_layer else None, pooled, normalize(self.head.picture(pooled), dim=-1))
+        x, hidden_states = self._vision()(pixel_values, output_hidden_states=output_hidden_states)
+        pooled = self.vision_pooler(x)
+        embeds = normalize(self.head.picture(pooled), dim=-1)
+        return ModelOutput(image_embeds=embeds, last_hidden_state=x, pooler_output=pooled, hidden_states=hidden_states)

@@ -1,49 +1,51 @@
-"""A model with two towers: an encoder reads a text, a decoder writes another while looking at it (2017, T5, BART).
+"""Encoder–decoder models: the encoder reads a text, the decoder writes another while attending to it (2017, T5, BART).
 
-    >>> shift_right(torch.tensor([[5, 6, 7]]), start=1)  # what the decoder reads, to write 5 6 7
-    tensor([[1, 5, 6]])
-
-It knows no family.
+>>> shift_right(torch.tensor([[5, 6, 7]]), start=1)  # what the decoder reads, to write 5 6 7
+tensor([[1, 5, 6]])
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.generation.loop import ModelState
 from regard.models.config import Config
-from regard.models.model import Model, Result
-from regard.nn.blocks import Passed, Tower
-from regard.nn.heads import LanguageHead, Seen
+from regard.models.losses import IGNORED, Targets
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
+from regard.nn.blocks import Tower, TowerOutput
+from regard.nn.heads import HeadInput, LanguageHead
 
 __all__ = ["EncoderDecoder", "Reading", "shift_right"]
 
 
-def shift_right(ids: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
-    """What a decoder reads in order to write ids (B, N): start, then all but the last, wherever padding stands.
+def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = None) -> Tensor:
+    """What a decoder reads in order to write input_ids (B, N): start, then all but the last token of each text.
 
     >>> shift_right(torch.tensor([[5, 6, 7], [0, 8, 9]]), 1, torch.tensor([[True, True, True], [False, True, True]]))
     tensor([[1, 5, 6],
             [0, 1, 8]])
 
-    start: the token that the decoder begins with.  mask: (B, N), True = token; None if all are. It is the mask of the
-    result, too.
+    Args:
+        input_ids: (B, N).
+        start: the token that the decoder begins with.
+        attention_mask: (B, N), True = token; None if all are. It is the mask of the result, too.
     """
-    before = ids.roll(1, 1)
-    if mask is None:
-        return before.index_fill(1, torch.zeros(1, dtype=torch.long, device=ids.device), start)
-    first = mask & (mask.cumsum(1) == 1)  # (B, N), True where a text begins
-    return torch.where(first, start, torch.where(mask, before, ids))
+    before = input_ids.roll(1, 1)
+    if attention_mask is None:
+        return before.index_fill(1, torch.zeros(1, dtype=torch.long, device=input_ids.device), start)
+    first = attention_mask & (attention_mask.cumsum(1) == 1)  # (B, N), True where a text begins
+    return torch.where(first, start, torch.where(attention_mask, before, input_ids))
 
 
 class EncoderDecoder(Model):
-    """Encoder, decoder, and the head of its task if it has one.
+    """Encoder, decoder, and the task head if the task has one.
 
-    start: the token that the decoder begins with.  rereads: may target be left out, the decoder then reading the
-    same text as the encoder (BART; tasks that judge a text instead of writing one).
+    start: the token that the decoder begins with.  rereads: may decoder_input_ids be left out, the decoder then reading
+    the same text as the encoder (BART; tasks that judge a text instead of writing one).
     """
 
     kind = "encoder-decoder"
@@ -69,73 +71,111 @@ class EncoderDecoder(Model):
 
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        target: Tensor | None = None,
-        target_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        target_positions: Tensor | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N), read by the encoder, and target (B, M), read so far by the decoder → Result of the decoder.
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read a text and what is written so far; the output is the decoder's.
 
-        mask: (B, N), target_mask: (B, M), True = token; None if all are.
-        target: by default, where the model `rereads`, ids shifted right.
-        positions, target_positions: by default tokens are counted, so that padding shifts nobody.
-        every_layer: keep what stood after each block, of both.
-        Raises TypeError or ValueError for ids, target and masks that do not fit the model or each other.
+        Args:
+            input_ids: (B, N), read by the encoder.
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            decoder_input_ids: (B, M), read by the decoder. Default: labels shifted right; where the model `rereads`,
+                input_ids shifted right.
+            decoder_attention_mask: (B, M).
+            position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            decoder_position_ids: (M,) or (B, M), likewise.
+            labels: (B, M) token ids that the decoder is to write, -100 = ignored; (B,) to classify.
+            start_positions: (B,), question answering.
+            end_positions: (B,), question answering.
+            output_hidden_states: return the output of every block, of both.
+            options: as `Model.read_options`.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        target, target_mask = self._target(ids, mask, target, target_mask)
-        read, mask = self._encode(ids, mask, positions, every_layer)
-        target_mask = self.check(target, target_mask, self.vocabulary, self.decoder.embed.max_positions)
-        self.check_positions(target, target_positions, self.decoder)
-        if len(target) != len(ids):
-            raise ValueError(f"target has {len(target)} texts, and ids {len(ids)}: they must be as many")
-        hidden, layers = self.decoder(
-            target,
-            mask=target_mask,
-            positions=target_positions,
-            memory=read.hidden,
-            memory_mask=mask,
-            every_layer=every_layer,
-        )
-        logits = None if self.head is None else self.head(self._seen(hidden, target_mask, ids))
-        kept = (layers, read.layers) if every_layer else (None, None)
-        return Result(hidden, logits, layers=kept[0], memory=read.hidden, memory_layers=kept[1])
-
-    def encode(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the encoder makes of ids (B, N): (B, N, d)."""
-        return self._encode(ids, mask, None, False)[0].hidden
-
-    def _encode(
-        self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, every_layer: bool
-    ) -> tuple[Passed, Tensor | None]:
-        mask = self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.max_positions)
-        self.check_positions(ids, positions, self.encoder)
-        return self.encoder(ids, mask=mask, positions=positions, every_layer=every_layer), mask
-
-    def _target(
-        self, ids: Tensor, mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """What the decoder reads."""
-        if target is None and target_mask is None and self.rereads:
-            self.check(ids, mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.max_positions)
-            return shift_right(ids, self.start, mask), mask
-        if target is None:
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        if decoder_input_ids is None and decoder_attention_mask is None:
+            if labels is not None and isinstance(self.head, LanguageHead):
+                # Ignored labels become padding, whose vectors no loss is computed from.
+                pad = self.settings.get("pad_token_id", 0)
+                decoder_input_ids = shift_right(labels, self.start)
+                decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
+            elif self.rereads:
+                decoder_attention_mask = self.check(
+                    input_ids, attention_mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most
+                )
+                decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
+        if decoder_input_ids is None:
             raise ValueError(
-                "target is missing: the tokens (B, M) that the decoder has read so far, the first of them "
+                "decoder_input_ids is missing: the tokens (B, M) that the decoder has read so far, the first of them "
                 f"model.start, {self.start}; shift_right makes them of a text to be learnt"
             )
-        return target, target_mask
+        encoder, attention_mask = self._encode(input_ids, attention_mask, position_ids, bool(output_hidden_states))
+        decoder_attention_mask = self.check(
+            decoder_input_ids, decoder_attention_mask, self.vocabulary, self.decoder.embed.most
+        )
+        self.check_positions(decoder_input_ids, decoder_position_ids, self.decoder)
+        if len(decoder_input_ids) != len(input_ids):
+            raise ValueError(
+                f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
+                "as many"
+            )
+        decoder = self.decoder(
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            encoder_hidden_states=encoder.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            output_hidden_states=bool(output_hidden_states),
+        )
+        x = decoder.last_hidden_state
+        inputs = HeadInput(x, None, self.decoder.embed.tokens.weight, decoder_attention_mask, input_ids)
+        output = ModelOutput(
+            **self.name_logits(None if self.head is None else self.head(inputs)),
+            last_hidden_state=x,
+            hidden_states=decoder.hidden_states,
+            encoder_last_hidden_state=encoder.last_hidden_state,
+            encoder_hidden_states=encoder.hidden_states,
+        )
+        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
 
-    def _seen(self, hidden: Tensor, mask: Tensor | None, ids: Tensor | None = None) -> Seen:
-        return Seen(hidden, None, self.decoder.embed.tokens.weight, mask, ids)
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The encoder's output for input_ids (B, N): (B, N, d)."""
+        return self._encode(input_ids, attention_mask, None, False)[0].last_hidden_state
+
+    def _encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        output_hidden_states: bool,
+    ) -> tuple[TowerOutput, Tensor | None]:
+        embed = self.encoder.embed
+        attention_mask = self.check(input_ids, attention_mask, embed.tokens.num_embeddings, embed.most)
+        self.check_positions(input_ids, position_ids, self.encoder)
+        encoder = self.encoder(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            output_hidden_states=output_hidden_states,
+        )
+        return encoder, attention_mask
 
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def read(self, ids: Tensor, mask: Tensor | None = None) -> Reading:
+    def read(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Reading:
         """Let the encoder read, once, what the decoder will look at in every step.
 
         Raises ValueError for a model that has no words to choose from.
@@ -144,37 +184,46 @@ class EncoderDecoder(Model):
             raise ValueError(
                 f"a model with task {self.task!r} writes no text: load it with task='text2text-generation'"
             )
-        passed, mask = self._encode(ids, mask, None, False)
-        return Reading(self, self.decoder, self.head, passed.hidden, mask)
+        encoder, attention_mask = self._encode(input_ids, attention_mask, None, False)
+        return Reading(self, self.decoder, self.head, encoder.last_hidden_state, attention_mask)
 
 
 class Reading:
-    """A decoder that has a memory to look at: begins with start tokens, then goes on token by token.
+    """A decoder with an encoder's output to attend to: begins with start tokens, then continues token by token.
 
-    model: whose decoder and head they are.  memory: (B, M, d) what they look at, a text's or a picture's vectors.
-    mask: (B, M), True = token; None if all are.
+    model: whose decoder and head they are.  encoder_hidden_states: (B, M, d) of a text or an image.
+    encoder_attention_mask: (B, M), True = token; None if all are.
     """
 
     def __init__(
-        self, model: Model, decoder: Tower, head: LanguageHead, memory: Tensor, mask: Tensor | None = None
+        self,
+        model: Model,
+        decoder: Tower,
+        head: LanguageHead,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
     ) -> None:
-        self.model, self.decoder, self.head, self.memory, self.mask = model, decoder, head, memory, mask
+        self.model, self.decoder, self.head = model, decoder, head
+        self.encoder_hidden_states, self.encoder_attention_mask = encoder_hidden_states, encoder_attention_mask
 
     @torch.no_grad()
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
+    def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read start tokens (B, N) and make room for `length` positions in all: logits (B, V), and the state.
 
-        mask: (B, N), True = token, padded on the left. Raises ValueError if the room is more than the positions.
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError if length exceeds the positions.
         """
         model, most = self.model, self.decoder.embed.max_positions
-        mask = model.check(ids, mask, self.decoder.embed.tokens.num_embeddings, most)
+        attention_mask = model.check(input_ids, attention_mask, self.decoder.embed.tokens.num_embeddings, most)
         if most is not None and length > most:
             raise ValueError(f"{length} positions are asked for, and the decoder has {most}: ask for fewer new tokens")
-        if len(ids) != len(self.memory):
-            raise ValueError(f"{len(ids)} texts are to be written, and the encoder has read {len(self.memory)}")
-        state = ModelState.room(self.decoder, len(ids), length, mask, model.dtype, model.device)
-        state.memory, state.memory_mask = self.decoder.keys(self.memory), self.mask
-        logits = self._advance(state, ids)
+        if len(input_ids) != len(self.encoder_hidden_states):
+            raise ValueError(
+                f"{len(input_ids)} texts are to be written, and the encoder has read {len(self.encoder_hidden_states)}"
+            )
+        state = ModelState.room(self.decoder, len(input_ids), length, attention_mask, model.dtype, model.device)
+        state.memory = self.decoder.keys(self.encoder_hidden_states)
+        state.memory_mask = self.encoder_attention_mask
+        logits = self._advance(state, input_ids)
         state.forget_mask()
         return logits, state
 
@@ -184,14 +233,14 @@ class Reading:
         state.see(len(tokens))
         return self._advance(state, tokens.unsqueeze(1))
 
-    def _advance(self, state: ModelState, ids: Tensor) -> Tensor:
-        passed = self.decoder(
-            ids,
-            mask=state.mask,
-            positions=state.positions,
+    def _advance(self, state: ModelState, input_ids: Tensor) -> Tensor:
+        decoder = self.decoder(
+            input_ids,
+            attention_mask=state.mask,
+            position_ids=state.positions,
             caches=state.caches,
-            memory=state.memory,
-            memory_mask=state.memory_mask,
+            encoder_hidden_states=state.memory,
+            encoder_attention_mask=state.memory_mask,
         )
-        seen = Seen(passed.hidden[:, -1:], None, self.decoder.embed.tokens.weight, None)
-        return cast(Tensor, self.head(seen))[:, 0]  # (B, V)
+        inputs = HeadInput(decoder.last_hidden_state[:, -1:], None, self.decoder.embed.tokens.weight, None)
+        return cast(Tensor, self.head(inputs))[:, 0]  # (B, V)

@@ -1,12 +1,12 @@
 """A language model that looks at pictures beside its text (Flamingo): some of its blocks are preceded by a look.
 
-    pixels ─ tower of pictures ─ resampler ─ latents ─┐
-    ids ─ words ─ look ─ block ─ block ─ … ─ look ─ block ─ … ─ norm ─ scores of words
+    pixel_values ─ tower of pictures ─ resampler ─ latents ─┐
+    input_ids ─ words ─ look ─ block ─ block ─ … ─ look ─ block ─ … ─ norm ─ scores of words
 
     >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
     >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
-    >>> pixels = model.preprocessor(["photo.jpg"]).pixel_values                                    # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixels=pixels[None]).logits.shape           # doctest: +SKIP
+    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                    # doctest: +SKIP
+    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape           # doctest: +SKIP
     torch.Size([1, 9, 32002])
 
 Each word looks at the pictures that it sees alone (`sees`); one that sees none is as if there were none.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,42 +30,43 @@ from torch.nn.functional import pad
 from regard import masks
 from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
-from regard.masks import Mask
-from regard.models.config import Config
-from regard.models.model import Model, Result
+from regard.models.config import Settings
+from regard.models.losses import token_loss
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
-from regard.nn.blocks import Passed, Tower, count, visible
+from regard.nn.blocks import Tower, TowerOutput, count, visible
 from regard.nn.cache import Cache
 from regard.nn.flamingo import GatedLook, Resampler, Sight
-from regard.nn.heads import LanguageHead, Seen
+from regard.nn.heads import HeadInput, LanguageHead
 from regard.nn.vision import VisionTower
 
-__all__ = ["FlamingoModel", "FlamingoReading", "last_picture"]
+__all__ = ["FlamingoModel", "FlamingoReading", "last_image"]
 
 PLACEHOLDER = "<image>"
 
 
-def last_picture(ids: Tensor, pictures: int, *, placeholder: int, ends: Sequence[int] = ()) -> Tensor:
+def last_image(input_ids: Tensor, pictures: int, *, placeholder: int, ends: Sequence[int] = ()) -> Tensor:
     """Which picture each token sees: that of the last placeholder, itself or before it. (B, N, P) booleans.
 
-    >>> last_picture(torch.tensor([[5, 9, 5, 9, 5, 2, 5]]), 2, placeholder=9, ends=[2])[0].int().T
+    >>> last_image(torch.tensor([[5, 9, 5, 9, 5, 2, 5]]), 2, placeholder=9, ends=[2])[0].int().T
     tensor([[0, 1, 1, 0, 0, 0, 0],
             [0, 0, 0, 1, 1, 1, 0]], dtype=torch.int32)
 
-    ids: (B, N). The placeholders of a text stand for its pictures in order.
+    input_ids: (B, N). The placeholders of a text stand for its pictures in order.
     ends: tokens that end a text: what follows one sees no picture until the next placeholder.
     """
-    here, place = ids == placeholder, torch.arange(ids.shape[1], device=ids.device)
-    last = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+    here, place = input_ids == placeholder, torch.arange(input_ids.shape[1], device=input_ids.device)
+    last = torch.isin(input_ids, torch.tensor(ends, dtype=input_ids.dtype, device=input_ids.device))
     began = torch.where(here, place, -1).cummax(1).values  # (B, N), where the last placeholder stands
     ended = pad(torch.where(last, place + 1, 0).cummax(1).values[:, :-1], (1, 0))  # where the last text ended before
     number = torch.where(ended > began, -1, here.cumsum(1) - 1)
-    return number.unsqueeze(-1) == torch.arange(pictures, device=ids.device)
+    return number.unsqueeze(-1) == torch.arange(pictures, device=input_ids.device)
 
 
 class FlamingoModel(Model):
-    """A language model, looks at pictures between its blocks, and what makes of pixels what they look at.
+    """A language model, looks at pictures between its blocks, and what encodes the images.
 
     tower: of the text.  looks: one before the first block, and one before each further block at equal distances.
     vision: tower of the pictures.  resampler: what gathers its vectors; None where words look at all of them.
@@ -109,49 +110,81 @@ class FlamingoModel(Model):
         if len(found) != 1:
             raise ValueError(
                 f"the tokenizer has no token {PLACEHOLDER!r}, so nothing in a text stands for a picture: "
-                "set model.placeholder to the id that does, or give sees="
+                "set model.placeholder to the id that does, or give image_attention_mask="
             )
         return found[0]
 
+    @property
+    def loss_type(self) -> str | None:
+        """The name of the loss in transformers, where the model shifts the labels."""
+        return None if self.head is None else "ForCausalLM"
+
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        pixels: Tensor | None = None,
-        sees: Tensor | None = None,
-        positions: Tensor | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N) and the pictures (B, P, C, H, W) of each text → Result of the language model.
+        pixel_values: Tensor | None = None,
+        image_attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts that attend to images; the output is the language model's.
 
-        mask: (B, N), True = token; None if all are.
-        pixels: None for texts that speak of none. Texts with fewer pictures than others are filled up with any.
-        sees: (B, N, P) booleans, which pictures each token sees. By default each sees the picture of the last
-          placeholder, itself or before it, and none after the end of a text (`last_picture`).
-        positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
-        every_layer: keep what stood after each block, of both towers; in between there are looks.
+        Args:
+            input_ids: (B, N).
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (B, P, C, H, W), the images of each text; None for none. Texts with fewer images than others
+                are filled up with any.
+            image_attention_mask: (B, N, P), 1 or True = token sees image. By default each sees the image of the last
+                placeholder, itself or before it, and none after the end of a text (`last_image`).
+            position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            labels: (B, N) token ids, shifted by the model, -100 = ignored.
+            output_hidden_states: return the output of every block, of both towers.
+            options: as `Model.read_options`.
 
-        `.memory` (B, P, L, e) is what words look at; `.memory_layers` are of the pictures' tower, (B, P, n, e) each.
-        Raises TypeError or ValueError for arguments that do not fit the model or each other.
+        Returns:
+            `encoder_last_hidden_state` (B, P, L, e) is what tokens attend to; `encoder_hidden_states` are the image
+            tower's, (B, P, n, e) each.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        self.check_positions(ids, positions, self.tower)
-        pixels = None if pixels is None else self._checked(pixels)
-        sees = self._sees(ids, None if pixels is None else pixels.shape[:2], sees)
-        memory, seen = (None, ()) if pixels is None else self._look(pixels, every_layer)
-        latents = None if memory is None else memory.flatten(1, 2)  # (B, P·L, e)
-        hidden, layers = self._read(
-            ids, mask=mask, positions=positions, memory=latents, sees=sees, every_layer=every_layer
+        items = self.read_options(options)
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        self.check_positions(input_ids, position_ids, self.tower)
+        images, image_states = None, None
+        if pixel_values is not None:
+            pixel_values = self._checked(pixel_values)
+        sees = self.sees(input_ids, None if pixel_values is None else pixel_values.shape[:2], image_attention_mask)
+        if pixel_values is not None:
+            images, image_states = self._look(pixel_values, bool(output_hidden_states))
+        x, hidden_states = self.read(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            images=None if images is None else images.flatten(1, 2),  # (B, P·L, e)
+            sees=sees,
+            output_hidden_states=bool(output_hidden_states),
         )
-        logits = None if self.head is None else self._scores(hidden)
-        if not every_layer:
-            return Result(hidden, logits, memory=memory)
-        return Result(hidden, logits, layers=layers, memory=memory, memory_layers=seen or None)
+        logits = None if self.head is None else self.score(x)
+        if labels is not None and logits is None:
+            raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of labels")
+        return ModelOutput(
+            loss=None if labels is None or logits is None else token_loss(logits, labels, shift=True, items=items),
+            logits=logits,
+            last_hidden_state=x,
+            hidden_states=hidden_states,
+            encoder_last_hidden_state=images,
+            encoder_hidden_states=image_states,
+        )
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """What words look at of each picture (B, P, C, H, W): (B, P, L, e). Raises as `forward`."""
-        return self._look(self._checked(pixels), False)[0]
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """What tokens attend to of each image (B, P, C, H, W): (B, P, L, e). Raises as `forward`."""
+        return self._look(self._checked(pixel_values), False)[0]
 
     def layouts(self, frames: Sequence[Frame], tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one text: `regard.watch(model, layouts=…)`.
@@ -177,72 +210,71 @@ class FlamingoModel(Model):
         return sides | {f"looks.{i}.attention": beside for i in range(len(self.looks))}
 
     @torch.no_grad()
-    def read_picture(self, pixels: Tensor | None, *, sees: Tensor | None = None) -> FlamingoReading:
-        """Look at the pictures (B, P, C, H, W) of each text, once: a decoder that has them before its eyes.
+    def read_image(self, pixel_values: Tensor | None, *, image_attention_mask: Tensor | None = None) -> FlamingoReading:
+        """Encode the images (B, P, C, H, W) of each text once: a decoder that attends to them.
 
-        >>> generate(model.read_picture(pixels), ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
+        >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
-        pixels, sees: as in `forward`, of the prompts.
-        Raises ValueError for a model that has no words to choose from; else as `forward`.
+        pixel_values, image_attention_mask: as in `forward`, of the prompts.
+        Raises ValueError for a model without a language-model head; else as `forward`.
         """
         if self.head is None:
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
-        return FlamingoReading(self, None if pixels is None else self.encode(pixels), sees)
+        return FlamingoReading(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
-    def _look(self, pixels: Tensor, every_layer: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(B, P, C, H, W) → (B, P, L, e), and what stood after each block of the tower if asked for."""
-        shape = pixels.shape[:2]
-        seen, layers = self.vision(pixels.flatten(0, 1), every_layer=every_layer)  # (B·P, n, e)
-        latents = seen if self.resampler is None else self.resampler(seen)  # (B·P, L, e)
-        return latents.unflatten(0, shape), tuple(layer.unflatten(0, shape) for layer in layers)
+    def _look(self, pixel_values: Tensor, output_hidden_states: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """(B, P, C, H, W) → (B, P, L, e), and the output of every block if asked for."""
+        shape = pixel_values.shape[:2]
+        x, hidden_states = self.vision(pixel_values.flatten(0, 1), output_hidden_states=output_hidden_states)
+        latents = x if self.resampler is None else self.resampler(x)  # (B·P, L, e)
+        if hidden_states is not None:
+            hidden_states = tuple(layer.unflatten(0, shape) for layer in hidden_states)
+        return latents.unflatten(0, shape), hidden_states
 
-    def _read(
+    def read(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         *,
-        mask: Tensor | None,
-        positions: Tensor | None = None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
-        memory: Tensor | Sequence[ContextKeys] | None,
+        images: Tensor | Sequence[ContextKeys] | None,
         sees: Tensor | None,
-        every_layer: bool = False,
-    ) -> Passed:
-        """ids (B, N) → vectors; as `Tower`, with looks in between.
+        output_hidden_states: bool = False,
+    ) -> TowerOutput:
+        """input_ids (B, N) → vectors; as `Tower`, with attention to images in between.
 
-        memory: (B, P·L, e), or the keys of it for each look.  sees: (B, N, P).
+        images: (B, P·L, e), or the keys of it for each look.  sees: (B, N, P).
         """
         tower, every = self.tower, len(self.tower.depth) // len(self.looks)
-        if positions is None:
-            positions = count(ids, mask, len(caches[0]) if caches else 0)
-        x = tower.embed(ids, positions)  # (B, N, d)
+        if position_ids is None:
+            position_ids = count(input_ids, attention_mask, len(caches[0]) if caches else 0)
+        x = tower.embed(input_ids, position_ids)  # (B, N, d)
         assert tower.rotary is not None
-        angles = tower.rotary.angles(positions, torch.promote_types(x.dtype, torch.float32))
-        seen, sight = visible(mask, causal=True), self._sight(memory, sees)
-        layers = [x]
+        angles = tower.rotary.angles(position_ids, torch.promote_types(x.dtype, torch.float32))
+        mask, image_mask = visible(attention_mask, causal=True), None
+        if images is not None and sees is not None:
+            vectors = images.shape[1] if isinstance(images, Tensor) else images[0].k.shape[2]
+            # Sight hides all from tokens before an image; `queries` tells the lens that such rows see nothing.
+            image_mask = Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
+        hidden_states = [x]
         for number, block in enumerate(tower.depth):
             at, due = divmod(number, every)
             if due == 0:
-                pictures = memory if memory is None or isinstance(memory, Tensor) else memory[at]
-                x = self.looks[at](x, pictures, sight)
-            x = block(x, mask=seen, cache=caches[number] if caches else None, positions=angles)
-            layers += [x] if every_layer else []
+                context = images if images is None or isinstance(images, Tensor) else images[at]
+                x = self.looks[at](x, context, image_mask)
+            x = block(x, mask=mask, cache=caches[number] if caches else None, positions=angles)
+            hidden_states += [x] if output_hidden_states else []
         assert tower.norm is not None
         x = tower.norm(x)
-        return Passed(x, (*layers[:-1], x) if every_layer else ())
+        return TowerOutput(x, (*hidden_states[:-1], x) if output_hidden_states else None)
 
-    @staticmethod
-    def _sight(memory: Tensor | Sequence[ContextKeys] | None, sees: Tensor | None) -> Mask | None:
-        if memory is None or sees is None:
-            return None
-        vectors = memory.shape[1] if isinstance(memory, Tensor) else memory[0].k.shape[2]
-        # Sight hides all from words before a picture; `queries` says so where the lens looks for rows that see nothing.
-        return Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
-
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def score(self, x: Tensor) -> Tensor:
         """(B, N, d) → (B, N, V)."""
-        return cast(Tensor, cast(nn.Module, self.head)(Seen(hidden, None, self.tower.embed.tokens.weight, None)))
+        assert self.head is not None
+        return cast(Tensor, self.head(HeadInput(x, None, self.tower.embed.tokens.weight, None)))
 
     def _patches(self, frame: Frame, picture: int) -> Layout:
         """The tokens of a picture in the tower."""
@@ -251,44 +283,44 @@ class FlamingoModel(Model):
 
     # ----------------------------------------------------------------------------------------------------------- checks
 
-    def _checked(self, pixels: Tensor) -> Tensor:
+    def _checked(self, pixel_values: Tensor) -> Tensor:
         """Pixels in the model's dtype."""
         patches = self.vision.embed.patches
         wanted = f"(B, P, {patches.channels}, H, W)"
-        if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
-            got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
+        if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
+            got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
             raise TypeError(
-                f"pixels must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixel_values "
+                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixel_values "
                 "makes those of one text"
             )
-        if pixels.ndim != 5 or pixels.shape[2] != patches.channels or 0 in pixels.shape:
+        if pixel_values.ndim != 5 or pixel_values.shape[2] != patches.channels or 0 in pixel_values.shape:
             raise ValueError(
-                f"pixels must be {wanted}, P pictures for each text, got {tuple(pixels.shape)}; without pictures "
-                "leave out pixels="
+                f"pixel_values must be {wanted}, P pictures for each text, got {tuple(pixel_values.shape)}; without pictures "
+                "leave out pixel_values="
             )
-        flat = check_pixels(pixels.flatten(0, 1), patches.channels, patches.least, self)
-        return flat.reshape(pixels.shape)
+        flat = check_pixels(pixel_values.flatten(0, 1), patches.channels, patches.least, self)
+        return flat.reshape(pixel_values.shape)
 
-    def _sees(self, ids: Tensor, pictures: Sequence[int] | None, sees: Tensor | None) -> Tensor | None:
-        """Which pictures each token sees. pictures: B and P of the pixels, None without any."""
-        if pictures is None:
-            if sees is not None:
-                raise ValueError("sees says which pictures each token sees, and there are none: give pixels, too")
-            self._refuse_placeholders(ids)
+    def sees(self, input_ids: Tensor, images: Sequence[int] | None, given: Tensor | None) -> Tensor | None:
+        """Which images each token sees, (B, N, P). images: B and P of pixel_values, None without any."""
+        if images is None:
+            if given is not None:
+                raise ValueError(
+                    "image_attention_mask says which images each token sees, and there are none: give pixel_values, too"
+                )
+            self._refuse_placeholders(input_ids)
             return None
-        batch, most = pictures
-        if batch != len(ids):
-            raise ValueError(f"there are {len(ids)} texts, and pixels hold pictures of {batch}: they must be as many")
-        wanted = (*ids.shape, most)
-        if sees is None:
-            self._check_placeholders(ids, most)
-            return last_picture(ids, most, placeholder=self.placeholder, ends=self.ends)
-        if not isinstance(sees, Tensor) or sees.dtype != torch.bool or sees.shape != wanted:
-            got = f"{sees.dtype} {tuple(sees.shape)}" if isinstance(sees, Tensor) else type(sees).__name__
-            raise ValueError(f"sees must be booleans {wanted}, True where a token sees a picture, got {got}")
-        return sees
+        batch, most = images
+        if batch != len(input_ids):
+            raise ValueError(
+                f"there are {len(input_ids)} texts, and pixel_values hold images of {batch}: they must be as many"
+            )
+        if given is None:
+            self._check_placeholders(input_ids, most)
+            return last_image(input_ids, most, placeholder=self.placeholder, ends=self.ends)
+        return self.booleans("image_attention_mask", given, (*input_ids.shape, most))
 
-    def _refuse_placeholders(self, ids: Tensor) -> None:
+    def _refuse_placeholders(self, input_ids: Tensor) -> None:
         """Raise ValueError where a text speaks of pictures, and there are none."""
         if torch.compiler.is_compiling():
             return
@@ -296,57 +328,58 @@ class FlamingoModel(Model):
             placeholder = self.placeholder
         except (ImportError, OSError, ValueError):
             return  # without a tokenizer nobody can tell which id it is, and texts alone need none
-        held = (ids == placeholder).sum(1)
+        held = (input_ids == placeholder).sum(1)
         text = int(held.argmax())  # a wait for the device
         if int(held[text]) > 0:
             raise ValueError(
-                f"text {text} of ids has placeholders of pictures (id {placeholder}, {int(held[text])} of them), and "
-                "no picture was given: give pixels=, or a text without them"
+                f"text {text} of input_ids has placeholders of pictures (id {placeholder}, {int(held[text])} of them), and "
+                "no picture was given: give pixel_values=, or a text without them"
             )
 
-    def _check_placeholders(self, ids: Tensor, pictures: int) -> None:
+    def _check_placeholders(self, input_ids: Tensor, pictures: int) -> None:
         if torch.compiler.is_compiling():
             return
-        held = (ids == self.placeholder).sum(1)
+        held = (input_ids == self.placeholder).sum(1)
         text = int(held.argmax())
         if int(held[text]) != pictures:
             raise ValueError(
-                f"pixels hold {pictures} pictures for each text, and the most placeholders that a text has are "
+                f"pixel_values hold {pictures} pictures for each text, and the most placeholders that a text has are "
                 f"{int(held[text])} (id {self.placeholder}, text {text}): write one where each picture stands, or say "
-                "with sees= which tokens see it"
+                "with image_attention_mask= which tokens see it"
             )
 
 
 class FlamingoReading:
-    """A decoder that has looked at pictures: reads a prompt, then goes on token by token.
+    """A decoder with encoded images: reads a prompt, then continues token by token.
 
-    memory: (B, P, L, e), or None without pictures.  sees: of the prompt, as in `FlamingoModel`.
+    images: (B, P, L, e), or None without images.  image_attention_mask: of the prompt, as in `FlamingoModel`.
     """
 
-    def __init__(self, model: FlamingoModel, memory: Tensor | None, sees: Tensor | None) -> None:
-        self.model, self.memory, self.sees = model, memory, sees
+    def __init__(self, model: FlamingoModel, images: Tensor | None, image_attention_mask: Tensor | None) -> None:
+        self.model, self.images, self.image_attention_mask = model, images, image_attention_mask
 
     @torch.no_grad()
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
+    def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        mask: (B, N), True = token, padded on the left. Raises ValueError for padding on the right, if the room is more
-        than the positions, and where pictures do not fit the prompt.
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError for padding on the right, if length
+        exceeds the positions, and if the images do not fit the prompt.
         """
         model = self.model
-        mask = model.check(ids, mask, model.vocabulary, model.max_positions)
-        if mask is not None and not bool(mask[:, -1].all()):
+        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
         if length > model.max_positions:
             raise ValueError(
                 f"{length} positions are asked for, and the model has {model.max_positions}: ask for fewer new tokens"
             )
-        sees = model._sees(ids, None if self.memory is None else self.memory.shape[:2], self.sees)
-        state = ModelState.room(model.tower, len(ids), length, mask, model.dtype, model.device)
-        if self.memory is not None:
-            latents = self.memory.flatten(1, 2)
+        shape = None if self.images is None else self.images.shape[:2]
+        sees = model.sees(input_ids, shape, self.image_attention_mask)
+        state = ModelState.room(model.tower, len(input_ids), length, attention_mask, model.dtype, model.device)
+        if self.images is not None:
+            latents = self.images.flatten(1, 2)
             state.memory = [cast(GatedLook, look).attention.keys(latents) for look in model.looks]
-        logits = self._advance(state, ids, sees)
+        logits = self._advance(state, input_ids, sees)
         state.memory_mask = None if sees is None else sees[:, -1:]  # what the last token saw, the next will see
         return logits, state
 
@@ -356,6 +389,8 @@ class FlamingoReading:
         state.see(len(tokens))
         return self._advance(state, tokens.unsqueeze(1), state.memory_mask)
 
-    def _advance(self, state: ModelState, ids: Tensor, sees: Tensor | None) -> Tensor:
-        passed = self.model._read(ids, mask=state.mask, caches=state.caches, memory=state.memory, sees=sees)
-        return self.model._scores(passed.hidden[:, -1:])[:, 0]
+    def _advance(self, state: ModelState, input_ids: Tensor, sees: Tensor | None) -> Tensor:
+        tower = self.model.read(
+            input_ids, attention_mask=state.mask, caches=state.caches, images=state.memory, sees=sees
+        )
+        return self.model.score(tower.last_hidden_state[:, -1:])[:, 0]

@@ -1,25 +1,25 @@
-"""Models that read a text while they look at a picture: to write a caption, to answer a question, to say if both match.
+"""Image-text models with cross-attention (BLIP): caption an image, answer a question about it, judge if a text matches.
 
-    Captioner   pixels ─ vision ─┐                         Matcher   pixels ─ vision ─┐
-                           text ─ decoder ─ next words                         text ─ encoder ─ match or not
+    Captioner   pixel_values ─ vision ─┐                   Matcher   pixel_values ─ vision ─┐
+                                 text ─ decoder ─ next token                         text ─ encoder ─ match or not
 
-    Answerer    pixels ─ vision ─┐
-                       question ─ encoder ─┐
-                                   answer ─ decoder ─ next words
+    Answerer    pixel_values ─ vision ─┐
+                             question ─ encoder ─┐
+                                         answer ─ decoder ─ next token
 
-Each ┐ is cross-attention: every word looks at all patches, or at all words of the question. It knows no family.
+Each ┐ is cross-attention: every token attends to all patches, or to all tokens of the question.
 
     >>> model = regard.load("Salesforce/blip-image-captioning-base")                       # doctest: +SKIP
-    >>> seen = model.preprocessor(["photo.jpg"])                                           # doctest: +SKIP
-    >>> begun = torch.full((1, 1), model.start)                                            # doctest: +SKIP
-    >>> generate(model.read_picture(seen.pixels), begun, max_new_tokens=20, eos_token_ids=model.end)  # doctest: +SKIP
+    >>> images = model.preprocessor(["photo.jpg"])                                         # doctest: +SKIP
+    >>> start = torch.full((1, 1), model.start)                                            # doctest: +SKIP
+    >>> generate(model.read_image(images.pixels), start, max_new_tokens=20, eos_token_ids=model.end)  # doctest: +SKIP
 
-Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V words.
+Axis letters: B batch, N tokens of the text, M of the answer, d width of the model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,12 @@ from torch.nn.functional import normalize
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
 from regard.models.encoder_decoder import Reading
-from regard.models.model import Model, Result
+from regard.models.losses import token_loss
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.vision import check_pixels
-from regard.nn.blocks import Passed, Tower
-from regard.nn.heads import LanguageHead, Seen, first_token
+from regard.nn.blocks import Tower, TowerOutput
+from regard.nn.heads import HeadInput, LanguageHead, first_token
 from regard.nn.linear import Linear
 from regard.nn.vision import VisionTower
 
@@ -46,74 +48,143 @@ class Bounds(NamedTuple):
     pad: int  # behind its end, where others go on
 
 
-class Captioner(Model):
-    """A decoder that writes about a picture.
+class ImageTextModel(Model):
+    """What the models here share: an image tower, and texts that attend to its output.
+
+    vision: the image tower.
+    """
+
+    def __init__(self, settings: Settings, vision: VisionTower) -> None:
+        super().__init__(settings)
+        self.vision = vision
+
+    def check_text(self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower) -> Tensor | None:
+        """The mask of a text that a tower reads, checked as `check` does."""
+        return self.check(input_ids, attention_mask, tower.embed.tokens.num_embeddings, tower.embed.most)
+
+    def see(
+        self, pixel_values: Tensor, texts: int | None = None, output_hidden_states: bool | None = False
+    ) -> TowerOutput:
+        """The image tower's output. texts: how many there are, one for each image; None for any number.
+
+        Raises TypeError or ValueError for pixel_values that do not fit the model or the texts.
+        """
+        patches = self.vision.embed.patches
+        pixel_values = check_pixels(pixel_values, patches.channels, patches.least, self)
+        if texts is not None and texts != len(pixel_values):
+            raise ValueError(
+                f"there are {texts} texts and {len(pixel_values)} images, and each text looks at one image: "
+                "pixel_values.expand(…) or pixel_values[[…]] gives several texts the same one"
+            )
+        return cast(TowerOutput, self.vision(pixel_values, output_hidden_states=bool(output_hidden_states)))
+
+    def language_loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """The loss of next tokens, with the label smoothing of config.json."""
+        smoothing = float(self.settings.inner("text_config").get("label_smoothing", 0.0))
+        return token_loss(logits, labels, shift=True, smoothing=smoothing, items=items)
+
+    def image_sides(self, frame: Frame) -> tuple[Sides, dict[str, Sides]]:
+        """An image's patches, and the image tower's attentions by path."""
+        patches = Sides.patches(frame, self.vision.embed.patches.size, self.vision.embed.before)
+        return patches, {f"vision.blocks.{number}.attention": patches for number in range(len(self.vision.blocks))}
+
+
+class Captioner(ImageTextModel):
+    """A decoder that writes about an image.
 
     start, end, pad: the tokens around a caption.
     """
 
-    kind = "image-caption"
-
-    def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
-        super().__init__(config)
-        self.vision, self.decoder, self.head = vision, decoder, head
+    def __init__(
+        self, settings: Settings, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds
+    ) -> None:
+        super().__init__(settings, vision)
+        self.decoder, self.head = decoder, head
         self.start, self.end, self.pad = bounds
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, *, pixels: Tensor, every_layer: bool = False) -> Result:
-        """ids (B, N), captions so far, each with `start` first, and pixels (B, C, H, W) → Result.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read captions so far and look at an image for each.
 
-        .logits (B, N, V) of the next word, .hidden of the text, .memory of the picture.
-        mask: (B, N), True = token; None if all are.  every_layer: keep what stood after each block, of both.
-        Raises TypeError or ValueError for ids, mask and pixels that do not fit the model or each other.
+        Args:
+            input_ids: (B, N), each with `start` first.
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (B, C, H, W).
+            labels: (B, N) token ids, shifted by the model, -100 = ignored.
+            output_hidden_states: return the output of every block, of both towers.
+            options: as `Model.read_options`.
+
+        Returns:
+            `logits` (B, N, V); encoder_last_hidden_state and encoder_hidden_states are the image's.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = _check_text(self, ids, mask, self.decoder)
-        picture = _look(self, self.vision, pixels, len(ids), every_layer)
-        passed = self.decoder(ids, mask=mask, memory=picture.hidden, every_layer=every_layer)
-        logits = self.head(Seen(passed.hidden, None, self.decoder.embed.tokens.weight, mask))
-        return _result(passed, picture, logits, every_layer)
+        items = self.read_options(options)
+        attention_mask = self.check_text(input_ids, attention_mask, self.decoder)
+        image = self.see(pixel_values, len(input_ids), output_hidden_states)
+        text = self.decoder(
+            input_ids,
+            attention_mask=attention_mask,
+            encoder_hidden_states=image.last_hidden_state,
+            output_hidden_states=bool(output_hidden_states),
+        )
+        embedding = self.decoder.embed.tokens.weight
+        logits = self.head(HeadInput(text.last_hidden_state, None, embedding, attention_mask))
+        loss = None if labels is None else self.language_loss(logits, labels, items)
+        return _output(logits, text, image, loss)
 
-    def prompt(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def prompt(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Texts as the tokenizer frames them, (B, N), as beginnings of captions: ids (B, N − 1) and mask, padded left.
 
         >>> model.prompt(model.tokenizer.batch(["a photo"]).ids)     # doctest: +SKIP
         (tensor([[30522,  1037,  6302]]), None)
 
         The first token of each text becomes `start`, and its last is left out: [CLS] a photo [SEP] → [DEC] a photo.
-        mask: (B, N), True = token, padded on either side. Raises TypeError or ValueError for ids and mask that do not
-        fit, and for a text of fewer than two tokens.
+        attention_mask: (B, N), padded on either side. Raises TypeError or ValueError for arguments that do not fit, and
+        for a text of fewer than two tokens.
         """
-        mask = _check_text(self, ids, mask, self.decoder)
-        whole = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-        count, n = whole.sum(1, keepdim=True), ids.shape[1]  # (B, 1)
+        mask = self.check_text(input_ids, attention_mask, self.decoder)
+        whole = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
+        count, n = whole.sum(1, keepdim=True), input_ids.shape[1]  # (B, 1)
         if int(count.min()) < 2:
             raise ValueError(
                 f"text {int(count.argmin())} has {int(count.min())} tokens: a prompt comes as the tokenizer frames it, "
                 "with a token before it and one after it"
             )
-        at = torch.arange(n - 1, device=ids.device) - (n - count)  # (B, N − 1), below 0 where padding will be
-        begun = ids.gather(1, (at + whole.int().argmax(1, keepdim=True)).clamp(min=0))
+        at = torch.arange(n - 1, device=input_ids.device) - (n - count)  # (B, N − 1), below 0 where padding will be
+        begun = input_ids.gather(1, (at + whole.int().argmax(1, keepdim=True)).clamp(min=0))
         begun = torch.where(at == 0, self.start, torch.where(at > 0, begun, self.pad))
         return begun, None if mask is None else at >= 0
 
     @torch.no_grad()
-    def read_picture(self, pixels: Tensor) -> Reading:
-        """Look at pictures (B, C, H, W) once; the result begins captions and goes on with them token by token.
+    def read_image(self, pixel_values: Tensor) -> Reading:
+        """Encode images (B, C, H, W) once, for captions that are written token by token.
 
-        A caption without a prompt begins with `start` alone: ids = torch.full((B, 1), model.start).
+        A caption without a prompt begins with `start` alone: input_ids = torch.full((B, 1), model.start).
         """
-        return Reading(self, self.decoder, self.head, _look(self, self.vision, pixels).hidden)
+        return Reading(self, self.decoder, self.head, self.see(pixel_values).last_hidden_state)
 
     def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
 
-        frame: of the picture, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
+        frame: of the image, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
         """
-        text, patches = Layout.text(tokens), _patches(self.vision, frame)
-        return _seen_by(patches, self.vision) | _read_by("decoder", self.decoder, text, patches.keys, (frame,))
+        patches, sides = self.image_sides(frame)
+        return sides | _text_sides("decoder", self.decoder, Layout.text(tokens), patches.keys, (frame,))
 
 
-class Answerer(Model):
-    """An encoder that reads a question while it looks at a picture, and a decoder that writes the answer.
+class Answerer(ImageTextModel):
+    """An encoder that reads a question while it attends to an image, and a decoder that writes the answer.
 
     start, end, pad: the tokens around an answer.
     """
@@ -129,65 +200,99 @@ class Answerer(Model):
         head: LanguageHead,
         bounds: Bounds,
     ) -> None:
-        super().__init__(config)
-        self.vision, self.encoder, self.decoder, self.head = vision, encoder, decoder, head
+        super().__init__(settings, vision)
+        self.encoder, self.decoder, self.head = encoder, decoder, head
         self.start, self.end, self.pad = bounds
 
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        pixels: Tensor,
-        target: Tensor,
-        target_mask: Tensor | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N), questions, pixels (B, C, H, W), and target (B, M), answers so far with `start` first → Result.
+        pixel_values: Tensor,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read questions and answers so far, and look at an image for each.
 
-        .logits (B, M, V) of the next word, .hidden of the answer, .memory of the question.
-        mask: (B, N), target_mask: (B, M), True = token; None if all are. Nobody looks at padding.
-        every_layer: keep what stood after each block, of answer and question; `model.vision` gives the picture's.
-        Raises TypeError or ValueError for ids, target, masks and pixels that do not fit the model or each other.
+        Args:
+            input_ids: (B, N), questions.
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (B, C, H, W).
+            decoder_input_ids: (B, M), answers with `start` first; default labels, as in transformers.
+            decoder_attention_mask: (B, M).
+            labels: (B, M) token ids, shifted by the model, -100 = ignored.
+            output_hidden_states: return the output of every block, of answer and question.
+            options: as `Model.read_options`.
+
+        Returns:
+            `logits` (B, M, V); encoder_last_hidden_state and encoder_hidden_states are the question's.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = _check_text(self, ids, mask, self.encoder)
-        target_mask = _check_text(self, target, target_mask, self.decoder)
-        if len(target) != len(ids):
-            raise ValueError(f"target has {len(target)} texts, and ids {len(ids)}: they must be as many")
-        question = self._read(ids, mask, pixels, every_layer)
-        passed = self.decoder(
-            target, mask=target_mask, memory=question.hidden, memory_mask=mask, every_layer=every_layer
+        items = self.read_options(options)
+        decoder_input_ids = labels if decoder_input_ids is None else decoder_input_ids
+        if decoder_input_ids is None:
+            raise ValueError(f"decoder_input_ids (B, M) is missing: answers so far, model.start, {self.start}, first")
+        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        decoder_attention_mask = self.check_text(decoder_input_ids, decoder_attention_mask, self.decoder)
+        if len(decoder_input_ids) != len(input_ids):
+            raise ValueError(
+                f"decoder_input_ids has {len(decoder_input_ids)} texts, and input_ids {len(input_ids)}: they must be "
+                "as many"
+            )
+        question = self._read(input_ids, attention_mask, pixel_values, bool(output_hidden_states))
+        answer = self.decoder(
+            decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=question.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            output_hidden_states=bool(output_hidden_states),
         )
-        logits = self.head(Seen(passed.hidden, None, self.decoder.embed.tokens.weight, target_mask))
-        return _result(passed, question, logits, every_layer)
+        embedding = self.decoder.embed.tokens.weight
+        logits = self.head(HeadInput(answer.last_hidden_state, None, embedding, decoder_attention_mask))
+        loss = None if labels is None else self.language_loss(logits, labels, items)
+        return _output(logits, answer, question, loss)
 
-    def _read(self, ids: Tensor, mask: Tensor | None, pixels: Tensor, every_layer: bool) -> Passed:
-        picture = _look(self, self.vision, pixels, len(ids))
-        return cast(Passed, self.encoder(ids, mask=mask, memory=picture.hidden, every_layer=every_layer))
+    def _read(
+        self, input_ids: Tensor, attention_mask: Tensor | None, pixel_values: Tensor, output_hidden_states: bool
+    ) -> TowerOutput:
+        encoder = self.encoder(
+            input_ids,
+            attention_mask=attention_mask,
+            encoder_hidden_states=self.see(pixel_values, len(input_ids)).last_hidden_state,
+            output_hidden_states=output_hidden_states,
+        )
+        return cast(TowerOutput, encoder)
 
     @torch.no_grad()
-    def read_picture(self, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Reading:
-        """Look at pictures (B, C, H, W) and read questions (B, N) once; the result writes answers token by token.
+    def read_image(self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Reading:
+        """Encode images (B, C, H, W) and questions (B, N) once, for answers that are written token by token.
 
-        An answer begins with `start` alone: torch.full((B, 1), model.start).
-        mask: (B, N), True = token; None if all are. Raises as a call of the model does.
+        An answer begins with `start` alone: torch.full((B, 1), model.start). Raises as a call of the model does.
         """
-        mask = _check_text(self, ids, mask, self.encoder)
-        return Reading(self, self.decoder, self.head, self._read(ids, mask, pixels, False).hidden, mask)
+        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        question = self._read(input_ids, attention_mask, pixel_values, False)
+        return Reading(self, self.decoder, self.head, question.last_hidden_state, attention_mask)
 
-    def layouts(self, frame: Frame, tokens: int, target: int) -> dict[str, Sides]:
+    def layouts(self, frame: Frame, tokens: int, decoder_tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
 
-        frame: of the picture, as `model.preprocessor` gives it.
-        tokens, target: how many tokens question and answer have, padding included.
+        frame: of the image, as `model.preprocessor` gives it.
+        tokens, decoder_tokens: how many tokens question and answer have, padding included.
         """
-        question, patches = Layout.text(tokens), _patches(self.vision, frame)
-        seen = _seen_by(patches, self.vision) | _read_by("encoder", self.encoder, question, patches.keys, (frame,))
-        return seen | _read_by("decoder", self.decoder, Layout.text(target), question, ())
+        question, (patches, sides) = Layout.text(tokens), self.image_sides(frame)
+        sides |= _text_sides("encoder", self.encoder, question, patches.keys, (frame,))
+        return sides | _text_sides("decoder", self.decoder, Layout.text(decoder_tokens), question, ())
 
 
 class Matching(nn.Module):
-    """Scores of whether a text belongs to a picture, and vectors of each alone.
+    """Scores of whether a text belongs to an image, and projections of each alone.
 
     >>> Matching(6, 5, 7)
     Matching(
@@ -196,108 +301,114 @@ class Matching(nn.Module):
       (picture): Linear(in_features=5, out_features=7, bias=True)
     )
 
-    d, d_picture: widths of the towers.  e: width of the vectors.
+    d, d_image: widths of the towers.  e: width of the projections.
     """
 
-    def __init__(self, d: int, d_picture: int, e: int) -> None:
+    def __init__(self, d: int, d_image: int, e: int) -> None:
         super().__init__()
-        self.score, self.text, self.picture = Linear(d, 2), Linear(d, e), Linear(d_picture, e)
+        self.score, self.text, self.picture = Linear(d, 2), Linear(d, e), Linear(d_image, e)
 
 
-class Matcher(Model):
-    """An encoder that reads a text while it looks at a picture and says if they match; or that reads the text alone.
+class Matcher(ImageTextModel):
+    """An encoder that reads a text while it attends to an image and says if they match; or that reads the text alone.
 
-    A pair looked at together is judged better; vectors of each alone compare many with many (`encode_text`,
-    `encode_picture`: their products are cosines).
+    A pair read together is judged better; vectors of each alone compare many with many (`encode_text`, `encode_image`:
+    their products are cosines).
     """
 
-    kind = "image-text-matching"
+    def __init__(self, settings: Settings, vision: VisionTower, encoder: Tower, head: Matching) -> None:
+        super().__init__(settings, vision)
+        self.encoder, self.head = encoder, head
 
-    def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
-        super().__init__(config)
-        self.vision, self.encoder, self.head = vision, encoder, head
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts and look at an image for each.
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, *, pixels: Tensor, every_layer: bool = False) -> Result:
-        """ids (B, N) and pixels (B, C, H, W), a picture for each text → Result.
+        Args:
+            input_ids: (B, N).
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (B, C, H, W).
+            labels: (B,), 1 where they match.
+            output_hidden_states: return the output of every block, of both towers.
+            options: as `Model.read_options`.
 
-        .logits (B, 2): 0 does not match, 1 matches.  .hidden of the text, .memory of the picture.
-        mask: (B, N), True = token; None if all are.  every_layer: keep what stood after each block, of both.
-        Raises TypeError or ValueError for ids, mask and pixels that do not fit the model or each other.
+        Returns:
+            `logits` (B, 2): 0 does not match, 1 matches; encoder_last_hidden_state and encoder_hidden_states are the
+            image's.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = _check_text(self, ids, mask, self.encoder)
-        picture = _look(self, self.vision, pixels, len(ids), every_layer)
-        passed = self.encoder(ids, mask=mask, memory=picture.hidden, every_layer=every_layer)
-        return _result(passed, picture, self.head.score(first_token(passed.hidden, mask)), every_layer)
+        self.read_options(options)
+        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        image = self.see(pixel_values, len(input_ids), output_hidden_states)
+        text = self.encoder(
+            input_ids,
+            attention_mask=attention_mask,
+            encoder_hidden_states=image.last_hidden_state,
+            output_hidden_states=bool(output_hidden_states),
+        )
+        logits = self.head.score(first_token(text.last_hidden_state, attention_mask))
+        return _output(logits, text, image, None if labels is None else self.classification_loss(logits, labels))
 
-    def look(self, pixels: Tensor) -> Tensor:
-        """What is seen of pictures (P, C, H, W), for `judge`: (P, patches, d). Raises as a call of the model does."""
-        return _look(self, self.vision, pixels).hidden
+    def look(self, pixel_values: Tensor) -> Tensor:
+        """Image vectors (P, patches, d) of (P, C, H, W), for `judge`. Raises as a call of the model does."""
+        return self.see(pixel_values).last_hidden_state
 
-    def judge(self, seen: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, 2) of texts (B, N) beside one picture, which is looked at once for however many texts.
+    def judge(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, 2) of texts (B, N) beside one image, which is encoded once for all texts.
 
-        seen: (1, patches, d), a row of `look`.  mask: (B, N), True = token; None if all are.
-        Raises as a call of the model does, and ValueError for what is seen of several pictures.
+        image: (1, patches, d), a row of `look`.  attention_mask: (B, N), 1 or True = token; None if all are.
+        Raises as a call of the model does, and ValueError for several images.
         """
-        mask = _check_text(self, ids, mask, self.encoder)
-        if seen.ndim != 3 or len(seen) != 1:
-            raise ValueError(f"seen must be of one picture, (1, patches, d), got {tuple(seen.shape)}: look(pixels)[:1]")
-        read = self.encoder(ids, mask=mask, memory=seen.expand(len(ids), -1, -1)).hidden
-        return cast(Tensor, self.head.score(first_token(read, mask)))
+        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        if image.ndim != 3 or len(image) != 1:
+            raise ValueError(f"image must be one, (1, patches, d), got {tuple(image.shape)}: look(pixel_values)[:1]")
+        text = self.encoder(
+            input_ids, attention_mask=attention_mask, encoder_hidden_states=image.expand(len(input_ids), -1, -1)
+        )
+        return cast(Tensor, self.head.score(first_token(text.last_hidden_state, attention_mask)))
 
-    def encode_text(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Vectors of length 1 of texts (B, N), read without a picture: (B, e)."""
-        mask = _check_text(self, ids, mask, self.encoder)
-        return normalize(self.head.text(first_token(self.encoder(ids, mask=mask).hidden, mask)), dim=-1)
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Normalized vectors (B, e) of texts (B, N), read without an image."""
+        attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
+        x = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+        return normalize(self.head.text(first_token(x, attention_mask)), dim=-1)
 
-    def encode_picture(self, pixels: Tensor) -> Tensor:
-        """Vectors of length 1 of pictures (B, C, H, W): (B, e)."""
-        return normalize(self.head.picture(_look(self, self.vision, pixels).hidden[:, 0]), dim=-1)
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """Normalized vectors (B, e) of images (B, C, H, W)."""
+        return normalize(self.head.picture(self.see(pixel_values).last_hidden_state[:, 0]), dim=-1)
 
     def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
 
-        frame: of the picture, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
+        frame: of the image, as `model.preprocessor` gives it.  tokens: how many the text has, padding included.
         """
-        text, patches = Layout.text(tokens), _patches(self.vision, frame)
-        return _seen_by(patches, self.vision) | _read_by("encoder", self.encoder, text, patches.keys, (frame,))
+        patches, sides = self.image_sides(frame)
+        return sides | _text_sides("encoder", self.encoder, Layout.text(tokens), patches.keys, (frame,))
 
 
-# --------------------------------------------------------------------------------------------------------------- pieces
+def _output(logits: Tensor, text: TowerOutput, encoder: TowerOutput, loss: Tensor | None) -> ModelOutput:
+    return ModelOutput(
+        loss=loss,
+        logits=logits,
+        last_hidden_state=text.last_hidden_state,
+        hidden_states=text.hidden_states,
+        encoder_last_hidden_state=encoder.last_hidden_state,
+        encoder_hidden_states=encoder.hidden_states,
+    )
 
 
-def _check_text(model: Model, ids: Tensor, mask: Tensor | None, tower: Tower) -> Tensor | None:
-    return model.check(ids, mask, tower.embed.tokens.num_embeddings, tower.embed.max_positions)
-
-
-def _look(
-    model: Model, vision: VisionTower, pixels: Tensor, texts: int | None = None, every_layer: bool = False
-) -> Passed:
-    """What the tower makes of pixels, checked; texts: how many there are beside them, one for each picture."""
-    patches = vision.embed.patches
-    pixels = check_pixels(pixels, patches.channels, patches.least, model)
-    if texts is not None and texts != len(pixels):
-        raise ValueError(
-            f"there are {texts} texts and {len(pixels)} pictures, and each text looks at one picture: "
-            "pixels.expand(…) or pixels[[…]] gives several texts the same one"
-        )
-    return cast(Passed, vision(pixels, every_layer=every_layer))
-
-
-def _result(passed: Passed, memory: Passed, logits: Tensor, every_layer: bool) -> Result:
-    layers = (passed.layers, memory.layers) if every_layer else (None, None)
-    return Result(passed.hidden, logits, layers=layers[0], memory=memory.hidden, memory_layers=layers[1])
-
-
-def _patches(vision: VisionTower, frame: Frame) -> Sides:
-    return Sides.patches(frame, vision.embed.patches.size, vision.embed.before)
-
-
-def _seen_by(patches: Sides, vision: VisionTower) -> dict[str, Sides]:
-    return {f"vision.blocks.{number}.attention": patches for number in range(len(vision.blocks))}
-
-
-def _read_by(name: str, tower: Tower, text: Layout, memory: Layout, frames: tuple[Frame, ...]) -> dict[str, Sides]:
-    """A tower's attentions: to the text itself, and to a memory, of pictures with these frames."""
-    sides = {"attention": Sides(text, text, ()), "cross": Sides(text, memory, frames)}
+def _text_sides(name: str, tower: Tower, text: Layout, context: Layout, frames: tuple[Frame, ...]) -> dict[str, Sides]:
+    """A text tower's attentions by path: to the text itself, and to a context, of images with these frames."""
+    sides = {"attention": Sides(text, text, ()), "cross": Sides(text, context, frames)}
     return {f"{name}.blocks.{n}.{part}": both for n in range(len(tower.blocks)) for part, both in sides.items()}

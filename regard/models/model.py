@@ -1,21 +1,25 @@
-"""The base class of all models: the result of a call, checks of its input, saving, and the tasks as methods."""
+"""The base class of all models: checkpoint, tokenizer, checks of inputs, and what training libraries ask of a model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
 from regard.data.images import Source
 from regard.generation.config import GenerationConfig
 from regard.generation.text import GenerationOutput, generate_text, stream_text
 from regard.models.config import Config
+from regard.models.losses import Targets, classification_loss, span_loss, token_loss
+from regard.models.outputs import ModelOutput
+from regard.nn.blocks import Tower
+from regard.nn.heads import LanguageHead
 from regard.tasks import captioning, embedding, matching
 from regard.tasks import text as text_tasks
 from regard.tasks.embedding import Pooling
@@ -28,46 +32,28 @@ if TYPE_CHECKING:
     from regard.data.image_processing import ImageProcessor
     from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
-    from regard.nn.blocks import Tower
 
-__all__ = ["Model", "Result"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Result:
-    """What a model makes of ids or pixels. What the model does not have is None.
-
-    >>> Result(hidden=torch.zeros(1, 4, 8), logits=torch.zeros(1, 4, 13))
-    Result(hidden (1, 4, 8), logits (1, 4, 13))
-
-    hidden: (B, N, d), the last vectors; of the decoder in an encoder–decoder, of the text where there is one beside
-      a picture.
-    logits: by task: (B, N, V) words, (B, N, labels) tags, (B, N, 2) where an answer starts and ends, (B, labels),
-      (B, C, H, W) rebuilt pixels, (pictures, texts) how well they match.
-    pooled: (B, d), the family's own summary of a text.
-    next_sentence: (B, 2), whether the second text follows the first (0) or not (1), beside the words.
-    layers: what stood after the embedding and after each block, if every_layer was asked for.
-    memory, memory_layers: of the encoder in an encoder–decoder; of the picture beside a text.
-    text, picture: (B, e), one vector of length 1 for each, to be compared (CLIP, BLIP).
-    """
-
-    hidden: Tensor
-    logits: Tensor | None = None
-    pooled: Tensor | None = None
-    next_sentence: Tensor | None = None
-    layers: tuple[Tensor, ...] | None = None
-    memory: Tensor | None = None
-    memory_layers: tuple[Tensor, ...] | None = None
-    text: Tensor | None = None
-    picture: Tensor | None = None
-
-    def __repr__(self) -> str:
-        shapes = {name: tuple(t.shape) for name, t in vars(self).items() if isinstance(t, Tensor)}
-        layers = {name: f"{len(ts)} layers" for name, ts in vars(self).items() if isinstance(ts, tuple)}
-        return f"Result({', '.join(f'{name} {said}' for name, said in (shapes | layers).items())})"
+__all__ = ["ConfigValues", "Model", "ModelOutput"]
 
 
-_pytree.register_dataclass(Result, serialized_type_name="regard.models.model.Result")  # torch.export hands it on
+KEPT_OUT_OF_PREDICTIONS = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
+"""Fields that transformers.Trainer does not gather as predictions."""
+
+
+class ConfigValues(SimpleNamespace):
+    """config.json as attributes, for libraries that read `model.config`: transformers.Trainer, accelerate, PEFT."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by key."""
+        return dict(vars(self))
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """All values as JSON. `use_diff` is there for callers of transformers' method."""
+        return json.dumps(vars(self), indent=2, sort_keys=True, default=str)
+
+    def get_text_config(self, decoder: bool = False) -> ConfigValues:
+        """The values themselves: a model has one config here."""
+        return self
 
 
 Kind = Literal[
@@ -158,18 +144,107 @@ class Model(nn.Module):
 
         save(self, directory)
 
-    def tokens(self, ids: Sequence[int] | Tensor) -> list[str] | list[list[str]]:
-        """Labels of ids (N,) or (B, N), for people and for the lens: `regard.watch(model, tokens=model.tokens(ids))`.
+    def tokens(self, input_ids: Sequence[int] | Tensor) -> list[str] | list[list[str]]:
+        """Labels of input_ids (N,) or (B, N), for people and for the lens: `regard.watch(model, tokens=model.tokens(input_ids))`.
 
         Raises as `Tokenizer.tokens` does.
         """
-        if isinstance(ids, Tensor) and ids.ndim == 2:
-            return [self.tokenizer.tokens(row) for row in ids]
-        return self.tokenizer.tokens(ids)
+        if isinstance(input_ids, Tensor) and input_ids.ndim == 2:
+            return [self.tokenizer.tokens(row) for row in input_ids]
+        return self.tokenizer.tokens(input_ids)
 
     def extra_repr(self) -> str:
         """What `print(model)` says before its parts."""
         return f"{self.family.title}, task={self.task!r}"
+
+    # ------------------------------------------------------------------------------------ what training libraries ask
+
+    @cached_property
+    def config(self) -> ConfigValues:
+        """The values of config.json as attributes."""
+        values = {"model_type": self.family.model_type, "is_encoder_decoder": False, "problem_type": None}
+        if getattr(self, "head", None) is not None:
+            values["keys_to_ignore_at_inference"] = list(KEPT_OUT_OF_PREDICTIONS)
+        return ConfigValues(**values | self.settings.values)
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Does a call take `num_items_in_batch`, the labels of all accumulated batches? Language models do."""
+        return isinstance(getattr(self, "head", None), LanguageHead)
+
+    @property
+    def loss_type(self) -> str | None:
+        """The name of the loss in transformers, where labels are shifted by the model."""
+        return None
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        for name in ("tower", "encoder", "decoder", "text"):
+            part = getattr(self, name, None)
+            if isinstance(part, Model):
+                return part.get_input_embeddings()
+            if isinstance(part, Tower):
+                return part.embed.tokens
+        raise NotImplementedError(f"{self.family.title} with task {self.task!r} has no token embedding")
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **inputs: Any) -> dict[str, Any]:
+        """The arguments of a call with these tokens. PEFT replaces this method; `generate` does not use it."""
+        return {"input_ids": input_ids, **inputs}
+
+    def save_pretrained(self, directory: str | Path, **options: Any) -> None:
+        """`save`, under the name that training libraries call. Options of transformers' method are not read."""
+        self.save(directory)
+
+    def read_options(self, options: dict[str, Any]) -> Tensor | int | None:
+        """Check the further arguments of a call that transformers' models take: `num_items_in_batch`, or None.
+
+        Raises:
+            TypeError: for an argument that no model takes.
+            ValueError: for a value that asks for something a regard model does not return.
+        """
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise TypeError(f"{type(self).__name__}.forward() got an unexpected keyword argument {name!r}")
+            if name in REFUSED and value is not None and value != REFUSED[name][0]:
+                raise ValueError(f"{name}={value!r:.80} is not supported: {REFUSED[name][1]}")
+        return options.get("num_items_in_batch")
+
+    def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
+        """A text head's logits by field: start_logits and end_logits where it answers questions."""
+        if logits is None or self.task not in QUESTION_ANSWERING:
+            return {"logits": logits}
+        start, end = logits.unbind(-1)  # (B, N) each
+        return {"start_logits": start, "end_logits": end}
+
+    def text_loss(self, output: ModelOutput, targets: Targets, *, shift: bool = False) -> Tensor:
+        """The loss of a text head's output, as transformers computes it for the task.
+
+        Args:
+            output: logits, as `name_logits` names them.
+            targets: the labels of the call.
+            shift: position i predicts label i + 1.
+
+        Raises:
+            ValueError: if the targets are not those of the task, or do not fit the logits.
+        """
+        if output.start_logits is not None and output.end_logits is not None:
+            if targets.start_positions is None or targets.end_positions is None:
+                raise ValueError("question answering learns from start_positions and end_positions (B,): give both")
+            return span_loss(output.start_logits, output.end_logits, targets.start_positions, targets.end_positions)
+        logits, labels = output.logits, targets.labels
+        if logits is None or labels is None:
+            raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of these labels")
+        if logits.ndim == 2:
+            return self.classification_loss(logits, labels)
+        return token_loss(logits, labels, shift=shift, items=targets.items)
+
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of scores (B, labels), by config.json's problem_type."""
+        if labels.shape[:1] != logits.shape[:1]:
+            raise ValueError(f"labels must be of {len(logits)} inputs, got {tuple(labels.shape)}")
+        return classification_loss(logits, labels, self.config.problem_type)
+
+    # ----------------------------------------------------------------------------------------------- checks of inputs
 
     def check_device(self, name: str, given: Tensor) -> None:
         """Raise ValueError unless a tensor is where the model is: torch would say so from deep inside a layer."""
@@ -178,425 +253,92 @@ class Model(nn.Module):
                 f"the model is on {self.device}, and {name} came on {given.device}: {name}.to(model.device)"
             )
 
-    def check(self, ids: Tensor, mask: Tensor | None, vocabulary: int, most: int | None) -> Tensor | None:
-        """Check ids and mask before anything runs; the mask, or None where it hides nothing.
+    def check(
+        self, input_ids: Tensor, attention_mask: Tensor | None, vocabulary: int, most: int | None
+    ) -> Tensor | None:
+        """Check input_ids and attention_mask before anything runs; the mask as booleans, or None if it hides nothing.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-            got = str(ids.dtype) if isinstance(ids, Tensor) else type(ids).__name__
+        if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+            got = str(input_ids.dtype) if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise TypeError(
-                f"ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
+                f"input_ids must be a torch tensor of int64 or int32, (B, N), got {got}; "
                 "model.tokenizer.batch([…]).ids makes them"
             )
-        if ids.ndim != 2 or 0 in ids.shape:
-            raise ValueError(f"ids must be (B, N) with at least one text and one token, got {tuple(ids.shape)}")
-        self.check_device("ids", ids)
-        n = ids.shape[1]
+        if input_ids.ndim != 2 or 0 in input_ids.shape:
+            raise ValueError(
+                f"input_ids must be (B, N) with at least one text and one token, got {tuple(input_ids.shape)}"
+            )
+        self.check_device("input_ids", input_ids)
+        n = input_ids.shape[1]
         if most is not None and n > most:
             raise ValueError(
                 f"the text has {n} tokens, and the model has {most} positions: shorten it, or ask the tokenizer to "
                 f"(tokenizer.batch(…, length={most}, truncate=True))"
             )
-        if mask is not None and (
-            not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(ids), n)
-        ):
-            got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"mask must be booleans ({len(ids)}, {n}), True = token, got {got}")
-        if mask is not None:
-            self.check_device("mask", mask)
+        mask = None
+        if attention_mask is not None:
+            mask = self.booleans("attention_mask", attention_mask, input_ids.shape)
         if torch.compiler.is_compiling():
             return mask
-        low, high = torch.aminmax(ids)
-        facts = torch.stack([low, high, mask.all().to(ids.dtype) if mask is not None else low])
+        low, high = torch.aminmax(input_ids)
+        facts = torch.stack([low, high, low if mask is None else mask.all().to(input_ids.dtype)])
         first, last, whole = facts.tolist()  # one wait for the device
         if not 0 <= first <= last < vocabulary:
             wrong = first if first < 0 else last
             raise ValueError(
                 f"token id {wrong} is outside the vocabulary of {vocabulary}: ids are 0 to {vocabulary - 1}"
             )
-        return None if mask is not None and whole else mask
+        return None if whole else mask
 
-    def check_positions(self, ids: Tensor, positions: Tensor | None, tower: Tower) -> None:
-        """Check positions that were given for ids (B, N), which a tower reads.
+    def booleans(self, name: str, given: Tensor, shape: Sequence[int]) -> Tensor:
+        """A mask of 1/0 or booleans as booleans. Raises ValueError for another dtype or shape."""
+        if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != tuple(shape):
+            got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(f"{name} must be 1/0 or booleans {tuple(shape)}, got {got}")
+        self.check_device(name, given)
+        if given.dtype == torch.bool:
+            return given
+        if not torch.compiler.is_compiling() and not bool(((given == 0) | (given == 1)).all()):
+            raise ValueError(
+                f"{name} must be 1/0 or booleans, got {given.dtype} {int(given.min())} to {int(given.max())}"
+            )
+        return given == 1
+
+    def check_positions(self, input_ids: Tensor, position_ids: Tensor | None, tower: Tower) -> None:
+        """Check position_ids that were given for input_ids (B, N), which a tower reads.
 
         Raises TypeError or ValueError naming what came, what was expected and what to do.
         """
-        if positions is None:
+        if position_ids is None:
             return
         if tower.embed.positions is None and tower.rotary is None:
-            raise ValueError(f"{self.family.title} knows distances, no positions: leave out positions")
-        if not isinstance(positions, Tensor) or positions.dtype not in (torch.int64, torch.int32):
-            got = str(positions.dtype) if isinstance(positions, Tensor) else type(positions).__name__
-            raise TypeError(f"positions must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
-        batch, n = ids.shape
-        if positions.shape not in ((n,), (1, n), (batch, n)):
-            raise ValueError(f"positions must be ({n},) or ({batch}, {n}) as ids, got {tuple(positions.shape)}")
+            raise ValueError(f"{self.family.title} has relative positions alone: leave out position_ids")
+        if not isinstance(position_ids, Tensor) or position_ids.dtype not in (torch.int64, torch.int32):
+            got = str(position_ids.dtype) if isinstance(position_ids, Tensor) else type(position_ids).__name__
+            raise TypeError(f"position_ids must be a torch tensor of int64 or int32, (N,) or (B, N), got {got}")
+        batch, n = input_ids.shape
+        if position_ids.shape not in ((n,), (1, n), (batch, n)):
+            raise ValueError(
+                f"position_ids must be ({n},) or ({batch}, {n}) as input_ids, got {tuple(position_ids.shape)}"
+            )
         if torch.compiler.is_compiling():
             return
-        first, last = torch.stack(torch.aminmax(positions)).tolist()
+        first, last = torch.stack(torch.aminmax(position_ids)).tolist()
         most = tower.embed.max_positions
         if first < 0 or (most is not None and last >= most):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
-            raise ValueError(f"positions must be {limit}, got {first} to {last}")
+            raise ValueError(f"position_ids must be {limit}, got {first} to {last}")
 
-    # --------------------------------------------------------------------------------------------------------- tasks
-    # Each runs in eval mode and leaves the model in the mode that it was in. An image is a path, a file's bytes, an
-    # open file, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or an opened one; a list or iterator of them
-    # (`Path("photos").glob("*.jpg")`) gives an answer for each, the same that it gets alone.
 
-    @overload
-    def generate(
-        self,
-        prompt: str,
-        *,
-        images: Source | Several | None = None,
-        config: GenerationConfig | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> GenerationOutput: ...
+QUESTION_ANSWERING = ("question-answering", "answer")
 
-    @overload
-    def generate(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        images: Several | None = None,
-        config: GenerationConfig | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> list[GenerationOutput]: ...
-
-    @in_eval_mode
-    def generate(
-        self,
-        prompt: str | list[str] | tuple[str, ...],
-        *,
-        images: Source | Several | None = None,
-        config: GenerationConfig | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> GenerationOutput | list[GenerationOutput]:
-        """Continue a prompt, or each of a list; an encoder-decoder writes what it makes of the prompt.
-
-        >>> print(regard.load("openai-community/gpt2").generate("The cat", max_new_tokens=3))     # doctest: +SKIP
-
-        Args:
-            prompt: a text, or a list of texts.
-            images: for a model that reads them in its prompt (LLaVA, Idefics): one for each "<image>" of the prompt, in
-                their order; for several prompts a list of such lists.
-            config: the options as an object.
-            on_token: called after each step with the number of steps made.
-            **options: max_new_tokens, num_beams, temperature, stop_strings, … (the fields of `GenerationConfig`), over
-                those of `config`, over the checkpoint's generation_config.json. By default greedy, 50 tokens.
-
-        Returns:
-            A `GenerationOutput`, or a list of them for a list of prompts.
-
-        Raises:
-            TypeError: an option that does not exist or has the wrong type.
-            ValueError: a model without task "generate", a prompt that leaves no room, another number of images than of
-                placeholders, options out of range, beam search with sampling or stop strings, or settings of the
-                checkpoint that change the text and are not supported.
-        """
-        return generate_text(self, prompt, GenerationConfig.from_options(config, options), images, on_token)
-
-    @in_eval_mode
-    def stream(
-        self,
-        prompt: str,
-        *,
-        images: Source | Several | None = None,
-        config: GenerationConfig | None = None,
-        **options: Any,
-    ) -> Iterator[str]:
-        """The text of `generate` piece by piece, each as soon as it is certain: whole characters, no part of a stop.
-
-        >>> for piece in model.stream("The cat"): print(piece, end="", flush=True)     # doctest: +SKIP
-
-        Arguments and errors as in `generate`, without beam search (num_beams=1 if the checkpoint sets more). Nothing is
-        computed before the first piece is asked for, except an encoder's part.
-        """
-        return stream_text(self, prompt, GenerationConfig.from_options(config, options), images)
-
-    @in_eval_mode
-    def embed(
-        self,
-        texts: Texts,
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        batch: int = 32,
-        truncate: bool = False,
-    ) -> Tensor:
-        """One vector for each text: (len(texts), d), in their order; of the encoder in an encoder-decoder.
-
-        >>> regard.load("sentence-transformers/all-MiniLM-L6-v2").embed(["하나", "둘"]).shape     # doctest: +SKIP
-        torch.Size([2, 384])
-
-        Args:
-            texts: a list of texts or of pairs.
-            pooling: "mean" over the tokens, "cls" the first, "max" in each place, "last"; padding never counts. By
-                default what modules.json and 1_Pooling/config.json of the checkpoint say, else "mean".
-            normalize: scale vectors to length 1; by default what modules.json says, else False.
-            batch: number of texts that go through the model at once, grouped by length.
-            truncate: cut texts that are longer than the model, or than a sentence encoder's max_seq_length.
-
-        Raises:
-            ValueError: a text that is too long or has no token, or a checkpoint that needs more than this.
-        """
-        return embedding.embed(self, texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
-
-    @in_eval_mode
-    def fill(self, text: str, top: int = 5) -> Filled:
-        """The `top` likeliest tokens at each mask token of a text; prints as a table.
-
-        >>> regard.load("google-bert/bert-base-uncased").fill("Paris is the [MASK] of France.")     # doctest: +SKIP
-
-        Raises:
-            ValueError: a model without task "fill" (or "pretrain"), a text without a mask, or one that is too long.
-        """
-        return text_tasks.fill(self, text, top)
-
-    @in_eval_mode
-    def tag(self, text: str) -> Tagged:
-        """The likeliest label of each token of a text, and of spans of them (`.spans`); prints as a table.
-
-        >>> print(regard.load("dslim/bert-base-NER").tag("Paris is in France."))     # doctest: +SKIP
-
-        Raises:
-            ValueError: a model without task "tag", or a text that is too long.
-        """
-        return text_tasks.tag(self, text)
-
-    @in_eval_mode
-    def follows(self, first: str, second: str) -> float:
-        """The probability that the second text follows the first.
-
-        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
-        >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
-
-        Raises:
-            ValueError: a model without task "next" (or "pretrain"), or texts that are too long together.
-        """
-        return text_tasks.follows(self, first, second)
-
-    @overload
-    def classify(self, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified: ...
-
-    @overload
-    def classify(
-        self,
-        images: Source | Several,
-        *,
-        labels: Sequence[str] | None = None,
-        prompt: str | None = None,
-        batch: int = 32,
-        truncate: bool = False,
-    ) -> Classified: ...
-
-    @in_eval_mode
-    def classify(
-        self,
-        *inputs: Any,
-        texts: Any = None,
-        images: Any = None,
-        labels: Sequence[str] | None = None,
-        prompt: str | None = None,
-        batch: int = 32,
-        truncate: bool = False,
-    ) -> Classified:
-        """The probability of each label for texts, pairs of texts or images; prints as a table.
-
-        >>> regard.load("distilbert-base-uncased-finetuned-sst-2-english").classify("Fine!").best     # doctest: +SKIP
-        ('POSITIVE',)
-        >>> regard.load("google/vit-base-patch16-224").classify("photo.jpg").best                     # doctest: +SKIP
-        ('Egyptian cat',)
-        >>> clip = regard.load("openai/clip-vit-base-patch32")                                        # doctest: +SKIP
-        >>> clip.classify("photo.jpg", labels=["a cat", "a dog"]).best                                # doctest: +SKIP
-        ('a cat',)
-
-        The kind of model decides whether a str is a text or the path of an image.
-
-        Args:
-            *inputs: one text, a list of texts or of pairs; or one image, or several.
-            texts: the same by name, for a model of texts.
-            images: the same by name, for a model of images.
-            labels: for a model that compares images with texts (CLIP): the labels. Others have config.json's.
-            prompt: how a label is written, with {} in its place; by default "a photo of {}".
-            batch: number of inputs at once.
-            truncate: cut texts and labels that are too long.
-
-        Raises:
-            TypeError: arguments of another kind of model.
-            ValueError: a model without such a task, a text that is too long or empty, an image that cannot be opened.
-        """
-        named = {"texts": texts, "images": images, "labels": labels, "prompt": prompt, "truncate": truncate or None}
-        if not has_vision(self):
-            (given,) = call_arguments(self, "classify", ["texts"], inputs, named, ["truncate"])
-            return text_tasks.classify(self, given, batch=batch, truncate=truncate)
-        if labels is None:
-            (given,) = call_arguments(self, "classify", ["images"], inputs, named)
-            return text_tasks.classify_images(self, given, batch=batch)
-        given, _ = call_arguments(self, "classify", ["images", "labels"], inputs, named, ["prompt", "truncate"])
-        return matching.classify_by(self, given, labels, prompt=prompt, batch=batch, truncate=truncate)
-
-    @overload  # a path given as a str reads as a question here: as a Path it is an image to a type checker, too
-    def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...
-
-    @overload
-    def answer(self, images: Source, question: str, *, batch: int = 8, **options: Any) -> GenerationOutput: ...
-
-    @overload
-    def answer(
-        self, images: Source, question: list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
-    ) -> list[GenerationOutput]: ...
-
-    @overload
-    def answer(
-        self, images: Several, question: str | list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
-    ) -> list[GenerationOutput]: ...
-
-    @in_eval_mode
-    def answer(
-        self,
-        *inputs: Any,
-        question: Any = None,
-        context: Any = None,
-        images: Any = None,
-        longest: int | None = None,
-        batch: int | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> Answer | GenerationOutput | list[GenerationOutput]:
-        r"""The answer to a question: a span of a context, or a text about an image.
-
-        >>> print(regard.load("Salesforce/blip-vqa-base").answer("photo.jpg", "How many cats?"))     # doctest: +SKIP
-        2
-
-        A model of texts is called as answer(question, context): the answer is the likeliest span of the context, which
-        is read in windows that overlap by half if it is longer than the model. A model of images is called as
-        answer(images, question): one question for all images, a list with one for each, or several about one image.
-
-        Args:
-            *inputs: question and context, or images and question.
-            question: the same by name.
-            context: the same by name.
-            images: the same by name.
-            longest: limit on the tokens of a span; default 30.
-            batch: number of images at once; default 8.
-            on_token: as in `generate`.
-            **options: as in `generate`; `config` too. LLaVA is prompted with "USER: <image>\n{question} ASSISTANT:",
-                Idefics as in transformers' guide; a question that holds "<image>" is the whole prompt.
-
-        Raises:
-            TypeError: arguments of another kind of model.
-            ValueError: a model without such a task, an empty context, a question that leaves no room, an image that
-                cannot be opened, and as `generate`.
-        """
-        named = {"question": question, "context": context, "images": images, "longest": longest}
-        if has_vision(self):
-            given, asked = call_arguments(self, "answer", ["images", "question"], inputs, named)
-            config = GenerationConfig.from_options(options.pop("config", None), options)
-            size = 8 if batch is None else batch
-            return captioning.answer_about(self, given, asked, config, batch=size, on_token=on_token)
-        named |= {"batch": batch, "on_token": on_token, **options}
-        asked, given = call_arguments(self, "answer", ["question", "context"], inputs, named, ["longest"])
-        return text_tasks.answer(self, asked, given, longest=30 if longest is None else longest)
-
-    @overload
-    def caption(
-        self, images: Source, prompt: str | None = None, *, batch: int = 8, **options: Any
-    ) -> GenerationOutput: ...
-
-    @overload
-    def caption(
-        self, images: Several, prompt: str | None = None, *, batch: int = 8, **options: Any
-    ) -> list[GenerationOutput]: ...
-
-    @in_eval_mode
-    def caption(
-        self,
-        images: Source | Several,
-        prompt: str | None = None,
-        *,
-        config: GenerationConfig | None = None,
-        batch: int = 8,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> GenerationOutput | list[GenerationOutput]:
-        """A caption of an image, or of each of a list.
-
-        >>> print(regard.load("Salesforce/blip-image-captioning-base").caption("photo.jpg"))     # doctest: +SKIP
-        two cats sleeping on a couch
-
-        Args:
-            images: one image, or several.
-            prompt: how the captions begin; `.text` is what comes after. To LLaVA and Idefics one that holds "<image>"
-                is the whole prompt.
-            config: as in `generate`.
-            batch: number of images at once.
-            on_token: as in `generate`.
-            **options: as in `generate`.
-
-        Raises:
-            ValueError: a model without task "caption", or "generate" and a vision tower, an image that cannot be
-                opened, a prompt that leaves no room, and as `generate`.
-        """
-        config = GenerationConfig.from_options(config, options)
-        return captioning.caption(self, images, prompt, config, batch=batch, on_token=on_token)
-
-    @in_eval_mode
-    def match(
-        self, images: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
-    ) -> Matched:
-        """How well each image goes with each text; prints as a table.
-
-        >>> regard.load("openai/clip-vit-base-patch32").match("photo.jpg", ["a cat", "a dog"])     # doctest: +SKIP
-
-        `.values` (images, texts) are what `.measure` says: "cosine" of two vectors where texts and images are read
-        apart (CLIP, BLIP with task "none"); the "probability" that the two belong together where the text is read
-        with cross-attention to the image (BLIP with task "match").
-
-        Args:
-            images: one image, or several.
-            texts: one text, or several.
-            batch: number of images or texts at once.
-            truncate: cut texts that are too long.
-
-        Raises:
-            TypeError: a text that is not a str.
-            ValueError: a model that does neither, a text that is too long or empty, or an image that cannot be opened.
-        """
-        return matching.match(self, images, texts, batch=batch, truncate=truncate)
-
-    @overload
-    def features(self, images: Source, *, layer: int | None = None, batch: int = 32) -> Features: ...
-
-    @overload
-    def features(self, images: Several, *, layer: int | None = None, batch: int = 32) -> list[Features]: ...
-
-    @in_eval_mode
-    def features(
-        self, images: Source | Several, *, layer: int | None = None, batch: int = 32
-    ) -> Features | list[Features]:
-        """The vectors of an image's patches, for detection and segmentation heads.
-
-        >>> regard.load("facebook/dinov2-base").features("photo.jpg").map.shape     # doctest: +SKIP
-        torch.Size([768, 16, 16])
-
-        `.map` (d, rows, columns), `.vectors` (N, d), `.cls` and `.pooled` where the model has them, `.layout` what each
-        token is and where it lies in the model's pixels, `.frame` where these lie in the image. `.pooled` is the
-        tower's summary; to search with CLIP or BLIP, `model.encode_picture(pixels)` and `model.encode_text(ids, mask)`
-        give the vectors that are compared.
-
-        Args:
-            images: one image, or several.
-            layer: after how many blocks (Swin: stages), 0 before the first, below 0 from the end; without the final
-                norm. None: the last, normed, and with `.pooled`.
-            batch: number of images at once.
-
-        Raises:
-            ValueError: a model without a vision tower or without that layer, or an image that cannot be opened.
-        """
-        return matching.features(self, images, layer=layer, batch=batch)
+# Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.
+REFUSED: dict[str, tuple[Any, str]] = {
+    "inputs_embeds": (None, "give input_ids"),
+    "output_attentions": (False, "regard.watch(model) gives the attention weights"),
+    "past_key_values": (None, "model.generate keeps its own cache"),
+    "return_dict": (True, "the output is a ModelOutput; out.to_tuple() is the tuple"),
+}
+OPTIONS = {*REFUSED, "use_cache", "num_items_in_batch"}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from regard.generation.loop import ModelState
 from regard.models.config import Config
-from regard.models.model import Model, Result
-from regard.nn.blocks import FeedForward, Inserted, Passed, Tower, count
-from regard.nn.heads import EndPooler, LanguageHead, Pooler, PretrainingHead, Seen
+from regard.models.losses import Targets
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
+from regard.nn.blocks import FeedForward, Inserted, Tower, TowerOutput, count
+from regard.nn.heads import EndPooler, HeadInput, LanguageHead, Pooler, PretrainingHead
 from regard.nn.linear import Linear
 from regard.nn.sliding_attention import Roles
 
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class TextModel(Model):
-    """One tower, its pooler if it has one, and the head of its task if it has one.
+    """A text encoder or decoder: one tower, with a pooler and a task head if the task has them.
 
-    max_positions: the longest text, where no table of positions says so (rotary).
+    most: the most position_ids, where no table of positions says so (rotary).
     """
 
     kind = "text"
@@ -48,63 +51,107 @@ class TextModel(Model):
         """How many tokens there are."""
         return self.tower.embed.tokens.num_embeddings
 
+    @property
+    def loss_type(self) -> str | None:
+        """The name of the loss in transformers, where the model shifts the labels."""
+        return "ForCausalLM" if self.tower.causal and isinstance(self.head, LanguageHead) else None
+
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        types: Tensor | None = None,
-        positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
         inserted: Inserted | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N) → Result.
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts.
 
-        mask: (B, N), True = token; None if all are.  types: (B, N), the segment of each token (BERT, ALBERT).
-        positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
-        inserted: vectors that stand for some of the tokens, as a picture's do.
-        every_layer: keep what stood after each block.
-        Raises TypeError or ValueError for ids, mask, types and positions that do not fit the model or each other.
+        Args:
+            input_ids: (B, N).
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            token_type_ids: (B, N), the segment of each token (BERT, ALBERT).
+            position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            labels: (B, N) token ids or labels, -100 = ignored, shifted by a causal language model; (B,) to classify.
+            start_positions: (B,), question answering.
+            end_positions: (B,), question answering.
+            inserted: vectors that replace those of some tokens, as an image's do.
+            output_hidden_states: return the output of every block.
+            options: as `Model.read_options`, and `next_sentence_label` (B,) for pretraining.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        self.check_positions(ids, positions, self.tower)
-        self._check_types(ids, types)
+        relation = options.pop("next_sentence_label", None)
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        self.check_positions(input_ids, position_ids, self.tower)
+        self.check_segments(input_ids, token_type_ids)
         # (B, N): the vector of each row's first True is pooled.
-        candidates = self.pooler.ends(ids, mask) if isinstance(self.pooler, EndPooler) else mask
-        hidden, layers = self.tower(
-            ids, mask=mask, positions=positions, types=types, inserted=inserted, every_layer=every_layer
+        pooled = self.pooler.ends(input_ids, attention_mask) if isinstance(self.pooler, EndPooler) else attention_mask
+        tower = self.tower(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            token_type_ids=token_type_ids,
+            inserted=inserted,
+            output_hidden_states=bool(output_hidden_states),
         )
-        pooled = None if self.pooler is None else self.pooler(hidden, candidates)
-        seen = Seen(hidden, pooled, self.tower.embed.tokens.weight, mask)
-        relation = self.head.relation(seen) if isinstance(self.head, PretrainingHead) else None
-        logits = None if self.head is None else self.head(seen)
-        return Result(hidden, logits, pooled, relation, layers if every_layer else None)
+        output = self._output(tower, attention_mask, pooled)
+        if not targets:
+            return output
+        loss = self.text_loss(output, targets, shift=self.tower.causal and isinstance(self.head, LanguageHead))
+        if relation is not None and output.seq_relationship_logits is not None:
+            loss = loss + cross_entropy(output.seq_relationship_logits, relation.reshape(-1))
+        return ModelOutput(output, loss=loss)
 
-    def _check_types(self, ids: Tensor, types: Tensor | None) -> None:
-        if types is None:
+    def _output(self, tower: TowerOutput, attention_mask: Tensor | None, pooled: Tensor | None) -> ModelOutput:
+        """Pooler and head. pooled: (B, N), True where the vector that is pooled may stand."""
+        x = tower.last_hidden_state
+        pooler_output = None if self.pooler is None else self.pooler(x, pooled)
+        inputs = HeadInput(x, pooler_output, self.tower.embed.tokens.weight, attention_mask)
+        return ModelOutput(
+            **self.name_logits(None if self.head is None else self.head(inputs)),
+            seq_relationship_logits=self.head.relation(inputs) if isinstance(self.head, PretrainingHead) else None,
+            last_hidden_state=x,
+            pooler_output=pooler_output,
+            hidden_states=tower.hidden_states,
+        )
+
+    def check_segments(self, input_ids: Tensor, token_type_ids: Tensor | None) -> None:
+        """Raise TypeError or ValueError for token_type_ids that do not fit the model or input_ids."""
+        if token_type_ids is None:
             return
         if self.tower.embed.types is None:
-            raise ValueError(f"{self.family.title} has no segments: leave out types=")
-        if not isinstance(types, Tensor) or types.dtype not in (torch.int64, torch.int32):
-            got = str(types.dtype) if isinstance(types, Tensor) else type(types).__name__
-            raise TypeError(f"types must be a torch tensor of int64 or int32, (B, N), got {got}")
-        if types.shape != ids.shape:
-            raise ValueError(f"types must be {tuple(ids.shape)} as ids, got {tuple(types.shape)}")
-        most = self.tower.embed.types.num_embeddings
-        if not torch.compiler.is_compiling() and not bool(((types >= 0) & (types < most)).all()):
+            raise ValueError(f"{self.family.title} has no segments: leave out token_type_ids=")
+        if not isinstance(token_type_ids, Tensor) or token_type_ids.dtype not in (torch.int64, torch.int32):
+            got = str(token_type_ids.dtype) if isinstance(token_type_ids, Tensor) else type(token_type_ids).__name__
+            raise TypeError(f"token_type_ids must be a torch tensor of int64 or int32, (B, N), got {got}")
+        if token_type_ids.shape != input_ids.shape:
             raise ValueError(
-                f"types must be 0 to {most - 1}, the model's segments; got {int(types.min())} to {int(types.max())}"
+                f"token_type_ids must be {tuple(input_ids.shape)} as input_ids, got {tuple(token_type_ids.shape)}"
             )
+        segments = self.tower.embed.types.num_embeddings
+        if torch.compiler.is_compiling() or bool(((token_type_ids >= 0) & (token_type_ids < segments)).all()):
+            return
+        low, high = int(token_type_ids.min()), int(token_type_ids.max())
+        raise ValueError(f"token_type_ids must be 0 to {segments - 1}, the model's segments; got {low} to {high}")
 
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
     def begin(
-        self, ids: Tensor, mask: Tensor | None, *, length: int, inserted: Inserted | None = None
+        self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int, inserted: Inserted | None = None
     ) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        mask: (B, N), True = token, padded on the left.  inserted: vectors that stand for some of the tokens.
+        attention_mask: (B, N), True = token, padded on the left.  inserted: vectors that stand for some of the tokens.
         Raises ValueError for a model that does not score words, for padding on the right, and if the room is more than
         the positions.
         """
@@ -112,15 +159,15 @@ class TextModel(Model):
             raise ValueError(
                 f"this model has the task {self.task!r}, and only one that scores words goes on with a text"
             )
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        if mask is not None and not bool(mask[:, -1].all()):
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
         if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
                 f"{length} positions are asked for, and the model has {self.max_positions}: ask for fewer new tokens"
             )
-        state = ModelState.room(self.tower, len(ids), length, mask, self.dtype, self.device)
-        logits = self._advance(state, ids, inserted)
+        state = ModelState.room(self.tower, len(input_ids), length, attention_mask, self.dtype, self.device)
+        logits = self._advance(state, input_ids, inserted)
         state.forget_mask()
         return logits, state
 
@@ -151,51 +198,57 @@ class TextModel(Model):
             state.captured = CapturedStep(self.tower, self.head, state)
         return state.captured
 
-    def _advance(self, state: ModelState, ids: Tensor, inserted: Inserted | None = None) -> Tensor:
-        passed = self.tower(ids, mask=state.mask, positions=state.positions, caches=state.caches, inserted=inserted)
-        hidden = passed.hidden[:, -1:]  # (B, 1, d)
-        seen = Seen(hidden, None, self.tower.embed.tokens.weight, None)
+    def _advance(self, state: ModelState, input_ids: Tensor, inserted: Inserted | None = None) -> Tensor:
+        tower = self.tower(
+            input_ids,
+            attention_mask=state.mask,
+            position_ids=state.positions,
+            caches=state.caches,
+            inserted=inserted,
+        )
+        last = tower.last_hidden_state[:, -1:]  # (B, 1, d)
         assert self.head is not None
-        return cast(Tensor, self.head(seen))[:, 0]  # (B, V)
+        return cast(Tensor, self.head(HeadInput(last, None, self.tower.embed.tokens.weight, None)))[:, 0]  # (B, V)
 
 
 Choice = Callable[[Tensor, Tensor | None], Tensor]
-"""ids (B, N) and their mask → (B, N) booleans, which tokens are global."""
+"""input_ids (B, N) and attention_mask → (B, N) booleans, which tokens are global."""
 
 
-def first_tokens(ids: Tensor, mask: Tensor | None) -> Tensor:
-    """The first token of each text is global; padding on the left is passed over.
+def first_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The first token of each text is global; padding on the left is skipped.
 
     >>> first_tokens(torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[False, True, True]])).tolist()
     [[False, True, False]]
     """
-    tokens = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    tokens = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
     return tokens & (tokens.cumsum(1) == 1)
 
 
 @dataclass(frozen=True)
 class TokensBefore:
-    """The choice of all tokens before the first `separator`: a question before the text that answers it.
+    """All tokens before the first `separator` are global: a question before the text that answers it.
 
     >>> TokensBefore(2)(torch.tensor([[0, 7, 8, 2, 2, 9, 2]]), None).int().tolist()
     [[1, 1, 1, 0, 0, 0, 0]]
 
-    A value and no function of a function, so that models that hold it can be pickled.
-    The choice raises ValueError for a text without a separator.
+    A dataclass and not a closure, so that models that hold it can be pickled.
     """
 
     separator: int
 
-    def __call__(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, N) booleans."""
-        ends = ids == self.separator if mask is None else (ids == self.separator) & mask
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(B, N) booleans. Raises ValueError for a text without a separator."""
+        ends = input_ids == self.separator
+        if attention_mask is not None:
+            ends = ends & attention_mask
         if not torch.compiler.is_compiling() and not bool(ends.any(1).all()):
             raise ValueError(
                 f"text {int(ends.any(1).int().argmin())} has no separator (id {self.separator}) after its question: "
-                "say which tokens are global, as global_tokens= (B, N) booleans"
+                "say which tokens are global, as global_attention_mask= (B, N)"
             )
         before = ends.cumsum(1) == 0
-        return before if mask is None else before & mask
+        return before if attention_mask is None else before & attention_mask
 
 
 class LongTextModel(TextModel):
@@ -218,52 +271,46 @@ class LongTextModel(TextModel):
 
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        global_tokens: Tensor | None = None,
-        types: Tensor | None = None,
-        positions: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
         inserted: Inserted | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N) → Result.
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts; arguments and errors as in `TextModel.forward`.
 
-        global_tokens: (B, N) booleans, True = sees all and is seen by all; default what the task has. Padding is none.
-        mask, types, positions, inserted, every_layer: as in `TextModel`.
-        Raises TypeError or ValueError for what does not fit the model or each other.
+        global_attention_mask: (B, N), 1 or True = token that sees all and is seen by all; default as the task has it.
+        Padding is never global.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        self.check_positions(ids, positions, self.tower)
-        self._check_types(ids, types)
-        roles = self._roles(ids, mask, global_tokens)
-        positions = count(ids, mask) if positions is None else positions
-        passed = self._pass(self.tower.embed(ids, positions, types, inserted), roles, every_layer)
-        pooled = None if self.pooler is None else self.pooler(passed.hidden, mask)
-        seen = Seen(passed.hidden, pooled, self.tower.embed.tokens.weight, mask)
-        logits = None if self.head is None else self.head(seen)
-        return Result(passed.hidden, logits, pooled, layers=passed.layers if every_layer else None)
-
-    def _roles(self, ids: Tensor, mask: Tensor | None, chosen: Tensor | None) -> Roles | None:
-        """What the tokens are; None where all are local."""
-        if chosen is not None and (
-            not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != ids.shape
-        ):
-            got = f"{chosen.dtype} {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else type(chosen).__name__
-            raise ValueError(f"global_tokens must be booleans {tuple(ids.shape)}, True = global, got {got}")
-        if chosen is None and self.choice is not None:
-            chosen = self.choice(ids, mask)
-        if chosen is None and mask is None:
-            return None
-        return Roles.of(mask, torch.zeros_like(ids, dtype=torch.bool) if chosen is None else chosen)
-
-    def _pass(self, x: Tensor, roles: Roles | None, every_layer: bool) -> Passed:
-        """x (B, N, d) through the blocks."""
-        layers = [x] if every_layer else []
+        targets = Targets(labels, start_positions, end_positions, self.read_options(options))
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        self.check_positions(input_ids, position_ids, self.tower)
+        self.check_segments(input_ids, token_type_ids)
+        if global_attention_mask is not None:
+            global_attention_mask = self.booleans("global_attention_mask", global_attention_mask, input_ids.shape)
+        elif self.choice is not None:
+            global_attention_mask = self.choice(input_ids, attention_mask)
+        elif attention_mask is not None:
+            global_attention_mask = torch.zeros_like(attention_mask)
+        # Without global tokens and padding all tokens have the same role.
+        roles = None if global_attention_mask is None else Roles.of(attention_mask, global_attention_mask)
+        if position_ids is None:
+            position_ids = count(input_ids, attention_mask)
+        x = self.tower.embed(input_ids, position_ids, token_type_ids, inserted)  # (B, N, d)
+        hidden_states = [x]
         for block in self.tower.depth:
             x = block(x, mask=roles)
-            layers += [x] if every_layer else []
-        return Passed(x, tuple(layers))
+            hidden_states += [x] if output_hidden_states else []
+        tower = TowerOutput(x, tuple(hidden_states) if output_hidden_states else None)
+        output = self._output(tower, attention_mask, attention_mask)
+        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output
 
 
 class AnswerHead(nn.Module):
@@ -277,9 +324,9 @@ class AnswerHead(nn.Module):
         self.feed_forward, self.norm = feed_forward, nn.LayerNorm(d, eps)
         self.score, self.dropout = Linear(d, 2), nn.Dropout(dropout)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, inputs: HeadInput) -> Tensor:
         """→ (B, N, 2)."""
-        x = seen.hidden
+        x = inputs.last_hidden_state
         added = self.dropout(self.feed_forward(self.dropout(x)))
         return cast(Tensor, self.score(self.norm(x + added)))
 
@@ -287,14 +334,14 @@ class AnswerHead(nn.Module):
 class AnsweringModel(TextModel):
     """`TextModel` that looks for an answer behind the question, never in it (BigBird).
 
-    The question is what stands up to the first separator, and that. Where no segments are given it is segment 0, the
-    rest 1. Its tokens cannot begin or end an answer: their scores are a million less, but for the first token's, which
-    stands for "not here".
+    The question is everything up to the first separator, including it. Where no segments are given it is segment 0, the
+    rest 1. Its tokens cannot begin or end an answer: their scores are a million less, except for the first token's,
+    which stands for "no answer".
 
-    separator: id of the token after the question. A text without one has no question but its first token.
+    separator: id of the token after the question. In a text without one the first token alone is the question.
     """
 
-    FAR = 1e6  # as much less as in transformers
+    FAR = 1e6  # as in transformers
 
     def __init__(self, config: Config, tower: Tower, *, head: nn.Module, separator: int) -> None:
         super().__init__(config, tower, head=head)
@@ -302,24 +349,27 @@ class AnsweringModel(TextModel):
 
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        types: Tensor | None = None,
-        positions: Tensor | None = None,
-        inserted: Inserted | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N) → Result; arguments and what it raises as in `TextModel`."""
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        first = first_tokens(ids, mask)
-        ends = ids == self.separator if mask is None else (ids == self.separator) & mask
+        token_type_ids: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **inputs: Any,
+    ) -> ModelOutput:
+        """Read questions and texts; arguments and errors as in `TextModel.forward`."""
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        first = first_tokens(input_ids, attention_mask)
+        ends = input_ids == self.separator
+        if attention_mask is not None:
+            ends = ends & attention_mask
         question = ends.cumsum(1) - ends.long() == 0  # up to the first separator
         question = question.where(ends.any(1, keepdim=True), first)
-        types = (~question).long() if types is None else types
-        result = super().forward(
-            ids, mask, types=types, positions=positions, inserted=inserted, every_layer=every_layer
-        )
-        assert result.logits is not None
-        logits = result.logits - self.FAR * (question & ~first).unsqueeze(-1).to(result.logits.dtype)
-        return replace(result, logits=logits)
+        token_type_ids = (~question).long() if token_type_ids is None else token_type_ids
+        output = super().forward(input_ids, attention_mask, token_type_ids=token_type_ids, **inputs)
+        assert output.start_logits is not None
+        assert output.end_logits is not None
+        far = self.FAR * (question & ~first).to(output.start_logits.dtype)
+        output = ModelOutput(output, start_logits=output.start_logits - far, end_logits=output.end_logits - far)
+        targets = Targets(None, start_positions, end_positions)
+        return ModelOutput(output, loss=self.text_loss(output, targets)) if targets else output

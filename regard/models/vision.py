@@ -1,20 +1,22 @@
-"""A model that looks at pictures: one tower, and the head of its task (ViT, DeiT, DINOv2, Swin).
+"""Image models: one tower and a task head (ViT, DeiT, DINOv2, Swin).
 
-    >>> model = regard.load("google/vit-base-patch16-224")                       # doctest: +SKIP
-    >>> model(pixels=torch.zeros(1, 3, 224, 224)).hidden.shape                   # doctest: +SKIP
-    torch.Size([1, 197, 768])
-
-It knows no family.
+>>> model = regard.load("google/vit-base-patch16-224")                                  # doctest: +SKIP
+>>> model(pixel_values=torch.zeros(1, 3, 224, 224)).last_hidden_state.shape             # doctest: +SKIP
+torch.Size([1, 197, 768])
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.layouts import Frame, Sides
 from regard.models.config import Config
-from regard.models.model import Model, Result
+from regard.models.losses import reconstruction_loss
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.nn.heads import Pooler
 from regard.nn.vision import Grid, Mean, NormedFirst, VisionTower
 from regard.nn.windows import WindowTower
@@ -22,41 +24,43 @@ from regard.nn.windows import WindowTower
 __all__ = ["VisionModel", "check_form", "check_pixels"]
 
 
-def check_pixels(pixels: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
-    """Pixels (B, channels, H, W) in the model's dtype.
+def check_pixels(pixel_values: Tensor, channels: int, least: tuple[int, int], model: Model) -> Tensor:
+    """pixel_values (B, channels, H, W) in the model's dtype.
 
-    least: height and width of the smallest picture that the model can read.
+    least: height and width of the smallest image that the model can read.
     Raises TypeError or ValueError naming what came, what was expected and what to do.
     """
-    check_form(pixels, channels, least)
-    model.check_device("pixels", pixels)
-    return pixels.to(model.dtype)
+    check_form(pixel_values, channels, least)
+    model.check_device("pixel_values", pixel_values)
+    return pixel_values.to(model.dtype)
 
 
-def check_form(pixels: Tensor, channels: int, least: tuple[int, int]) -> None:
-    """Refuse what are no pixels of a model, wherever they are: TypeError or ValueError, as `check_pixels` says.
+def check_form(pixel_values: Tensor, channels: int, least: tuple[int, int]) -> None:
+    """Raise TypeError or ValueError unless these are pixels of such images, on whatever device.
 
     >>> check_form(torch.zeros(1, 3, 8, 8), 3, (4, 4))
     """
-    if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
-        got = str(pixels.dtype) if isinstance(pixels, Tensor) else type(pixels).__name__
+    if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
+        got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
         raise TypeError(
-            f"pixels must be a torch tensor of floats, (B, {channels}, H, W), got {got}; "
+            f"pixel_values must be a torch tensor of floats, (B, {channels}, H, W), got {got}; "
             "model.preprocessor([…]).pixel_values makes them"
         )
-    if pixels.ndim != 4 or pixels.shape[1] != channels or pixels.shape[0] == 0:
-        raise ValueError(f"pixels must be (B, {channels}, H, W) with at least one picture, got {tuple(pixels.shape)}")
-    if pixels.shape[2] < least[0] or pixels.shape[3] < least[1]:
+    if pixel_values.ndim != 4 or pixel_values.shape[1] != channels or pixel_values.shape[0] == 0:
         raise ValueError(
-            f"pixels are {pixels.shape[2]} × {pixels.shape[3]}, and the smallest picture that this model can read is "
-            f"{least[0]} × {least[1]}"
+            f"pixel_values must be (B, {channels}, H, W) with at least one image, got {tuple(pixel_values.shape)}"
+        )
+    if pixel_values.shape[2] < least[0] or pixel_values.shape[3] < least[1]:
+        raise ValueError(
+            f"pixel_values are {pixel_values.shape[2]} × {pixel_values.shape[3]}, and the smallest image that this "
+            f"model can read is {least[0]} × {least[1]}"
         )
 
 
 class VisionModel(Model):
-    """One tower of pictures, its pooler if it has one, and the head of its task if it has one.
+    """An image tower, with a pooler and a task head if the task has them.
 
-    pooler: what makes `.pooled` of all vectors; True takes cls itself (DINOv2).
+    pooler: what makes `pooler_output` of all vectors; True takes cls itself (DINOv2).
     head: a module that takes vectors (B, N, d), how many tokens stand before the patches, and the grid.
     """
 
@@ -75,59 +79,106 @@ class VisionModel(Model):
         self.pooler: Pooler | NormedFirst | Mean | None = None if isinstance(pooler, bool) else pooler
         self.first_is_pooled = pooler is True
 
-    def grid(self, pixels: Tensor) -> Grid:
-        """How many patches are left of pixels (…, H, W) in `.hidden`: fewer than there were, where they are merged."""
-        return self.tower.grid(*pixels.shape[-2:])
+    def grid(self, pixel_values: Tensor) -> Grid:
+        """How many patches of pixel_values (…, H, W) are left in `last_hidden_state`, after merging if there is any."""
+        return self.tower.grid(*pixel_values.shape[-2:])
 
-    def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Result:
-        """pixels (B, C, H, W) → Result: .hidden (B, N, d), .logits where there is a head.
+    def forward(
+        self,
+        pixel_values: Tensor,
+        *,
+        bool_masked_pos: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read images. Positions are interpolated where an image is not of the size that they were learnt for.
 
-        Positions are interpolated where the picture is not of the size that they were learnt for.
+        Args:
+            pixel_values: (B, C, H, W).
+            bool_masked_pos: (B, patches), True where a patch is masked; masked image modeling, whose loss needs no
+                labels.
+            labels: (B,) to classify.
+            output_hidden_states: return the output of every block (every stage, where there are stages), before the
+                last norm.
+            options: as `Model.read_options`.
 
-        hidden: (B, patches) booleans, True where a patch is masked (task "masked-image-modeling").
-        every_layer: keep what stood after each block (each stage, where there are stages), before the last norm.
-        Raises TypeError or ValueError for pixels and hidden that do not fit the model or each other.
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
+        self.read_options(options)
         embed = self.tower.embed
-        pixels = check_pixels(pixels, embed.patches.channels, embed.patches.least, self)
-        self._check_hidden(pixels, hidden)
-        found, layers = self.tower(pixels, hidden=hidden, every_layer=every_layer)
-        pooled = found[:, 0] if self.first_is_pooled else None if self.pooler is None else self.pooler(found)
-        logits = None if self.head is None else self.head(found, len(embed.before), self.grid(pixels))
-        return Result(found, logits, pooled, layers=layers if every_layer else None)
+        pixel_values = check_pixels(pixel_values, embed.patches.channels, embed.patches.least, self)
+        self._check_masked(pixel_values, bool_masked_pos)
+        x, hidden_states = self.tower(
+            pixel_values, bool_masked_pos=bool_masked_pos, output_hidden_states=bool(output_hidden_states)
+        )
+        pooler_output = x[:, 0] if self.first_is_pooled else None if self.pooler is None else self.pooler(x)
+        logits = None if self.head is None else self.head(x, len(embed.before), self.grid(pixel_values))
+        return ModelOutput(
+            loss=self._loss(pixel_values, logits, bool_masked_pos, labels),
+            logits=logits,
+            last_hidden_state=x,
+            pooler_output=pooler_output,
+            hidden_states=hidden_states,
+        )
 
-    def map(self, result: Result, pixels: Tensor) -> Tensor:
-        """The patches' vectors where they lie: (B, d, rows, columns), for detection and segmentation heads.
+    def _loss(
+        self, pixel_values: Tensor, logits: Tensor | None, bool_masked_pos: Tensor | None, labels: Tensor | None
+    ) -> Tensor | None:
+        if logits is None or logits.ndim != 2:
+            if labels is not None:
+                raise ValueError(f"{self.family.title} with task {self.task!r} has no loss of labels")
+            # Pixels beyond the last whole patch are not reconstructed.
+            if logits is None or bool_masked_pos is None or logits.shape != pixel_values.shape:
+                return None
+            patches = self.tower.embed.patches.grid(*pixel_values.shape[-2:])
+            return reconstruction_loss(logits, pixel_values, bool_masked_pos.reshape(-1, *patches))
+        return None if labels is None else self.classification_loss(logits, labels)
 
-        result: what the model gave for these pixels.  pixels: (B, C, H, W), of which the shape alone is read.
-        Raises ValueError for pixels of which the model would have made another number of patches.
+    def map(self, output: ModelOutput, pixel_values: Tensor) -> Tensor:
+        """The patches' vectors as a map (B, d, rows, columns), for detection and segmentation heads.
+
+        Args:
+            output: what the model returned for these pixel_values.
+            pixel_values: (B, C, H, W), of which the shape alone is read.
+
+        Raises:
+            ValueError: if the model would have made another number of patches of them.
         """
-        patches = result.hidden[:, len(self.tower.embed.before) :].mT  # (B, d, rows·columns)
-        rows, columns = self.grid(pixels)
-        if patches.shape[2] != rows * columns or len(patches) != len(pixels):
+        patches = output.last_hidden_state[:, len(self.tower.embed.before) :].mT  # (B, d, rows·columns)
+        rows, columns = self.grid(pixel_values)
+        if patches.shape[2] != rows * columns or len(patches) != len(pixel_values):
             raise ValueError(
-                f"the result has {len(patches)} pictures of {patches.shape[2]} patches, and pixels "
-                f"{tuple(pixels.shape)} make {len(pixels)} of {rows} × {columns}: give those the result is of"
+                f"the output has {len(patches)} images of {patches.shape[2]} patches, and pixel_values "
+                f"{tuple(pixel_values.shape)} make {len(pixel_values)} of {rows} × {columns}: give those of the output"
             )
         return patches.reshape(*patches.shape[:2], rows, columns)
 
     def layouts(self, frame: Frame) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
-        frame: of a picture, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
+        frame: of an image, as `model.preprocessor` gives it. A batch of several has one such mapping for each.
         """
         return {f"tower.{path}": sides for path, sides in self.tower.sides(frame).items()}
 
-    def _check_hidden(self, pixels: Tensor, hidden: Tensor | None) -> None:
-        if hidden is None:
+    def _check_masked(self, pixel_values: Tensor, bool_masked_pos: Tensor | None) -> None:
+        if bool_masked_pos is None:
             return
         if self.tower.embed.hidden is None:
             raise ValueError(
-                f"{self.family.title} with task {self.task!r} has no token for hidden patches: "
+                f"{self.family.title} with task {self.task!r} has no token for masked patches: "
                 "task='masked-image-modeling'"
             )
-        grid = self.tower.embed.patches.grid(*pixels.shape[-2:])
-        wanted = (pixels.shape[0], grid.rows * grid.columns)
-        if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool or hidden.shape != wanted:
-            got = f"{hidden.dtype} {tuple(hidden.shape)}" if isinstance(hidden, Tensor) else type(hidden).__name__
-            raise ValueError(f"hidden must be booleans {wanted}, True = hidden patch, got {got}")
+        grid = self.tower.embed.patches.grid(*pixel_values.shape[-2:])
+        wanted = (pixel_values.shape[0], grid.rows * grid.columns)
+        if (
+            not isinstance(bool_masked_pos, Tensor)
+            or bool_masked_pos.dtype != torch.bool
+            or bool_masked_pos.shape != wanted
+        ):
+            got = type(bool_masked_pos).__name__
+            if isinstance(bool_masked_pos, Tensor):
+                got = f"{bool_masked_pos.dtype} {tuple(bool_masked_pos.shape)}"
+            raise ValueError(f"bool_masked_pos must be booleans {wanted}, True = masked patch, got {got}")

@@ -1,12 +1,12 @@
 r"""A language model that reads pictures among its words (LLaVA): each patch of a picture takes the place of one token.
 
-    pixels ─ tower of pictures ─ projector ─┐
-    ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
+    pixel_values ─ tower of pictures ─ projector ─┐
+    input_ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
-    >>> pixels = model.preprocessor(["photo.jpg"]).pixel_values                                     # doctest: +SKIP
-    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixels)                 # doctest: +SKIP
-    >>> model(model.tokenizer.batch([asked]).ids, pixels=pixels).memory.shape                 # doctest: +SKIP
+    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                     # doctest: +SKIP
+    >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
+    >>> model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values).encoder_last_hidden_state.shape                 # doctest: +SKIP
     torch.Size([1, 576, 4096])
 
 Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from regard.generation.loop import ModelState
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision import check_form, check_pixels
 from regard.nn.blocks import Inserted, activation
@@ -108,43 +109,74 @@ class PictureWriter(Model):
         """The most positions of a text, a picture's vectors among them; None without a limit."""
         return self.text.max_positions
 
+    @property
+    def head(self) -> nn.Module | None:
+        """The language model's head."""
+        return self.text.head
+
+    @property
+    def loss_type(self) -> str | None:
+        """The name of the loss in transformers, where the model shifts the labels."""
+        return self.text.loss_type
+
     def forward(
         self,
-        ids: Tensor,
-        mask: Tensor | None = None,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
         *,
-        pixels: Tensor | None = None,
-        positions: Tensor | None = None,
-        every_layer: bool = False,
-    ) -> Result:
-        """ids (B, N) and the pictures (P, C, H, W) of all texts, in order → Result of the language model.
+        pixel_values: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> ModelOutput:
+        """Read texts with images among their tokens; the output is the language model's.
 
-        mask: (B, N), True = token; None if all are.
-        pixels: None where no text speaks of a picture. A picture takes as many placeholders in ids as it has vectors,
-          `picture_tokens`; `expand` makes them of one.
-        positions: (N,) or (B, N); by default tokens are counted, so that padding shifts nobody.
-        every_layer: keep what stood after each block, of both towers.
+        Args:
+            input_ids: (B, N). An image takes as many placeholders as it has vectors, `num_image_tokens`; `expand` makes
+                them of one.
+            attention_mask: (B, N), 1 or True = token; None if all are.
+            pixel_values: (P, C, H, W), the images of all texts in order; None if no text has one.
+            position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+            labels: (B, N) token ids, shifted by the model, -100 = ignored.
+            output_hidden_states: return the output of every block, of both towers.
+            options: as `Model.read_options`.
 
-        `.memory` (P, n, d) is what stands in the texts for the pictures. Raises TypeError or ValueError for ids, mask,
-        pixels and positions that do not fit the model or each other.
+        Returns:
+            `encoder_last_hidden_state` (P, n, d) are the vectors that replace the placeholders; `encoder_hidden_states`
+            are the image tower's.
+
+        Raises:
+            TypeError: if an argument has another type.
+            ValueError: if arguments do not fit the model or each other.
         """
-        mask = self.check(ids, mask, self.vocabulary, self.max_positions)
-        self.check_positions(ids, positions, self.text.tower)
-        if pixels is not None:
-            pixels = self._checked(pixels)
-        places = self._places(ids, None if pixels is None else pixels.shape)
-        memory, seen = (None, None) if pixels is None else self._look(pixels, every_layer)
-        inserted = None if memory is None else Inserted(places, memory.flatten(0, 1))
-        read = self.text(ids, mask, positions=positions, inserted=inserted, every_layer=every_layer)
-        return Result(read.hidden, read.logits, layers=read.layers, memory=memory, memory_layers=seen)
+        attention_mask = self.check(input_ids, attention_mask, self.vocabulary, self.max_positions)
+        self.check_positions(input_ids, position_ids, self.text.tower)
+        if pixel_values is not None:
+            pixel_values = self._checked(pixel_values)
+        places = self._places(input_ids, None if pixel_values is None else pixel_values.shape)
+        images, hidden_states = (None, None)
+        if pixel_values is not None:
+            images, hidden_states = self._look(pixel_values, bool(output_hidden_states))
+        inserted = None if images is None else Inserted(places, images.flatten(0, 1))
+        output: ModelOutput = self.text(
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            labels=labels,
+            inserted=inserted,
+            output_hidden_states=output_hidden_states,
+            **options,
+        )
+        return ModelOutput(output, encoder_last_hidden_state=images, encoder_hidden_states=hidden_states)
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """What stands in a text for each picture (P, C, H, W): (P, n, d). Raises as `forward`."""
-        return self._look(self._checked(pixels), False)[0]
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """The vectors (P, n, d) that stand in a text for each image (P, C, H, W). Raises as `forward`."""
+        return self._look(self._checked(pixel_values), False)[0]
 
     # ----------------------------------------------------------------------------------------------- pictures as tokens
 
-    def picture_tokens(self, height: int, width: int) -> int:
+    def num_image_tokens(self, height: int, width: int) -> int:
         """How many tokens a picture of so many pixels takes: one for each patch, and one for cls where that is kept."""
         rows, columns = self.vision.embed.patches.grid(height, width)
         return rows * columns + (len(self.vision.embed.before) if self.full else 0)
@@ -163,45 +195,65 @@ class PictureWriter(Model):
                 "tokenizer.add_tokens(['<image>'], special_tokens=True) and save_pretrained of transformers"
             ) from None
 
-    def expand(self, text: str, pixels: Tensor | None, *, token: str | None = None) -> str:
+    def expand(self, text: str, pixel_values: Tensor | None, *, token: str | None = None) -> str:
         """A text in which each placeholder stands as many times as its picture has vectors.
 
         >>> model.expand("<image> What is it?", torch.zeros(1, 3, 28, 28))     # doctest: +SKIP
         '<image><image><image><image> What is it?'
 
-        pixels: (P, C, H, W), the pictures that the text speaks of, None for none.
+        pixel_values: (P, C, H, W), the pictures that the text speaks of, None for none.
         token: how the placeholder is written; by default as the checkpoint's tokenizer writes it.
         Raises ValueError where there are more or fewer placeholders than pictures, or the tokenizer does not have one,
-        and as a call for pixels that do not fit.
+        and as a call for pixel_values that do not fit.
         """
         token = self.spelling if token is None else token
-        if pixels is not None:
+        if pixel_values is not None:
             patches = self.vision.embed.patches
-            check_form(pixels, patches.channels, patches.least)
-        check_placeholders(text, token, 0 if pixels is None else len(pixels), "pixels")
-        return text if pixels is None else text.replace(token, token * self.picture_tokens(*pixels.shape[-2:]))
+            check_form(pixel_values, patches.channels, patches.least)
+        check_placeholders(text, token, 0 if pixel_values is None else len(pixel_values), "pixel_values")
+        return (
+            text
+            if pixel_values is None
+            else text.replace(token, token * self.num_image_tokens(*pixel_values.shape[-2:]))
+        )
 
-    def layouts(self, ids: Tensor, frames: Sequence[Frame], *, mask: Tensor | None = None) -> dict[str, Sides]:
+    def layouts(
+        self, input_ids: Tensor, frames: Sequence[Frame], *, attention_mask: Tensor | None = None
+    ) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
-        ids: (N,), one text, with what was written after it if that is looked at, too.
-        frames: of its pictures, as `model.preprocessor` gives them.  mask: (N,), True = token; None if all are.
+        input_ids: (N,), one text, with what was written after it if that is looked at, too.
+        frames: of its pictures, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
         A batch of several texts has one such mapping for each.
-        Raises ValueError for ids that are not of one text, or hold more or fewer image tokens than the pictures take,
-        for a mask that is not of these ids, and for pictures of unlike sizes.
+        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the pictures take,
+        for a mask that is not of these input_ids, and for pictures of unlike sizes.
         """
         frames, before = tuple(frames), len(self.vision.embed.before)
-        if not isinstance(ids, Tensor) or ids.ndim != 1:
-            got = f"{tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"ids must be those of one text, a tensor (N,), got {got}: a batch has layouts for each")
-        if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape):
-            got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"mask must be booleans ({len(ids)},), True = token, got {got}")
+        if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
+            got = f"{tuple(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+            raise ValueError(
+                f"input_ids must be those of one text, a tensor (N,), got {got}: a batch has layouts for each"
+            )
+        if attention_mask is not None and (
+            not isinstance(attention_mask, Tensor)
+            or attention_mask.dtype != torch.bool
+            or attention_mask.shape != input_ids.shape
+        ):
+            got = (
+                f"{attention_mask.dtype} {tuple(attention_mask.shape)}"
+                if isinstance(attention_mask, Tensor)
+                else type(attention_mask).__name__
+            )
+            raise ValueError(f"attention_mask must be booleans ({len(input_ids)},), True = token, got {got}")
         if len({frame.pixels for frame in frames}) > 1:
             raise ValueError(f"the pictures of one pass have one size, got {[frame.pixels for frame in frames]}")
-        places = self._places(ids.unsqueeze(0), (len(frames), 0, *frames[0].pixels) if frames else None)[0]  # (N,)
+        places = self._places(input_ids.unsqueeze(0), (len(frames), 0, *frames[0].pixels) if frames else None)[
+            0
+        ]  # (N,)
         words = Layout.of(
-            ["text"] * len(ids) if mask is None else [("padding", "text")[token] for token in mask.tolist()]
+            ["text"] * len(input_ids)
+            if attention_mask is None
+            else [("padding", "text")[token] for token in attention_mask.tolist()]
         )
         pictures = [self._patches(frame, number) for number, frame in enumerate(frames)]
         sides = {}
@@ -215,54 +267,54 @@ class PictureWriter(Model):
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def read_picture(self, pixels: Tensor | None) -> PictureReading:
+    def read_image(self, pixel_values: Tensor | None) -> PictureReading:
         """Look at the pictures (P, C, H, W) of all texts, once: a decoder that reads them among the words.
 
-        >>> generate(model.read_picture(pixels), ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
+        >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
 
-        pixels: None where no text speaks of a picture.
+        pixel_values: None where no text speaks of a picture.
         Raises ValueError for a model that has no words to choose from; else as `forward`.
         """
         if not isinstance(self.text.head, LanguageHead):
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
-        if pixels is None:
+        if pixel_values is None:
             return PictureReading(self, None, None)
-        return PictureReading(self, self.encode(pixels), pixels.shape)
+        return PictureReading(self, self.encode(pixel_values), pixel_values.shape)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
-    def _look(self, pixels: Tensor, every_layer: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def _look(self, pixel_values: Tensor, output_hidden_states: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """(P, C, H, W) → (P, n, d), and what stood after each block if asked for."""
-        depth = len(self.vision.blocks) if every_layer else max(self.layers)  # above them nobody looks
-        x = self.vision.embed(pixels)
+        depth = len(self.vision.blocks) if output_hidden_states else max(self.layers)  # above them nobody looks
+        x = self.vision.embed(pixel_values)
         layers = [x]
         for block in self.vision.blocks[:depth]:
             x = block(x)
             layers.append(x)
         before = 0 if self.full else len(self.vision.embed.before)
         taken = torch.cat([layers[layer][:, before:] for layer in self.layers], -1)  # (P, n, layers · width)
-        return self.projector(taken), tuple(layers) if every_layer else None
+        return self.projector(taken), tuple(layers) if output_hidden_states else None
 
-    def _checked(self, pixels: Tensor) -> Tensor:
+    def _checked(self, pixel_values: Tensor) -> Tensor:
         patches = self.vision.embed.patches
-        return check_pixels(pixels, patches.channels, patches.least, self)
+        return check_pixels(pixel_values, patches.channels, patches.least, self)
 
-    def _places(self, ids: Tensor, shape: Sequence[int] | None) -> Tensor:
-        """Where vectors of pictures stand, (B, N) booleans. shape: of the pixels, None for no picture.
+    def _places(self, input_ids: Tensor, shape: Sequence[int] | None) -> Tensor:
+        """Where vectors of pictures stand, (B, N) booleans. shape: of pixel_values, None for no picture.
 
-        Raises ValueError where ids do not hold as many image tokens as the pictures have vectors.
+        Raises ValueError where input_ids do not hold as many image tokens as the pictures have vectors.
         """
-        places = ids == self.placeholder
+        places = input_ids == self.placeholder
         if torch.compiler.is_compiling():
             return places
         held = places.sum(1).tolist()  # a wait for the device
         if shape is None and any(held):
             raise ValueError(
-                f"ids hold {_tokens(sum(held))} (id {self.placeholder}), and no picture was given: give pixels=, "
+                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no picture was given: give pixel_values=, "
                 "or a text without them"
             )
         if shape is not None:
-            self._check_held(held, shape[0], self.picture_tokens(shape[2], shape[3]))
+            self._check_held(held, shape[0], self.num_image_tokens(shape[2], shape[3]))
         return places
 
     def _check_held(self, held: list[int], pictures: int, each: int) -> None:
@@ -273,12 +325,12 @@ class PictureWriter(Model):
         odd = next((text for text, count in enumerate(held) if count % each), None)
         if odd is not None:
             raise ValueError(
-                f"text {odd} of ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole number of "
-                f"pictures of {each:,}: model.expand(text, pixels) writes as many as a picture takes"
+                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole number of "
+                f"pictures of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
             )
         were = "was" if pictures == 1 else "were"
         raise ValueError(
-            f"ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}; "
+            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}; "
             f"{pictures:,} {were} given"
         )
 
@@ -291,24 +343,24 @@ class PictureWriter(Model):
 class PictureReading:
     """A decoder that has looked at pictures: reads them in their places of a prompt, then goes on token by token.
 
-    vectors: (P, n, d), or None for no picture.  shape: of the pixels that they were made of.
+    vectors: (P, n, d), or None for no picture.  shape: of pixel_values that they were made of.
     """
 
     def __init__(self, model: PictureWriter, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
         self.model, self.vectors, self.shape = model, vectors, shape
 
     @torch.no_grad()
-    def begin(self, ids: Tensor, mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
+    def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as many image
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as many image
         tokens as the pictures have, for padding on the right, and if the room is more than the positions.
         """
         model = self.model
-        mask = model.check(ids, mask, model.vocabulary, model.max_positions)
-        places = model._places(ids, self.shape)
+        attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
+        places = model._places(input_ids, self.shape)
         inserted = None if self.vectors is None else Inserted(places, self.vectors.flatten(0, 1))
-        return model.text.begin(ids, mask, length=length, inserted=inserted)
+        return model.text.begin(input_ids, attention_mask, length=length, inserted=inserted)
 
     def step(self, state: ModelState, tokens: Tensor) -> Tensor:
         """tokens (B,) → logits (B, V) of the next position; the state moves on by one, as the language model's does."""

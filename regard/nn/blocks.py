@@ -142,7 +142,7 @@ class Waves(nn.Module):
 
 
 class Inserted(NamedTuple):
-    """Vectors that stand for some of a text's tokens: a picture's patches among the words.
+    """Vectors that stand for some of a text's tokens: an image's patches among the tokens.
 
     Whoever makes one sees to it that there are as many vectors as places: to count them here would wait for the device.
     """
@@ -190,21 +190,25 @@ class Embedding(nn.Module):
         return self.positions.num_embeddings - self.offset if isinstance(self.positions, nn.Embedding) else None
 
     def forward(
-        self, ids: Tensor, positions: Tensor, types: Tensor | None = None, inserted: Inserted | None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        token_type_ids: Tensor | None = None,
+        inserted: Inserted | None = None,
     ) -> Tensor:
-        """ids (B, N), positions (N,) or (B, N), types (B, N) or None for segment 0 → (B, N, d).
+        """input_ids (B, N), position_ids (N,) or (B, N), token_type_ids (B, N) or None for segment 0 → (B, N, d).
 
-        inserted: what stands for tokens instead of their vectors.
+        inserted: vectors that replace those of some tokens.
         """
-        x = self.tokens(ids)  # (B, N, d)
+        x = self.tokens(input_ids)  # (B, N, d)
         if self.scale != 1.0:
             x = x * self.scale
         if inserted is not None:
             x = x.masked_scatter(inserted.places.unsqueeze(-1), inserted.vectors.to(x.dtype))
         if self.types is not None:
-            x = x + (self.types.weight[0] if types is None else self.types(types))
+            x = x + (self.types.weight[0] if token_type_ids is None else self.types(token_type_ids))
         if self.positions is not None:
-            x = x + self.positions(positions + self.offset).to(x.dtype)
+            x = x + self.positions(position_ids + self.offset).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
@@ -235,7 +239,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, attention to a memory where there is one, and feed-forward, each added to x and normalised.
+    """Self-attention, cross-attention if the block has it, and feed-forward, each added to x and normalised.
 
     >>> norms = [nn.LayerNorm(6) for _ in range(2)]
     >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "relu"), norms, norm_first=False)
@@ -244,7 +248,7 @@ class Block(nn.Module):
 
     attention, cross: `MultiHeadAttention`, or what takes its place (regard/nn/attention.py).
     norms: one for each part, in order.  norm_first: x + f(norm(x)) (GPT-2, LLaMA), else norm(x + f(x)) (2017, BERT).
-    cross: attention to the memory of an encoder.  dropout: on what each part adds, in training only; a `DropPath`
+    cross: attention to an encoder's output.  dropout: on what each part adds, in training only; a `DropPath`
     leaves out the whole part.  scales: does what attention and feed-forward add have a learnt scale for each number
     (DINOv2).
     """
@@ -278,18 +282,20 @@ class Block(nn.Module):
         mask: Mask | None = None,
         cache: Cache | None = None,
         positions: Tensor | Angles | None = None,
-        memory: Tensor | ContextKeys | None = None,
-        memory_mask: Mask | None = None,
+        encoder_hidden_states: Tensor | ContextKeys | None = None,
+        encoder_mask: Mask | None = None,
     ) -> Tensor:
-        """x (B, N, d) → (B, N, d). mask: who sees whom in x.  memory: what `cross` looks at, behind memory_mask.
+        """x (B, N, d) → (B, N, d).
 
-        Without a memory `cross` has nothing to do: BLIP reads a text alone with the blocks that look at a picture.
+        mask: which positions of x see each other.  encoder_hidden_states: what `cross` attends to, under encoder_mask;
+        without them `cross` is skipped, as where BLIP reads a text alone.
         """
         look = partial(self.attention, mask=mask, cache=cache, positions=positions)
         x = self._add(x, self.attention_norm, look, self.attention_scale)
-        if self.cross is not None and memory is not None:
+        if self.cross is not None and encoder_hidden_states is not None:
             assert self.cross_norm is not None
-            x = self._add(x, self.cross_norm, partial(self.cross, context=memory, mask=memory_mask))
+            cross = partial(self.cross, context=encoder_hidden_states, mask=encoder_mask)
+            x = self._add(x, self.cross_norm, cross)
         return self._add(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_scale)
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], scale: Tensor | None = None) -> Tensor:
@@ -316,12 +322,12 @@ def encoder_block(
     return Block(attention, FeedForward(d, d_ff, function), norms, norm_first=False, dropout=dropout)
 
 
-class Passed(NamedTuple):
-    """What a tower makes of ids."""
+class TowerOutput(NamedTuple):
+    """What a tower computed."""
 
-    hidden: Tensor  # (B, N, d)
-    # The embedding, then what each block gave, the last one normed unless the tower says otherwise; empty unless asked.
-    layers: tuple[Tensor, ...]
+    last_hidden_state: Tensor  # (B, N, d)
+    # The embedding, then each block's output, the last one normed unless the tower says otherwise; None unless asked.
+    hidden_states: tuple[Tensor, ...] | None
 
 
 class Tower(nn.Module):
@@ -358,76 +364,76 @@ class Tower(nn.Module):
 
     def forward(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        types: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
-        memory: Tensor | Sequence[ContextKeys] | None = None,
-        memory_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | Sequence[ContextKeys] | None = None,
+        encoder_attention_mask: Tensor | None = None,
         inserted: Inserted | None = None,
-        every_layer: bool = False,
-    ) -> Passed:
-        """ids (B, N) → vectors.
+        output_hidden_states: bool = False,
+    ) -> TowerOutput:
+        """input_ids (B, N) → vectors.
 
-        mask: (B, Nk), True = token, over what the caches hold and ids.  positions: (N,) or (B, N); by default tokens
-        are counted, so that padding shifts nobody.  caches: one for each depth.
-        memory: (B, M, d) of an encoder, or the keys of it for each depth; memory_mask: (B, M).
-        inserted: vectors that stand for some of the tokens.
+        attention_mask: (B, Nk), True = token, over what the caches hold and input_ids.
+        position_ids: (N,) or (B, N); by default tokens are counted and padding is not.
+        caches: one for each depth.
+        encoder_hidden_states: (B, M, d), or its keys and values for each depth; encoder_attention_mask: (B, M).
+        inserted: vectors that replace those of some tokens.
         """
-        before = len(caches[0]) if caches else 0
-        if positions is None:
-            positions = count(ids, mask, before)
-        x = self.embed(ids, positions, types, inserted)  # (B, N, d)
-        here = positions if self.rotary is None else self.rotary.angles(positions, torch.promote_types(x.dtype, F32))
-        seen = visible(mask, causal=self.causal)
-        behind = visible(memory_mask, causal=False)
-        layers = [x] if every_layer else []
+        if position_ids is None:
+            position_ids = count(input_ids, attention_mask, len(caches[0]) if caches else 0)
+        x = self.embed(input_ids, position_ids, token_type_ids, inserted)  # (B, N, d)
+        angles = None
+        if self.rotary is not None:
+            angles = self.rotary.angles(position_ids, torch.promote_types(x.dtype, torch.float32))
+        mask = visible(attention_mask, causal=self.causal)
+        encoder_mask = visible(encoder_attention_mask, causal=False)
+        hidden_states = [x] if output_hidden_states else []
         for number, block in enumerate(self.depth):
+            encoded = encoder_hidden_states
             x = block(
                 x,
-                mask=seen,
+                mask=mask,
                 cache=caches[number] if caches else None,
-                positions=None if self.rotary is None else here,
-                memory=memory if memory is None or isinstance(memory, Tensor) else memory[number],
-                memory_mask=behind,
+                positions=angles,
+                encoder_hidden_states=encoded if encoded is None or isinstance(encoded, Tensor) else encoded[number],
+                encoder_mask=encoder_mask,
             )
-            layers += [x] if every_layer else []
+            hidden_states += [x] if output_hidden_states else []
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        if every_layer and self.last_is_normed:
-            layers[-1] = x
-        return Passed(x, tuple(layers))
+        if output_hidden_states and self.last_is_normed:
+            hidden_states[-1] = x
+        return TowerOutput(x, tuple(hidden_states) if output_hidden_states else None)
 
-    def keys(self, memory: Tensor) -> list[ContextKeys]:
-        """The memory's keys and values for each depth, made once for all steps of a decoder."""
-        return [block.cross.keys(memory) for block in self.depth if block.cross is not None]
-
-
-F32 = torch.float32
+    def keys(self, encoder_hidden_states: Tensor) -> list[ContextKeys]:
+        """Keys and values of an encoder's output for each depth, computed once for all steps of a decoder."""
+        return [block.cross.keys(encoder_hidden_states) for block in self.depth if block.cross is not None]
 
 
-def count(ids: Tensor, mask: Tensor | None, before: int = 0) -> Tensor:
-    """The positions of ids (B, N) that follow `before` others: tokens counted, padding not.
+def count(input_ids: Tensor, attention_mask: Tensor | None, before: int = 0) -> Tensor:
+    """The positions of input_ids (B, N) that follow `before` others: tokens are counted, padding is not.
 
     >>> count(torch.zeros(1, 4), torch.tensor([[False, False, True, True]])).tolist()
     [[0, 0, 0, 1]]
     """
-    n = ids.shape[1]
-    if mask is None:
-        return torch.arange(before, before + n, device=ids.device)
-    return (mask.cumsum(1) - 1).clamp(min=0)[:, -n:]
+    n = input_ids.shape[1]
+    if attention_mask is None:
+        return torch.arange(before, before + n, device=input_ids.device)
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -n:]
 
 
-def visible(mask: Tensor | None, *, causal: bool) -> Mask | None:
-    """Who sees whom: tokens but no padding, and for a decoder nothing ahead.
+def visible(attention_mask: Tensor | None, *, causal: bool) -> Mask | None:
+    """The mask of a tower: padding is hidden, and for a decoder what comes later.
 
     >>> visible(None, causal=True)
     causal()
     """
-    padding = None if mask is None else masks.padding(mask)
+    padding = None if attention_mask is None else masks.padding(attention_mask)
     if not causal:
         return padding
     return masks.causal() if padding is None else masks.causal() & padding

@@ -1,7 +1,4 @@
-"""Heads: what is put on a tower for a task. Each takes what the tower made (`Seen`) and gives logits.
-
-They know no family and no checkpoint.
-"""
+"""Task heads: each takes a tower's output (`HeadInput`) and returns logits. And the poolers before them."""
 
 from __future__ import annotations
 
@@ -19,30 +16,30 @@ __all__ = [
     "EndPooler",
     "EndToken",
     "FirstToken",
+    "HeadInput",
     "Labels",
     "LanguageHead",
     "LastToken",
     "Pooler",
     "PretrainingHead",
-    "Seen",
     "Transform",
     "decoder_head",
     "label_names",
 ]
 
 
-class Seen(NamedTuple):
-    """What a head may look at."""
+class HeadInput(NamedTuple):
+    """What a head may read."""
 
-    hidden: Tensor  # (B, N, d)
-    pooled: Tensor | None  # (B, d)
-    embedding: Tensor  # (V, e), the table of the tokens, for heads that share it
-    mask: Tensor | None  # (B, N), True = token
-    ids: Tensor | None = None  # (B, N), the text, for heads that look for a token in it
+    last_hidden_state: Tensor  # (B, N, d)
+    pooler_output: Tensor | None  # (B, d)
+    embedding: Tensor  # (V, e), the token embedding, for heads that share it
+    attention_mask: Tensor | None  # (B, N), True = token
+    input_ids: Tensor | None = None  # (B, N), for heads that look for a token in the text
 
 
 class Pooler(nn.Module):
-    """The first token's vector through one layer: BERT's and ALBERT's summary of a text, ViT's of a picture.
+    """The first token's vector through one layer: BERT's and ALBERT's summary of a text, ViT's of an image.
 
     out: width of the summary, default d.
     """
@@ -59,8 +56,8 @@ class Pooler(nn.Module):
 class EndPooler(nn.Module):
     """The vector of each text's end token, of the first where there are several: CLIP's summary of a text.
 
-    >>> pooler, ids = EndPooler(9), torch.tensor([[5, 9, 9]])
-    >>> pooler(torch.arange(3.0).reshape(1, 3, 1), pooler.ends(ids, None))
+    >>> pooler, input_ids = EndPooler(9), torch.tensor([[5, 9, 9]])
+    >>> pooler(torch.arange(3.0).reshape(1, 3, 1), pooler.ends(input_ids, None))
     tensor([[1.]])
 
     end: id of that token; None takes the largest id of each text for it.
@@ -70,9 +67,10 @@ class EndPooler(nn.Module):
         super().__init__()
         self.end = end
 
-    def ends(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """ids (B, N), mask (B, N) True = token → (B, N), True at ends. Raises ValueError for a text without one."""
-        shown = ids if mask is None else ids.masked_fill(~mask, -1)  # padding may be the end token, too
+    def ends(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(B, N) booleans, True at ends. Raises ValueError for a text without one."""
+        # Padding may be the end token, too.
+        shown = input_ids if attention_mask is None else input_ids.masked_fill(~attention_mask, -1)
         ends = shown == (shown.amax(1, keepdim=True) if self.end is None else self.end)
         if not torch.compiler.is_compiling() and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to sum it up")
@@ -118,12 +116,12 @@ class LanguageHead(nn.Module):
         self.words = None if d is None else Linear(d, vocabulary, bias)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias and d is None else None
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, N, V)."""
-        x = seen.hidden if self.transform is None else self.transform(seen.hidden)
+        h = x.last_hidden_state if self.transform is None else self.transform(x.last_hidden_state)
         if self.scale != 1.0:
-            x = x * self.scale
-        return linear(x, seen.embedding, self.bias) if self.words is None else cast(Tensor, self.words(x))
+            h = h * self.scale
+        return linear(h, x.embedding, self.bias) if self.words is None else cast(Tensor, self.words(h))
 
 
 class Labels(nn.Module):
@@ -136,11 +134,11 @@ class Labels(nn.Module):
         super().__init__()
         self.score, self.pooled, self.dropout = Linear(d, labels, bias), pooled, nn.Dropout(dropout)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, labels) or (B, N, labels)."""
-        x = seen.pooled if self.pooled else seen.hidden
-        assert x is not None
-        return cast(Tensor, self.score(self.dropout(x)))
+        h = x.pooler_output if self.pooled else x.last_hidden_state
+        assert h is not None
+        return cast(Tensor, self.score(self.dropout(h)))
 
 
 class FirstToken(nn.Module):
@@ -154,10 +152,10 @@ class FirstToken(nn.Module):
         self.dense, self.function = Linear(d, d), activation(function)
         self.before, self.score, self.dropout = nn.Dropout(before), Linear(d, labels), nn.Dropout(dropout)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, labels)."""
-        x = self.before(first_token(seen.hidden, seen.mask))  # (B, d)
-        return cast(Tensor, self.score(self.dropout(self.function(self.dense(x)))))
+        h = self.before(first_token(x.last_hidden_state, x.attention_mask))  # (B, d)
+        return cast(Tensor, self.score(self.dropout(self.function(self.dense(h)))))
 
 
 class LastToken(nn.Module):
@@ -167,9 +165,9 @@ class LastToken(nn.Module):
         super().__init__()
         self.score = Linear(d, labels, bias=False)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, labels)."""
-        return cast(Tensor, self.score(last_token(seen.hidden, seen.mask)))
+        return cast(Tensor, self.score(last_token(x.last_hidden_state, x.attention_mask)))
 
 
 def decoder_head(task: str, d: int, *, vocabulary: int, labels: int, tied: bool, dropout: float) -> nn.Module | None:
@@ -203,16 +201,19 @@ class EndToken(nn.Module):
         self.dense, self.score, self.end = Linear(d, d), Linear(d, labels), end
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, labels). Raises ValueError for a text without an end token, or read in another length."""
-        assert seen.ids is not None
-        if seen.ids.shape != seen.hidden.shape[:2]:
-            raise ValueError(f"to classify, target must be as long as ids, {tuple(seen.ids.shape)}: leave out target=")
-        ends = seen.ids == self.end  # (B, N)
+        assert x.input_ids is not None
+        if x.input_ids.shape != x.last_hidden_state.shape[:2]:
+            raise ValueError(
+                f"to classify, decoder_input_ids must have the shape of input_ids, {tuple(x.input_ids.shape)}: leave "
+                "out decoder_input_ids="
+            )
+        ends = x.input_ids == self.end  # (B, N)
         if not torch.compiler.is_compiling() and not ends.any(1).all():
             raise ValueError(f"text {int(ends.any(1).int().argmin())} has no end token (id {self.end}) to classify by")
-        x = last_token(seen.hidden, ends)  # (B, d)
-        return cast(Tensor, self.score(self.dropout(torch.tanh(self.dense(self.dropout(x))))))
+        h = last_token(x.last_hidden_state, ends)  # (B, d)
+        return cast(Tensor, self.score(self.dropout(torch.tanh(self.dense(self.dropout(h))))))
 
 
 class PretrainingHead(nn.Module):
@@ -222,9 +223,9 @@ class PretrainingHead(nn.Module):
         super().__init__()
         self.words, self.relation = words, relation
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, x: HeadInput) -> Tensor:
         """→ (B, N, V); `relation` is asked apart."""
-        return cast(Tensor, self.words(seen))
+        return cast(Tensor, self.words(x))
 
 
 def label_names(named: Sequence[str], count: int) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The parts that models of pictures are made of: patches, their positions, tower, heads.
 
-    pixels (B, C, H, W) ─ patches (B, rows·columns, d) ─ [cls, registers, patches] + positions ─ block ─ … ─ norm
+    pixel_values (B, C, H, W) ─ patches (B, rows·columns, d) ─ [cls, registers, patches] + positions ─ block ─ … ─ norm
 
 The blocks are those of the text models (parts.py). This file knows no family and no checkpoint.
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear, pad, pixel_shuffle
 
 from regard.layouts import Frame, Sides
-from regard.nn.blocks import Block, Passed
+from regard.nn.blocks import Block, TowerOutput
 from regard.nn.linear import Linear
 
 __all__ = [
@@ -50,7 +50,7 @@ class Patches(nn.Module):
     >>> Patches(3, 768, (16, 16))(torch.zeros(1, 3, 224, 224)).shape
     torch.Size([1, 196, 768])
 
-    channels: of the pixels.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
+    channels: of the image.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
     padded: what does not fill a patch at the right and lower edges is padded to one (Swin), else it is not seen.
     The weight is (d, channels, height, width), as a convolution's, which this is.
     """
@@ -78,15 +78,15 @@ class Patches(nn.Module):
             return Grid(-(-height // self.size[0]), -(-width // self.size[1]))
         return Grid(height // self.size[0], width // self.size[1])
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, C, H, W) → (B, rows·columns, d), row by row."""
         high, wide = self.size
-        rows, columns = self.grid(*pixels.shape[-2:])
-        below, beside = rows * high - pixels.shape[-2], columns * wide - pixels.shape[-1]
+        rows, columns = self.grid(*pixel_values.shape[-2:])
+        below, beside = rows * high - pixel_values.shape[-2], columns * wide - pixel_values.shape[-1]
         if below > 0 or beside > 0:
-            pixels = pad(pixels, (0, beside, 0, below))
-        cut = pixels[..., : rows * high, : columns * wide].reshape(-1, self.channels, rows, high, columns, wide)
-        flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(pixels.shape[0], rows * columns, -1)  # (B, N, C·high·wide)
+            pixel_values = pad(pixel_values, (0, beside, 0, below))
+        cut = pixel_values[..., : rows * high, : columns * wide].reshape(-1, self.channels, rows, high, columns, wide)
+        flat = cut.permute(0, 2, 4, 1, 3, 5).reshape(pixel_values.shape[0], rows * columns, -1)  # (B, N, C·high·wide)
         return linear(flat, self.weight.flatten(1), self.bias)
 
 
@@ -140,13 +140,13 @@ class PatchEmbedding(nn.Module):
         registers = 0 if self.registers is None else len(self.registers)
         return ("cls", *(() if self.distillation is None else ("distillation",)), *("register",) * registers)
 
-    def forward(self, pixels: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """pixels (B, C, H, W), hidden (B, patches) True where a patch is masked → (B, N, d)."""
-        places = self._places(self.patches.grid(*pixels.shape[-2:]))  # first: it refuses too many patches
-        x = self.patches(pixels)  # (B, rows·columns, d)
-        if hidden is not None:
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
+        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, N, d)."""
+        places = self._places(self.patches.grid(*pixel_values.shape[-2:]))  # first: it refuses too many patches
+        x = self.patches(pixel_values)  # (B, rows·columns, d)
+        if bool_masked_pos is not None:
             assert self.hidden is not None
-            x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
+            x = torch.where(bool_masked_pos.unsqueeze(-1), self.hidden, x)
         first: list[Tensor] = [self.cls] if self.distillation is None else [self.cls, self.distillation]
         tokens = torch.stack(first) + self.positions[: len(first)]  # (1 or 2, d)
         if self.registers is not None:
@@ -194,7 +194,7 @@ class VisionTower(nn.Module):
     >>> norms = [nn.LayerNorm(6), nn.LayerNorm(6)]
     >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "gelu"), norms, norm_first=True)
     >>> tower = VisionTower(PatchEmbedding(Patches(3, 6, (4, 4)), (12, 8)), [block], norm=nn.LayerNorm(6))
-    >>> tower(torch.zeros(1, 3, 12, 8)).hidden.shape
+    >>> tower(torch.zeros(1, 3, 12, 8)).last_hidden_state.shape
     torch.Size([1, 7, 6])
 
     norm: of the last block's result.
@@ -213,14 +213,18 @@ class VisionTower(nn.Module):
         sides = Sides.patches(frame, self.embed.patches.size, self.embed.before)
         return {f"blocks.{number}.attention": sides for number in range(len(self.blocks))}
 
-    def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Passed:
-        """pixels (B, C, H, W), hidden (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
-        x = self.embed(pixels, hidden)
-        layers = [x]
+    def forward(
+        self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
+    ) -> TowerOutput:
+        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
+        x = self.embed(pixel_values, bool_masked_pos)
+        hidden_states = [x]
         for block in self.blocks:
             x = block(x)
-            layers += [x] if every_layer else []
-        return Passed(x if self.norm is None else self.norm(x), tuple(layers) if every_layer else ())
+            hidden_states += [x] if output_hidden_states else []
+        return TowerOutput(
+            x if self.norm is None else self.norm(x), tuple(hidden_states) if output_hidden_states else None
+        )
 
 
 def summary(hidden: Tensor, before: int, pooling: Pooling) -> Tensor:
@@ -278,7 +282,7 @@ class PictureLabels(nn.Module):
 class Rebuilding(nn.Module):
     """The pixels of every patch from its vector: masked image modelling.
 
-    d: width of the vectors.  stride: pixels that a patch becomes, each way.  channels: of the pixels.
+    d: width of the vectors.  stride: pixels that a patch becomes, each way.  channels: of the image.
     """
 
     def __init__(self, d: int, stride: int, channels: int) -> None:

@@ -27,7 +27,7 @@ from regard.checks import followed, local
 from regard.layouts import Frame, Sides
 from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
-from regard.nn.blocks import DropPath, FeedForward, Passed
+from regard.nn.blocks import DropPath, FeedForward, TowerOutput
 from regard.nn.linear import Linear
 from regard.nn.vision import Grid, Patches, bent
 from regard.positions import Swin, SwinBias
@@ -246,14 +246,14 @@ class WindowEmbedding(nn.Module):
         """The tokens before the patches: none."""
         return ()
 
-    def forward(self, pixels: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """pixels (B, C, H, W), hidden (B, patches) True where a patch is masked → (B, rows·columns, d)."""
-        x = self.norm(self.patches(pixels))
-        if hidden is not None:
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
+        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, rows·columns, d)."""
+        x = self.norm(self.patches(pixel_values))
+        if bool_masked_pos is not None:
             assert self.hidden is not None
-            x = torch.where(hidden.unsqueeze(-1), self.hidden, x)
+            x = torch.where(bool_masked_pos.unsqueeze(-1), self.hidden, x)
         if self.positions is not None and self.learnt is not None:
-            x = x + bent(self.positions, self.learnt, self.patches.grid(*pixels.shape[-2:]))
+            x = x + bent(self.positions, self.learnt, self.patches.grid(*pixel_values.shape[-2:]))
         return cast(Tensor, self.dropout(x))
 
 
@@ -284,11 +284,13 @@ class WindowTower(nn.Module):
             found |= {f"stages.{i}.blocks.{j}.attention": kinds[j % 2] for j in range(len(stage.blocks))}
         return found
 
-    def forward(self, pixels: Tensor, *, hidden: Tensor | None = None, every_layer: bool = False) -> Passed:
-        """pixels (B, C, H, W), hidden (B, patches) → vectors of the last stage's tokens, and of every stage's."""
-        x, grid = self.embed(pixels, hidden), self.embed.patches.grid(*pixels.shape[-2:])
-        layers = [x]
+    def forward(
+        self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
+    ) -> TowerOutput:
+        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors of the last stage's tokens, and of every stage's."""
+        x, grid = self.embed(pixel_values, bool_masked_pos), self.embed.patches.grid(*pixel_values.shape[-2:])
+        hidden_states = [x]
         for stage in self.stages:
             x, grid = stage(x, grid), merged(grid)
-            layers += [x] if every_layer else []
-        return Passed(self.norm(x), tuple(layers) if every_layer else ())
+            hidden_states += [x] if output_hidden_states else []
+        return TowerOutput(self.norm(x), tuple(hidden_states) if output_hidden_states else None)

@@ -19,7 +19,8 @@ from regard.models.dual_encoder import DualModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
 from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
 from regard.models.vision_language import PictureWriter
@@ -38,14 +39,14 @@ Made = dict[Place, Tensor]
 class Given:
     """What both models get: texts padded on the right.
 
-    ids: (B, N).  mask: (B, N), True = token.  target: (B, N), what a decoder beside an encoder reads; its mask is mask.
+    ids: (B, N).  mask: (B, N), True = token.  decoder_input_ids: (B, N), what a decoder beside an encoder reads; its mask is mask.
     rows: text (R,) and position (R,) of the queries whose weights are looked at.
     weights: are they looked at? Not where transformers hands them out in another form than (B, H, N, N).
     """
 
     ids: Tensor
     mask: Tensor
-    target: Tensor | None
+    decoder_input_ids: Tensor | None
     rows: tuple[Tensor, Tensor]
     weights: bool = True
 
@@ -53,32 +54,36 @@ class Given:
 def of_ours(model: Model, given: Given) -> Made:
     """Our model's pass."""
     calls: list[Tensor] | None = [] if given.weights else None
-    two = {} if given.target is None else {"target": given.target, "target_mask": given.mask}
+    two = (
+        {}
+        if given.decoder_input_ids is None
+        else {"decoder_input_ids": given.decoder_input_ids, "decoder_attention_mask": given.mask}
+    )
 
     def note(call: Call) -> None:
         if calls is not None:
             calls.append(rows_of(call, *given.rows))
 
     with torch.inference_mode(), told(note):
-        result = model(given.ids, given.mask, every_layer=True, **two)
+        output = model(given.ids, given.mask, output_hidden_states=True, **two)
     made: Made = {}
     if isinstance(model, EncoderDecoder):
         assert calls is not None
         depth = len(model.encoder.depth)
-        made |= _tower("encoder", result.memory_layers, calls[:depth], None)
-        made |= _tower("decoder", result.layers, calls[depth::2], calls[depth + 1 :: 2])
+        made |= _tower("encoder", output.encoder_hidden_states, calls[:depth], None)
+        made |= _tower("decoder", output.hidden_states, calls[depth::2], calls[depth + 1 :: 2])
     else:
         assert isinstance(model, TextModel)
-        made |= _tower("", result.layers, calls, None)
-    head = {"pooled": result.pooled, "next sentence": result.next_sentence, "logits": result.logits}
+        made |= _tower("", output.hidden_states, calls, None)
+    head = {"pooled": output.pooler_output, "next sentence": output.seq_relationship_logits, "logits": _logits(output)}
     return _tokens(made | {Place("", None, n): t for n, t in head.items() if t is not None}, given.mask)
 
 
 def of_theirs(model: Any, given: Given) -> Made:
     """The pass of a model of transformers with eager attention, the weights of the sampled rows alone."""
     inputs = {"input_ids": given.ids, "attention_mask": given.mask.long()}
-    if given.target is not None:
-        inputs |= {"decoder_input_ids": given.target, "decoder_attention_mask": given.mask.long()}
+    if given.decoder_input_ids is not None:
+        inputs |= {"decoder_input_ids": given.decoder_input_ids, "decoder_attention_mask": given.mask.long()}
     with torch.inference_mode():
         out = model(**inputs, output_hidden_states=True, output_attentions=given.weights)
     get, (b, i), n = out.get, given.rows, given.ids.shape[1]
@@ -86,18 +91,23 @@ def of_theirs(model: Any, given: Given) -> Made:
     def rows(name: str) -> list[Tensor]:
         return [weights[b, :, i] for weights in get(name) or ()]  # (R, H, N)
 
-    if given.target is not None:
+    if given.decoder_input_ids is not None:
         made = _tower("encoder", get("encoder_hidden_states"), rows("encoder_attentions"), None)
         made |= _tower("decoder", get("decoder_hidden_states"), rows("decoder_attentions"), rows("cross_attentions"))
     else:
         layers = [t[:, :n] for t in get("hidden_states")]  # BigBird's have what it padded with
         made = _tower("", layers, rows("attentions") if given.weights else None, None)
-    words = get("logits", get("prediction_logits"))
-    if get("start_logits") is not None:
-        words = torch.stack([out.start_logits, out.end_logits], -1)
     relation = get("seq_relationship_logits", get("sop_logits"))
-    head = {"pooled": get("pooler_output"), "next sentence": relation, "logits": words}
+    head = {"pooled": get("pooler_output"), "next sentence": relation, "logits": _logits(out)}
     return _tokens(made | {Place("", None, n): t for n, t in head.items() if t is not None}, given.mask)
+
+
+def _logits(output: Any) -> Tensor | None:
+    """The logits of our model's output or of transformers', whatever they are called."""
+    if output.get("start_logits") is not None:
+        return torch.stack([output["start_logits"], output["end_logits"]], -1)
+    names = ("logits", "prediction_logits", "logits_per_image", "reconstruction")
+    return next((output[name] for name in names if output.get(name) is not None), None)
 
 
 def rows_of(call: Call, text: Tensor, position: Tensor) -> Tensor:
@@ -186,19 +196,23 @@ class Shown:
     @property
     def texts(self) -> int:
         """How many texts there are."""
-        return len(self.inputs["ids"]) if "ids" in self.inputs else 0
+        return len(self.inputs["input_ids"]) if "input_ids" in self.inputs else 0
 
     @property
     def tokens(self) -> int:
         """How many tokens they have, padding left out."""
-        if "ids" not in self.inputs:
+        if "input_ids" not in self.inputs:
             return 0
-        return int(self.inputs["mask"].sum()) if "mask" in self.inputs else self.inputs["ids"].numel()
+        return (
+            int(self.inputs["attention_mask"].sum())
+            if "attention_mask" in self.inputs
+            else self.inputs["input_ids"].numel()
+        )
 
     @property
     def pictures(self) -> int:
         """How many pictures there are, of all texts together."""
-        return self.inputs["pixels"].shape[:-3].numel() if "pixels" in self.inputs else 0
+        return self.inputs["pixel_values"].shape[:-3].numel() if "pixel_values" in self.inputs else 0
 
     def chosen(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Sequence (R,) and token (R,) of the sampled rows in an attention of so many."""
@@ -238,7 +252,7 @@ def draw_shown(ours: Model, rows: int, seed: int) -> Shown:
 
 def _to_vision(ours: VisionModel, random: torch.Generator) -> dict[str, Tensor]:
     size = _size(ours, ours.tower)
-    inputs = {"pixels": _pixels(ours.tower, (PICTURES,), size, random)}
+    inputs = {"pixel_values": _pixels(ours.tower, (PICTURES,), size, random)}
     if ours.task != "masked-image-modeling":
         return inputs
     grid = ours.tower.embed.patches.grid(*size)
@@ -247,7 +261,7 @@ def _to_vision(ours: VisionModel, random: torch.Generator) -> dict[str, Tensor]:
             f"this {ours.family.title} rebuilds {grid.rows} × {grid.columns} patches, and transformers takes every "
             "picture for a square: there is nothing to compare with; load it with task='feature-extraction'"
         )
-    return inputs | {"hidden": torch.rand(PICTURES, grid.rows * grid.columns, generator=random) < 0.5}
+    return inputs | {"bool_masked_pos": torch.rand(PICTURES, grid.rows * grid.columns, generator=random) < 0.5}
 
 
 def _to_dual(ours: DualModel, random: torch.Generator) -> dict[str, Tensor]:
@@ -257,9 +271,9 @@ def _to_dual(ours: DualModel, random: torch.Generator) -> dict[str, Tensor]:
         ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN, ours.max_positions), random)
         if end is not None:
             ids = ids.scatter(1, mask.sum(1, keepdim=True) - 1, end)
-        inputs = {"ids": ids, "mask": mask}
+        inputs = {"input_ids": ids, "attention_mask": mask}
     if ours.vision is not None:
-        inputs["pixels"] = _pixels(ours.vision, (PICTURES,), _size(ours, ours.vision), random)
+        inputs["pixel_values"] = _pixels(ours.vision, (PICTURES,), _size(ours, ours.vision), random)
     return inputs
 
 
@@ -270,20 +284,20 @@ def _to_both(ours: Captioner | Answerer | Matcher, random: torch.Generator) -> d
     lengths = _image_text_lengths(DRAWN, max_text_positions(ours))
     asked = [max(lengths)] * len(lengths) if isinstance(ours, Answerer) else lengths
     ids, mask = draw_ids(words, special, asked, random)
-    inputs = {"ids": ids, "mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
     if isinstance(ours, Answerer):
         written = ours.decoder.embed
-        target, its_mask = draw_ids(
+        answers, its_mask = draw_ids(
             written.tokens.num_embeddings, special, _image_text_lengths(DRAWN[::-1], written.max_positions), random
         )
-        inputs = {"ids": ids, "target": target, "target_mask": its_mask}
-    return inputs | {"pixels": _pixels(ours.vision, (len(ids),), _size(ours, ours.vision), random)}
+        inputs = {"input_ids": ids, "decoder_input_ids": answers, "decoder_attention_mask": its_mask}
+    return inputs | {"pixel_values": _pixels(ours.vision, (len(ids),), _size(ours, ours.vision), random)}
 
 
 def _to_writer(ours: PictureWriter, random: torch.Generator) -> dict[str, Tensor]:
     """Three texts: one with a picture after its first word, one without any, one with a picture before its words."""
     size = _size(ours, ours.vision)
-    each = ours.picture_tokens(*size)
+    each = ours.num_image_tokens(*size)
     special = special_ids(ours) | {ours.placeholder}
     words, _ = draw_ids(ours.vocabulary, special, [max(DRAWN)] * 3, random)
     room = None if ours.max_positions is None else ours.max_positions - each
@@ -294,7 +308,7 @@ def _to_writer(ours: PictureWriter, random: torch.Generator) -> dict[str, Tensor
         rows.append(torch.cat([own[: before or 0], picture, own[before or 0 :]]))
     mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])
     ids = torch.full(mask.shape, int(words[0, 0])).masked_scatter(mask, torch.cat(rows))
-    return {"ids": ids, "mask": mask, "pixels": _pixels(ours.vision, (2,), size, random)}
+    return {"input_ids": ids, "attention_mask": mask, "pixel_values": _pixels(ours.vision, (2,), size, random)}
 
 
 def _to_flamingo(ours: FlamingoModel, random: torch.Generator) -> dict[str, Tensor]:
@@ -302,7 +316,7 @@ def _to_flamingo(ours: FlamingoModel, random: torch.Generator) -> dict[str, Tens
     ids, mask = draw_ids(ours.vocabulary, special_ids(ours), _image_text_lengths(DRAWN[:3], ours.max_positions), random)
     sees = torch.rand(*ids.shape, 2, generator=random) < 0.4
     pixels = _pixels(ours.vision, (len(ids), 2), _size(ours, ours.vision), random)
-    return {"ids": ids, "mask": mask, "pixels": pixels, "sees": sees}
+    return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels, "image_attention_mask": sees}
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -360,16 +374,6 @@ def _looks(ours: VisionModel) -> tuple[tuple[int, int, int], ...]:
 Reader = Callable[[Any, Shown], Made]
 """A model of transformers and what it is given → what it made."""
 
-THEIRS = {
-    "ids": "input_ids",
-    "mask": "attention_mask",
-    "target": "decoder_input_ids",
-    "target_mask": "decoder_attention_mask",
-    "pixels": "pixel_values",
-    "sees": "image_attention_mask",
-    "hidden": "bool_masked_pos",
-}
-
 
 def of_ours_seeing(model: Model, shown: Shown) -> Made:
     """Our model's pass."""
@@ -382,18 +386,23 @@ def of_ours_seeing(model: Model, shown: Shown) -> Made:
             weights.append(rows_of(call, *shown.chosen(*at)))
 
     with torch.inference_mode(), told(note):
-        result = model(**shown.inputs, every_layer=True)
+        output = model(**shown.inputs, output_hidden_states=True)
     made: Made = {}
     if isinstance(model, Answerer):
         with torch.inference_mode():
-            seen = model.vision(shown.inputs["pixels"].to(model.dtype), every_layer=True)
-        made |= _image_tower("picture", seen.layers, seen.hidden)
-    for part, layers, hidden in _towers(model, result):
+            seen = model.vision(shown.inputs["pixel_values"].to(model.dtype), output_hidden_states=True)
+        made |= _image_tower("picture", seen.hidden_states, seen.last_hidden_state)
+    for part, layers, hidden in _towers(model, output):
         made |= _image_tower(part, layers, hidden, weights)
     if isinstance(model, Matcher):
         made |= _head({"cosines": _cosines(model, shown.inputs)})
-    head = {"pooled": result.pooled, "text vectors": result.text, "picture vectors": result.picture}
-    return _image_tokens(made | _head(head | {"logits": result.logits}), shown)
+    head = {
+        "pooled": output.pooler_output,
+        "text vectors": output.text_embeds,
+        "picture vectors": output.image_embeds,
+        "logits": _logits(output),
+    }
+    return _image_tokens(made | _head(head), shown)
 
 
 def reader_of(model: Model) -> Reader:
@@ -419,22 +428,27 @@ def reader_of(model: Model) -> Reader:
 # ----------------------------------------------------------------------------------------------------------------- ours
 
 
-def _towers(model: Model, result: Result) -> list[tuple[str, Sequence[Tensor] | None, Tensor | None]]:
-    """Part, layers and last vectors of each tower, in the order of the computation."""
+def _towers(model: Model, output: ModelOutput) -> list[tuple[str, Sequence[Tensor] | None, Tensor | None]]:
+    """Part, hidden states and last hidden state of each tower, in the order of the computation."""
+    text = output.hidden_states, output.last_hidden_state
+    encoder = output.encoder_hidden_states, output.encoder_last_hidden_state
     if isinstance(model, Answerer):
-        return [("question", result.memory_layers, result.memory), ("answer", result.layers, result.hidden)]
-    if isinstance(model, (PictureWriter, FlamingoModel)):  # what stands for a picture is no tower's last vector
-        return [("picture", result.memory_layers, None), ("text", result.layers, result.hidden)]
-    if result.memory_layers is not None:
-        return [("picture", result.memory_layers, result.memory), ("text", result.layers, result.hidden)]
-    part = "" if isinstance(model, VisionModel) else "picture" if result.text is None else "text"
-    return [(part, result.layers, result.hidden)]
+        return [("question", *encoder), ("answer", *text)]
+    if isinstance(model, (PictureWriter, FlamingoModel)):  # what stands for an image is no tower's last hidden state
+        return [("picture", encoder[0], None), ("text", *text)]
+    if encoder[0] is not None:
+        return [("picture", *encoder), ("text", *text)]
+    part = "" if isinstance(model, VisionModel) else "picture" if output.text_embeds is None else "text"
+    return [(part, *text)]
 
 
 def _cosines(model: Matcher, inputs: dict[str, Tensor]) -> Tensor:
     """Of every picture with every text, each read alone: (P, B)."""
     with torch.inference_mode():
-        return model.encode_picture(inputs["pixels"]) @ model.encode_text(inputs["ids"], inputs["mask"]).T
+        return (
+            model.encode_image(inputs["pixel_values"])
+            @ model.encode_text(inputs["input_ids"], inputs["attention_mask"]).T
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------- theirs
@@ -499,7 +513,7 @@ def _looking(model: Any, shown: Shown) -> Made:
     steps = [vision.pre_layrnorm, *vision.encoder.layers]
     with _made_by({"text": body.embed_tokens, **{str(n): step for n, step in enumerate(steps)}}) as found:
         out = _run(model, shown)
-    b, p = shown.inputs["pixels"].shape[:2]
+    b, p = shown.inputs["pixel_values"].shape[:2]
     flat = [_first(found[str(n)][0]) for n in range(len(steps))]
     layers = [t.reshape(b, p, *t.shape[1:]) for t in flat]  # (B, P, n, d)
     made = _image_tower("picture", layers, None)
@@ -511,19 +525,18 @@ def _run(model: Any, shown: Shown, **asked: bool) -> Any:
     dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
     given = {}
     for name, t in shown.inputs.items():
-        whole = t.long() if t.dtype == torch.bool and name != "hidden" else t
-        given[THEIRS[name]] = t.to(dtype) if t.is_floating_point() else whole
+        whole = t.long() if t.dtype == torch.bool and name != "bool_masked_pos" else t
+        given[name] = t.to(dtype) if t.is_floating_point() else whole
     with torch.inference_mode():
         return model(**given, output_hidden_states=True, **asked)
 
 
 def _results(out: Any, part: str) -> Made:
     """What the head gave. Vectors are taken at length 1, as they are compared; the towers alone do not."""
-    logits = next((out[n] for n in ("logits", "logits_per_image", "reconstruction") if n in out), None)
     vectors = {"text vectors": out.get("text_embeds"), "picture vectors": out.get("image_embeds")}
     named = {"pooled": out.get("pooler_output")}
     named |= {n: None if t is None else normalize(t, dim=-1) for n, t in vectors.items()}
-    return _head(named | {"logits": logits})
+    return _head(named | {"logits": _logits(out)})
 
 
 @contextmanager
@@ -572,7 +585,7 @@ def _head(named: dict[str, Tensor | None]) -> Made:
 
 def _image_tokens(made: Made, shown: Shown) -> Made:
     """Texts without padding: (B, N, d) → (tokens, d)."""
-    mask = shown.inputs.get("target_mask", shown.inputs.get("mask"))
+    mask = shown.inputs.get("decoder_attention_mask", shown.inputs.get("attention_mask"))
     if mask is None:
         return made
     texts = ("text", "answer", "")

@@ -16,7 +16,7 @@ from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Config
 from regard.models.dual_encoder import DualModel
-from regard.models.flamingo import FlamingoModel, last_picture
+from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import empty, family_of, load
 from regard.models.model import Model
@@ -153,7 +153,7 @@ def _with_caption(model: Captioner, image: OpenedImage, pixels: Tensor, frame: F
         ids, _ = model.prompt(model.tokenizer.batch([text]).ids)
     ids = ids.to(model.device)
     words = [START, *_labels(model, ids[0, 1:])]  # the tokenizer may not know `start`
-    read = without_dropout(model, lambda: model(ids, pixels=pixels))
+    read = without_dropout(model, lambda: model(ids, pixel_values=pixels))
     return ImageInputs(read, model.layouts(frame, ids.shape[1]), [words], text)
 
 
@@ -168,10 +168,10 @@ def _with_question(
     n, words = ids.shape[1], [model.tokenizer.tokens(ids[0])]
     if isinstance(model, Matcher):
         return ImageInputs(
-            without_dropout(model, lambda: model(ids, pixels=pixels)), model.layouts(frame, n), words, text
+            without_dropout(model, lambda: model(ids, pixel_values=pixels)), model.layouts(frame, n), words, text
         )
     answer = model.answer(image, text, max_new_tokens=_room(model.decoder.embed.max_positions, 1))
-    read = without_dropout(model, lambda: model.read_picture(pixels, ids))
+    read = without_dropout(model, lambda: model.read_image(pixels, ids))
     layouts = {path: sides for path, sides in model.layouts(frame, n, 1).items() if not path.startswith("decoder.")}
     return ImageInputs(read, layouts, words, f"{text} → {answer.text.strip()}")
 
@@ -203,9 +203,9 @@ def _in_prompt(
         )
     else:
         layouts = model.layouts(frames, ids.shape[1])
-        sees = last_picture(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
+        sees = last_image(prompt, len(pixels), placeholder=model.placeholder, ends=model.ends)  # (1, n, P)
         sees = torch.cat([sees, sees[:, -1:].expand(-1, after.shape[1], -1)], 1)  # (1, N, P)
-        read = without_dropout(model, lambda: model(ids, pixels=pixels[None], sees=sees))
+        read = without_dropout(model, lambda: model(ids, pixel_values=pixels[None], image_attention_mask=sees))
     answer = written.text.strip()
     return ImageInputs(read, layouts, [_labels(model, ids[0])], f"{text} → {answer}" if text else answer)
 

@@ -80,7 +80,7 @@ def _instead(model: Model) -> str:
     if model.kind in ("image-question", "image-caption"):
         return "it makes no vector of a text alone"
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
-    images = "model.encode_picture(model.preprocessor(images).pixel_values) gives vectors of images"
+    images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
     if model.kind == "dual-encoder":
         dual = cast("DualModel", model)
         if dual.text is None or dual.vision is None:

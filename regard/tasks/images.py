@@ -253,12 +253,12 @@ def read_images(model: ImagePromptModel, pixels: Sequence[Tensor | None]) -> Pic
     """A decoder that has read the images of each prompt. pixels: (P, 3, H, W) for each, None for none."""
     there = [each for each in pixels if each is not None]
     if not there:
-        return model.read_picture(None)
+        return model.read_image(None)
     if model.kind == "vision-language":
-        return model.read_picture(torch.cat(there))
+        return model.read_image(torch.cat(there))
     largest = max(len(each) for each in there)
     filled = there[0].new_zeros(len(pixels), largest, *there[0].shape[1:])  # (B, P, 3, H, W)
     for row, each in zip(filled, pixels, strict=True):
         if each is not None:
             row[: len(each)] = each
-    return model.read_picture(filled)
+    return model.read_image(filled)

@@ -14,7 +14,8 @@ from regard.data.tokenizer import BatchEncoding, checked_texts
 
 if TYPE_CHECKING:
     from regard.models.flamingo import FlamingoModel
-    from regard.models.model import Model, Result
+    from regard.models.model import Model
+from regard.models.outputs import ModelOutput
     from regard.models.vision_language import PictureWriter
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]

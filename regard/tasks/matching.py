@@ -40,7 +40,7 @@ class Features:
     name: of its file.  vectors: (N, d).  grid: rows and columns of the patches.
     layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the image.
     pooled: (d,) or another width, the tower's own summary; None where it has none, or another layer was asked for. It
-      is not the vector that CLIP and BLIP compare with texts: `model.encode_picture` gives that.
+      is not the vector that CLIP and BLIP compare with texts: `model.encode_image` gives that.
     """
 
     name: str
@@ -183,7 +183,7 @@ def match(
         return Matched(names, tuple(given), values.cpu(), "probability")
     dual = cast("DualModel", model)
     words = _wide(_vectors(dual, read))  # (T, e)
-    names, values = score_images(model, images, batch, lambda pixels: _wide(dual.encode_picture(pixels)) @ words.T)
+    names, values = score_images(model, images, batch, lambda pixels: _wide(dual.encode_image(pixels)) @ words.T)
     return Matched(names, tuple(given), values.cpu(), "cosine")
 
 
@@ -210,7 +210,7 @@ def classify_by(
     said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
     dual = cast("DualModel", model)
     words = _vectors(dual, _read(model, said, batch, truncate))  # (T, e)
-    names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_picture(pixels)))
+    names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_image(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="image")
 
 

@@ -136,9 +136,11 @@ def answer(model: Model, question: str, context: str, *, longest: int = 30) -> A
     absent = 1.0
     for window in _windows(model, question, context):
         ids, types = (torch.tensor([row], device=model.device) for row in (window.ids, window.types))
-        logits = run_model(model, BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types)).logits
-        assert logits is not None
-        value, start, end, none = best_span(logits[0], window.first, len(window.spans), longest)
+        output = run_model(model, BatchEncoding(ids, torch.ones_like(ids, dtype=torch.bool), types))
+        assert output.start_logits is not None
+        assert output.end_logits is not None
+        logits = torch.stack([output.start_logits[0], output.end_logits[0]], -1)  # (N, 2)
+        value, start, end, none = best_span(logits, window.first, len(window.spans), longest)
         absent = min(absent, none)
         if best is None or value > best.probability:
             at, to = window.spans[start][0], window.spans[end][1]
@@ -303,7 +305,8 @@ def follows(model: Model, first: str, second: str) -> float:
     """How likely the second text follows the first; see `Model.follows`."""
     require(model, "follows", "next-sentence-prediction", "pretraining")
     result = run_model(model, single_batch(model, first, second))
-    logits = result.logits if result.next_sentence is None else result.next_sentence  # (1, 2): follows, does not
+    relation = result.seq_relationship_logits
+    logits = result.logits if relation is None else relation  # (1, 2): follows, does not
     assert logits is not None
     return float(probabilities(logits)[0, 0])
 

@@ -61,7 +61,7 @@ def test_image_is_read_and_its_row_is_that_of_a_plain_watch(session, seeing):
     model = load(seeing)
     prepared = model.preprocessor([picture()])
     with torch.no_grad(), regard.watch(model, keep="qk") as seen:
-        model(pixels=prepared.pixel_values)
+        model(pixel_values=prepared.pixel_values)
     assert session.capture.names == seen.names
     got = array(answers.row(session, 2, 4, token=7)["weights"])
     torch.testing.assert_close(got, seen[2].row(7)[0, 4], rtol=0, atol=1e-6)
@@ -463,7 +463,7 @@ def test_weights_without_queries_and_keys_are_refused(tmp_path):
     model = load(vit(tmp_path))
     prepared = model.preprocessor([picture()])
     with torch.no_grad(), regard.watch(model, layouts=model.layouts(prepared.frames[0])) as seen:
-        model(pixels=prepared.pixel_values)
+        model(pixel_values=prepared.pixel_values)
     found = session_of(seen)
     with pytest.raises(LookupError, match="weights"):
         head_of(found.layers[0], 0)

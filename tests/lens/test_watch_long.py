@@ -117,7 +117,7 @@ def test_watched_weights_of_many_tiles_are_the_dense_ones_with_zeros_elsewhere()
     n = 1289
     model = long_model(n, 61).double()
     with torch.no_grad(), regard.watch(model, keep="qk", measures=("received", "map", "top"), size=37) as seen:
-        inputs = model(ids_of(n), every_layer=True).layers
+        inputs = model(ids_of(n), output_hidden_states=True).layers
     edges = torch.arange(38) * n // 37
     member = ((torch.arange(n) >= edges[:-1, None]) & (torch.arange(n) < edges[1:, None])).double()  # (cells, N)
     for layer, x in enumerate(inputs[:2]):
@@ -163,7 +163,7 @@ TOKENS = torch.arange(17) < torch.tensor([[17], [11], [13]])
 def test_empty_rows_of_global_tokens_are_no_error(small_model, mask, chosen):
     ids = torch.randint(3, 47, (3, 17), generator=torch.Generator().manual_seed(5))
     with torch.no_grad(), regard.watch(small_model) as seen:
-        small_model(ids if mask is None else ids.where(mask, 1), mask, global_tokens=chosen)
+        small_model(ids if mask is None else ids.where(mask, 1), mask, global_attention_mask=chosen)
     diagnosis = seen.doctor()
     assert diagnosis.ok, str(diagnosis)
     assert not {"empty rows", "nan born"} & {finding.code for finding in diagnosis.findings}

@@ -45,7 +45,7 @@ def caption(directory: Path) -> Made:
     model = load(blip(directory, "ForConditionalGeneration"))
     seen, written = watched(model, lambda: model.caption(picture(1), max_new_tokens=NEW))
     ids, pixels = begun(model.start, written), model.preprocessor([picture(1)]).pixel_values
-    return seen, watched(model, lambda: model(ids, pixels=pixels))[0], "decoder."
+    return seen, watched(model, lambda: model(ids, pixel_values=pixels))[0], "decoder."
 
 
 def answer(directory: Path) -> Made:
@@ -53,7 +53,7 @@ def answer(directory: Path) -> Made:
     seen, written = watched(model, lambda: model.answer(picture(), "a cat sat", max_new_tokens=NEW))
     ids, pixels = model.tokenizer.batch(["a cat sat"]).ids, model.preprocessor([picture()]).pixel_values
     target = begun(model.start, written)
-    return seen, watched(model, lambda: model(ids, pixels=pixels, target=target))[0], "decoder."
+    return seen, watched(model, lambda: model(ids, pixel_values=pixels, decoder_input_ids=target))[0], "decoder."
 
 
 def looks(directory: Path) -> Made:
@@ -62,14 +62,14 @@ def looks(directory: Path) -> Made:
     pixels = model.preprocessor([picture()]).pixel_values
     first = without_special(model, [expand_prompt(model, prompt, pixels)])[0]
     ids = torch.cat([first, begun(0, written)[:, 1:]], 1)
-    return seen, watched(model, lambda: model(ids, pixels=pixels[None]))[0], "looks."
+    return seen, watched(model, lambda: model(ids, pixel_values=pixels[None]))[0], "looks."
 
 
 def two_towers(directory: Path, twin: Callable[[Path], Path]) -> Made:
     model = load(twin(directory))
     seen, written = watched(model, lambda: model.generate("the cat sat", max_new_tokens=NEW))
     ids, target = model.tokenizer.batch(["the cat sat"]).ids, begun(model.start, written)
-    return seen, watched(model, lambda: model(ids, target=target))[0], "decoder."
+    return seen, watched(model, lambda: model(ids, decoder_input_ids=target))[0], "decoder."
 
 
 def marian(directory: Path) -> Made:
@@ -82,7 +82,7 @@ def marian(directory: Path) -> Made:
         model, lambda: generate(model.read(ids), start, max_new_tokens=NEW, eos_token_ids=(), pad_token_id=0)
     )
     target = torch.cat([start, made.ids[:, :-1]], 1)
-    return seen, watched(model, lambda: model(ids, target=target))[0], "decoder."
+    return seen, watched(model, lambda: model(ids, decoder_input_ids=target))[0], "decoder."
 
 
 MODELS: dict[str, Callable[[Path], Made]] = {

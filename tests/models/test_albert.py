@@ -42,8 +42,8 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
 
 def inputs(side: str = "none") -> dict[str, Tensor]:
     given = texts(31, side)
-    types = torch.randint(0, 2, given["ids"].shape, generator=torch.Generator().manual_seed(5))
-    return given if side == "none" else {**given, "types": types}
+    types = torch.randint(0, 2, given["input_ids"].shape, generator=torch.Generator().manual_seed(5))
+    return given if side == "none" else {**given, "token_type_ids": types}
 
 
 @pytest.mark.pairwise

@@ -47,7 +47,7 @@ def inputs(head: str, side: str = "none") -> dict[str, Tensor]:
 
 def counted(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Positions as transformers counts them, padding included."""
-    places = {"positions": "ids", "target_positions": "target"}
+    places = {"position_ids": "input_ids", "decoder_position_ids": "decoder_input_ids"}
     return given | {name: torch.arange(given[of].shape[1]) for name, of in places.items() if of in given}
 
 
@@ -65,7 +65,7 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
     twin = twin_of(head, config, tmp_path)
     for side in ("none", "right", "left"):
         given = inputs(head, side)
-        assert_same(twin, dtype, counted(given), {"position_ids": None}, real=given.get("target_mask"))
+        assert_same(twin, dtype, counted(given), {"position_ids": None}, real=given.get("decoder_attention_mask"))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -84,7 +84,7 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
 def test_without_a_target_the_decoder_reads_the_text_again(head, tmp_path):
     twin = twin_of(head, "small", tmp_path)
     given = inputs(head)
-    del given["target"]
+    del given["decoder_input_ids"]
     assert_same(twin, torch.float32, given)
 
 
@@ -92,12 +92,14 @@ def test_without_a_target_the_decoder_reads_the_text_again(head, tmp_path):
 def test_read_again_the_side_of_padding_changes_nothing(head, tmp_path):
     model = twin_of(head, "small", tmp_path).ours(torch.float64)
     right, left = pairs(31, "right", end=END), pairs(31, "left", end=END)
-    left["ids"] = torch.zeros_like(left["ids"]).masked_scatter(left["mask"], right["ids"][right["mask"]])
+    left["input_ids"] = torch.zeros_like(left["input_ids"]).masked_scatter(
+        left["attention_mask"], right["input_ids"][right["attention_mask"]]
+    )
     made = []
     for given in (right, left):
-        result = model(given["ids"], given["mask"])
-        found = result.hidden if result.logits is None else result.logits
-        made.append(found[given["mask"]] if found.shape[:2] == given["mask"].shape else found)
+        result = model(given["input_ids"], given["attention_mask"])
+        found = result.last_hidden_state if result.logits is None else result.logits
+        made.append(found[given["attention_mask"]] if found.shape[:2] == given["attention_mask"].shape else found)
     torch.testing.assert_close(made[1], made[0], rtol=0, atol=1e-13)
 
 
@@ -158,8 +160,8 @@ def test_a_text_without_an_end_cannot_be_classified(tmp_path):
     ids = torch.tensor([[5, 6, END], [5, 6, 7]])
     with pytest.raises(ValueError, match=r"text.*1.*id.*1"):
         model(ids)
-    with pytest.raises(ValueError, match=r"target.*\(2, 3\)"):
-        model(ids, target=ids[:, :2])
+    with pytest.raises(ValueError, match=r"decoder_input_ids.*\(2, 3\)"):
+        model(ids, decoder_input_ids=ids[:, :2])
 
 
 def test_labels_are_three_where_nothing_is_said_of_them(tmp_path):

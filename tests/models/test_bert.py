@@ -24,8 +24,8 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
 
 def inputs(side: str = "none") -> dict[str, torch.Tensor]:
     given = texts(31, side)
-    types = torch.randint(0, 2, given["ids"].shape, generator=torch.Generator().manual_seed(5))
-    return given if side == "none" else {**given, "types": types}
+    types = torch.randint(0, 2, given["input_ids"].shape, generator=torch.Generator().manual_seed(5))
+    return given if side == "none" else {**given, "token_type_ids": types}
 
 
 @pytest.mark.pairwise
@@ -51,12 +51,12 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
     right, left = inputs("right"), inputs("left")
     ours = {}
     for side, given in (("right", right), ("left", left)):
-        ids = right["ids"][right["mask"]]  # the same tokens on both sides
-        given["ids"] = torch.zeros_like(given["ids"]).masked_scatter(given["mask"], ids)
-        made = model(given["ids"], given["mask"])
-        ours[side] = made.logits if made.logits is not None else made.hidden
-        if ours[side].shape[:2] == given["mask"].shape:
-            ours[side] = ours[side][given["mask"]]
+        ids = right["input_ids"][right["attention_mask"]]  # the same tokens on both sides
+        given["input_ids"] = torch.zeros_like(given["input_ids"]).masked_scatter(given["attention_mask"], ids)
+        made = model(given["input_ids"], given["attention_mask"])
+        ours[side] = made.logits if made.logits is not None else made.last_hidden_state
+        if ours[side].shape[:2] == given["attention_mask"].shape:
+            ours[side] = ours[side][given["attention_mask"]]
     torch.testing.assert_close(ours["left"], ours["right"], rtol=0, atol=1e-13)
 
 
@@ -64,6 +64,6 @@ def test_a_body_is_read_from_a_checkpoint_whose_head_does_not_pool(tmp_path):
     twin = twin_of("ForMaskedLM", "five heads", tmp_path)
     model = twin.ours(torch.float32, task="feature-extraction")
     result = model(**inputs())
-    assert result.pooled is None
+    assert result.pooler_output is None
     assert result.logits is None
-    assert torch.equal(result.hidden, twin.ours(torch.float32)(**inputs()).hidden)
+    assert torch.equal(result.last_hidden_state, twin.ours(torch.float32)(**inputs()).last_hidden_state)

@@ -19,6 +19,7 @@ import regard
 from regard import masks
 from regard.models.loading import load
 from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.nn.block_attention import BlockAttention, Repeated, block_counts, drawn_blocks
 from regard.nn.cache import GrowingCache
 
@@ -65,16 +66,16 @@ def inputs(side: str = "none", *, length: int = LONG, separator: int | None = No
     """Thirteen texts. separator: stands once in each, as after a question."""
     given = texts(31, side, length=length, first=7)
     if separator is not None:
-        given["ids"][torch.arange(13), torch.arange(13) % 2 + 1] = separator
-    types = torch.randint(0, 2, given["ids"].shape, generator=torch.Generator().manual_seed(5))
-    return given if side == "none" else {**given, "types": types}
+        given["input_ids"][torch.arange(13), torch.arange(13) % 2 + 1] = separator
+    types = torch.randint(0, 2, given["input_ids"].shape, generator=torch.Generator().manual_seed(5))
+    return given if side == "none" else {**given, "token_type_ids": types}
 
 
 def behind_the_question(given: dict[str, Tensor], separator: int) -> Tensor:
     """(B, N): where scores are not a million less, which would hide what they differ by."""
-    ends = given["ids"] == separator
+    ends = given["input_ids"] == separator
     real = (ends.cumsum(1) - ends.long()) > 0
-    return real & given.get("mask", real)
+    return real & given.get("attention_mask", real)
 
 
 def compare(twin: Twin, head: str, dtype: torch.dtype, given: dict[str, Tensor], **more: Any) -> None:
@@ -128,7 +129,7 @@ def test_in_training_the_papers_lengths_are_drawn_as_in_the_paper(longest, tmp_p
     small |= {"block_size": 64, "num_random_blocks": 3}
     twin = twin_of("ForMaskedLM", "blocks of 3", tmp_path, TrainedTwin, **small, **NO_DROPOUT)
     ids = torch.randint(7, 47, (2, 1000), generator=torch.Generator().manual_seed(3))
-    assert_same(twin, torch.float64, {"ids": ids})
+    assert_same(twin, torch.float64, {"input_ids": ids})
     counts = block_counts(16, torch.from_numpy(drawn_blocks(1024, 64, num_heads=2, random=3, seed=0, longest=longest)))
     assert counts.max() == 2
 
@@ -137,7 +138,7 @@ def test_in_training_the_papers_lengths_are_drawn_as_in_the_paper(longest, tmp_p
 def test_a_model_can_be_pickled_and_copied(head, tmp_path):
     model, given = twin_of(head, "blocks of 3", tmp_path).ours(torch.float64), inputs("right", separator=6)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert torch.equal(other(**given).hidden, model(**given).hidden)
+        assert torch.equal(other(**given).last_hidden_state, model(**given).last_hidden_state)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -155,26 +156,31 @@ def test_the_side_of_padding_of_short_texts_changes_nothing(head, tmp_path):
 def test_a_short_text_changes_nothing_for_the_next(tmp_path):
     """transformers looks at every later text as a whole, too."""
     model = twin_of("Model", "blocks of 3", tmp_path).ours(torch.float64)
-    ids = inputs()["ids"]
-    before = model(ids).hidden
+    ids = inputs()["input_ids"]
+    before = model(ids).last_hidden_state
     model(ids[:, :SHORT])
-    assert torch.equal(model(ids).hidden, before)
+    assert torch.equal(model(ids).last_hidden_state, before)
 
 
 def test_a_body_is_read_from_a_checkpoint_without_a_pooler(tmp_path):
     twin = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path)
-    result = twin.ours(torch.float32, task="feature-extraction")(inputs()["ids"])
-    assert result.pooled is None
-    assert result.hidden.shape == (13, LONG, 20)
+    result = twin.ours(torch.float32, task="feature-extraction")(inputs()["input_ids"])
+    assert result.pooler_output is None
+    assert result.last_hidden_state.shape == (13, LONG, 20)
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
+def spans(output: ModelOutput) -> torch.Tensor:
+    """(B, N, 2), where an answer starts and ends."""
+    return torch.stack([output.start_logits, output.end_logits], -1)
+
+
 def test_an_answer_does_not_lie_in_the_question(tmp_path):
     twin = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path)
-    ids = inputs(separator=6)["ids"][:3]
-    logits = twin.ours(torch.float64)(ids).logits
+    ids = inputs(separator=6)["input_ids"][:3]
+    logits = spans(twin.ours(torch.float64)(ids))
     theirs = unpadded(twin.truth, {"input_ids": ids})["logits"]
     torch.testing.assert_close(logits, theirs, rtol=0, atol=1e-8)  # of numbers near a million
     hidden = torch.zeros(3, LONG, dtype=torch.bool)
@@ -184,17 +190,17 @@ def test_an_answer_does_not_lie_in_the_question(tmp_path):
 
 def test_segments_are_told_by_the_separator_unless_given(tmp_path):
     model = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path).ours(torch.float64)
-    ids = inputs(separator=6)["ids"]
+    ids = inputs(separator=6)["input_ids"]
     ends = ids == 6
     told = ((ends.cumsum(1) - ends.long()) > 0).long()
-    assert torch.equal(model(ids).logits, model(ids, types=told).logits)
-    assert not torch.allclose(model(ids).hidden, model(ids, types=1 - told).hidden)
+    assert torch.equal(spans(model(ids)), spans(model(ids, token_type_ids=told)))
+    assert not torch.allclose(model(ids).last_hidden_state, model(ids, token_type_ids=1 - told).last_hidden_state)
 
 
 def test_a_text_without_a_separator_is_all_context(tmp_path):
     twin = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path)
-    ids, mask = inputs("right")["ids"], inputs("right")["mask"]
-    logits = twin.ours(torch.float64)(ids, mask).logits
+    ids, mask = inputs("right")["input_ids"], inputs("right")["attention_mask"]
+    logits = spans(twin.ours(torch.float64)(ids, mask))
     assert bool((logits.abs() < 1e3).all())
     theirs = unpadded(twin.truth, {"input_ids": ids, "attention_mask": mask.long()})["logits"]
     torch.testing.assert_close(logits[mask], theirs[mask], rtol=0, atol=1e-12)
@@ -204,7 +210,7 @@ def test_a_separator_in_the_padding_is_none(tmp_path):
     model = twin_of("ForQuestionAnswering", "blocks of 3", tmp_path).ours(torch.float64)
     ids, mask = torch.full((2, 9), 8), torch.arange(9) < torch.tensor([[9], [7]])
     ids[1, 8] = 6
-    assert bool((model(ids, mask).logits.abs() < 1e3).all())
+    assert bool((spans(model(ids, mask)).abs() < 1e3).all())
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -316,7 +322,7 @@ def test_views_are_the_dense_weights_with_zeros_elsewhere(train):
 
 def test_watching_changes_no_bit(tmp_path):
     model = twin_of("ForMaskedLM", "blocks of 3", tmp_path).ours(torch.float32)
-    ids = inputs()["ids"]
+    ids = inputs()["input_ids"]
     before = model(ids).logits
     with regard.watch(model) as seen:
         assert torch.equal(model(ids).logits, before)

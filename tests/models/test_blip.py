@@ -17,7 +17,8 @@ from regard.models.config import Config
 from regard.models.dual_encoder import DualModel
 from regard.models.families.blip import FAMILY
 from regard.models.loading import empty, load
-from regard.models.model import Model, Result
+from regard.models.model import Model
+from regard.models.outputs import ModelOutput
 from regard.testing import assert_rule
 
 # 3 × 3 patches; 7 × 7 with pixels left over at the edges. Towers of unlike width, but where an answer forbids it.
@@ -70,12 +71,12 @@ def inputs(head: str, config: str, side: str = "none") -> dict[str, Tensor]:
     """Thirteen texts, a picture for each, but where all are compared with all; answers, padded or not, to questions."""
     given = texts(31, "none" if head == "ForQuestionAnswering" else side)
     given |= pictures(SIZES[config], SIZES[config], 5 if head == "Model" else 13)
-    given.pop("positions", None)
+    given.pop("position_ids", None)
     if head == "ForQuestionAnswering":
         answers = texts(31, side, length=7)
-        given["target"] = answers["ids"].flip(0)
+        given["decoder_input_ids"] = answers["input_ids"].flip(0)
         if side != "none":
-            given["target_mask"] = answers["mask"].flip(0)
+            given["decoder_attention_mask"] = answers["attention_mask"].flip(0)
     return given
 
 
@@ -87,13 +88,13 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
     twin = twin_of(head, config, tmp_path)
     for side in ("none", "right"):
         given = inputs(head, config, side)
-        assert_same(twin, dtype, given, real=given.get("target_mask", given.get("mask")))
+        assert_same(twin, dtype, given, real=given.get("decoder_attention_mask", given.get("attention_mask")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_captions_padded_on_the_left_are_counted_from_their_first_token(dtype, tmp_path):
     twin = twin_of("ForConditionalGeneration", "small", tmp_path)
-    positions = texts(31, "left")["positions"]
+    positions = texts(31, "left")["position_ids"]
     assert_same(twin, dtype, inputs("ForConditionalGeneration", "small", "left"), {"position_ids": positions})
 
 
@@ -112,9 +113,15 @@ class Contrast(Twin):
     def ours(self, dtype: torch.dtype, **more: Any) -> Model:
         model = super().ours(dtype, **more)
 
-        def forward(ids: Tensor, mask: Tensor | None = None, *, pixels: Tensor, every_layer: bool) -> Result:
-            text = model.encode_text(ids, mask)
-            return Result(text, model.encode_picture(pixels) @ text.T)
+        def forward(
+            input_ids: Tensor,
+            attention_mask: Tensor | None = None,
+            *,
+            pixel_values: Tensor,
+            output_hidden_states: bool,
+        ) -> ModelOutput:
+            text = model.encode_text(input_ids, attention_mask)
+            return ModelOutput(logits=model.encode_image(pixel_values) @ text.T, last_hidden_state=text)
 
         model.forward = forward
         return model
@@ -126,14 +133,14 @@ def test_a_matcher_compares_vectors_as_transformers_does(config, dtype, tmp_path
     twin = twin_of("ForImageTextRetrieval", config, tmp_path, kind=Contrast)
     twin.read = lambda model, given: {"logits": model(**given, use_itm_head=False).itm_score}
     given = inputs("ForImageTextRetrieval", config, "right")
-    assert_same(twin, dtype, {**given, "pixels": given["pixels"][:5]})  # as many of either as one likes
+    assert_same(twin, dtype, {**given, "pixel_values": given["pixel_values"][:5]})  # as many of either as one likes
 
 
 def test_vectors_have_length_1(tmp_path):
     for head in ("Model", "ForImageTextRetrieval"):
         model = twin_of(head, "small", tmp_path / head).ours(torch.float64)
         given = inputs(head, "small")
-        text, picture = model.encode_text(given["ids"]), model.encode_picture(given["pixels"])
+        text, picture = model.encode_text(given["input_ids"]), model.encode_image(given["pixel_values"])
         assert (text.shape[1], picture.shape[1]) == ((13, 13) if head == "Model" else (11, 11))
         for vectors in (text, picture):
             torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)).double(), rtol=0, atol=1e-14)
@@ -153,11 +160,11 @@ def test_nobody_looks_at_the_padding_of_a_question(tmp_path):
     twin = twin_of("ForQuestionAnswering", "small", tmp_path)
     given = inputs("ForQuestionAnswering", "small")
     for side in ("right", "left"):
-        given |= {name: t for name, t in texts(31, side).items() if name != "positions"}
+        given |= {name: t for name, t in texts(31, side).items() if name != "position_ids"}
         ours = twin.ours(torch.float64)(**given).logits
-        for row, length in enumerate(given["mask"].sum(1).tolist()):
-            one = {name: t[row : row + 1] for name, t in given.items() if name != "mask"}
-            one["ids"] = one["ids"][:, :length] if side == "right" else one["ids"][:, -length:]
+        for row, length in enumerate(given["attention_mask"].sum(1).tolist()):
+            one = {name: t[row : row + 1] for name, t in given.items() if name != "attention_mask"}
+            one["input_ids"] = one["input_ids"][:, :length] if side == "right" else one["input_ids"][:, -length:]
             with widened():
                 alone = of_theirs(twin.truth, their_names(one))["logits"][0]
             torch.testing.assert_close(ours[row], alone, rtol=0, atol=1e-12)
@@ -170,16 +177,24 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
     answers = {side: texts(31, side, length=7) for side in texts_of}
     made = {}
     for side, given in texts_of.items():
-        ids = torch.zeros_like(given["ids"]).masked_scatter(
-            given["mask"], texts_of["right"]["ids"][texts_of["right"]["mask"]]
+        ids = torch.zeros_like(given["input_ids"]).masked_scatter(
+            given["attention_mask"], texts_of["right"]["input_ids"][texts_of["right"]["attention_mask"]]
         )
-        call = {"ids": ids, "mask": given["mask"], "pixels": pictures(12, 12, 13)["pixels"]}
-        real = given["mask"]
+        call = {
+            "input_ids": ids,
+            "attention_mask": given["attention_mask"],
+            "pixel_values": pictures(12, 12, 13)["pixel_values"],
+        }
+        real = given["attention_mask"]
         if head == "ForQuestionAnswering":
-            real = answers[side]["mask"]
-            read = answers["right"]["ids"][answers["right"]["mask"]]
-            call |= {"target": torch.zeros_like(answers[side]["ids"]).masked_scatter(real, read), "target_mask": real}
-        logits = model(**call).logits
+            real = answers[side]["attention_mask"]
+            read = answers["right"]["input_ids"][answers["right"]["attention_mask"]]
+            call |= {
+                "decoder_input_ids": torch.zeros_like(answers[side]["input_ids"]).masked_scatter(real, read),
+                "decoder_attention_mask": real,
+            }
+        output = model(**call)
+        logits = output.logits_per_image if head == "Model" else output.logits
         made[side] = logits[real] if logits.shape[:2] == real.shape and logits.ndim == 3 else logits
     torch.testing.assert_close(made["left"], made["right"], rtol=0, atol=1e-13)
 
@@ -190,11 +205,11 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
 def test_captions_are_those_of_transformers(tmp_path):
     twin = twin_of("ForConditionalGeneration", "small", tmp_path, max_position_embeddings=40)
     model, theirs = twin.ours(torch.float64), twin.baseline(torch.float64)
-    pixels = pictures(12, 12, 13)["pixels"]
+    pixels = pictures(12, 12, 13)["pixel_values"]
     started = torch.full((13, 1), model.start)
     for beams in (1, 3):
         made = generate(
-            model.read_picture(pixels),
+            model.read_image(pixels),
             started,
             max_new_tokens=29,
             eos_token_ids=model.end,
@@ -211,18 +226,18 @@ def test_captions_go_on_from_prompts_as_those_of_transformers(tmp_path):
     """transformers cuts [SEP] off a row's end, which is padding in all but the longest: it reads each one alone."""
     twin = twin_of("ForConditionalGeneration", "small", tmp_path, max_position_embeddings=40)
     model, theirs = twin.ours(torch.float64), twin.baseline(torch.float64)
-    pixels, framed = pictures(12, 12, 7)["pixels"], {n: t[3:10] for n, t in texts(31, "right").items()}
-    prompts = model.prompt(framed["ids"], framed["mask"])
+    pixels, framed = pictures(12, 12, 7)["pixel_values"], {n: t[3:10] for n, t in texts(31, "right").items()}
+    prompts = model.prompt(framed["input_ids"], framed["attention_mask"])
     for beams in (1, 3):
         made = generate(
-            model.read_picture(pixels),
+            model.read_image(pixels),
             *prompts,
             max_new_tokens=17,
             eos_token_ids=model.end,
             pad_token_id=model.pad,
             num_beams=beams,
         )
-        for row, (ids, mask) in enumerate(zip(framed["ids"], framed["mask"], strict=True)):
+        for row, (ids, mask) in enumerate(zip(framed["input_ids"], framed["attention_mask"], strict=True)):
             wanted = theirs.generate(
                 pixels[row : row + 1], ids[mask][None].clone(), num_beams=beams, max_new_tokens=17, do_sample=False
             )[0, int(mask.sum()) - 1 :]
@@ -234,14 +249,14 @@ def test_answers_are_those_of_transformers(tmp_path):
     """transformers lets an answer look at the padding of its question: it reads each one alone."""
     twin = twin_of("ForQuestionAnswering", "small", tmp_path, max_position_embeddings=40)
     model, theirs = twin.ours(torch.float64), twin.baseline(torch.float64)
-    pixels, asked = pictures(12, 12, 7)["pixels"], {n: t[:7] for n, t in texts(31, "right").items()}
+    pixels, asked = pictures(12, 12, 7)["pixel_values"], {n: t[:7] for n, t in texts(31, "right").items()}
     started = torch.full((7, 1), model.start)
     for beams in (1, 3):
-        reading = model.read_picture(pixels, asked["ids"], asked["mask"])
+        reading = model.read_image(pixels, asked["input_ids"], asked["attention_mask"])
         made = generate(
             reading, started, max_new_tokens=17, eos_token_ids=model.end, pad_token_id=model.pad, num_beams=beams
         )
-        for row, (ids, mask) in enumerate(zip(asked["ids"], asked["mask"], strict=True)):
+        for row, (ids, mask) in enumerate(zip(asked["input_ids"], asked["attention_mask"], strict=True)):
             wanted = theirs.generate(
                 ids[mask][None], pixels[row : row + 1], num_beams=beams, max_new_tokens=17, do_sample=False
             )[0, 1:]
@@ -253,10 +268,10 @@ def test_answers_are_those_of_transformers(tmp_path):
 def test_a_step_gives_what_the_whole_text_gives(head, tmp_path):
     model = twin_of(head, "small", tmp_path).ours(torch.float64)
     given = inputs(head, "small")
-    written = given.pop("target", given["ids"])
-    whole = model(**given, target=written) if head == "ForQuestionAnswering" else model(**given)
-    pixels = given.pop("pixels")
-    reading = model.read_picture(pixels, **given) if head == "ForQuestionAnswering" else model.read_picture(pixels)
+    written = given.pop("decoder_input_ids", given["input_ids"])
+    whole = model(**given, decoder_input_ids=written) if head == "ForQuestionAnswering" else model(**given)
+    pixels = given.pop("pixel_values")
+    reading = model.read_image(pixels, **given) if head == "ForQuestionAnswering" else model.read_image(pixels)
     logits, state = reading.begin(written[:, :3], None, length=written.shape[1])
     for n in range(3, written.shape[1]):
         torch.testing.assert_close(logits, whole.logits[:, n - 1], rtol=0, atol=1e-13)
@@ -269,18 +284,18 @@ def test_a_step_gives_what_the_whole_text_gives(head, tmp_path):
 def test_steps_under_autocast_are_one_pass(tmp_path):
     model = twin_of("ForConditionalGeneration", "small", tmp_path).ours(torch.float32)
     given = inputs("ForConditionalGeneration", "small")
-    ids, pixels = given["ids"], given["pixels"].float()
+    ids, pixels = given["input_ids"], given["pixel_values"].float()
     with torch.autocast("cpu", torch.bfloat16):
-        baseline, reading = model(ids, pixels=pixels).logits[:, 2:], model.read_picture(pixels)
+        baseline, reading = model(ids, pixel_values=pixels).logits[:, 2:], model.read_image(pixels)
         logits, state = reading.begin(ids[:, :3], None, length=ids.shape[1])
         made = [logits] + [reading.step(state, column) for column in ids[:, 3:].T]
-    assert_rule(torch.stack(made, 1), baseline, model.double()(ids, pixels=pixels.double()).logits[:, 2:])
+    assert_rule(torch.stack(made, 1), baseline, model.double()(ids, pixel_values=pixels.double()).logits[:, 2:])
 
 
 def test_beams_that_change_places_keep_their_picture(tmp_path):
     model = twin_of("ForConditionalGeneration", "small", tmp_path).ours(torch.float64)
-    pixels = pictures(12, 12, 3)["pixels"]
-    _, state = model.read_picture(pixels).begin(torch.full((3, 1), model.start), None, length=5)
+    pixels = pictures(12, 12, 3)["pixel_values"]
+    _, state = model.read_image(pixels).begin(torch.full((3, 1), model.start), None, length=5)
     keys = state.memory[1].k
     for rows, copies in (([0, 0, 1, 1, 2, 2], True), ([1, 0, 2, 3, 5, 4], False), ([4, 1, 1, 0, 2, 2], True)):
         before = state.memory[0].k
@@ -309,8 +324,8 @@ def test_a_prompt_begins_with_the_start_token_and_is_left_open(tmp_path):
 
 def call(model: Model, given: dict[str, Tensor]) -> set[str]:
     """The names of the attentions that a call makes, each as long as the model's layouts say."""
-    frame = Frame.whole(60, 80).resized(*given["pixels"].shape[-2:])
-    lengths = [given[name].shape[1] for name in ("ids", "target") if name in given]
+    frame = Frame.whole(60, 80).resized(*given["pixel_values"].shape[-2:])
+    lengths = [given[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in given]
     layouts = model.layouts(frame) if isinstance(model, DualModel) else model.layouts(frame, *lengths)
     with regard.watch(model) as seen:
         model(**given)
@@ -346,7 +361,7 @@ def test_words_look_at_patches_where_they_lie(tmp_path):
 def test_a_text_alone_looks_at_no_picture(tmp_path):
     model = twin_of("ForImageTextRetrieval", "small", tmp_path).ours(torch.float32)
     with regard.watch(model) as seen:
-        model.encode_text(texts(31)["ids"])
+        model.encode_text(texts(31)["input_ids"])
     assert seen.names == ["encoder.blocks.0.attention", "encoder.blocks.1.attention"]
 
 
@@ -465,33 +480,33 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"ids": [[5]]}, TypeError, "ids"),
-        ({"ids": torch.full((2, 20), 5)}, ValueError, r"20.*19"),
-        ({"ids": torch.full((2, 3), 47)}, ValueError, r"id.*47"),
-        ({"mask": torch.ones(2, 3)}, ValueError, r"mask.*\(2, 3\).*torch.float32"),
-        ({"pixels": None}, TypeError, r"pixels.*\(B, 3, H, W\).*NoneType"),
-        ({"pixels": torch.zeros(2, 1, 12, 12)}, ValueError, r"pixels.*\(B, 3, H, W\)"),
-        ({"pixels": torch.zeros(2, 3, 3, 12)}, ValueError, "4 × 4"),
-        ({"pixels": torch.zeros(1, 3, 12, 12)}, ValueError, r"2.*1"),
+        ({"input_ids": [[5]]}, TypeError, "input_ids"),
+        ({"input_ids": torch.full((2, 20), 5)}, ValueError, r"20.*19"),
+        ({"input_ids": torch.full((2, 3), 47)}, ValueError, r"id.*47"),
+        ({"attention_mask": torch.ones(2, 3)}, ValueError, r"mask.*\(2, 3\).*torch.float32"),
+        ({"pixel_values": None}, TypeError, r"pixel_values.*\(B, 3, H, W\).*NoneType"),
+        ({"pixel_values": torch.zeros(2, 1, 12, 12)}, ValueError, r"pixel_values.*\(B, 3, H, W\)"),
+        ({"pixel_values": torch.zeros(2, 3, 3, 12)}, ValueError, "4 × 4"),
+        ({"pixel_values": torch.zeros(1, 3, 12, 12)}, ValueError, r"2.*1"),
     ],
 )
 def test_wrong_input_is_refused(readers, given, kind, said):
     for model in readers:
         with pytest.raises(kind, match=said):
-            model(**{"ids": IDS, "pixels": PIXELS, **given})
+            model(**{"input_ids": IDS, "pixel_values": PIXELS, **given})
 
 
 def test_wrong_questions_and_answers_are_refused(tmp_path):
     model = twin_of("ForQuestionAnswering", "small", tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match=r"target.*1.*2"):
-        model(IDS, pixels=PIXELS, target=IDS[:1])
+    with pytest.raises(ValueError, match=r"decoder_input_ids.*1.*2"):
+        model(IDS, pixel_values=PIXELS, decoder_input_ids=IDS[:1])
     with pytest.raises(ValueError, match=r"mask.*\(2, 3\)"):
-        model(IDS, pixels=PIXELS, target=IDS, target_mask=torch.ones(2, 4).bool())
+        model(IDS, pixel_values=PIXELS, decoder_input_ids=IDS, decoder_attention_mask=torch.ones(2, 4).bool())
     with pytest.raises(ValueError, match=r"id.*-1.*47"):
-        model(IDS, pixels=PIXELS, target=-IDS // IDS)
+        model(IDS, pixel_values=PIXELS, decoder_input_ids=-IDS // IDS)
     with pytest.raises(ValueError, match=r"2.*1"):
-        model.read_picture(PIXELS[:1], IDS)
-    reading = model.read_picture(PIXELS, IDS)
+        model.read_image(PIXELS[:1], IDS)
+    reading = model.read_image(PIXELS, IDS)
     with pytest.raises(ValueError, match=r"1.*2"):
         reading.begin(IDS[:1, :1], None, length=5)
     with pytest.raises(ValueError, match=r"20.*19"):

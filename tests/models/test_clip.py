@@ -65,10 +65,10 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
 def words(config: str, side: str) -> dict[str, Tensor]:
     """Texts, each with an end token, after which some are padded with it; before which, on the left."""
     given = texts(CONFIGS[config][2] - 1, side, first=7, pad=5)
-    given.pop("positions", None)
-    mask = given.get("mask", torch.ones_like(given["ids"], dtype=torch.bool))
+    given.pop("position_ids", None)
+    mask = given.get("attention_mask", torch.ones_like(given["input_ids"], dtype=torch.bool))
     end = 5 if config == "end token" else CONFIGS[config][2] - 1
-    given["ids"][torch.arange(13), (mask * torch.arange(1, 12)).argmax(1)] = end
+    given["input_ids"][torch.arange(13), (mask * torch.arange(1, 12)).argmax(1)] = end
     return given
 
 
@@ -112,11 +112,13 @@ def test_what_we_save_transformers_opens(head, config, tmp_path):
 def test_the_side_of_padding_changes_nothing(head, config, tmp_path):
     model = twin_of(head, config, tmp_path).ours(torch.float64)
     right = words(config, "right")
-    mask = texts(31, "left")["mask"]
-    ids = torch.full_like(right["ids"], 5).masked_scatter(mask, right["ids"][right["mask"]])
+    mask = texts(31, "left")["attention_mask"]
+    ids = torch.full_like(right["input_ids"], 5).masked_scatter(mask, right["input_ids"][right["attention_mask"]])
     one, other = model(**right), model(ids, mask)
-    torch.testing.assert_close(other.hidden[mask], one.hidden[right["mask"]], rtol=0, atol=1e-13)
-    torch.testing.assert_close(other.pooled, one.pooled, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        other.last_hidden_state[mask], one.last_hidden_state[right["attention_mask"]], rtol=0, atol=1e-13
+    )
+    torch.testing.assert_close(other.pooler_output, one.pooler_output, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("head", ["TextModel", "VisionModel"])
@@ -128,7 +130,7 @@ def test_a_tower_alone_is_read_with_and_without_what_older_files_put_before_its_
     bare, full = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
     assert {part + name for name in bare} == set(full)  # as transformers 4 has them, and 5 reads too
     given = inputs(head, "largest id")
-    assert torch.equal(ours(**given).pooled, load(tmp_path / "ours")(**given).pooled)
+    assert torch.equal(ours(**given).pooler_output, load(tmp_path / "ours")(**given).pooler_output)
 
 
 # ---------------------------------------------------------------------------------------------------------- comparing
@@ -138,34 +140,40 @@ def test_texts_and_pictures_are_compared_each_with_each(tmp_path):
     model = twin_of("Model", "end token", tmp_path).ours(torch.float64)
     given = inputs("Model", "end token", "right")
     result = model(**given)
-    texts, shown = model.encode_text(given["ids"], given["mask"]), model.encode_picture(given["pixels"])
+    texts, shown = (
+        model.encode_text(given["input_ids"], given["attention_mask"]),
+        model.encode_image(given["pixel_values"]),
+    )
     assert texts.shape == (13, 13)
     assert shown.shape == (5, 13)
     for vectors in (texts, shown):
         torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(len(vectors)).double(), rtol=0, atol=1e-14)
-    assert torch.equal(texts, result.text)
-    assert torch.equal(shown, result.picture)
+    assert torch.equal(texts, result.text_embeds)
+    assert torch.equal(shown, result.image_embeds)
     scale = load_file(tmp_path / "model.safetensors")["logit_scale"].double().exp()
     each = torch.stack([torch.stack([scale * (p * t).sum() for t in texts]) for p in shown])  # (5, 13)
-    torch.testing.assert_close(result.logits, each, rtol=0, atol=1e-13)
+    torch.testing.assert_close(result.logits_per_image, each, rtol=0, atol=1e-13)
 
 
 def test_one_of_the_two_may_be_asked_alone(tmp_path):
     model = twin_of("Model", "largest id", tmp_path).ours(torch.float32)
     given = inputs("Model", "largest id", "right")
-    both = model(**given, every_layer=True)
-    text, shown = model(given["ids"], given["mask"], every_layer=True), model(pixels=given["pixels"], every_layer=True)
-    assert torch.equal(text.hidden, both.hidden)
-    assert torch.equal(text.pooled, both.pooled)
-    assert torch.equal(text.text, both.text)
-    assert torch.equal(shown.hidden, both.memory)
-    assert torch.equal(shown.picture, both.picture)
-    assert len(text.layers) == len(both.layers) == 4
-    assert len(shown.layers) == len(both.memory_layers) == 3
+    both = model(**given, output_hidden_states=True)
+    text, shown = (
+        model(given["input_ids"], given["attention_mask"], output_hidden_states=True),
+        model(pixel_values=given["pixel_values"], output_hidden_states=True),
+    )
+    assert torch.equal(text.last_hidden_state, both.last_hidden_state)
+    assert torch.equal(text.pooler_output, both.pooler_output)
+    assert torch.equal(text.text_embeds, both.text_embeds)
+    assert torch.equal(shown.last_hidden_state, both.encoder_last_hidden_state)
+    assert torch.equal(shown.image_embeds, both.image_embeds)
+    assert len(text.hidden_states) == len(both.hidden_states) == 4
+    assert len(shown.hidden_states) == len(both.encoder_hidden_states) == 3
     for result in (text, shown):
-        assert result.logits is result.memory is result.memory_layers is None
-    assert text.picture is shown.text is None
-    assert model(**given).layers is model(**given).memory_layers is None
+        assert result.logits_per_image is result.encoder_last_hidden_state is result.encoder_hidden_states is None
+    assert text.image_embeds is shown.text_embeds is None
+    assert model(**given).hidden_states is model(**given).encoder_hidden_states is None
 
 
 def test_a_text_ends_at_its_first_end_token_or_at_its_largest_id():
@@ -189,7 +197,7 @@ def test_layouts_fit_what_is_watched(head, tmp_path):
     frame = Frame.whole(60, 80).resized(17, 23).cropped(2, 1, 15, 21)
     layouts = model.layouts(frame)
     with regard.watch(model) as seen:
-        model(pixels=pictures(15, 21)["pixels"].float())
+        model(pixel_values=pictures(15, 21)["pixel_values"].float())
     assert set(seen.names) == set(layouts) <= {name for name, _ in model.named_modules()}
     for name, sides in layouts.items():
         assert seen[name].lse.shape[-1] == sides.queries.shape[1] == sides.keys.shape[1] == 1 + 3 * 5
@@ -222,20 +230,20 @@ def refused(model: nn.Module, kind: type[Exception], said: str, **given: Any) ->
 
 IDS, PIXELS = torch.full((2, 5), 5), torch.zeros(3, 1, 37, 37)
 WRONG = [
-    ({}, ValueError, r"ids.*\(B, N\).*pixels.*\(B, C, H, W\)"),
-    ({"mask": IDS > 0}, ValueError, r"ids.*pixels"),
-    ({"mask": IDS > 0, "pixels": PIXELS}, ValueError, "mask"),
-    ({"ids": IDS, "mask": IDS}, ValueError, r"mask.*\(2, 5\).*torch.int64.*\(2, 5\)"),
-    ({"ids": IDS + 26}, ValueError, r"id.*31"),
-    ({"ids": IDS.to("meta")}, ValueError, r"cpu.*ids.*meta.*ids.to\(model.device\)"),
-    ({"ids": IDS, "mask": (IDS > 0).to("meta")}, ValueError, r"cpu.*mask.*meta"),
-    ({"ids": IDS.float()}, TypeError, r"ids.*int64.*int32"),
-    ({"ids": torch.full((2, 12), 5)}, ValueError, r"12.*11"),
-    ({"ids": torch.tensor([[5, 7], [7, 8]])}, ValueError, r"text.*1.*id.*5"),
-    ({"ids": torch.tensor([[7, 5]]), "mask": torch.tensor([[True, False]])}, ValueError, r"text.*0"),
-    ({"ids": IDS, "pixels": PIXELS[:, :, :4]}, ValueError, r"4.*37.*5"),
-    ({"ids": IDS, "pixels": PIXELS.expand(-1, 3, -1, -1)}, ValueError, r"pixels.*\(B, 1, H, W\)"),
-    ({"ids": IDS, "pixels": PIXELS.byte()}, TypeError, "pixels"),
+    ({}, ValueError, r"ids.*\(B, N\).*pixel_values.*\(B, C, H, W\)"),
+    ({"attention_mask": IDS > 0}, ValueError, r"ids.*pixel_values"),
+    ({"attention_mask": IDS > 0, "pixel_values": PIXELS}, ValueError, "attention_mask"),
+    ({"input_ids": IDS, "attention_mask": IDS}, ValueError, r"mask.*\(2, 5\).*torch.int64.*\(2, 5\)"),
+    ({"input_ids": IDS + 26}, ValueError, r"id.*31"),
+    ({"input_ids": IDS.to("meta")}, ValueError, r"cpu.*ids.*meta.*ids.to\(model.device\)"),
+    ({"input_ids": IDS, "attention_mask": (IDS > 0).to("meta")}, ValueError, r"cpu.*mask.*meta"),
+    ({"input_ids": IDS.float()}, TypeError, r"ids.*int64.*int32"),
+    ({"input_ids": torch.full((2, 12), 5)}, ValueError, r"12.*11"),
+    ({"input_ids": torch.tensor([[5, 7], [7, 8]])}, ValueError, r"text.*1.*id.*5"),
+    ({"input_ids": torch.tensor([[7, 5]]), "attention_mask": torch.tensor([[True, False]])}, ValueError, r"text.*0"),
+    ({"input_ids": IDS, "pixel_values": PIXELS[:, :, :4]}, ValueError, r"4.*37.*5"),
+    ({"input_ids": IDS, "pixel_values": PIXELS.expand(-1, 3, -1, -1)}, ValueError, r"pixel_values.*\(B, 1, H, W\)"),
+    ({"input_ids": IDS, "pixel_values": PIXELS.byte()}, TypeError, "pixel_values"),
 ]
 
 
@@ -246,18 +254,18 @@ def test_what_does_not_fit_is_refused_before_anything_runs(given, kind, said, tm
 
 def test_the_text_tower_alone_needs_an_end_token(tmp_path):
     model = twin_of("TextModel", "end token", tmp_path).ours(torch.float32)
-    refused(model, ValueError, r"text.*0", ids=torch.tensor([[7, 8]]))
+    refused(model, ValueError, r"text.*0", input_ids=torch.tensor([[7, 8]]))
 
 
 def test_a_tower_that_is_not_there_is_not_asked(tmp_path):
     text = twin_of("TextModelWithProjection", "end token", tmp_path / "text").ours(torch.float32)
     shown = twin_of("VisionModelWithProjection", "end token", tmp_path / "vision").ours(torch.float32)
-    refused(text, ValueError, r"CLIP.*pictures.*ids", ids=IDS, pixels=PIXELS)
-    refused(shown, ValueError, r"CLIP.*texts.*pixels=", ids=IDS, pixels=PIXELS)
+    refused(text, ValueError, r"CLIP.*pictures.*ids", input_ids=IDS, pixel_values=PIXELS)
+    refused(shown, ValueError, r"CLIP.*texts.*pixel_values=", input_ids=IDS, pixel_values=PIXELS)
     with pytest.raises(ValueError, match="pictures"):
         text.layouts(Frame.whole(37, 37))
     with pytest.raises(ValueError, match="pictures"):
-        text.encode_picture(PIXELS)
+        text.encode_image(PIXELS)
     with pytest.raises(ValueError, match="texts"):
         shown.encode_text(IDS)
 
@@ -349,8 +357,8 @@ def test_a_tower_alone_has_no_scale():
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_tower_of_pictures_compiles_as_one_graph(config, tmp_path):
     model = twin_of("VisionModel", config, tmp_path).ours(torch.float32)
-    pixels = inputs("VisionModel", config)["pixels"].float()
+    pixels = inputs("VisionModel", config)["pixel_values"].float()
     torch._dynamo.reset()
     with torch.inference_mode():
         found = torch.compile(model, backend="eager", fullgraph=True)(pixels)  # raises where a graph would break
-        assert torch.equal(found.hidden, model(pixels).hidden)
+        assert torch.equal(found.last_hidden_state, model(pixels).last_hidden_state)

@@ -63,8 +63,8 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
 
 def test_it_has_no_segments(tmp_path):
     model = twin_of("Model", "five heads", tmp_path).ours(torch.float32)
-    with pytest.raises(ValueError, match=r"DistilBERT.*types="):
-        model(torch.full((2, 3), 5), types=torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"DistilBERT.*token_type_ids="):
+        model(torch.full((2, 3), 5), token_type_ids=torch.zeros(2, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(

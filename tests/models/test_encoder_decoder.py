@@ -52,7 +52,7 @@ def texts(count: int, length: int, side: str) -> tuple[Tensor, Tensor]:
 def test_token_by_token_equals_one_pass(model, side):
     ids, mask = texts(3, 11, side)
     target = shift_right(torch.randint(2, 31, (3, 7)), model.start)
-    whole = model(ids, mask, target=target).logits
+    whole = model(ids, mask, decoder_input_ids=target).logits
     reading = model.read(ids, mask)
     logits, state = reading.begin(target[:, :2], None, length=7)
     steps = [logits] + [reading.step(state, target[:, i]) for i in range(2, 7)]
@@ -64,10 +64,10 @@ def test_token_by_token_equals_one_pass(model, side):
 def test_token_by_token_is_one_pass_under_autocast(model):
     ids, mask = texts(13, 11, "left")
     target = shift_right(torch.randint(2, 31, (13, 7)), model.start)
-    truth = model(ids, mask, target=target).logits
+    truth = model(ids, mask, decoder_input_ids=target).logits
     model.float()
     with torch.autocast("cpu", torch.bfloat16):
-        whole = model(ids, mask, target=target).logits
+        whole = model(ids, mask, decoder_input_ids=target).logits
         reading = model.read(ids, mask)
         logits, state = reading.begin(target[:, :2], None, length=7)
         steps = [logits] + [reading.step(state, target[:, i]) for i in range(2, 7)]
@@ -83,7 +83,7 @@ def test_start_tokens_padded_on_the_left_count_for_nothing(model):
     steps = [logits] + [reading.step(state, more[:, i]) for i in range(2)]
     for row in range(3):
         alone = torch.cat([start[row, seen[row]], more[row]])[None]
-        whole = model(ids[row, mask[row]][None], target=alone).logits[0, -3:]
+        whole = model(ids[row, mask[row]][None], decoder_input_ids=alone).logits[0, -3:]
         torch.testing.assert_close(torch.stack([step[row] for step in steps]), whole, rtol=0, atol=1e-12)
 
 
@@ -107,20 +107,20 @@ def test_rows_kept_go_on_as_they_would_have(model):
     rows, more = torch.tensor([2, 0, 0, 1]), torch.tensor([8, 9, 10, 11])
     state.keep(rows)
     found = reading.step(state, more)
-    whole = model(ids[rows], mask[rows], target=torch.cat([start[rows], more[:, None]], 1)).logits[:, -1]
+    whole = model(ids[rows], mask[rows], decoder_input_ids=torch.cat([start[rows], more[:, None]], 1)).logits[:, -1]
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 def test_what_is_read_is_what_the_encoder_gives(model):
     ids, mask = texts(3, 11, "right")
-    result = model(ids, mask, target=ids[:, :5], every_layer=True)
-    assert torch.equal(model.read(ids, mask).memory, model.encode(ids, mask))
-    assert torch.equal(result.memory, model.encode(ids, mask))
-    assert torch.equal(result.memory_layers[-1], result.memory)
-    assert torch.equal(result.layers[-1], result.hidden)
-    assert (len(result.layers), len(result.memory_layers)) == (4, 3)
-    assert model(ids, mask, target=ids[:, :5]).layers is None
+    result = model(ids, mask, decoder_input_ids=ids[:, :5], output_hidden_states=True)
+    assert torch.equal(model.read(ids, mask).encoder_hidden_states, model.encode(ids, mask))
+    assert torch.equal(result.encoder_last_hidden_state, model.encode(ids, mask))
+    assert torch.equal(result.encoder_hidden_states[-1], result.encoder_last_hidden_state)
+    assert torch.equal(result.hidden_states[-1], result.last_hidden_state)
+    assert (len(result.hidden_states), len(result.encoder_hidden_states)) == (4, 3)
+    assert model(ids, mask, decoder_input_ids=ids[:, :5]).hidden_states is None
 
 
 # ----------------------------------------------------------------------------------------------------- shifting
@@ -146,18 +146,18 @@ def test_a_target_must_be_given_where_the_decoder_does_not_read_the_text_again()
     for family in ("t5", "marian", "transformer"):
         with pytest.raises(ValueError, match=r"model\.start.*1.*shift_right"):
             made(family)(ids)
-    with pytest.raises(ValueError, match="target"):
-        made("bart")(ids, target_mask=ids > 4)
+    with pytest.raises(ValueError, match="decoder_input_ids"):
+        made("bart")(ids, decoder_attention_mask=ids > 4)
 
 
 def test_what_does_not_fit_is_refused(model):
     ids = torch.randint(2, 31, (3, 5))
-    with pytest.raises(ValueError, match=r"target.*2.*3"):
-        model(ids, target=ids[:2])
+    with pytest.raises(ValueError, match=r"decoder_input_ids.*2.*3"):
+        model(ids, decoder_input_ids=ids[:2])
     with pytest.raises(ValueError, match=r"id.*31"):
-        model(ids, target=torch.full_like(ids, 31))
+        model(ids, decoder_input_ids=torch.full_like(ids, 31))
     with pytest.raises(ValueError, match=r"mask.*\(3, 5\)"):
-        model(ids, target=ids, target_mask=ids[:, :4] > 4)
+        model(ids, decoder_input_ids=ids, decoder_attention_mask=ids[:, :4] > 4)
     with pytest.raises(ValueError, match=r"2.*3"):
         model.read(ids).begin(ids[:2], None, length=7)
 
@@ -165,9 +165,9 @@ def test_what_does_not_fit_is_refused(model):
 def test_more_positions_than_there_are_are_refused():
     model, ids = made("bart"), torch.full((1, 14), 5)
     with pytest.raises(ValueError, match=r"14.*13"):
-        model(ids, target=ids[:, :5])
+        model(ids, decoder_input_ids=ids[:, :5])
     with pytest.raises(ValueError, match=r"14.*13"):
-        model(ids[:, :5], target=ids)
+        model(ids[:, :5], decoder_input_ids=ids)
     with pytest.raises(ValueError, match=r"14.*13"):
         model.read(ids[:, :5]).begin(ids[:, :1], None, length=14)
 

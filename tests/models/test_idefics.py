@@ -20,7 +20,7 @@ from regard.generation.loop import generate
 from regard.layouts import Frame
 from regard.models.config import Config
 from regard.models.families.idefics import FAMILY
-from regard.models.flamingo import last_picture
+from regard.models.flamingo import last_image
 from regard.models.loading import empty, load
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
@@ -84,11 +84,11 @@ def inputs(head: str, config: str, side: str = "none", count: int = 3, size: tup
     height, width, channels = SIZES[config]
     height, width = (height, width) if size is None else size
     given = texts(50, side)
-    sees = torch.rand(*given["ids"].shape, count, generator=torch.Generator().manual_seed(5)) < 0.4
+    sees = torch.rand(*given["input_ids"].shape, count, generator=torch.Generator().manual_seed(5)) < 0.4
     sees[4] = False
     assert not sees.any(-1)[:, -1].all(), "among them some that see nothing"
-    pixels = pictures(height, width, 13 * count, channels)["pixels"].unflatten(0, (13, count))
-    return given | {"pixels": pixels, "sees": sees}
+    pixels = pictures(height, width, 13 * count, channels)["pixel_values"].unflatten(0, (13, count))
+    return given | {"pixel_values": pixels, "image_attention_mask": sees}
 
 
 @pytest.mark.pairwise
@@ -110,9 +110,13 @@ def test_a_gate_may_be_one_number(dtype, tmp_path):
     if dtype == torch.float32:
         return
     ours = twin.ours(dtype)
-    ours(**given).hidden.sin().sum().backward()
+    ours(**given).last_hidden_state.sin().sum().backward()
     with widened():
-        made = twin.truth(given["ids"], pixel_values=given["pixels"], image_attention_mask=given["sees"].long())
+        made = twin.truth(
+            given["input_ids"],
+            pixel_values=given["pixel_values"],
+            image_attention_mask=given["image_attention_mask"].long(),
+        )
         made.last_hidden_state.sin().sum().backward()
     for mine, theirs in zip(ours.looks, twin.truth.gated_cross_attn_layers, strict=True):
         torch.testing.assert_close(mine.attention_gate.grad, theirs.alpha_cross_attn.grad, rtol=1e-12, atol=1e-12)
@@ -138,7 +142,7 @@ def test_pictures_of_another_size_are_read_as_transformers_reads_them(size, dtyp
 def test_pixels_left_over_move_no_positions(tmp_path):
     """transformers draws positions out wherever a picture is not square, though its patches be those learnt."""
     model = twin_of("Model", USUAL_NAME, tmp_path).ours(torch.float32)
-    pixels = pictures(15, 12, 2)["pixels"].unsqueeze(0)
+    pixels = pictures(15, 12, 2)["pixel_values"].unsqueeze(0)
     assert torch.equal(model.encode(pixels), model.encode(pixels[..., :12, :]))
 
 
@@ -166,37 +170,39 @@ def test_each_token_sees_the_picture_that_transformers_processor_says():
     numbers, _ = theirs_processing.image_attention_mask_for_packed_input_ids(ids, knows, "pt")
     most = int((ids == PLACEHOLDER).sum(1).max())
     wanted = theirs_processing.incremental_to_binary_attention_mask(numbers, "pt", num_classes=most)
-    made = last_picture(ids, most, placeholder=PLACEHOLDER, ends=[END])
+    made = last_image(ids, most, placeholder=PLACEHOLDER, ends=[END])
     assert torch.equal(made, wanted.bool())
     assert most > 2
-    assert not torch.equal(made, last_picture(ids, most, placeholder=PLACEHOLDER)), "ends count"
+    assert not torch.equal(made, last_image(ids, most, placeholder=PLACEHOLDER)), "ends count"
 
 
 def test_several_tokens_may_end_a_text():
     ids = torch.tensor([[5, 7, 3, 7, 5, 2, 7]])
-    seen = last_picture(ids, 2, placeholder=5, ends=[2, 3])[0]
+    seen = last_image(ids, 2, placeholder=5, ends=[2, 3])[0]
     assert seen.int().argmax(-1).where(seen.any(-1), -1).tolist() == [0, 0, 0, -1, 1, 1, -1]
 
 
 def test_sight_is_made_of_placeholders_where_it_is_not_given(model):
     ids = torch.tensor([[7, PLACEHOLDER, 8, END, 9], [PLACEHOLDER, 7, PLACEHOLDER, 8, 9]])
-    pixels = inputs("", USUAL_NAME, count=2)["pixels"][:2]
-    sees = last_picture(ids, 2, placeholder=PLACEHOLDER, ends=[END])
+    pixels = inputs("", USUAL_NAME, count=2)["pixel_values"][:2]
+    sees = last_image(ids, 2, placeholder=PLACEHOLDER, ends=[END])
     assert sees.any(-1).int().tolist() == [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert torch.equal(model(ids, pixels=pixels).logits, model(ids, pixels=pixels, sees=sees).logits)
+    assert torch.equal(
+        model(ids, pixel_values=pixels).logits, model(ids, pixel_values=pixels, image_attention_mask=sees).logits
+    )
 
 
 def test_pictures_that_a_token_does_not_see_cannot_change_it(model):
     """Nor what comes before it: but later words read earlier ones, which may have seen them."""
     given = inputs("", USUAL_NAME)
-    given["sees"][:, :, 1] = False
-    given["sees"][:, :7, 2] = False
+    given["image_attention_mask"][:, :, 1] = False
+    given["image_attention_mask"][:, :7, 2] = False
     before = model(**given)
-    given["pixels"][:, 1:] = 1e3
+    given["pixel_values"][:, 1:] = 1e3
     after = model(**given)
     assert torch.equal(after.logits[:, :7], before.logits[:, :7])
     assert not torch.equal(after.logits, before.logits)
-    given["sees"][:, :, 2] = False
+    given["image_attention_mask"][:, :, 2] = False
     assert torch.equal(model(**given).logits[:, :7], before.logits[:, :7])
 
 
@@ -204,26 +210,28 @@ def test_texts_that_see_no_picture_are_read_as_if_there_were_none(model, tmp_pat
     """transformers wants pictures always, and shuts a gate."""
     twin = twin_of("ForVisionText2Text", USUAL_NAME, tmp_path)
     given = inputs("", USUAL_NAME, "left")
-    given["ids"] = given["ids"].masked_fill(given["ids"] == PLACEHOLDER, 6)
-    blind = model(given["ids"], given["mask"])
-    assert blind.memory is None
-    given["sees"][:] = False
+    given["input_ids"] = given["input_ids"].masked_fill(given["input_ids"] == PLACEHOLDER, 6)
+    blind = model(given["input_ids"], given["attention_mask"])
+    assert blind.encoder_last_hidden_state is None
+    given["image_attention_mask"][:] = False
     made = model(**given)
     assert torch.equal(made.logits, blind.logits)
     assert bool(made.logits.isfinite().all())
     with torch.no_grad(), widened():
         theirs = twin.truth(
-            given["ids"],
-            given["mask"].long(),
-            pixel_values=given["pixels"] * 0,
-            image_attention_mask=given["sees"].long(),
+            given["input_ids"],
+            given["attention_mask"].long(),
+            pixel_values=given["pixel_values"] * 0,
+            image_attention_mask=given["image_attention_mask"].long(),
         )
-    torch.testing.assert_close(blind.logits[given["mask"]], theirs.logits[given["mask"]], rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        blind.logits[given["attention_mask"]], theirs.logits[given["attention_mask"]], rtol=0, atol=1e-11
+    )
 
 
 def test_a_look_that_sees_nothing_has_no_gradient_and_no_nan(model):
     given = inputs("", USUAL_NAME)
-    given["sees"][:] = False
+    given["image_attention_mask"][:] = False
     model.zero_grad()
     model(**given).logits.sum().backward()
     for part in (model.looks[0].attention, model.vision, model.resampler):
@@ -237,13 +245,13 @@ def test_what_words_look_at_is_what_transformers_hands_out(tmp_path):
     twin = twin_of("Model", USUAL_NAME, tmp_path)
     given = inputs("", USUAL_NAME)
     with torch.no_grad(), widened():
-        ids, pixels, sees = given["ids"], given["pixels"], given["sees"].long()
+        ids, pixels, sees = given["input_ids"], given["pixel_values"], given["image_attention_mask"].long()
         wanted = twin.truth(ids, pixel_values=pixels, image_attention_mask=sees).image_hidden_states
     model = twin.ours(torch.float64)
-    made = model(**given).memory
+    made = model(**given).encoder_last_hidden_state
     assert made.shape == (13, 3, 3, 20)
     torch.testing.assert_close(made, wanted, rtol=0, atol=1e-12)
-    assert torch.equal(model.encode(given["pixels"]), made)
+    assert torch.equal(model.encode(given["pixel_values"]), made)
 
 
 B, N, P, EACH = 2, 7, 3, 5
@@ -316,7 +324,7 @@ def prompts(config: str) -> dict[str, Tensor]:
     longest = max(map(len, rows))
     ids = torch.tensor([[PAD] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows])
-    return {"ids": ids, "mask": mask, "pixels": inputs("", config, count=2)["pixels"][:4]}
+    return {"input_ids": ids, "attention_mask": mask, "pixel_values": inputs("", config, count=2)["pixel_values"][:4]}
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -334,24 +342,18 @@ def writers(request: Any, tmp_path_factory: Any) -> tuple[str, Any, Any]:
 def test_written_ids_are_those_of_transformers(writers, rows, beams):
     config, model, theirs = writers
     given = {name: value[rows] for name, value in prompts(config).items()}
-    start = int(given["mask"].any(0).int().argmax())  # a text alone is not padded
-    ids, mask, pixels = given["ids"][:, start:], given["mask"][:, start:], given["pixels"]
-    sees = last_picture(ids, 2, placeholder=PLACEHOLDER, ends=[END])
+    start = int(given["attention_mask"].any(0).int().argmax())  # a text alone is not padded
+    ids, mask, pixels = given["input_ids"][:, start:], given["attention_mask"][:, start:], given["pixel_values"]
+    sees = last_image(ids, 2, placeholder=PLACEHOLDER, ends=[END])
     told = {"attention_mask": mask.long(), "pixel_values": pixels, "image_attention_mask": sees.long()}
     asks = {"max_new_tokens": 19, "num_beams": beams, "do_sample": False, "pad_token_id": PAD}
     free = theirs.generate(ids, **told, eos_token_id=None, **asks)[:, ids.shape[1] :]
-    made = generate(model.read_picture(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
+    made = generate(model.read_image(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
     assert torch.equal(made.ids, free)
     end = int(free[0, 4])  # a token that comes: now it ends a text
     wanted = theirs.generate(ids, **told, eos_token_id=end, **asks)[:, ids.shape[1] :]
     ended = generate(
-        model.read_picture(pixels, sees=sees),
-        ids,
-        mask,
-        max_new_tokens=19,
-        eos_token_ids=end,
-        pad_token_id=PAD,
-        num_beams=beams,
+        model.read_image(pixels, image_attention_mask=sees), ids, mask, new_tokens=19, eos=end, pad=PAD, beams=beams
     )
     for mine, row, n in zip(ended.ids, wanted, ended.lengths, strict=True):
         assert torch.equal(mine[:n], row[:n])
@@ -362,8 +364,8 @@ def test_other_pictures_give_other_words(writers):
     """Else the test above would hold for pictures that are not looked at, or in another order."""
     config, model, _ = writers
     given = prompts(config)
-    ids, mask, pixels = given["ids"][:1], given["mask"][:1], given["pixels"][:1]
-    logits = [model.read_picture(p).begin(ids, mask, length=6)[0] for p in (pixels, pixels.flip(1), pixels * 0)]
+    ids, mask, pixels = given["input_ids"][:1], given["attention_mask"][:1], given["pixel_values"][:1]
+    logits = [model.read_image(p).begin(ids, mask, length=6)[0] for p in (pixels, pixels.flip(1), pixels * 0)]
     for one, other in ((0, 1), (0, 2)):
         assert float((logits[one] - logits[other]).abs().max()) > 1e-3
 
@@ -372,14 +374,17 @@ def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
     """A new token sees what the last one of its prompt saw, whatever it is."""
     config, model, _ = writers
     given = prompts(config)
-    ids, mask, pixels = given["ids"], given["mask"], given["pixels"]
+    ids, mask, pixels = given["input_ids"], given["attention_mask"], given["pixel_values"]
     more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
     more[:, 2] = torch.tensor([PLACEHOLDER, 9, PLACEHOLDER, END])
-    sees = last_picture(ids, 2, placeholder=PLACEHOLDER, ends=[END])
-    n, whole = ids.shape[1], {"sees": torch.cat([sees, sees[:, -1:].expand(-1, 5, -1)], 1), "pixels": pixels}
+    sees = last_image(ids, 2, placeholder=PLACEHOLDER, ends=[END])
+    n, whole = (
+        ids.shape[1],
+        {"image_attention_mask": torch.cat([sees, sees[:, -1:].expand(-1, 5, -1)], 1), "pixel_values": pixels},
+    )
     longer = torch.cat([mask, torch.ones(4, 5, dtype=torch.bool)], 1)
     expected = model(torch.cat([ids, more], 1), longer, **whole).logits
-    read, looked, reading = [], [], model.read_picture(pixels)
+    read, looked, reading = [], [], model.read_image(pixels)
     logits, state = reading.begin(ids, mask, length=n + 5)
     hooks = [model.tower.embed.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))]
     hooks += [model.vision.embed.register_forward_hook(lambda *_: looked.append(1))]
@@ -400,15 +405,15 @@ def test_steps_under_autocast_are_one_pass(tmp_path):
     config = "gathered, added words shared"
     model, given = twin_of("ForVisionText2Text", config, tmp_path).ours(torch.float32), prompts(config)
     model.placeholder = PLACEHOLDER
-    given["pixels"] = given["pixels"].float()
+    given["pixel_values"] = given["pixel_values"].float()
     more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
-    sees = last_picture(given["ids"], 2, placeholder=PLACEHOLDER, ends=[END])
-    whole = {"ids": torch.cat([given["ids"], more], 1), "pixels": given["pixels"]}
-    whole["mask"] = torch.cat([given["mask"], torch.ones(4, 5, dtype=torch.bool)], 1)
-    whole["sees"] = torch.cat([sees, sees[:, -1:].expand(-1, 5, -1)], 1)
+    sees = last_image(given["input_ids"], 2, placeholder=PLACEHOLDER, ends=[END])
+    whole = {"input_ids": torch.cat([given["input_ids"], more], 1), "pixel_values": given["pixel_values"]}
+    whole["attention_mask"] = torch.cat([given["attention_mask"], torch.ones(4, 5, dtype=torch.bool)], 1)
+    whole["image_attention_mask"] = torch.cat([sees, sees[:, -1:].expand(-1, 5, -1)], 1)
     with torch.autocast("cpu", torch.bfloat16):
-        baseline, reading = model(**whole).logits[:, -5:], model.read_picture(given["pixels"])
-        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        baseline, reading = model(**whole).logits[:, -5:], model.read_image(given["pixel_values"])
+        _, state = reading.begin(given["input_ids"], given["attention_mask"], length=given["input_ids"].shape[1] + 5)
         made = torch.stack([reading.step(state, column) for column in more.T], 1)
     assert_rule(made, baseline, model.double()(**whole).logits[:, -5:])
 
@@ -416,29 +421,29 @@ def test_steps_under_autocast_are_one_pass(tmp_path):
 def test_rows_that_are_kept_keep_their_pictures(writers):
     config, model, _ = writers
     given, rows = prompts(config), torch.tensor([3, 0, 0])
-    reading = model.read_picture(given["pixels"])
-    _, state = reading.begin(given["ids"], given["mask"], length=9)
+    reading = model.read_image(given["pixel_values"])
+    _, state = reading.begin(given["input_ids"], given["attention_mask"], length=9)
     state.keep(rows)
-    again = model.read_picture(given["pixels"][rows])
-    _, wanted = again.begin(given["ids"][rows], given["mask"][rows], length=9)
+    again = model.read_image(given["pixel_values"][rows])
+    _, wanted = again.begin(given["input_ids"][rows], given["attention_mask"][rows], length=9)
     tokens = torch.tensor([7, 8, 9])
     torch.testing.assert_close(reading.step(state, tokens), again.step(wanted, tokens), rtol=0, atol=1e-12)
 
 
 def test_a_text_without_a_picture_is_continued_too(writers):
     config, model, theirs = writers
-    ids, blank = texts(31)["ids"][:3, :6], inputs("", config, count=1)["pixels"][:3] * 0
+    ids, blank = texts(31)["input_ids"][:3, :6], inputs("", config, count=1)["pixel_values"][:3] * 0
     ids = ids.masked_fill(ids == PLACEHOLDER, 6)
     blind = {"pixel_values": blank, "image_attention_mask": torch.zeros(3, 6, 1, dtype=torch.long)}
     wanted = theirs.generate(ids, **blind, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=PAD)
-    made = generate(model.read_picture(None), ids, max_new_tokens=7, pad_token_id=PAD)
+    made = generate(model.read_image(None), ids, max_new_tokens=7, pad_token_id=PAD)
     assert torch.equal(made.ids, wanted[:, 6:])
 
 
 def test_a_body_writes_no_text(tmp_path):
     model = twin_of("Model", USUAL_NAME, tmp_path).ours(torch.float32)
     with pytest.raises(ValueError, match=r"'feature-extraction'.*task='image-text-to-text'"):
-        model.read_picture(None)
+        model.read_image(None)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -451,15 +456,15 @@ def test_a_body_writes_no_text(tmp_path):
 )
 def test_more_or_fewer_pictures_than_placeholders_are_refused_before_anything_runs(model, held, count, most):
     ids = torch.tensor([[*[PLACEHOLDER] * number, *[7] * (5 - number)] for number in held])
-    pixels, ran = inputs("", USUAL_NAME, count=count)["pixels"][:2], []
+    pixels, ran = inputs("", USUAL_NAME, count=count)["pixel_values"][:2], []
     hooks = [part.register_forward_hook(lambda *_: ran.append(1)) for part in (model.vision.embed, model.tower.embed)]
     text = held.index(most)
-    message = rf"pixels.*{count}.*{most}.*id.*5.*text.*{text}.*sees="
+    message = rf"pixel_values.*{count}.*{most}.*id.*5.*text.*{text}.*image_attention_mask="
     with pytest.raises(ValueError, match=message):
-        model(ids, pixels=pixels)
+        model(ids, pixel_values=pixels)
     assert not ran
     with pytest.raises(ValueError, match=message):
-        model.read_picture(pixels).begin(ids, None, length=6)
+        model.read_image(pixels).begin(ids, None, length=6)
     for hook in hooks:
         hook.remove()
 
@@ -467,11 +472,11 @@ def test_more_or_fewer_pictures_than_placeholders_are_refused_before_anything_ru
 def test_placeholders_without_a_picture_are_refused_before_anything_runs(model):
     ids, ran = torch.tensor([[7, 8, 9], [PLACEHOLDER, 7, PLACEHOLDER]]), []
     hook = model.tower.embed.register_forward_hook(lambda *_: ran.append(1))
-    message = r"text.*1.*id.*5.*2.*pixels="
+    message = r"text.*1.*id.*5.*2.*pixel_values="
     with pytest.raises(ValueError, match=message):
         model(ids)
     with pytest.raises(ValueError, match=message):
-        model.read_picture(None).begin(ids, None, length=4)
+        model.read_image(None).begin(ids, None, length=4)
     assert not ran
     model(ids[:1])
     assert ran
@@ -493,37 +498,49 @@ SEES = torch.ones(1, 3, 1, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"ids": [[7]]}, TypeError, r"ids.*int64"),
-        ({"ids": torch.full((1, 44), 7)}, ValueError, r"44.*43.*positions"),
-        ({"ids": torch.tensor([[50]])}, ValueError, r"id.*50"),
-        ({"mask": torch.tensor([[1, 1, 1]])}, ValueError, "mask"),
-        ({"positions": torch.tensor([[-1, 0, 1]])}, ValueError, r"positions.*0"),
-        ({"pixels": [[1.0]]}, TypeError, r"\(B, P, 3, H, W\).*model\.preprocessor"),
-        ({"pixels": PIXELS.int()}, TypeError, r"pixels.*torch.int32"),
-        ({"pixels": PIXELS[0]}, ValueError, r"\(B, P, 3, H, W\).*P.*\(1, 3, 12, 12\)"),
-        ({"pixels": PIXELS[:, :0]}, ValueError, r"\(1, 0, 3, 12, 12\).*pixels="),
-        ({"pixels": PIXELS[:, :, :1]}, ValueError, r"\(B, P, 3, H, W\).*\(1, 1, 1, 12, 12\)"),
-        ({"pixels": PIXELS[..., :3]}, ValueError, "4 × 4"),
-        ({"pixels": PIXELS.repeat(2, 1, 1, 1, 1)}, ValueError, r"1.*pixels.*2"),
-        ({"sees": SEES}, ValueError, r"sees.*pixels"),
-        ({"pixels": PIXELS, "sees": SEES.int()}, ValueError, r"\(1, 3, 1\).*torch.int32.*\(1, 3, 1\)"),
-        ({"pixels": PIXELS, "sees": SEES[:, 1:]}, ValueError, r"True.*sees.*\(1, 2, 1\)"),
-        ({"pixels": PIXELS, "sees": [[[True]]]}, ValueError, r"sees.*\(1, 3, 1\).*list"),
+        ({"input_ids": [[7]]}, TypeError, r"ids.*int64"),
+        ({"input_ids": torch.full((1, 44), 7)}, ValueError, r"44.*43.*positions"),
+        ({"input_ids": torch.tensor([[50]])}, ValueError, r"id.*50"),
+        ({"attention_mask": torch.tensor([[1, 2, 1]])}, ValueError, "attention_mask"),
+        ({"position_ids": torch.tensor([[-1, 0, 1]])}, ValueError, r"position_ids.*0"),
+        ({"pixel_values": [[1.0]]}, TypeError, r"\(B, P, 3, H, W\).*model\.preprocessor"),
+        ({"pixel_values": PIXELS.int()}, TypeError, r"pixel_values.*torch.int32"),
+        ({"pixel_values": PIXELS[0]}, ValueError, r"\(B, P, 3, H, W\).*P.*\(1, 3, 12, 12\)"),
+        ({"pixel_values": PIXELS[:, :0]}, ValueError, r"\(1, 0, 3, 12, 12\).*pixel_values="),
+        ({"pixel_values": PIXELS[:, :, :1]}, ValueError, r"\(B, P, 3, H, W\).*\(1, 1, 1, 12, 12\)"),
+        ({"pixel_values": PIXELS[..., :3]}, ValueError, "4 × 4"),
+        ({"pixel_values": PIXELS.repeat(2, 1, 1, 1, 1)}, ValueError, r"1.*pixel_values.*2"),
+        ({"image_attention_mask": SEES}, ValueError, r"image_attention_mask.*pixel_values"),
+        (
+            {"pixel_values": PIXELS, "image_attention_mask": SEES.float()},
+            ValueError,
+            r"\(1, 3, 1\).*torch.float32.*\(1, 3, 1\)",
+        ),
+        (
+            {"pixel_values": PIXELS, "image_attention_mask": SEES[:, 1:]},
+            ValueError,
+            r"image_attention_mask.*\(1, 2, 1\)",
+        ),
+        (
+            {"pixel_values": PIXELS, "image_attention_mask": [[[True]]]},
+            ValueError,
+            r"image_attention_mask.*\(1, 3, 1\).*list",
+        ),
     ],
 )
 def test_input_that_does_not_fit_is_refused(model, given, error, message):
     with pytest.raises(error, match=message):
-        model(**{"ids": IDS} | given)
+        model(**{"input_ids": IDS} | given)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(model):
     ids, mask = torch.tensor([[7, 8], [9, PAD]]), torch.tensor([[True, True], [True, False]])
     with pytest.raises(ValueError, match="padding"):
-        model.read_picture(None).begin(ids, mask, length=5)
+        model.read_image(None).begin(ids, mask, length=5)
     with pytest.raises(ValueError, match=r"44.*43"):
-        model.read_picture(None).begin(ids, None, length=44)
+        model.read_image(None).begin(ids, None, length=44)
     with pytest.raises(ValueError, match=r"2.*1"):
-        model.read_picture(PIXELS).begin(ids, None, length=5)
+        model.read_image(PIXELS).begin(ids, None, length=5)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
@@ -600,7 +617,7 @@ def test_the_body_can_be_read_from_a_checkpoint_that_writes(tmp_path):
         given = inputs("", config)
         body = load(tmp_path / config, task="feature-extraction")(**given)
         assert body.logits is None
-        assert torch.equal(body.hidden, whole(**given).hidden)
+        assert torch.equal(body.last_hidden_state, whole(**given).last_hidden_state)
 
 
 def test_a_second_table_of_words_must_be_the_shared_one(tmp_path):
@@ -669,10 +686,10 @@ def test_latents_look_at_the_picture_first_and_then_at_each_other(model):
     """As the layouts say. No number tells the order of keys."""
     seen, block = [], model.resampler.blocks[0]
     hook = block.attention.register_forward_pre_hook(lambda module, args: seen.extend(args))
-    pixels = inputs("", USUAL_NAME, count=1)["pixels"][:1]
+    pixels = inputs("", USUAL_NAME, count=1)["pixel_values"][:1]
     model.encode(pixels)
     hook.remove()
-    patches = block.picture_norm(model.vision(pixels[0]).hidden)
+    patches = block.picture_norm(model.vision(pixels[0]).last_hidden_state)
     assert torch.equal(seen[1], torch.cat([patches, block.attention_norm(model.resampler.latents)[None]], 1))
 
 
@@ -713,7 +730,7 @@ def test_the_placeholder_is_the_tokenizers(tmp_path):
     assert model.tokenizer.decode(ids[0], special=True).count("<fake_token_around_image>") == 2
     at = (ids[0] == model.placeholder).int().argmax()
     with regard.watch(model, keep="qk") as seen:
-        model(ids, pixels=PIXELS)
+        model(ids, pixel_values=PIXELS)
     looked = seen["looks.0.attention"].tile(slice(None), slice(None)).sum(-1)[0, 0]  # (N,)
     assert torch.allclose(looked, (torch.arange(len(ids[0])) >= at).float())
 
@@ -725,4 +742,4 @@ def test_a_model_whose_tokenizer_has_no_placeholder_says_so(tmp_path):
         (rust, names),
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"'<image>'.*model\.placeholder"):
-        load(path)(IDS, pixels=PIXELS)
+        load(path)(IDS, pixel_values=PIXELS)

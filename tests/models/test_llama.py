@@ -96,7 +96,7 @@ def test_every_rotary_scaling_computes_what_transformers_computes(name, dtype, t
 @pytest.mark.parametrize("name", SCALINGS)
 def test_every_scaling_changes_the_result(name, tmp_path):
     """Else the test above would hold without them."""
-    ids = texts(31, length=17)["ids"]
+    ids = texts(31, length=17)["input_ids"]
     made = {}
     for which in (name, "plain"):
         config = scaled(name)
@@ -118,7 +118,7 @@ def test_frequencies_that_grow_with_the_text_grow_step_by_step_as_in_transformer
     """There no step can be what one pass computes: keys stay turned as they were."""
     config = scaled(name)
     config.pad_token_id = config.eos_token_id = None
-    twin, ids = Twin("LlamaForCausalLM", config, tmp_path), texts(31, length=3)["ids"]
+    twin, ids = Twin("LlamaForCausalLM", config, tmp_path), texts(31, length=3)["input_ids"]
     with widened():
         theirs = twin.truth.generate(ids, max_new_tokens=20, do_sample=False)[:, 3:]
     model = twin.ours(torch.float64)
@@ -138,7 +138,7 @@ def test_the_truth_is_fp64_all_through(name, tmp_path):
     truth.model.rotary_emb.register_forward_hook(lambda module, args, made: seen.append(made[0]))
     truth.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with widened():
-        truth(texts(31, length=17)["ids"])
+        truth(texts(31, length=17)["input_ids"])
     assert {t.dtype for t in seen} == {torch.float64}
     assert not any(torch.equal(t, t.to(torch.float32).double()) for t in seen)
     frequencies = twin.ours(torch.float64).tower.rotary.frequencies(17, dtype=torch.float64)
@@ -155,7 +155,7 @@ def rewrite(directory: Path, **changes: object) -> Path:
 
 
 def test_the_settings_of_transformers_4_give_the_same_model(tmp_path):
-    ids = texts(31, length=17)["ids"]
+    ids = texts(31, length=17)["input_ids"]
     new = Twin("LlamaForCausalLM", scaled("llama3"), tmp_path).ours(torch.float32)(ids).logits
     old = {"type": "llama3", **SCALINGS["llama3"]}
     rewrite(tmp_path, rope_parameters=None, rope_theta=53.0, rope_scaling=old)
@@ -174,8 +174,8 @@ def test_the_body_can_be_read_from_a_checkpoint_with_a_head(tmp_path):
     for head in ("ForCausalLM", "ForQuestionAnswering"):
         whole = twin_of(head, "grouped heads, shared words", tmp_path / head).ours(torch.float32)
         body = load(tmp_path / head, task="feature-extraction")
-        ids = texts(31)["ids"]
-        assert torch.equal(body(ids).hidden, whole(ids).hidden)
+        ids = texts(31)["input_ids"]
+        assert torch.equal(body(ids).last_hidden_state, whole(ids).last_hidden_state)
         assert body(ids).logits is None
 
 

@@ -99,8 +99,10 @@ def asked(config: str, side: str = "none", *, texts: int = 13, most: int = 3) ->
         ids[number, at], mask[number, at] = torch.tensor(full), True
     height, width, channels = SIZES[config]
     count = sum(number % most for number in range(texts))
-    given = {"ids": ids} | (pictures(height, width, count, channels) if count else {})
-    return given if side == "none" else given | {"mask": mask, "positions": (mask.cumsum(1) - 1).clamp(min=0)}
+    given = {"input_ids": ids} | (pictures(height, width, count, channels) if count else {})
+    return (
+        given if side == "none" else given | {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    )
 
 
 def inputs(head: str, config: str, side: str) -> dict[str, Tensor]:
@@ -122,7 +124,7 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
 def test_texts_without_a_picture_are_read_as_transformers_reads_them(dtype, tmp_path):
     twin = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path)
     given = asked(USUAL_NAME, "left", most=1)
-    assert "pixels" not in given
+    assert "pixel_values" not in given
     assert_same(twin, dtype, given)
 
 
@@ -137,7 +139,7 @@ def test_what_we_save_transformers_opens(head, config, tmp_path):
 def test_pictures_that_are_not_square_are_read_at_their_own_size(size, tmp_path):
     """transformers' LLaVA takes squares of one size alone; its parts, put together here, take others."""
     twin = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path)
-    pixels = pictures(*size, 2)["pixels"]
+    pixels = pictures(*size, 2)["pixel_values"]
     each = (size[0] // 4) * (size[1] // 4)
     ids = torch.tensor([[7, *[PLACEHOLDER] * each, 9], [*[PLACEHOLDER] * each, 8, 7]])
     with torch.no_grad(), widened():
@@ -148,10 +150,10 @@ def test_pictures_that_are_not_square_are_read_at_their_own_size(size, tmp_path)
         words[ids == PLACEHOLDER] = vectors.flatten(0, 1)
         expected = theirs(inputs_embeds=words).logits
     model = twin.ours(torch.float64)
-    made = model(ids, pixels=pixels)
+    made = model(ids, pixel_values=pixels)
     torch.testing.assert_close(made.logits, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(model.encode(pixels), vectors, rtol=0, atol=1e-12)
-    assert torch.equal(model.encode(pixels), made.memory)
+    assert torch.equal(model.encode(pixels), made.encoder_last_hidden_state)
 
 
 def test_blocks_above_the_last_layer_taken_do_not_run(tmp_path):
@@ -162,10 +164,10 @@ def test_blocks_above_the_last_layer_taken_do_not_run(tmp_path):
     given = asked(USUAL_NAME, texts=2)
     short = model(**given)
     assert ran == [0, 1]
-    assert short.memory_layers is None
-    full = model(**given, every_layer=True)
+    assert short.encoder_hidden_states is None
+    full = model(**given, output_hidden_states=True)
     assert ran == [0, 1, 0, 1, 2]
-    assert len(full.memory_layers) == 4
+    assert len(full.encoder_hidden_states) == 4
     assert torch.equal(full.logits, short.logits)
 
 
@@ -177,9 +179,13 @@ def chosen(config: str, which: str) -> dict[str, Tensor]:
     given = asked(config, "left", texts=4)
     row = {"one picture": slice(1, 2), "two pictures": slice(2, 3), "a batch": slice(None)}[which]
     picture = {"one picture": slice(0, 1), "two pictures": slice(1, 3), "a batch": slice(None)}[which]
-    mask = given["mask"][row]
+    mask = given["attention_mask"][row]
     start = int(mask.any(0).int().argmax())  # a text alone is not padded
-    return {"ids": given["ids"][row, start:], "mask": mask[:, start:], "pixels": given["pixels"][picture]}
+    return {
+        "input_ids": given["input_ids"][row, start:],
+        "attention_mask": mask[:, start:],
+        "pixel_values": given["pixel_values"][picture],
+    }
 
 
 def merged(theirs: Any, given: dict[str, Tensor]) -> Tensor:
@@ -188,7 +194,7 @@ def merged(theirs: Any, given: dict[str, Tensor]) -> Tensor:
     hook = theirs.model.language_model.register_forward_pre_hook(
         lambda module, args, more: read.append(more["inputs_embeds"]), with_kwargs=True
     )
-    theirs(given["ids"], pixel_values=given["pixels"], attention_mask=given["mask"].long())
+    theirs(given["input_ids"], pixel_values=given["pixel_values"], attention_mask=given["attention_mask"].long())
     hook.remove()
     return read[0]
 
@@ -209,18 +215,18 @@ def writers(request: Any, tmp_path_factory: Any) -> tuple[str, Any, Any]:
 def test_written_ids_are_those_of_transformers(writers, which, beams):
     config, model, theirs = writers
     given = chosen(config, which)
-    ids, mask, pixels = given["ids"], given["mask"], given["pixels"]
+    ids, mask, pixels = given["input_ids"], given["attention_mask"], given["pixel_values"]
     # Of several pictures in one text, some versions of transformers give beams the wrong ones: beams get them as words.
     told = {"inputs_embeds": merged(theirs, given)} if beams > 1 else {"input_ids": ids, "pixel_values": pixels}
     asks = {"max_new_tokens": 19, "num_beams": beams, "do_sample": False, "pad_token_id": PAD}
     free = theirs.generate(**told, attention_mask=mask.long(), eos_token_id=None, **asks)[:, -19:]
-    made = generate(model.read_picture(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
+    made = generate(model.read_image(pixels), ids, mask, max_new_tokens=19, pad_token_id=PAD, num_beams=beams)
     assert torch.equal(made.ids, free)
     end = int(free[0, 4])  # a token that comes: now it ends a text
     wanted = theirs.generate(**told, attention_mask=mask.long(), eos_token_id=end, **asks)
     wanted = wanted[:, 0 if beams > 1 else ids.shape[1] :]
     ended = generate(
-        model.read_picture(pixels), ids, mask, max_new_tokens=19, eos_token_ids=end, pad_token_id=PAD, num_beams=beams
+        model.read_image(pixels), ids, mask, max_new_tokens=19, eos_token_ids=end, pad_token_id=PAD, num_beams=beams
     )
     for ours, row, length in zip(ended.ids, wanted, ended.lengths, strict=True):
         assert torch.equal(ours[:length], row[:length])
@@ -232,8 +238,10 @@ def test_other_pictures_give_other_words(writers):
     config, model, _ = writers
     given = chosen(config, "two pictures")
     logits = [
-        model.read_picture(pixels).begin(given["ids"], given["mask"], length=len(given["ids"][0]))[0]
-        for pixels in (given["pixels"], given["pixels"].flip(0), given["pixels"] * 0)
+        model.read_image(pixels).begin(given["input_ids"], given["attention_mask"], length=len(given["input_ids"][0]))[
+            0
+        ]
+        for pixels in (given["pixel_values"], given["pixel_values"].flip(0), given["pixel_values"] * 0)
     ]
     for one, other in ((0, 1), (0, 2)):
         assert float((logits[one] - logits[other]).abs().max()) > 0.01
@@ -241,18 +249,18 @@ def test_other_pictures_give_other_words(writers):
 
 def continued(model: Any, given: dict[str, Tensor], more: Tensor) -> Tensor:
     """Logits after each of the tokens `more` (B, steps), all at once: (steps, B, V)."""
-    mask = torch.cat([given["mask"], torch.ones_like(more, dtype=torch.bool)], 1)
-    whole = torch.cat([given["ids"], more], 1)
-    return model(whole, mask, pixels=given["pixels"]).logits[:, -more.shape[1] :].transpose(0, 1)
+    mask = torch.cat([given["attention_mask"], torch.ones_like(more, dtype=torch.bool)], 1)
+    whole = torch.cat([given["input_ids"], more], 1)
+    return model(whole, mask, pixel_values=given["pixel_values"]).logits[:, -more.shape[1] :].transpose(0, 1)
 
 
 def test_steps_read_one_token_and_compute_what_the_whole_computes(writers):
     config, model, _ = writers
     given = chosen(config, "a batch")
     more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
-    reading, n = model.read_picture(given["pixels"]), given["ids"].shape[1]
-    first, state = reading.begin(given["ids"], given["mask"], length=n + 5)
-    whole = model(given["ids"], given["mask"], pixels=given["pixels"]).logits
+    reading, n = model.read_image(given["pixel_values"]), given["input_ids"].shape[1]
+    first, state = reading.begin(given["input_ids"], given["attention_mask"], length=n + 5)
+    whole = model(given["input_ids"], given["attention_mask"], pixel_values=given["pixel_values"]).logits
     torch.testing.assert_close(first, whole[:, -1], rtol=0, atol=1e-12)
     expected = continued(model, given, more)
     ran = []
@@ -272,8 +280,8 @@ def test_steps_under_autocast_are_one_pass(tmp_path):
     given = chosen(USUAL_NAME, "a batch")
     more = torch.randint(7, 31, (4, 5), generator=torch.Generator().manual_seed(11))
     with torch.autocast("cpu", torch.bfloat16):
-        baseline, reading = continued(model, given, more), model.read_picture(given["pixels"])
-        _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 5)
+        baseline, reading = continued(model, given, more), model.read_image(given["pixel_values"])
+        _, state = reading.begin(given["input_ids"], given["attention_mask"], length=given["input_ids"].shape[1] + 5)
         made = torch.stack([reading.step(state, column) for column in more.T])
     assert_rule(made, baseline, continued(model.double(), given, more))
 
@@ -291,8 +299,8 @@ def test_steps_after_pictures_are_those_of_the_kernels_for_one_row(tmp_path):
     model = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path).ours(torch.float32, device=device)
     given = {name: tensor.to(device) for name, tensor in chosen(USUAL_NAME, "a batch").items()}
     more = torch.randint(7, 31, (4, 3), generator=torch.Generator().manual_seed(11)).to(device)
-    length = given["ids"].shape[1] + 3
-    _, state = model.read_picture(given["pixels"]).begin(given["ids"], given["mask"], length=length)
+    length = given["input_ids"].shape[1] + 3
+    _, state = model.read_image(given["pixel_values"]).begin(given["input_ids"], given["attention_mask"], length=length)
     assert cuda_step.unsupported_reason(model.text.tower, model.text.head, torch.float32) is None
     assert state.padded_left
     steady, made = cuda_step.StepBuffers.of(state), []
@@ -310,8 +318,8 @@ def test_steps_after_pictures_are_captured_on_a_gpu(tmp_path):
     model = twin_of("ForConditionalGeneration", USUAL_NAME, tmp_path).ours(torch.float32, device="cuda")
     given = {name: tensor.cuda() for name, tensor in chosen(USUAL_NAME, "a batch").items()}
     more = torch.randint(7, 31, (4, 3), generator=torch.Generator().manual_seed(11)).cuda()
-    reading = model.read_picture(given["pixels"])
-    _, state = reading.begin(given["ids"], given["mask"], length=given["ids"].shape[1] + 3)
+    reading = model.read_image(given["pixel_values"])
+    _, state = reading.begin(given["input_ids"], given["attention_mask"], length=given["input_ids"].shape[1] + 3)
     made = [reading.step(state, column).clone() for column in more.T]
     assert state.captured is not None
     baseline = continued(model, given, more)
@@ -320,16 +328,16 @@ def test_steps_after_pictures_are_captured_on_a_gpu(tmp_path):
 
 def test_a_text_without_a_picture_is_continued_too(writers):
     config, model, theirs = writers
-    ids = asked(config, texts=3, most=1)["ids"]
+    ids = asked(config, texts=3, most=1)["input_ids"]
     wanted = theirs.generate(ids, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=PAD)
-    made = generate(model.read_picture(None), ids, max_new_tokens=7, pad_token_id=PAD)
+    made = generate(model.read_image(None), ids, max_new_tokens=7, pad_token_id=PAD)
     assert torch.equal(made.ids, wanted[:, ids.shape[1] :])
 
 
 def test_a_body_writes_no_text(tmp_path):
     model = twin_of("Model", USUAL_NAME, tmp_path).ours(torch.float32)
     with pytest.raises(ValueError, match=r"'feature-extraction'.*task='image-text-to-text'"):
-        model.read_picture(None)
+        model.read_image(None)
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -354,19 +362,19 @@ def ids_with(*image_tokens: int) -> Tensor:
         ((25,), 2, r"25.*id.*5.*1.*25.*2"),
         ((0,), 1, r"id.*5.*0.*25.*1"),
         ((25, 1), 1, r"text.*1.*id.*5.*25"),
-        ((26, 24), 2, r"text.*0.*26.*id.*5.*model\.expand\(text, pixels\)"),
-        ((25,), None, r"25.*id.*5.*pixels="),
+        ((26, 24), 2, r"text.*0.*26.*id.*5.*model\.expand\(text, pixel_values\)"),
+        ((25,), None, r"25.*id.*5.*pixel_values="),
     ],
 )
 def test_more_or_fewer_pictures_than_placeholders_are_refused_before_anything_runs(model, held, count, message):
-    pixels = None if count is None else pictures(20, 20, count)["pixels"]
+    pixels = None if count is None else pictures(20, 20, count)["pixel_values"]
     ran = []
     hooks = [part.register_forward_hook(lambda *_: ran.append(1)) for part in (model.vision.embed, model.text.tower)]
     with pytest.raises(ValueError, match=message):
-        model(ids_with(*held), pixels=pixels)
+        model(ids_with(*held), pixel_values=pixels)
     assert not ran
     with pytest.raises(ValueError, match=message):
-        model.read_picture(pixels).begin(ids_with(*held), None, length=60)
+        model.read_image(pixels).begin(ids_with(*held), None, length=60)
     for hook in hooks:
         hook.remove()
 
@@ -379,14 +387,18 @@ def test_large_numbers_of_image_tokens_are_written_for_people(model):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"ids": [[7]]}, TypeError, r"ids.*int64"),
-        ({"ids": torch.full((1, 90), 7)}, ValueError, r"90.*89.*positions"),
-        ({"ids": torch.tensor([[47]])}, ValueError, r"id.*47"),
-        ({"ids": torch.tensor([[7]]), "mask": torch.tensor([[1]])}, ValueError, "mask"),
-        ({"ids": ids_with(25), "pixels": torch.ones(1, 3, 20, 20).int()}, TypeError, "pixels"),
-        ({"ids": ids_with(25), "pixels": torch.ones(1, 1, 20, 20)}, ValueError, r"pixels.*\(B, 3, H, W\)"),
-        ({"ids": ids_with(25), "pixels": torch.ones(1, 3, 3, 20)}, ValueError, "4 × 4"),
-        ({"ids": torch.tensor([[7]]), "positions": torch.tensor([[-1]])}, ValueError, r"positions.*0"),
+        ({"input_ids": [[7]]}, TypeError, r"ids.*int64"),
+        ({"input_ids": torch.full((1, 90), 7)}, ValueError, r"90.*89.*positions"),
+        ({"input_ids": torch.tensor([[47]])}, ValueError, r"id.*47"),
+        ({"input_ids": torch.tensor([[7]]), "attention_mask": torch.tensor([[2]])}, ValueError, "attention_mask"),
+        ({"input_ids": ids_with(25), "pixel_values": torch.ones(1, 3, 20, 20).int()}, TypeError, "pixel_values"),
+        (
+            {"input_ids": ids_with(25), "pixel_values": torch.ones(1, 1, 20, 20)},
+            ValueError,
+            r"pixel_values.*\(B, 3, H, W\)",
+        ),
+        ({"input_ids": ids_with(25), "pixel_values": torch.ones(1, 3, 3, 20)}, ValueError, "4 × 4"),
+        ({"input_ids": torch.tensor([[7]]), "position_ids": torch.tensor([[-1]])}, ValueError, r"position_ids.*0"),
     ],
 )
 def test_input_that_does_not_fit_is_refused(model, given, error, message):
@@ -397,9 +409,9 @@ def test_input_that_does_not_fit_is_refused(model, given, error, message):
 def test_a_prompt_padded_on_the_right_and_too_much_room_are_refused(model):
     ids, mask = torch.tensor([[7, 8], [9, PAD]]), torch.tensor([[True, True], [True, False]])
     with pytest.raises(ValueError, match="padding"):
-        model.read_picture(None).begin(ids, mask, length=5)
+        model.read_image(None).begin(ids, mask, length=5)
     with pytest.raises(ValueError, match=r"90.*89"):
-        model.read_picture(None).begin(ids, None, length=90)
+        model.read_image(None).begin(ids, None, length=90)
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
@@ -479,7 +491,7 @@ def test_the_body_can_be_read_from_a_checkpoint_that_writes(tmp_path):
     given = asked(OTHER_NAME, texts=2)
     body = load(tmp_path, task="feature-extraction")(**given)
     assert body.logits is None
-    assert torch.equal(body.hidden, whole(**given).hidden)
+    assert torch.equal(body.last_hidden_state, whole(**given).last_hidden_state)
 
 
 # What config.json of llava-hf/llava-1.5-7b-hf says: of its LLaMA, little.
@@ -525,7 +537,7 @@ def test_the_published_settings_make_the_published_model():
     made = empty(FAMILY, settings, "image-text-to-text")
     settings.check_unused(FAMILY.title, harmless=FAMILY.harmless)
     assert sum(weight.numel() for weight in made.parameters()) == 7_063_427_072
-    assert made.picture_tokens(336, 336) == 576
+    assert made.num_image_tokens(336, 336) == 576
     assert (made.max_positions, made.vocabulary, made.layers) == (4096, 32064, (23,))
     theirs = {name for place in places(made, "") for name in place.theirs}
     assert len(theirs) == 686
@@ -577,10 +589,10 @@ def framed(config: str, count: int) -> list[Frame]:
 def test_layouts_say_of_every_attention_what_its_tokens_are(config, count, tmp_path):
     model = twin_of("ForConditionalGeneration", config, tmp_path).ours(torch.float32)
     given = asked(config, texts=3)
-    ids, pixels = given["ids"][count], given["pixels"][1 : 1 + count] if count else None
+    ids, pixels = given["input_ids"][count], given["pixel_values"][1 : 1 + count] if count else None
     layouts = model.layouts(ids, framed(config, count))
     with regard.watch(model) as seen:
-        model(ids[None], pixels=pixels, every_layer=True)
+        model(ids[None], pixel_values=pixels, output_hidden_states=True)
     assert set(layouts) == set(seen.names)
     for path, sides in layouts.items():
         batch, _, nq, nk = seen[path].sizes
@@ -592,7 +604,7 @@ def test_layouts_say_of_every_attention_what_its_tokens_are(config, count, tmp_p
 def test_layouts_put_the_patches_of_each_picture_in_its_place(model):
     ids = torch.tensor([PAD, 7, *[PLACEHOLDER] * 25, 8, 9, *[PLACEHOLDER] * 25, 7])
     mask = torch.arange(55) > 0
-    layouts = model.layouts(ids, framed(USUAL_NAME, 2), mask=mask)
+    layouts = model.layouts(ids, framed(USUAL_NAME, 2), attention_mask=mask)
     words, towers = layouts["text.tower.blocks.0.attention"].keys, layouts["vision.blocks.2.attention"].keys
     said = "Layout(1 padding, 1 text, 25 patches of picture 0, 2 text, 25 patches of picture 1, 1 text)"
     assert repr(words) == said
@@ -625,7 +637,7 @@ def test_layouts_refuse_pictures_that_are_not_in_the_text(model):
         ([True] * 27, "list"),
     ):
         with pytest.raises(ValueError, match=rf"mask.*\(27,\).*{got}"):
-            model.layouts(ids_with(25)[0], framed(USUAL_NAME, 1), mask=mask)
+            model.layouts(ids_with(25)[0], framed(USUAL_NAME, 1), attention_mask=mask)
     with pytest.raises(ValueError, match=r"\[\(20, 20\), \(4, 5\)\]"):
         model.layouts(ids_with(50)[0], [Frame.whole(20, 20), Frame.whole(4, 5)])
 
@@ -633,7 +645,7 @@ def test_layouts_refuse_pictures_that_are_not_in_the_text(model):
 def test_a_placeholder_is_not_dropped_for_a_picture_that_is_none(model):
     with pytest.raises(ValueError, match=r"1.*4"):
         model.expand("<i> a", torch.zeros(1, 3, 1, 1), token="<i>")
-    with pytest.raises(TypeError, match=r"pixels.*list"):
+    with pytest.raises(TypeError, match=r"pixel_values.*list"):
         model.expand("<i> a", [torch.zeros(3, 20, 20)], token="<i>")
 
 
@@ -675,7 +687,7 @@ def test_questions_about_photographs_are_read_as_the_processor_reads_them(config
         assert torch.equal(ids, theirs["input_ids"])
         if seen is not None:
             assert torch.equal(seen.pixel_values, theirs["pixel_values"])
-            assert model(ids, pixels=seen.pixel_values).logits.shape == (1, ids.shape[1], 364)
+            assert model(ids, pixel_values=seen.pixel_values).logits.shape == (1, ids.shape[1], 364)
 
 
 def test_the_placeholder_may_be_called_image_token_id(model, tmp_path):
@@ -699,11 +711,11 @@ def test_a_text_with_more_or_fewer_placeholders_than_pictures_is_refused(model):
             torch.zeros(3, 3, 20, 20),
             r"'<image>'.*3",
         ),
-        ("<image>", None, r"1.*'<image>'.*pixels=…"),
+        ("<image>", None, r"1.*'<image>'.*pixel_values=…"),
         (
             "<image>" * 2,
             None,
-            r"2.*'<image>'.*pixels=…",
+            r"2.*'<image>'.*pixel_values=…",
         ),
     ):
         with pytest.raises(ValueError, match=message):

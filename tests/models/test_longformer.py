@@ -44,7 +44,7 @@ class LongTwin(Twin):
         if self.chosen is not None:
 
             def choose(_: object, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, Any]:
-                return args, given | {"global_tokens": self.chosen}
+                return args, given | {"global_attention_mask": self.chosen}
 
             model.register_forward_pre_hook(choose, with_kwargs=True)
         return model
@@ -59,18 +59,18 @@ def inputs(side: str, config: str = "a window for each layer", *, separated: boo
     """Thirteen texts of 17 ids. separated: each has the three separators that transformers wants of a question."""
     pad, separator = CONFIGS[config]["pad_token_id"], CONFIGS[config].get("sep_token_id", 2)
     given = texts(31, side, length=17, pad=pad, first=7)
-    given.pop("positions", None)
+    given.pop("position_ids", None)
     if separated:
-        mask = given.get("mask", torch.ones_like(given["ids"], dtype=torch.bool))
+        mask = given.get("attention_mask", torch.ones_like(given["input_ids"], dtype=torch.bool))
         mask = mask if side == "none" else mask | (torch.arange(17) < 7)
-        given["ids"] = torch.where(given["ids"] == pad, 8, given["ids"]).where(mask, pad)
-        given["ids"][torch.arange(13), torch.arange(13) % 3 + 1] = separator
-        given["ids"][torch.arange(13), torch.arange(13) % 3 + 2] = separator
-        given["ids"][torch.arange(13), mask.sum(1) - 1] = separator
-        given |= {} if side == "none" else {"mask": mask}
+        given["input_ids"] = torch.where(given["input_ids"] == pad, 8, given["input_ids"]).where(mask, pad)
+        given["input_ids"][torch.arange(13), torch.arange(13) % 3 + 1] = separator
+        given["input_ids"][torch.arange(13), torch.arange(13) % 3 + 2] = separator
+        given["input_ids"][torch.arange(13), mask.sum(1) - 1] = separator
+        given |= {} if side == "none" else {"attention_mask": mask}
     kinds = CONFIGS[config]["type_vocab_size"]
-    types = torch.randint(0, kinds, given["ids"].shape, generator=torch.Generator().manual_seed(5))
-    return given if side == "none" else {**given, "types": types}
+    types = torch.randint(0, kinds, given["input_ids"].shape, generator=torch.Generator().manual_seed(5))
+    return given if side == "none" else {**given, "token_type_ids": types}
 
 
 def chosen_tokens(kind: str) -> Tensor:
@@ -121,7 +121,7 @@ def test_a_long_text_computes_what_transformers_computes(tmp_path):
     mask = torch.arange(613) < torch.tensor([[613], [487]])
     twin.chosen = torch.zeros(2, 613, dtype=torch.bool)
     twin.chosen[0, [0, 5, 300]] = twin.chosen[1, [486]] = True
-    given = {"ids": ids.where(mask, 1), "mask": mask}
+    given = {"input_ids": ids.where(mask, 1), "attention_mask": mask}
     assert_same(twin, torch.float64, given, {"global_attention_mask": twin.chosen.long()})
 
 
@@ -158,7 +158,7 @@ def test_padding_on_the_left_of_a_question_changes_nothing(tmp_path):
     ids = torch.tensor([[0, 9, 8, 2, 2, 7, 11, 2]])
     left = torch.cat([torch.full((1, 3), 1), ids], 1)
     mask = torch.arange(11)[None] >= 3
-    torch.testing.assert_close(model(left, mask).logits[:, 3:], model(ids).logits, rtol=0, atol=1e-13)
+    torch.testing.assert_close(model(left, mask).start_logits[:, 3:], model(ids).start_logits, rtol=0, atol=1e-13)
 
 
 # ------------------------------------------------------------------------------------------------------- global tokens
@@ -166,18 +166,18 @@ def test_padding_on_the_left_of_a_question_changes_nothing(tmp_path):
 
 def test_the_first_token_of_a_text_to_classify_is_global(tmp_path):
     model = twin_of("ForSequenceClassification", "a window for each layer", tmp_path).ours(torch.float64)
-    ids = inputs("none")["ids"]
+    ids = inputs("none")["input_ids"]
     first = torch.zeros_like(ids, dtype=torch.bool)
     first[:, 0] = True
-    assert torch.equal(model(ids).logits, model(ids, global_tokens=first).logits)
-    assert not torch.allclose(model(ids).logits, model(ids, global_tokens=~first).logits)
+    assert torch.equal(model(ids).logits, model(ids, global_attention_mask=first).logits)
+    assert not torch.allclose(model(ids).logits, model(ids, global_attention_mask=~first).logits)
 
 
 def test_a_question_is_global_and_one_separator_is_enough(tmp_path):
     model = twin_of("ForQuestionAnswering", "a window for each layer", tmp_path).ours(torch.float64)
     ids = torch.tensor([[0, 9, 8, 2, 7, 11, 12, 13], [0, 2, 8, 7, 7, 11, 12, 2]])
     question = torch.arange(8) < torch.tensor([[3], [1]])
-    assert torch.equal(model(ids).logits, model(ids, global_tokens=question).logits)
+    assert torch.equal(model(ids).end_logits, model(ids, global_attention_mask=question).end_logits)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -185,21 +185,22 @@ def test_a_model_can_be_pickled_and_copied(head, tmp_path):
     model = twin_of(head, "a window for each layer", tmp_path).ours(torch.float64)
     given = inputs("right", separated=True)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert torch.equal(other(**given).hidden, model(**given).hidden)
+        assert torch.equal(other(**given).last_hidden_state, model(**given).last_hidden_state)
 
 
 def test_a_question_without_a_separator_is_refused(tmp_path):
     model = twin_of("ForQuestionAnswering", "a window for each layer", tmp_path).ours(torch.float32)
     ids, mask = torch.tensor([[0, 9, 2, 7], [0, 9, 8, 2]]), torch.tensor([[True] * 4, [True, True, True, False]])
-    with pytest.raises(ValueError, match=r"text.*1.*id.*2.*global_tokens="):
+    with pytest.raises(ValueError, match=r"text.*1.*id.*2.*global_attention_mask="):
         model(ids, mask)
-    assert model(ids, mask, global_tokens=ids == 0).logits.shape == (2, 4, 2)
+    assert model(ids, mask, global_attention_mask=ids == 0).start_logits.shape == (2, 4)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (torch.zeros(2, 5, dtype=torch.int64), r"\(2, 5\).*torch.int64.*\(2, 5\)"),
+        (torch.zeros(2, 5), r"\(2, 5\).*torch.float32.*\(2, 5\)"),
+        (torch.full((2, 5), 2), r"torch.int64.*2"),
         (torch.zeros(2, 4, dtype=torch.bool), r"\(2, 5\).*torch.bool.*\(2, 4\)"),
         ([3], r"\(2, 5\).*list"),
     ],
@@ -207,16 +208,19 @@ def test_a_question_without_a_separator_is_refused(tmp_path):
 def test_global_tokens_that_do_not_fit_are_refused(wrong, said, tmp_path):
     model = twin_of("Model", "a window for each layer", tmp_path).ours(torch.float32)
     with pytest.raises(ValueError, match=said):
-        model(torch.full((2, 5), 7), global_tokens=wrong)
+        model(torch.full((2, 5), 7), global_attention_mask=wrong)
 
 
 def test_padding_is_never_global(tmp_path):
     model = twin_of("Model", "a window for each layer", tmp_path).ours(torch.float64)
     ids, mask = torch.full((2, 9), 7), torch.arange(9) < torch.tensor([[9], [5]])
     chosen = (torch.arange(9) == 2) | (torch.arange(9) == 7)
-    found = model(ids, mask, global_tokens=chosen.expand(2, -1)).hidden
+    found = model(ids, mask, global_attention_mask=chosen.expand(2, -1)).last_hidden_state
     torch.testing.assert_close(
-        found[1, :5], model(ids[1:, :5], global_tokens=chosen[None, :5]).hidden[0], rtol=0, atol=1e-13
+        found[1, :5],
+        model(ids[1:, :5], global_attention_mask=chosen[None, :5]).last_hidden_state[0],
+        rtol=0,
+        atol=1e-13,
     )
 
 
@@ -226,12 +230,12 @@ def test_positions_and_types_are_checked_as_in_any_text_model(tmp_path):
     assert model.max_positions == 31 - 2
     with pytest.raises(ValueError, match=r"30.*29.*positions"):
         model(torch.full((1, 30), 7))
-    with pytest.raises(ValueError, match=r"positions.*0.*28.*0.*29"):
-        model(ids, positions=torch.tensor([0, 1, 2, 3, 29]))
-    with pytest.raises(ValueError, match=r"types.*0.*2"):
-        model(ids, types=torch.full((1, 5), 3))
-    counted = model(ids, positions=torch.arange(5)).hidden
-    assert torch.equal(counted, model(ids).hidden)
+    with pytest.raises(ValueError, match=r"position_ids.*0.*28.*0.*29"):
+        model(ids, position_ids=torch.tensor([0, 1, 2, 3, 29]))
+    with pytest.raises(ValueError, match=r"token_type_ids.*0.*2"):
+        model(ids, token_type_ids=torch.full((1, 5), 3))
+    counted = model(ids, position_ids=torch.arange(5)).last_hidden_state
+    assert torch.equal(counted, model(ids).last_hidden_state)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -358,7 +362,7 @@ def test_views_are_the_dense_weights_with_zeros_elsewhere(reach, dilation):
 
 def test_watching_changes_no_bit(tmp_path):
     model = twin_of("ForSequenceClassification", "a window for each layer", tmp_path).ours(torch.float32)
-    ids = inputs("none")["ids"]
+    ids = inputs("none")["input_ids"]
     before = model(ids).logits
     with regard.watch(model) as seen:
         assert torch.equal(model(ids).logits, before)

@@ -35,7 +35,7 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
 
 def counted(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Positions as transformers counts them, padding included."""
-    return given | {"positions": torch.arange(11), "target_positions": torch.arange(7)}
+    return given | {"position_ids": torch.arange(11), "decoder_position_ids": torch.arange(7)}
 
 
 def changed(directory: Path, **values: Any) -> Path:
@@ -52,7 +52,7 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
     twin = twin_of(head, config, tmp_path)
     for side in ("none", "right", "left"):
         given = pairs(31, side)
-        assert_same(twin, dtype, counted(given), {"position_ids": None}, real=given.get("target_mask"))
+        assert_same(twin, dtype, counted(given), {"position_ids": None}, real=given.get("decoder_attention_mask"))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -75,26 +75,26 @@ def test_sines_in_the_file_or_not_make_no_difference(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     sines = {name for name in tensors if name.endswith("embed_positions.weight")}
     assert len(sines) == 2
-    before = load(tmp_path)(**pairs(31)).hidden
+    before = load(tmp_path)(**pairs(31)).last_hidden_state
     save_file({name: t for name, t in tensors.items() if name not in sines}, tmp_path / "model.safetensors")
-    assert torch.equal(load(tmp_path)(**pairs(31)).hidden, before)
+    assert torch.equal(load(tmp_path)(**pairs(31)).last_hidden_state, before)
     assert_same(twin, torch.float32, pairs(31))
 
 
 def test_the_vocabulary_is_the_one_that_is_written_in(tmp_path):
     model = twin_of("MTModel", "two vocabularies", tmp_path).ours(torch.float32)
     assert model.vocabulary == 37
-    model(torch.tensor([[30]]), target=torch.tensor([[36]]))
+    model(torch.tensor([[30]]), decoder_input_ids=torch.tensor([[36]]))
     with pytest.raises(ValueError, match=r"id.*31"):
-        model(torch.tensor([[31]]), target=torch.tensor([[36]]))
+        model(torch.tensor([[31]]), decoder_input_ids=torch.tensor([[36]]))
     with pytest.raises(ValueError, match=r"id.*37"):
-        model(torch.tensor([[30]]), target=torch.tensor([[37]]))
+        model(torch.tensor([[30]]), decoder_input_ids=torch.tensor([[37]]))
 
 
 def test_sines_have_no_end(tmp_path):
     model = twin_of("Model", "small", tmp_path).ours(torch.float32)
     ids = torch.full((1, 23), 5)  # max_position_embeddings is 19
-    assert model(ids, target=ids).hidden.shape == (1, 23, 20)
+    assert model(ids, decoder_input_ids=ids).last_hidden_state.shape == (1, 23, 20)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ def test_text_longer_than_max_seq_length_is_cut_there_if_asked(model: Any) -> No
 
 def test_watch_finds_it_and_animal_in_our_own_model(model: Any) -> None:
     ids = model.tokenizer.batch([SENTENCE]).ids
-    alone = model(ids).hidden
+    alone = model(ids).last_hidden_state
     with regard.watch(model, keep="qk", tokens=model.tokens(ids)) as seen:
-        watched = model(ids).hidden
+        watched = model(ids).last_hidden_state
     assert torch.equal(watched, alone)
     assert seen.names == [f"tower.blocks.{n}.attention" for n in range(6)]
     assert seen.unseen == {}

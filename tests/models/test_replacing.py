@@ -238,7 +238,9 @@ def test_encoder_and_decoder_can_both_be_performers_and_the_look_at_the_memory_s
     assert list(done.kept) == [f"decoder.blocks.{i}.cross" for i in range(3)]
     assert all("memory" in why for why in done.kept.values())
     start, config = torch.full((3, 1), model.start), GenerationConfig(temperature=1.5, seed=11)
-    afresh = Afresh(lambda written, there: model(ids, mask, target=written, target_mask=there).logits)
+    afresh = Afresh(
+        lambda written, there: model(ids, mask, decoder_input_ids=written, decoder_attention_mask=there).logits
+    )
     reading = model.read(ids, mask)
     made = [generate(x, start, max_new_tokens=13, pad_token_id=0, config=config).ids for x in (reading, afresh)]
     assert torch.equal(*made)
@@ -249,7 +251,7 @@ def test_padded_start_of_a_decoder_needs_no_mask_later(open_model):
     model, (ids, _) = performed(open_model("BART")), prompts()
     target, mask = prompts(length=9)
     with torch.no_grad():
-        whole = model(ids, target=target, target_mask=mask).logits
+        whole = model(ids, decoder_input_ids=target, decoder_attention_mask=mask).logits
     reading = model.read(ids)
     logits, state = reading.begin(target[:, :4], mask[:, :4], length=9)
     steps = [logits, *(reading.step(state, target[:, i]) for i in range(4, 9))]
@@ -299,12 +301,12 @@ def test_linformer_adds_its_matrices_and_nothing_else(open_model):
 
 @pytest.mark.parametrize("name", ["GPT-2", "LLaMA", "BERT", "ViT"])
 def test_more_features_come_closer_to_the_model_that_was(name, open_model):
-    given = {"pixels": torch.randn(2, 3, 21, 21, generator=torch.Generator().manual_seed(1)).double()}
+    given = {"pixel_values": torch.randn(2, 3, 21, 21, generator=torch.Generator().manual_seed(1)).double()}
     if name != "ViT":
-        given = dict(zip(("ids", "mask"), prompts(), strict=True))
+        given = dict(zip(("input_ids", "attention_mask"), prompts(), strict=True))
     with torch.no_grad():
-        exact = calm(open_model(name))(**given).hidden
-        errors = [(performed(calm(open_model(name)), m)(**given).hidden - exact).norm() for m in (32, 8192)]
+        exact = calm(open_model(name))(**given).last_hidden_state
+        errors = [(performed(calm(open_model(name)), m)(**given).last_hidden_state - exact).norm() for m in (32, 8192)]
     assert errors[1] < errors[0] / 8  # 256 times as many features: 16 times closer, but for luck
     assert errors[1] < 0.02 * exact.norm()
 
@@ -334,7 +336,7 @@ def test_usual_number_of_features_is_that_of_the_head_size(open_model):
 def test_block_that_stands_at_several_depths_is_replaced_once(open_model):
     model, (ids, mask) = open_model("ALBERT"), prompts()
     assert replace_attention(model, Linformer(MOST, 3)).layers == ("tower.blocks.0.attention",)
-    assert model(ids, mask).hidden.shape == (3, 7, 20)
+    assert model(ids, mask).last_hidden_state.shape == (3, 7, 20)
 
 
 def test_head_norms_and_scales_are_taken_over():
@@ -364,7 +366,7 @@ def test_linformer_shares_what_is_said(sharing, shape, matrices, open_model):
 def test_text_longer_than_the_projection_is_refused(open_model):
     model = open_model("BERT")
     replace_attention(model, Linformer(positions=6, slots=3))
-    with pytest.raises(ValueError, match=r"7.*positions.*6"):
+    with pytest.raises(ValueError, match=r"7.*position_ids.*6"):
         model(prompts()[0])
 
 
@@ -510,7 +512,7 @@ def test_watch_names_the_performers_as_unseen_and_sees_the_others(open_model):
     model, (ids, mask) = open_model("BART"), prompts()
     done = replace_attention(model.encoder, Performer(23))
     with torch.no_grad(), regard.watch(model) as seen:
-        model(ids, mask, target=ids)
+        model(ids, mask, decoder_input_ids=ids)
     assert list(seen.unseen) == [f"encoder.{name}" for name in done.layers]
     assert seen.names == [f"decoder.blocks.{i}.{part}" for i in range(3) for part in ("attention", "cross")]
 

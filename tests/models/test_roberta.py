@@ -27,11 +27,11 @@ def inputs(side: str, config: str = "five heads") -> dict[str, Tensor]:
     """Texts that hold the padding's id where they are masked: both sides count positions themselves."""
     pad = CONFIGS[config].get("pad_token_id", 1)
     given = texts(31, side, pad=pad, first=pad + 1)
-    given.pop("positions", None)
+    given.pop("position_ids", None)
     types = torch.randint(
-        0, CONFIGS[config]["type_vocab_size"], given["ids"].shape, generator=torch.Generator().manual_seed(5)
+        0, CONFIGS[config]["type_vocab_size"], given["input_ids"].shape, generator=torch.Generator().manual_seed(5)
     )
-    return given if side == "none" else {**given, "types": types}
+    return given if side == "none" else {**given, "token_type_ids": types}
 
 
 @pytest.mark.pairwise
@@ -67,7 +67,7 @@ def test_xlm_roberta_is_the_same_under_other_names(head, tmp_path):
 def test_positions_up_to_the_paddings_are_not_to_be_had(tmp_path):
     model = twin_of("Model", "own word table, padding 4", tmp_path).ours(torch.float32)
     assert model.max_positions == 16 - 5
-    assert model(torch.full((1, 11), 7)).hidden.shape == (1, 11, 12)
+    assert model(torch.full((1, 11), 7)).last_hidden_state.shape == (1, 11, 12)
     with pytest.raises(ValueError, match=r"12.*11"):
         model(torch.full((1, 12), 7))
 

@@ -16,7 +16,7 @@ from regard.lens.view import View
 from regard.models.config import Config
 from regard.models.families.swin import FAMILY
 from regard.models.loading import load
-from regard.models.model import Result
+from regard.models.outputs import ModelOutput
 from regard.nn.vision import Grid
 from regard.nn.windows import Merging, WindowBlock, Windows, WindowTable
 
@@ -72,7 +72,7 @@ def test_positions_are_interpolated_for_other_pictures(size, dtype, tmp_path):
 def test_pixels_left_over_are_padded_before_positions_are_interpolated(tmp_path):
     """transformers counts whole patches only when it interpolates, and fails."""
     model = twin_of("ForImageClassification", "even", tmp_path).ours(torch.float64)
-    pixels = pictures(37, 50, channels=1)["pixels"]
+    pixels = pictures(37, 50, channels=1)["pixel_values"]
     padded = torch.zeros(3, 1, 39, 51, dtype=torch.float64)
     padded[:, :, :37, :50] = pixels
     assert torch.equal(model(pixels).logits, model(padded).logits)
@@ -90,7 +90,9 @@ def test_pictures_that_are_not_square_are_rebuilt_in_place(tmp_path):
     assert made.logits.shape == (3, 3, 3 * 8, 5 * 8)  # 11 × 18 patches, merged twice
     score = model.head.score
     for row, column in ((0, 0), (2, 4), (1, 3)):
-        vector = made.hidden[1, row * 5 + column] @ score.weight.flatten(1).T + score.bias  # (channels · 8 · 8)
+        vector = (
+            made.last_hidden_state[1, row * 5 + column] @ score.weight.flatten(1).T + score.bias
+        )  # (channels · 8 · 8)
         there = made.logits[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
         torch.testing.assert_close(there, vector.reshape(3, 8, 8), rtol=0, atol=1e-12)
 
@@ -105,31 +107,31 @@ def test_what_we_save_transformers_opens(head, config, tmp_path):
 def test_parts_are_left_out_in_training_as_transformers_does(tmp_path):
     """Both draw one number for each picture and block: with one seed, the same pictures go without attention."""
     twin = twin_of("Model", "odd", tmp_path, drop_path_rate=0.75)
-    pixels = given("odd")["pixels"].float()
+    pixels = given("odd")["pixel_values"].float()
     made = []
     for model in (twin.ours(torch.float32), twin.baseline(torch.float32)):
         torch.manual_seed(5)
         out = model.train()(pixels)
-        made.append(out.hidden if isinstance(out, Result) else out.last_hidden_state)
+        made.append(out.last_hidden_state if isinstance(out, ModelOutput) else out.last_hidden_state)
     torch.testing.assert_close(*made)
-    assert not torch.allclose(made[0], twin.ours(torch.float32)(pixels).hidden)
+    assert not torch.allclose(made[0], twin.ours(torch.float32)(pixels).last_hidden_state)
 
 
 def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
     twin = twin_of("ForMaskedImageModeling", "even", tmp_path)
     body = twin.ours(torch.float32, task="feature-extraction")(**given("even"))
     assert body.logits is None
-    assert torch.equal(body.hidden, twin.ours(torch.float32)(**given("even")).hidden)
-    assert torch.equal(body.pooled, body.hidden.mean(1))
+    assert torch.equal(body.last_hidden_state, twin.ours(torch.float32)(**given("even")).last_hidden_state)
+    assert torch.equal(body.pooler_output, body.last_hidden_state.mean(1))
 
 
 def test_indices_of_the_table_in_older_files_are_passed_over(tmp_path):
     twin = twin_of("Model", "even", tmp_path)
-    before = twin.ours(torch.float32)(**given("even")).hidden
+    before = twin.ours(torch.float32)(**given("even")).last_hidden_state
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["encoder.layers.1.blocks.0.attention.self.relative_position_index"] = torch.zeros(16, 16).long()
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    assert torch.equal(twin.ours(torch.float32)(**given("even")).hidden, before)
+    assert torch.equal(twin.ours(torch.float32)(**given("even")).last_hidden_state, before)
 
 
 # ------------------------------------------------------------------------------------------------------------ windows
@@ -294,33 +296,41 @@ def test_shapes_of_swin_t():
     settings = Config({"depths": [1, 1, 1, 1], "num_labels": 1000})
     model = FAMILY.build(settings, "image-classification").eval()
     with regard.watch(model) as seen, torch.no_grad():
-        made = model(torch.zeros(1, 3, 224, 224), every_layer=True)
-    assert [tuple(x.shape[1:]) for x in made.layers] == [(3136, 96), (784, 192), (196, 384), (49, 768), (49, 768)]
+        made = model(torch.zeros(1, 3, 224, 224), output_hidden_states=True)
+    assert [tuple(x.shape[1:]) for x in made.hidden_states] == [
+        (3136, 96),
+        (784, 192),
+        (196, 384),
+        (49, 768),
+        (49, 768),
+    ]
     sizes = [tuple(seen[name].lse.shape) for name in seen.names]
     assert sizes == [(64, 3, 49), (16, 6, 49), (4, 12, 49), (1, 24, 49)]
     assert made.logits.shape == (1, 1000)
-    assert made.pooled.shape == (1, 768)
+    assert made.pooler_output.shape == (1, 768)
 
 
 def test_the_last_patches_lie_where_they_were_merged(tmp_path):
     model = twin_of("Model", "odd", tmp_path).ours(torch.float32)
-    pixels = given("odd")["pixels"]
+    pixels = given("odd")["pixel_values"]
     result = model(pixels)
     there = model.map(result, pixels)
     assert there.shape == (3, 40, 3, 5)
-    assert torch.equal(there[1, :, 2, 1], result.hidden[1, 2 * 5 + 1])
+    assert torch.equal(there[1, :, 2, 1], result.last_hidden_state[1, 2 * 5 + 1])
 
 
 def test_one_pixel_is_a_picture(tmp_path):
     result = twin_of("ForImageClassification", "odd", tmp_path).ours(torch.float32)(torch.ones(2, 3, 1, 1))
-    assert result.hidden.shape == (2, 1, 40)
+    assert result.last_hidden_state.shape == (2, 1, 40)
     assert result.logits.isfinite().all()
 
 
 def test_a_picture_does_not_depend_on_the_others(tmp_path):
     model = twin_of("Model", "odd", tmp_path).ours(torch.float64)
-    pixels = given("odd")["pixels"]
-    torch.testing.assert_close(model(pixels).hidden[1:2], model(pixels[1:2]).hidden, rtol=0, atol=1e-12)
+    pixels = given("odd")["pixel_values"]
+    torch.testing.assert_close(
+        model(pixels).last_hidden_state[1:2], model(pixels[1:2]).last_hidden_state, rtol=0, atol=1e-12
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -341,7 +351,7 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 
 
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
-    pixels = given("odd")["pixels"]
+    pixels = given("odd")["pixel_values"]
     model = twin_of("Model", "odd", tmp_path / "body").ours(torch.float32)
     with pytest.raises(ValueError, match=r"'feature-extraction'.*hidden.*task='masked-image-modeling'"):
         model(pixels, hidden=torch.zeros(3, 198, dtype=torch.bool))
@@ -401,8 +411,8 @@ def test_masks_and_indices_that_old_files_keep_are_passed_over(tmp_path):
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_model_compiles_as_one_graph(config, tmp_path):
-    model, pixels = twin_of("Model", config, tmp_path).ours(torch.float32), given(config)["pixels"].float()
+    model, pixels = twin_of("Model", config, tmp_path).ours(torch.float32), given(config)["pixel_values"].float()
     torch._dynamo.reset()
     with torch.inference_mode():
         found = torch.compile(model, backend="eager", fullgraph=True)(pixels)  # raises where a graph would break
-        torch.testing.assert_close(found.hidden, model(pixels).hidden, rtol=0, atol=0)
+        torch.testing.assert_close(found.last_hidden_state, model(pixels).last_hidden_state, rtol=0, atol=0)

@@ -38,7 +38,7 @@ def twin_of(head: str, config: str, directory: Path) -> Twin:
 def inputs(head: str, side: str = "none") -> dict[str, Any]:
     if head in LONE:
         given = texts(31, side)
-        return {name: t for name, t in given.items() if name != "positions"}
+        return {name: t for name, t in given.items() if name != "position_ids"}
     return pairs(31, side, end=END if head == "ForSequenceClassification" else None)
 
 
@@ -50,7 +50,7 @@ def test_every_head_computes_what_transformers_computes(head, config, dtype, tmp
     twin = twin_of(head, config, tmp_path)
     for side in ("none", "right", "left"):
         given = inputs(head, side)
-        assert_same(twin, dtype, given, real=given.get("target_mask", given.get("mask")))
+        assert_same(twin, dtype, given, real=given.get("decoder_attention_mask", given.get("attention_mask")))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -71,7 +71,7 @@ def test_the_side_of_padding_changes_nothing(head, tmp_path):
 def test_to_judge_a_text_the_decoder_reads_it_again(head, tmp_path):
     twin = twin_of(head, "v1.0", tmp_path)
     given = inputs(head)
-    del given["target"]
+    del given["decoder_input_ids"]
     assert_same(twin, torch.float32, given)
 
 
@@ -136,8 +136,8 @@ def test_newer_keys_of_the_feed_forward_overrule_the_older_one(tmp_path):
 def test_the_encoder_of_a_whole_checkpoint_can_be_asked_for_alone(tmp_path):
     twin = twin_of("ForConditionalGeneration", "v1.1", tmp_path)
     alone, given = load(tmp_path, task="text-encoding"), inputs("ForConditionalGeneration", "right")
-    memory = twin.ours(torch.float32)(**given).memory
-    assert torch.equal(alone(given["ids"], given["mask"]).hidden, memory)
+    memory = twin.ours(torch.float32)(**given).encoder_last_hidden_state
+    assert torch.equal(alone(given["input_ids"], given["attention_mask"]).last_hidden_state, memory)
 
 
 def test_a_decoder_that_is_not_the_config_s_is_refused(tmp_path):
@@ -181,7 +181,7 @@ def test_training_drops_out_where_t5_does(tmp_path):
 def test_positions_are_refused_by_a_family_that_knows_distances_alone(tmp_path):
     twin_of("Model", "v1.0", tmp_path)
     model, given = load(tmp_path), pairs(31, "none")
-    for name, ids in (("positions", given["ids"]), ("target_positions", given["target"])):
+    for name, ids in (("position_ids", given["input_ids"]), ("decoder_position_ids", given["decoder_input_ids"])):
         with pytest.raises(ValueError, match="T5"):
             model(**given, **{name: torch.arange(ids.shape[1])})
 

@@ -55,13 +55,13 @@ def inputs() -> dict[str, dict[str, Tensor]]:
     ids, target = (torch.randint(3, 46, (5, n), generator=random) for n in (11, 7))
     mask = torch.arange(11) < torch.tensor([11, 3, 8, 10, 5])[:, None]
     pixels = torch.randn(3, 3, 30, 30, generator=random)
-    decoder = {"ids": ids}
+    decoder = {"input_ids": ids}
     return {
-        "bert": {"ids": ids, "mask": mask},
+        "bert": {"input_ids": ids, "attention_mask": mask},
         "gpt2": decoder,
         "llama": decoder,
-        "t5": {"ids": ids, "mask": mask, "target": target},
-        "vit": {"pixels": pixels},
+        "t5": {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target},
+        "vit": {"pixel_values": pixels},
     }
 
 

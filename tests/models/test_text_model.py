@@ -8,7 +8,7 @@ from transformers import BertConfig, GPT2Config, LlamaConfig
 from twins import RATIO, Twin, texts
 
 from regard.models.loading import load
-from regard.models.model import Result
+from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.testing import assert_rule, largest_error
 
@@ -44,16 +44,19 @@ def open_model(folders):
 def padded(length: int, prompt: int) -> dict[str, torch.Tensor]:
     """Thirteen texts padded on the left, by less than a prompt."""
     mask = torch.arange(length) >= (torch.arange(13) % prompt)[:, None]
-    return {"ids": texts(V, length=length)["ids"].where(mask, 0), "mask": mask}
+    return {"input_ids": texts(V, length=length)["input_ids"].where(mask, 0), "attention_mask": mask}
 
 
-def stepwise(model: TextModel, ids: torch.Tensor, mask: torch.Tensor | None, prompt: int) -> torch.Tensor:
+def stepwise(
+    model: TextModel, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, prompt: int
+) -> torch.Tensor:
     """The logits after the prompt and after each further token, (B, N − prompt + 1, V)."""
-    n = ids.shape[1]
-    logits, state = model.begin(ids[:, :prompt], None if mask is None else mask[:, :prompt], length=n)
+    n = input_ids.shape[1]
+    given = None if attention_mask is None else attention_mask[:, :prompt]
+    logits, state = model.begin(input_ids[:, :prompt], given, length=n)
     made = [logits.clone()]
     for place in range(prompt, n):
-        made.append(model.step(state, ids[:, place]).clone())
+        made.append(model.step(state, input_ids[:, place]).clone())
         assert len(state) == place + 1
     return torch.stack(made, 1)
 
@@ -65,8 +68,8 @@ def stepwise(model: TextModel, ids: torch.Tensor, mask: torch.Tensor | None, pro
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(("prompt", "side"), [(1, "none"), (5, "none"), (5, "left"), (17, "left")])
 def test_token_by_token_is_one_pass(name, dtype, prompt, side, open_model):
-    given = {"mask": None, **(padded(17, prompt) if side == "left" else texts(V, length=17))}
-    ours = stepwise(open_model(name, dtype), given["ids"], given["mask"], prompt)
+    given = {"attention_mask": None, **(padded(17, prompt) if side == "left" else texts(V, length=17))}
+    ours = stepwise(open_model(name, dtype), given["input_ids"], given["attention_mask"], prompt)
     with torch.no_grad():
         truth, baseline = (open_model(name, d)(**given).logits[:, prompt - 1 :] for d in (torch.float64, torch.float32))
     if dtype == torch.float32:
@@ -89,7 +92,7 @@ def test_token_by_token_is_one_pass_under_autocast(name, half, open_model):
 
 
 def test_keys_are_kept_in_what_autocast_makes_of_them(open_model):
-    model, ids = open_model("GPT-2"), texts(V, length=5)["ids"]
+    model, ids = open_model("GPT-2"), texts(V, length=5)["input_ids"]
     with torch.autocast("cpu", torch.bfloat16):
         _, state = model.begin(ids, None, length=7)
         with torch.autocast("cpu", enabled=False):
@@ -105,17 +108,20 @@ def test_keys_are_kept_in_what_autocast_makes_of_them(open_model):
 @MODELS
 def test_padding_on_the_left_changes_no_step(name, open_model):
     model, given = open_model(name, torch.float64), padded(17, 5)
-    ours = stepwise(model, given["ids"], given["mask"], 5)
+    ours = stepwise(model, given["input_ids"], given["attention_mask"], 5)
     for row in (0, 3, 4):
-        alone = given["ids"][row : row + 1, row % 5 :]
+        alone = given["input_ids"][row : row + 1, row % 5 :]
         torch.testing.assert_close(ours[row : row + 1], stepwise(model, alone, None, 5 - row % 5), rtol=0, atol=1e-12)
 
 
 @MODELS
 def test_what_padding_holds_changes_no_step(name, open_model):
     model, given = open_model(name), padded(17, 5)
-    other = given["ids"].where(given["mask"], 7)
-    assert torch.equal(stepwise(model, given["ids"], given["mask"], 5), stepwise(model, other, given["mask"], 5))
+    other = given["input_ids"].where(given["attention_mask"], 7)
+    assert torch.equal(
+        stepwise(model, given["input_ids"], given["attention_mask"], 5),
+        stepwise(model, other, given["attention_mask"], 5),
+    )
 
 
 @MODELS
@@ -123,8 +129,8 @@ def test_what_padding_holds_changes_no_step(name, open_model):
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_rows_kept_go_on_as_if_they_had_been_there_always(name, rows, side, open_model):
     model, index = open_model(name, torch.float64), torch.tensor(rows)
-    given = padded(9, 5) if side == "left" else {**texts(V, length=9), "mask": None}
-    ids, mask = given["ids"][1:4], None if given["mask"] is None else given["mask"][1:4]
+    given = padded(9, 5) if side == "left" else {**texts(V, length=9), "attention_mask": None}
+    ids, mask = given["input_ids"][1:4], None if given["attention_mask"] is None else given["attention_mask"][1:4]
     _, state = model.begin(ids[:, :5], None if mask is None else mask[:, :5], length=9)
     model.step(state, ids[:, 5])
     state.keep(index)
@@ -225,13 +231,13 @@ def test_a_mask_that_hides_nothing_changes_nothing(open_model):
 
 def test_segments_are_refused_where_there_are_none(open_model):
     for name, title in (("GPT-2", "GPT-2"), ("LLaMA", "LLaMA")):
-        with pytest.raises(ValueError, match=rf"{title}.*types="):
-            open_model(name)(IDS, types=torch.zeros_like(IDS))
+        with pytest.raises(ValueError, match=rf"{title}.*token_type_ids="):
+            open_model(name)(IDS, token_type_ids=torch.zeros_like(IDS))
 
 
 def test_segments_of_another_shape_are_refused(open_model):
-    with pytest.raises(ValueError, match=r"types.*\(2, 5\).*\(2, 4\)"):
-        open_model("BERT")(IDS, types=torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"token_type_ids.*\(2, 5\).*\(2, 4\)"):
+        open_model("BERT")(IDS, token_type_ids=torch.zeros(2, 4, dtype=torch.int64))
 
 
 def test_a_model_made_by_hand_has_no_tokenizer_until_it_is_given_one(open_model):
@@ -245,20 +251,20 @@ def test_a_model_made_by_hand_has_no_tokenizer_until_it_is_given_one(open_model)
 
 
 def test_a_result_says_what_it_holds(open_model):
-    made = open_model("LLaMA")(IDS, every_layer=True)
-    assert isinstance(made, Result)
-    assert repr(made) == "Result(hidden (2, 5, 30), logits (2, 5, 31), layers 4 layers)"
-    assert torch.equal(made.layers[-1], made.hidden)
-    assert open_model("LLaMA")(IDS).layers is None
+    made = open_model("LLaMA")(IDS, output_hidden_states=True)
+    assert isinstance(made, ModelOutput)
+    assert repr(made) == "ModelOutput(hidden (2, 5, 30), logits (2, 5, 31), layers 4 layers)"
+    assert torch.equal(made.hidden_states[-1], made.last_hidden_state)
+    assert open_model("LLaMA")(IDS).hidden_states is None
 
 
 @torch.no_grad()
 def test_positions_may_be_given(open_model):
     for name in CONFIGS:
         model = open_model(name, torch.float64)
-        counted = model(IDS, positions=torch.arange(5)).logits
+        counted = model(IDS, position_ids=torch.arange(5)).logits
         assert torch.equal(counted, model(IDS).logits)
-        shifted = model(IDS, positions=torch.arange(5) + 3).logits
+        shifted = model(IDS, position_ids=torch.arange(5) + 3).logits
         gap = float((shifted - counted).abs().max())
         # Rotary knows distances alone, a table of positions does not.
         assert gap > 0.01 if name == "GPT-2" else gap < 1e-12
@@ -281,34 +287,34 @@ def test_padding_on_the_right_cannot_be_gone_on_with(open_model):
 @pytest.mark.parametrize(
     ("positions", "error", "message"),
     [
-        (list(range(5)), TypeError, r"positions.*int64.*int32.*\(N,\).*\(B, N\).*list"),
+        (list(range(5)), TypeError, r"position_ids.*int64.*int32.*\(N,\).*\(B, N\).*list"),
         (
             torch.arange(5.0),
             TypeError,
-            r"positions.*int64.*int32.*\(N,\).*\(B, N\).*torch\.fl",
+            r"position_ids.*int64.*int32.*\(N,\).*\(B, N\).*torch\.fl",
         ),
-        (torch.arange(3), ValueError, r"positions.*\(5,\).*\(2, 5\).*\(3,\)"),
-        (torch.arange(5).expand(3, 5), ValueError, r"positions.*\(5,\).*\(2, 5\).*\(3, 5\)"),
-        (torch.arange(5) - 1, ValueError, r"positions.*0.*28.*-1.*3"),
-        (torch.arange(5) + 25, ValueError, r"positions.*0.*28.*25.*29"),
+        (torch.arange(3), ValueError, r"position_ids.*\(5,\).*\(2, 5\).*\(3,\)"),
+        (torch.arange(5).expand(3, 5), ValueError, r"position_ids.*\(5,\).*\(2, 5\).*\(3, 5\)"),
+        (torch.arange(5) - 1, ValueError, r"position_ids.*0.*28.*-1.*3"),
+        (torch.arange(5) + 25, ValueError, r"position_ids.*0.*28.*25.*29"),
     ],
 )
 def test_positions_that_do_not_fit_are_refused(positions, error, message, open_model):
     with pytest.raises(error, match=message):
-        open_model("GPT-2")(IDS, positions=positions)
+        open_model("GPT-2")(IDS, position_ids=positions)
 
 
 def test_rotary_positions_have_no_end_and_a_beginning(open_model):
     model = open_model("LLaMA")
-    assert model(IDS, positions=torch.arange(5) + 1000).hidden.isfinite().all()
-    with pytest.raises(ValueError, match=r"positions.*0.*-2.*2"):
-        model(IDS, positions=torch.arange(5) - 2)
+    assert model(IDS, position_ids=torch.arange(5) + 1000).last_hidden_state.isfinite().all()
+    with pytest.raises(ValueError, match=r"position_ids.*0.*-2.*2"):
+        model(IDS, position_ids=torch.arange(5) - 2)
 
 
 @pytest.mark.parametrize("types", [[[0] * 5] * 2, torch.zeros(2, 5)], ids=["list", "floats"])
 def test_segments_are_whole_numbers(types, open_model):
-    with pytest.raises(TypeError, match=r"types.*int64.*int32.*\(B, N\).*(list|torch)"):
-        open_model("BERT")(IDS, types=types)
+    with pytest.raises(TypeError, match=r"token_type_ids.*int64.*int32.*\(B, N\).*(list|torch)"):
+        open_model("BERT")(IDS, token_type_ids=types)
 
 
 def test_room_that_no_memory_has_is_refused_with_its_size(open_model):

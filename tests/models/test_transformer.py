@@ -25,12 +25,17 @@ def made(vocabulary: int = 47, sizes: dict[str, int] = SIZES) -> EncoderDecoder:
 def batch(side: str) -> dict[str, Tensor]:
     ids, target = torch.randint(2, 47, (13, 11)), torch.randint(2, 47, (13, 7))
     if side == "none":
-        return {"ids": ids, "target": target}
+        return {"input_ids": ids, "decoder_input_ids": target}
     counts = torch.arange(13)[:, None]
-    mask, target_mask = torch.arange(11) < 11 - counts % 10, torch.arange(7) < 7 - counts % 6
+    mask, decoder_attention_mask = torch.arange(11) < 11 - counts % 10, torch.arange(7) < 7 - counts % 6
     if side == "left":
-        mask, target_mask = mask.flip(1), target_mask.flip(1)
-    return {"ids": ids, "target": target, "mask": mask, "target_mask": target_mask}
+        mask, decoder_attention_mask = mask.flip(1), decoder_attention_mask.flip(1)
+    return {
+        "input_ids": ids,
+        "decoder_input_ids": target,
+        "attention_mask": mask,
+        "decoder_attention_mask": decoder_attention_mask,
+    }
 
 
 # ----------------------------------------------------------------------------------------- against PyTorch's own layers
@@ -79,16 +84,16 @@ class Theirs(nn.Module):
         return self.table[ids] * d**0.5 + waves.float().to(self.table.dtype)
 
     def forward(
-        self, ids: Tensor, target: Tensor, mask: Tensor | None = None, target_mask: Tensor | None = None
+        self, ids: Tensor, target: Tensor, mask: Tensor | None = None, decoder_attention_mask: Tensor | None = None
     ) -> Tensor:
         hidden = None if mask is None else ~mask
         memory = self.encoder(self.embed(ids, mask), src_key_padding_mask=hidden)
         ahead = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
         x = self.decoder(
-            self.embed(target, target_mask),
+            self.embed(target, decoder_attention_mask),
             memory,
             tgt_mask=ahead,
-            tgt_key_padding_mask=None if target_mask is None else ~target_mask,
+            tgt_key_padding_mask=None if decoder_attention_mask is None else ~decoder_attention_mask,
             memory_key_padding_mask=hidden,
         )
         return x @ self.table.T
@@ -98,7 +103,7 @@ def run(model: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Logits at tokens, and the gradient of their weighted sum to the table of words, which all parts reach."""
     found = model(**given)
     logits = found if isinstance(found, Tensor) else found.logits
-    logits = logits if "target_mask" not in given else logits[given["target_mask"]]
+    logits = logits if "decoder_attention_mask" not in given else logits[given["decoder_attention_mask"]]
     towards = torch.randn(logits.shape, generator=torch.Generator().manual_seed(13)).to(logits.dtype)
     model.zero_grad()
     (logits * towards).sum().backward()
@@ -159,7 +164,7 @@ def test_it_learns_to_copy_with_smoothed_labels():
     ids = torch.randint(2, 13, (64, 4))
 
     def loss() -> Tensor:
-        logits = model(ids, target=shift_right(ids, model.start)).logits
+        logits = model(ids, decoder_input_ids=shift_right(ids, model.start)).logits
         return cross_entropy(logits.flatten(0, 1), ids.flatten(), label_smoothing=0.1)
 
     before = loss()
@@ -186,7 +191,7 @@ def test_saved_and_loaded_it_is_the_same_model(tmp_path):
     again = load(tmp_path)
     assert (again.task, again.family.title, again.start) == ("text2text-generation", "Transformer", 1)
     assert torch.equal(again(**given).logits, model(**given).logits)
-    assert torch.equal(load(tmp_path, task="feature-extraction")(**given).hidden, model(**given).hidden)
+    assert torch.equal(load(tmp_path, task="feature-extraction")(**given).last_hidden_state, model(**given).last_hidden_state)
 
 
 def test_transformers_does_not_open_it_as_a_model_with_other_sines(tmp_path):

@@ -102,11 +102,13 @@ def test_hidden_patches_of_dinov2(family, tmp_path):
 
 def test_pictures_that_are_not_square_are_rebuilt_in_place(tmp_path):
     model = twin_of("ViT", "ForMaskedImageModeling", "not square", tmp_path).ours(torch.float64)
-    given = pictures(20, 12)["pixels"]
+    given = pictures(20, 12)["pixel_values"]
     made = model(given)
     score = model.head.score
     for row, column in ((0, 0), (4, 2), (1, 2)):
-        vector = made.hidden[1, 1 + row * 3 + column] @ score.weight.flatten(1).T + score.bias  # (channels · 4 · 4)
+        vector = (
+            made.last_hidden_state[1, 1 + row * 3 + column] @ score.weight.flatten(1).T + score.bias
+        )  # (channels · 4 · 4)
         there = made.logits[1, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
         torch.testing.assert_close(there, vector.reshape(3, 4, 4), rtol=0, atol=1e-12)
 
@@ -121,9 +123,9 @@ def test_a_body_is_read_from_a_checkpoint_with_a_head(tmp_path):
     twin = twin_of("ViT", "ForImageClassification", "one channel", tmp_path)
     given = pictures(*SIZES["one channel"])
     body = twin.ours(torch.float32, task="feature-extraction")(**given)
-    assert body.pooled is None
+    assert body.pooler_output is None
     assert body.logits is None
-    assert torch.equal(body.hidden, twin.ours(torch.float32)(**given).hidden)
+    assert torch.equal(body.last_hidden_state, twin.ours(torch.float32)(**given).last_hidden_state)
 
 
 def test_shapes_of_the_documents(tmp_path):
@@ -137,7 +139,7 @@ def test_shapes_of_the_documents(tmp_path):
     attention = model.tower.blocks[0].attention
     assert attention.w_qkv.weight.shape == (2304, 768)
     assert [tuple(part.shape) for part in attention.project(seen)] == [(2, 12, 197, 64)] * 3
-    assert model(torch.zeros(1, 3, 224, 224)).hidden.shape == (1, 197, 768)
+    assert model(torch.zeros(1, 3, 224, 224)).last_hidden_state.shape == (1, 197, 768)
 
 
 class Kernels(TorchDispatchMode):
@@ -170,18 +172,18 @@ def test_a_model_compiles_as_one_graph(family, config, tmp_path):
     model, given = twin_of(family, "Model", config, tmp_path).ours(torch.float32), pictures(*SIZES[config])
     torch._dynamo.reset()
     with torch.inference_mode():
-        pixels = given["pixels"].float()
+        pixels = given["pixel_values"].float()
         found = torch.compile(model, backend="eager", fullgraph=True)(pixels)  # raises where a graph would break
-        assert torch.equal(found.hidden, model(pixels).hidden)
+        assert torch.equal(found.last_hidden_state, model(pixels).last_hidden_state)
 
 
 def test_patches_lie_where_they_were_cut(tmp_path):
     model = twin_of("ViT", "Model", "not square", tmp_path).ours(torch.float32)
-    given = pictures(20, 12)["pixels"].float()
+    given = pictures(20, 12)["pixel_values"].float()
     result = model(given)
     there = model.map(result, given)
     assert there.shape == (3, 20, 5, 3)
-    assert torch.equal(there[1, :, 2, 1], result.hidden[1, 1 + 2 * 3 + 1])
+    assert torch.equal(there[1, :, 2, 1], result.last_hidden_state[1, 1 + 2 * 3 + 1])
     for pixels, made in ((torch.zeros(3, 3, 24, 12), r"3.*6.*3"), (torch.zeros(2, 3, 20, 12), r"2.*5.*3")):
         with pytest.raises(ValueError, match=rf"3.*15.*{made}"):
             model.map(result, pixels)
@@ -193,7 +195,7 @@ def test_layouts_fit_what_is_watched(family, tmp_path):
     frame = Frame.whole(60, 80).resized(20, 27)
     layouts = model.layouts(frame)
     with regard.watch(model) as seen:
-        model(pictures(20, 27)["pixels"].float())
+        model(pictures(20, 27)["pixel_values"].float())
     assert set(seen.names) == set(layouts)
     for name, sides in layouts.items():
         assert seen[name].lse.shape[-1] == sides.queries.shape[1] == sides.keys.shape[1]
@@ -216,7 +218,7 @@ WRONG = [
     (torch.zeros(3, 20, 12), ValueError, r"\(B, 3, H, W\).*\(3, 20, 12\)"),
     (torch.zeros(1, 4, 20, 12), ValueError, r"\(1, 4, 20, 12\)"),
     (torch.zeros(0, 3, 20, 12), ValueError, "picture"),
-    (torch.zeros(1, 3, 20, 12, device="meta"), ValueError, r"cpu.*meta.*pixels.to"),
+    (torch.zeros(1, 3, 20, 12, device="meta"), ValueError, r"cpu.*meta.*pixel_values.to"),
     (torch.zeros(1, 3, 3, 12), ValueError, r"3.*12.*4"),
 ]
 
@@ -229,7 +231,7 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 
 
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
-    given = pictures(20, 12)["pixels"].float()
+    given = pictures(20, 12)["pixel_values"].float()
     body = twin_of("ViT", "Model", "not square", tmp_path / "a").ours(torch.float32)
     with pytest.raises(ValueError, match=r"ViT.*'feature-extraction'.*hidden.*task='masked-image-modeling'"):
         body(given, hidden=torch.zeros(3, 15, dtype=torch.bool))
@@ -256,10 +258,10 @@ def test_a_picture_smaller_than_a_patch_is_refused(tmp_path):
 
 @pytest.mark.skipif(DINOV2 is None, reason="needs REGARD_DINOV2, a directory of real weights (see the data's README)")
 def test_a_real_dinov2_computes_what_transformers_computes():
-    given = pictures(70, 98)["pixels"].float()
+    given = pictures(70, 98)["pixel_values"].float()
     theirs = transformers.Dinov2Model.from_pretrained(DINOV2, attn_implementation="eager").eval()
     with torch.no_grad():
-        ours, truth = load(DINOV2)(given).hidden, theirs.double()(given.double()).last_hidden_state
+        ours, truth = load(DINOV2)(given).last_hidden_state, theirs.double()(given.double()).last_hidden_state
         base = theirs.float()(given).last_hidden_state
     assert largest_error(ours, truth)[0] <= 2 * (largest_error(base, truth)[0] + 2**-23 * float(truth.abs().max()))
 

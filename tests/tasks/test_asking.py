@@ -113,8 +113,10 @@ def test_one_text_that_is_too_long_names_both_lengths(model) -> None:
 def test_segments_reach_the_model(model) -> None:
     pair = inputs.single_batch(model, "a cat", "it sat")
     plain = inputs.Batch(pair.ids, pair.mask, torch.zeros_like(pair.types))
-    assert not torch.equal(inputs.run_model(model, pair).hidden, inputs.run_model(model, plain).hidden)
-    assert not inputs.run_model(model, pair).hidden.requires_grad
+    assert not torch.equal(
+        inputs.run_model(model, pair).last_hidden_state, inputs.run_model(model, plain).last_hidden_state
+    )
+    assert not inputs.run_model(model, pair).last_hidden_state.requires_grad
 
 
 def test_positions_are_those_of_the_tower_that_reads(model, decoder, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def model(folder: Path) -> Any:
 
 
 def alone(model: Any, text: str, pooling: str) -> torch.Tensor:
-    hidden = model(torch.tensor([model.tokenizer.encode(text).ids])).hidden[0]  # (N, d)
+    hidden = model(torch.tensor([model.tokenizer.encode(text).ids])).last_hidden_state[0]  # (N, d)
     return {"mean": hidden.mean(0), "cls": hidden[0], "max": hidden.amax(0), "last": hidden[-1]}[pooling]
 
 

@@ -56,7 +56,7 @@ def test_one_text_prints_all_its_labels_and_several_their_best(model: Any) -> No
 def test_pairs_are_classified_with_their_segments(model: Any) -> None:
     pair = ("a cat", "it sat")
     encoded = model.tokenizer.encode(*pair)
-    wanted = model(torch.tensor([encoded.ids]), types=torch.tensor([encoded.types])).logits[0].softmax(-1)
+    wanted = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.types])).logits[0].softmax(-1)
     found = model.classify([pair])
     torch.testing.assert_close(found.probabilities[0], wanted.detach(), rtol=0, atol=1e-14)
     assert "a cat | it sat" in repr(model.classify([pair, pair]))
@@ -108,8 +108,8 @@ def test_too_long_a_text_is_refused_or_cut(model: Any) -> None:
 def test_follows_is_the_first_of_two_probabilities(head: str, tmp_path: Path) -> None:
     model = load(bert(tmp_path, head), dtype=torch.float64)
     encoded = model.tokenizer.encode("a cat", "it sat")
-    result = model(torch.tensor([encoded.ids]), types=torch.tensor([encoded.types]))
-    wanted = (result.logits if head.startswith("ForNext") else result.next_sentence)[0].softmax(-1).tolist()
+    result = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.types]))
+    wanted = (result.logits if head.startswith("ForNext") else result.seq_relationship_logits)[0].softmax(-1).tolist()
     assert model.follows("a cat", "it sat") == pytest.approx(wanted[0], abs=1e-14)
     with pytest.raises(ValueError, match=r"53.*37"):
         model.follows("cat " * 20, "cat " * 30)

@@ -419,7 +419,7 @@ def test_towers_beside_a_text_have_features_too(twin, make, arguments) -> None:
     _, model = twin(make, *arguments)
     with torch.no_grad():
         pixels = model.preprocessor(PICTURES[0]).pixel_values.double()
-        hidden, layers = model.vision(pixels, every_layer=True)
+        hidden, layers = model.vision(pixels, output_hidden_states=True)
     one = model.features(PICTURES[0])
     assert torch.equal(one.vectors, hidden[0])
     assert (one.pooled is not None) == (make is clip)
@@ -890,7 +890,7 @@ def test_a_model_of_texts_is_given_no_pictures(tmp_path) -> None:
 
 def test_embed_of_models_of_pictures_says_what_to_do_instead(twin) -> None:
     found = r"model\.tokenizer\.batch\(texts\).*model\.encode_text\(words\.ids, words\.mask\).*"
-    both = found + r"model\.encode_picture\(.*\.pixel_values\).*model\.match\(images, texts\)"
+    both = found + r"model\.encode_image\(.*\.pixel_values\).*model\.match\(images, texts\)"
     for make, *arguments in ((clip,), (blip, "ForImageTextRetrieval")):
         with pytest.raises(ValueError, match=both):
             twin(make, *arguments)[1].embed(["a"])
