@@ -156,7 +156,7 @@ def merged_config(model: Model, config: GenerationConfig) -> GenerationConfig:
         ValueError: settings of the checkpoint that cannot be used, or beam search with sampling or stop strings.
     """
     generation = read_side(model.directory, "generation_config.json", dict)
-    settings = {**model.settings.inner("text_config").values, **model.settings.values}
+    settings = {**model.config.sub_config("text_config").values, **model.config.values}
     merged = config.over(GenerationConfig.from_files(generation, settings, ignore=config.ignore))
     if (merged.num_return_sequences or 1) != 1:
         raise ValueError(

@@ -39,6 +39,9 @@ HARMLESS = {
 OFF = {"pruned_heads": ({}, None), "is_decoder": (False, None), "add_cross_attention": (False, None)}
 
 
+ATTRIBUTE_DEFAULTS: dict[str, Any] = {"is_encoder_decoder": False, "problem_type": None}
+
+
 class Config:
     """The values of one config.json. It remembers which keys were read, so that unknown keys can be refused.
 
@@ -69,6 +72,29 @@ class Config:
         if not isinstance(values, dict):
             raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
         return cls(values, str(path))
+
+    # What training libraries (transformers.Trainer, accelerate, PEFT) read of `model.config`: keys as attributes.
+
+    keys_to_ignore_at_inference = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
+
+    def __getattr__(self, key: builtins.str) -> Any:
+        if key in self.__dict__.get("values", {}):
+            return self.values[key]
+        if key in ATTRIBUTE_DEFAULTS:
+            return ATTRIBUTE_DEFAULTS[key]
+        raise AttributeError(f"config.json has no {key!r}")
+
+    def to_dict(self) -> dict[builtins.str, Any]:
+        """All values by key."""
+        return dict(self.values)
+
+    def to_json_string(self, use_diff: builtins.bool = True) -> builtins.str:
+        """All values as JSON; `use_diff` is an argument of transformers' method and changes nothing."""
+        return json.dumps(self.values, indent=2, sort_keys=True, default=builtins.str)
+
+    def get_text_config(self, decoder: builtins.bool = False) -> Config:
+        """The config itself: a model has one config here."""
+        return self
 
     def __contains__(self, key: builtins.str) -> builtins.bool:
         return self.values.get(key) is not None

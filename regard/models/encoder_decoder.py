@@ -108,7 +108,7 @@ class EncoderDecoder(Model):
         if decoder_input_ids is None and decoder_attention_mask is None:
             if labels is not None and isinstance(self.head, LanguageHead):
                 # Ignored labels become padding, whose vectors no loss is computed from.
-                pad = self.settings.get("pad_token_id", 0)
+                pad = self.config.get("pad_token_id", 0)
                 decoder_input_ids = shift_right(labels, self.start)
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
             elif self.rereads:

@@ -54,8 +54,8 @@ class ImageTextModel(Model):
     vision: the image tower.
     """
 
-    def __init__(self, settings: Settings, vision: VisionTower) -> None:
-        super().__init__(settings)
+    def __init__(self, config: Config, vision: VisionTower) -> None:
+        super().__init__(config)
         self.vision = vision
 
     def check_text(self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower) -> Tensor | None:
@@ -80,7 +80,7 @@ class ImageTextModel(Model):
 
     def language_loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         """The loss of next tokens, with the label smoothing of config.json."""
-        smoothing = float(self.settings.inner("text_config").get("label_smoothing", 0.0))
+        smoothing = float(self.config.sub_config("text_config").get("label_smoothing", 0.0))
         return token_loss(logits, labels, shift=True, smoothing=smoothing, items=items)
 
     def image_sides(self, frame: Frame) -> tuple[Sides, dict[str, Sides]]:
@@ -95,10 +95,8 @@ class Captioner(ImageTextModel):
     start, end, pad: the tokens around a caption.
     """
 
-    def __init__(
-        self, settings: Settings, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds
-    ) -> None:
-        super().__init__(settings, vision)
+    def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
+        super().__init__(config, vision)
         self.decoder, self.head = decoder, head
         self.start, self.end, self.pad = bounds
 
@@ -200,7 +198,7 @@ class Answerer(ImageTextModel):
         head: LanguageHead,
         bounds: Bounds,
     ) -> None:
-        super().__init__(settings, vision)
+        super().__init__(config, vision)
         self.encoder, self.decoder, self.head = encoder, decoder, head
         self.start, self.end, self.pad = bounds
 
@@ -316,8 +314,8 @@ class Matcher(ImageTextModel):
     their products are cosines).
     """
 
-    def __init__(self, settings: Settings, vision: VisionTower, encoder: Tower, head: Matching) -> None:
-        super().__init__(settings, vision)
+    def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
+        super().__init__(config, vision)
         self.encoder, self.head = encoder, head
 
     def forward(

@@ -1,13 +1,11 @@
-"""The base class of all models: checkpoint, tokenizer, checks of inputs, and what training libraries ask of a model."""
+"""The base class of all models: its inputs and checks, saving, the tasks as methods, and what training libraries ask."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -32,29 +30,6 @@ if TYPE_CHECKING:
     from regard.data.image_processing import ImageProcessor
     from regard.data.tokenizer import Tokenizer
     from regard.models.family import Family
-
-__all__ = ["ConfigValues", "Model", "ModelOutput"]
-
-
-KEPT_OUT_OF_PREDICTIONS = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
-"""Fields that transformers.Trainer does not gather as predictions."""
-
-
-class ConfigValues(SimpleNamespace):
-    """config.json as attributes, for libraries that read `model.config`: transformers.Trainer, accelerate, PEFT."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All values by key."""
-        return dict(vars(self))
-
-    def to_json_string(self, use_diff: bool = True) -> str:
-        """All values as JSON. `use_diff` is there for callers of transformers' method."""
-        return json.dumps(vars(self), indent=2, sort_keys=True, default=str)
-
-    def get_text_config(self, decoder: bool = False) -> ConfigValues:
-        """The values themselves: a model has one config here."""
-        return self
-
 
 Kind = Literal[
     "text",
@@ -159,14 +134,6 @@ class Model(nn.Module):
 
     # ------------------------------------------------------------------------------------ what training libraries ask
 
-    @cached_property
-    def config(self) -> ConfigValues:
-        """The values of config.json as attributes."""
-        values = {"model_type": self.family.model_type, "is_encoder_decoder": False, "problem_type": None}
-        if getattr(self, "head", None) is not None:
-            values["keys_to_ignore_at_inference"] = list(KEPT_OUT_OF_PREDICTIONS)
-        return ConfigValues(**values | self.settings.values)
-
     @property
     def accepts_loss_kwargs(self) -> bool:
         """Does a call take `num_items_in_batch`, the labels of all accumulated batches? Language models do."""
@@ -242,7 +209,7 @@ class Model(nn.Module):
         """The loss of scores (B, labels), by config.json's problem_type."""
         if labels.shape[:1] != logits.shape[:1]:
             raise ValueError(f"labels must be of {len(logits)} inputs, got {tuple(labels.shape)}")
-        return classification_loss(logits, labels, self.config.problem_type)
+        return classification_loss(logits, labels, self.config.get("problem_type"))
 
     # ----------------------------------------------------------------------------------------------- checks of inputs
 
@@ -330,6 +297,367 @@ class Model(nn.Module):
         if first < 0 or (most is not None and last >= most):
             limit = "0 or more" if most is None else f"0 to {most - 1}"
             raise ValueError(f"position_ids must be {limit}, got {first} to {last}")
+
+    # --------------------------------------------------------------------------------------------------------- tasks
+    # Each runs in eval mode and leaves the model in the mode that it was in. An image is a path, a file's bytes, an
+    # open file, a Pillow image, a uint8 array (H, W) or (H, W, 1, 3 or 4), or an opened one; a list or iterator of them
+    # (`Path("photos").glob("*.jpg")`) gives an answer for each, the same that it gets alone.
+
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        *,
+        images: Source | Several | None = None,
+        config: GenerationConfig | None = None,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> GenerationOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        images: Several | None = None,
+        config: GenerationConfig | None = None,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> list[GenerationOutput]: ...
+
+    @in_eval_mode
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
+        *,
+        images: Source | Several | None = None,
+        config: GenerationConfig | None = None,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> GenerationOutput | list[GenerationOutput]:
+        """Continue a prompt, or each of a list; an encoder-decoder writes what it makes of the prompt.
+
+        >>> print(regard.load("openai-community/gpt2").generate("The cat", max_new_tokens=3))     # doctest: +SKIP
+
+        Args:
+            prompt: a text, or a list of texts.
+            images: for a model that reads them in its prompt (LLaVA, Idefics): one for each "<image>" of the prompt, in
+                their order; for several prompts a list of such lists.
+            config: the options as an object.
+            on_token: called after each step with the number of steps made.
+            **options: max_new_tokens, num_beams, temperature, stop_strings, … (the fields of `GenerationConfig`), over
+                those of `config`, over the checkpoint's generation_config.json. By default greedy, 50 tokens.
+
+        Returns:
+            A `GenerationOutput`, or a list of them for a list of prompts.
+
+        Raises:
+            TypeError: an option that does not exist or has the wrong type.
+            ValueError: a model without task "generate", a prompt that leaves no room, another number of images than of
+                placeholders, options out of range, beam search with sampling or stop strings, or settings of the
+                checkpoint that change the text and are not supported.
+        """
+        return generate_text(self, prompt, GenerationConfig.from_options(config, options), images, on_token)
+
+    @in_eval_mode
+    def stream(
+        self,
+        prompt: str,
+        *,
+        images: Source | Several | None = None,
+        config: GenerationConfig | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
+        """The text of `generate` piece by piece, each as soon as it is certain: whole characters, no part of a stop.
+
+        >>> for piece in model.stream("The cat"): print(piece, end="", flush=True)     # doctest: +SKIP
+
+        Arguments and errors as in `generate`, without beam search (num_beams=1 if the checkpoint sets more). Nothing is
+        computed before the first piece is asked for, except an encoder's part.
+        """
+        return stream_text(self, prompt, GenerationConfig.from_options(config, options), images)
+
+    @in_eval_mode
+    def embed(
+        self,
+        texts: Texts,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        batch: int = 32,
+        truncate: bool = False,
+    ) -> Tensor:
+        """One vector for each text: (len(texts), d), in their order; of the encoder in an encoder-decoder.
+
+        >>> regard.load("sentence-transformers/all-MiniLM-L6-v2").embed(["하나", "둘"]).shape     # doctest: +SKIP
+        torch.Size([2, 384])
+
+        Args:
+            texts: a list of texts or of pairs.
+            pooling: "mean" over the tokens, "cls" the first, "max" in each place, "last"; padding never counts. By
+                default what modules.json and 1_Pooling/config.json of the checkpoint say, else "mean".
+            normalize: scale vectors to length 1; by default what modules.json says, else False.
+            batch: number of texts that go through the model at once, grouped by length.
+            truncate: cut texts that are longer than the model, or than a sentence encoder's max_seq_length.
+
+        Raises:
+            ValueError: a text that is too long or has no token, or a checkpoint that needs more than this.
+        """
+        return embedding.embed(self, texts, pooling=pooling, normalize=normalize, batch=batch, truncate=truncate)
+
+    @in_eval_mode
+    def fill(self, text: str, top: int = 5) -> Filled:
+        """The `top` likeliest tokens at each mask token of a text; prints as a table.
+
+        >>> regard.load("google-bert/bert-base-uncased").fill("Paris is the [MASK] of France.")     # doctest: +SKIP
+
+        Raises:
+            ValueError: a model without task "fill" (or "pretrain"), a text without a mask, or one that is too long.
+        """
+        return text_tasks.fill(self, text, top)
+
+    @in_eval_mode
+    def tag(self, text: str) -> Tagged:
+        """The likeliest label of each token of a text, and of spans of them (`.spans`); prints as a table.
+
+        >>> print(regard.load("dslim/bert-base-NER").tag("Paris is in France."))     # doctest: +SKIP
+
+        Raises:
+            ValueError: a model without task "tag", or a text that is too long.
+        """
+        return text_tasks.tag(self, text)
+
+    @in_eval_mode
+    def follows(self, first: str, second: str) -> float:
+        """The probability that the second text follows the first.
+
+        >>> bert = regard.load("google-bert/bert-base-uncased", task="next")     # doctest: +SKIP
+        >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
+
+        Raises:
+            ValueError: a model without task "next" (or "pretrain"), or texts that are too long together.
+        """
+        return text_tasks.follows(self, first, second)
+
+    @overload
+    def classify(self, texts: str | Texts, *, batch: int = 32, truncate: bool = False) -> Classified: ...
+
+    @overload
+    def classify(
+        self,
+        images: Source | Several,
+        *,
+        labels: Sequence[str] | None = None,
+        prompt: str | None = None,
+        batch: int = 32,
+        truncate: bool = False,
+    ) -> Classified: ...
+
+    @in_eval_mode
+    def classify(
+        self,
+        *inputs: Any,
+        texts: Any = None,
+        images: Any = None,
+        labels: Sequence[str] | None = None,
+        prompt: str | None = None,
+        batch: int = 32,
+        truncate: bool = False,
+    ) -> Classified:
+        """The probability of each label for texts, pairs of texts or images; prints as a table.
+
+        >>> regard.load("distilbert-base-uncased-finetuned-sst-2-english").classify("Fine!").best     # doctest: +SKIP
+        ('POSITIVE',)
+        >>> regard.load("google/vit-base-patch16-224").classify("photo.jpg").best                     # doctest: +SKIP
+        ('Egyptian cat',)
+        >>> clip = regard.load("openai/clip-vit-base-patch32")                                        # doctest: +SKIP
+        >>> clip.classify("photo.jpg", labels=["a cat", "a dog"]).best                                # doctest: +SKIP
+        ('a cat',)
+
+        The kind of model decides whether a str is a text or the path of an image.
+
+        Args:
+            *inputs: one text, a list of texts or of pairs; or one image, or several.
+            texts: the same by name, for a model of texts.
+            images: the same by name, for a model of images.
+            labels: for a model that compares images with texts (CLIP): the labels. Others have config.json's.
+            prompt: how a label is written, with {} in its place; by default "a photo of {}".
+            batch: number of inputs at once.
+            truncate: cut texts and labels that are too long.
+
+        Raises:
+            TypeError: arguments of another kind of model.
+            ValueError: a model without such a task, a text that is too long or empty, an image that cannot be opened.
+        """
+        named = {"texts": texts, "images": images, "labels": labels, "prompt": prompt, "truncate": truncate or None}
+        if not has_vision(self):
+            (given,) = call_arguments(self, "classify", ["texts"], inputs, named, ["truncate"])
+            return text_tasks.classify(self, given, batch=batch, truncate=truncate)
+        if labels is None:
+            (given,) = call_arguments(self, "classify", ["images"], inputs, named)
+            return text_tasks.classify_images(self, given, batch=batch)
+        given, _ = call_arguments(self, "classify", ["images", "labels"], inputs, named, ["prompt", "truncate"])
+        return matching.classify_by(self, given, labels, prompt=prompt, batch=batch, truncate=truncate)
+
+    @overload  # a path given as a str reads as a question here: as a Path it is an image to a type checker, too
+    def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...
+
+    @overload
+    def answer(self, images: Source, question: str, *, batch: int = 8, **options: Any) -> GenerationOutput: ...
+
+    @overload
+    def answer(
+        self, images: Source, question: list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
+    ) -> list[GenerationOutput]: ...
+
+    @overload
+    def answer(
+        self, images: Several, question: str | list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
+    ) -> list[GenerationOutput]: ...
+
+    @in_eval_mode
+    def answer(
+        self,
+        *inputs: Any,
+        question: Any = None,
+        context: Any = None,
+        images: Any = None,
+        longest: int | None = None,
+        batch: int | None = None,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Answer | GenerationOutput | list[GenerationOutput]:
+        r"""The answer to a question: a span of a context, or a text about an image.
+
+        >>> print(regard.load("Salesforce/blip-vqa-base").answer("photo.jpg", "How many cats?"))     # doctest: +SKIP
+        2
+
+        A model of texts is called as answer(question, context): the answer is the likeliest span of the context, which
+        is read in windows that overlap by half if it is longer than the model. A model of images is called as
+        answer(images, question): one question for all images, a list with one for each, or several about one image.
+
+        Args:
+            *inputs: question and context, or images and question.
+            question: the same by name.
+            context: the same by name.
+            images: the same by name.
+            longest: limit on the tokens of a span; default 30.
+            batch: number of images at once; default 8.
+            on_token: as in `generate`.
+            **options: as in `generate`; `config` too. LLaVA is prompted with "USER: <image>\n{question} ASSISTANT:",
+                Idefics as in transformers' guide; a question that holds "<image>" is the whole prompt.
+
+        Raises:
+            TypeError: arguments of another kind of model.
+            ValueError: a model without such a task, an empty context, a question that leaves no room, an image that
+                cannot be opened, and as `generate`.
+        """
+        named = {"question": question, "context": context, "images": images, "longest": longest}
+        if has_vision(self):
+            given, asked = call_arguments(self, "answer", ["images", "question"], inputs, named)
+            config = GenerationConfig.from_options(options.pop("config", None), options)
+            size = 8 if batch is None else batch
+            return captioning.answer_about(self, given, asked, config, batch=size, on_token=on_token)
+        named |= {"batch": batch, "on_token": on_token, **options}
+        asked, given = call_arguments(self, "answer", ["question", "context"], inputs, named, ["longest"])
+        return text_tasks.answer(self, asked, given, longest=30 if longest is None else longest)
+
+    @overload
+    def caption(
+        self, images: Source, prompt: str | None = None, *, batch: int = 8, **options: Any
+    ) -> GenerationOutput: ...
+
+    @overload
+    def caption(
+        self, images: Several, prompt: str | None = None, *, batch: int = 8, **options: Any
+    ) -> list[GenerationOutput]: ...
+
+    @in_eval_mode
+    def caption(
+        self,
+        images: Source | Several,
+        prompt: str | None = None,
+        *,
+        config: GenerationConfig | None = None,
+        batch: int = 8,
+        on_token: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> GenerationOutput | list[GenerationOutput]:
+        """A caption of an image, or of each of a list.
+
+        >>> print(regard.load("Salesforce/blip-image-captioning-base").caption("photo.jpg"))     # doctest: +SKIP
+        two cats sleeping on a couch
+
+        Args:
+            images: one image, or several.
+            prompt: how the captions begin; `.text` is what comes after. To LLaVA and Idefics one that holds "<image>"
+                is the whole prompt.
+            config: as in `generate`.
+            batch: number of images at once.
+            on_token: as in `generate`.
+            **options: as in `generate`.
+
+        Raises:
+            ValueError: a model without task "caption", or "generate" and a vision tower, an image that cannot be
+                opened, a prompt that leaves no room, and as `generate`.
+        """
+        config = GenerationConfig.from_options(config, options)
+        return captioning.caption(self, images, prompt, config, batch=batch, on_token=on_token)
+
+    @in_eval_mode
+    def match(
+        self, images: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
+    ) -> Matched:
+        """How well each image goes with each text; prints as a table.
+
+        >>> regard.load("openai/clip-vit-base-patch32").match("photo.jpg", ["a cat", "a dog"])     # doctest: +SKIP
+
+        `.values` (images, texts) are what `.measure` says: "cosine" of two vectors where texts and images are read
+        apart (CLIP, BLIP with task "none"); the "probability" that the two belong together where the text is read
+        with cross-attention to the image (BLIP with task "match").
+
+        Args:
+            images: one image, or several.
+            texts: one text, or several.
+            batch: number of images or texts at once.
+            truncate: cut texts that are too long.
+
+        Raises:
+            TypeError: a text that is not a str.
+            ValueError: a model that does neither, a text that is too long or empty, or an image that cannot be opened.
+        """
+        return matching.match(self, images, texts, batch=batch, truncate=truncate)
+
+    @overload
+    def features(self, images: Source, *, layer: int | None = None, batch: int = 32) -> Features: ...
+
+    @overload
+    def features(self, images: Several, *, layer: int | None = None, batch: int = 32) -> list[Features]: ...
+
+    @in_eval_mode
+    def features(
+        self, images: Source | Several, *, layer: int | None = None, batch: int = 32
+    ) -> Features | list[Features]:
+        """The vectors of an image's patches, for detection and segmentation heads.
+
+        >>> regard.load("facebook/dinov2-base").features("photo.jpg").map.shape     # doctest: +SKIP
+        torch.Size([768, 16, 16])
+
+        `.map` (d, rows, columns), `.vectors` (N, d), `.cls` and `.pooled` where the model has them, `.layout` what each
+        token is and where it lies in the model's pixels, `.frame` where these lie in the image. `.pooled` is the
+        tower's summary; to search with CLIP or BLIP, `model.encode_image(pixels)` and `model.encode_text(ids, mask)`
+        give the vectors that are compared.
+
+        Args:
+            images: one image, or several.
+            layer: after how many blocks (Swin: stages), 0 before the first, below 0 from the end; without the final
+                norm. None: the last, normed, and with `.pooled`.
+            batch: number of images at once.
+
+        Raises:
+            ValueError: a model without a vision tower or without that layer, or an image that cannot be opened.
+        """
+        return matching.features(self, images, layer=layer, batch=batch)
 
 
 QUESTION_ANSWERING = ("question-answering", "answer")

@@ -134,7 +134,7 @@ def _inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
     if isinstance(model, (VisionModel, DualModel)):
         if text is not None:
             raise ValueError(f"{model.family.title} sees only the image here: leave the text out")
-        return ImageInputs(without_dropout(model, lambda: model(pixels=pixels)), model.layouts(frames[0]))
+        return ImageInputs(without_dropout(model, lambda: model(pixel_values=pixels)), model.layouts(frames[0]))
     if isinstance(model, Captioner):
         return _with_caption(model, image, pixels, frames[0], text)
     if isinstance(model, (Answerer, Matcher)):

@@ -185,7 +185,7 @@ def look_at(
     def read() -> None:
         here = ids.to(model.device)  # where the model is now: it may have moved since
         if isinstance(model, EncoderDecoder):
-            model(here, target=torch.full((1, 1), model.start, device=model.device))
+            model(here, decoder_input_ids=torch.full((1, 1), model.start, device=model.device))
         else:
             model(here)
 

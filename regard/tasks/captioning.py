@@ -202,7 +202,7 @@ def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Ten
     if model.kind == "image-question":
         batch = model.tokenizer.batch(texts)
         _check_length(model, batch.ids.shape[1])
-        decoder = cast("Answerer", model).read_picture(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
+        decoder = cast("Answerer", model).read_image(pixels, batch.ids.to(model.device), batch.mask.to(model.device))
     else:
         captioner = cast("Captioner", model)
         if any(texts):
@@ -210,7 +210,7 @@ def _begin(model: Model, texts: list[str], config: GenerationConfig, pixels: Ten
             _check_length(model, batch.ids.shape[1] - 1)  # without the token at the end
             ids, mask = captioner.prompt(batch.ids.to(model.device), batch.mask.to(model.device))
         context = ids[:, 1:]  # `start` is no text, and the tokenizer may not know it
-        decoder = captioner.read_picture(pixels)
+        decoder = captioner.read_image(pixels)
     embed = reader.decoder.embed
     vocabulary = embed.tokens.num_embeddings
     return PromptBatch(decoder, ids, mask, embed.max_positions, vocabulary, context, (reader.end,), reader.pad)

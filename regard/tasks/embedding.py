@@ -67,7 +67,7 @@ def embed(
             with torch.no_grad():
                 hidden = cast("EncoderDecoder", model).encode(part.ids, part.mask)
         else:
-            hidden = run_model(model, part).hidden
+            hidden = run_model(model, part).last_hidden_state
         vectors = pool(hidden, part.mask, pooling)  # (b, d)
         if normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)

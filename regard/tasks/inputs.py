@@ -15,7 +15,7 @@ from regard.data.tokenizer import BatchEncoding, checked_texts
 if TYPE_CHECKING:
     from regard.models.flamingo import FlamingoModel
     from regard.models.model import Model
-from regard.models.outputs import ModelOutput
+    from regard.models.outputs import ModelOutput
     from regard.models.vision_language import PictureWriter
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
@@ -160,11 +160,11 @@ def single_batch(model: Model, text: str, second: str | None = None) -> BatchEnc
 
 
 @torch.no_grad()
-def run_model(model: Model, batch: BatchEncoding) -> Result:
+def run_model(model: Model, batch: BatchEncoding) -> ModelOutput:
     """Run the model on a batch, with token types if it has them."""
     if model.kind == "text" and cast(Any, model).tower.embed.types is not None:
-        return cast("Result", model(batch.ids, batch.mask, types=batch.types))
-    return cast("Result", model(batch.ids, batch.mask))
+        return cast("ModelOutput", model(batch.ids, batch.mask, token_type_ids=batch.types))
+    return cast("ModelOutput", model(batch.ids, batch.mask))
 
 
 def probabilities(logits: Tensor) -> Tensor:

@@ -96,13 +96,13 @@ def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageBatc
     """Of images of one size. layer: None for the last."""
     pooled = None
     if model.kind in ("dual-encoder", "vision"):
-        result = model(pixels=part.pixels, every_layer=layer is not None)
-        vectors, layers, pooled = result.hidden, result.layers, result.pooled  # (B, N, d)
+        result = model(pixel_values=part.pixels, output_hidden_states=layer is not None)
+        vectors, layers, pooled = result.last_hidden_state, result.hidden_states, result.pooler_output  # (B, N, d)
     else:
         patches, size = tower.embed.patches, tuple(part.pixels.shape[2:])
         if size[0] < patches.least[0] or size[1] < patches.least[1]:
             raise ValueError(f"the image has {size} pixels, and the model needs at least {tuple(patches.least)}")
-        vectors, layers = tower(part.pixels.to(model.dtype), every_layer=layer is not None)
+        vectors, layers = tower(part.pixels.to(model.dtype), output_hidden_states=layer is not None)
     if layer is not None:
         assert layers is not None
         vectors, pooled = layers[layer], None

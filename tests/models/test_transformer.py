@@ -191,7 +191,9 @@ def test_saved_and_loaded_it_is_the_same_model(tmp_path):
     again = load(tmp_path)
     assert (again.task, again.family.title, again.start) == ("text2text-generation", "Transformer", 1)
     assert torch.equal(again(**given).logits, model(**given).logits)
-    assert torch.equal(load(tmp_path, task="feature-extraction")(**given).last_hidden_state, model(**given).last_hidden_state)
+    assert torch.equal(
+        load(tmp_path, task="feature-extraction")(**given).last_hidden_state, model(**given).last_hidden_state
+    )
 
 
 def test_transformers_does_not_open_it_as_a_model_with_other_sines(tmp_path):

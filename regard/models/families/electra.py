@@ -16,7 +16,7 @@ from regard.models.families import bert
 from regard.models.family import Family, Names, Task
 from regard.models.text import TextModel
 from regard.nn.blocks import Block, Embedding, Tower, activation, encoder_block
-from regard.nn.heads import FirstToken, Labels, LanguageHead, Seen, Transform
+from regard.nn.heads import FirstToken, HeadInput, Labels, LanguageHead, Transform
 from regard.nn.linear import Linear
 
 __all__ = ["FAMILY"]
@@ -34,7 +34,7 @@ class ReplacedTokens(nn.Module):
         super().__init__()
         self.dense, self.function, self.score = Linear(d, d), activation(function), Linear(d, 1)
 
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, seen: HeadInput) -> Tensor:
         """→ (B, N)."""
         return cast(Tensor, self.score(self.function(self.dense(seen.hidden)))).squeeze(-1)
 
