@@ -241,9 +241,10 @@ def _of_x(steps: "Steps", which: tuple[int, int]) -> Any:
 
 def _print_heading(number: str, title: str, name: str, formula: str, lang: Lang, out: Terminal) -> None:
     """What is done, the formula, and what it means: on one line where there is room."""
+    from regard.locale import translate
     from regard.stages import MEANING
 
-    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", MEANING[lang][name]
+    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", translate(MEANING[name], lang)
     crowded = out.room is not None and width(first + second + meaning) > out.room
     out.print()
     out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))
