@@ -73,15 +73,14 @@ __all__ = [
 def __getattr__(name: str) -> object:
     from importlib.util import find_spec  # 1 ms that the import of regard need not take
 
-    home = _HOME.get(name)
-    if home is None and not name.startswith("__") and find_spec(f"regard.{name}") is not None:
-        home = f"regard.{name}"  # a module, such as regard.explorer
-    if home is None:
-        raise AttributeError(f"regard has no {name!r}; it has {', '.join(__all__)}")
-    module = import_module(home)
-    value = getattr(module, name, module)
-    globals()[name] = value
-    return value
+    if name in _HOME:
+        module = import_module(_HOME[name])
+        value = getattr(module, name, module)
+        globals()[name] = value
+        return value
+    if not name.startswith("__") and find_spec(f"regard.{name}") is not None:
+        return import_module(f"regard.{name}")  # a module, such as regard.explorer; regard.growth has a growth inside
+    raise AttributeError(f"regard has no {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,7 @@
 Letters of the formulas: n positions, d d_model, H heads, Hkv key/value heads, D head size, k kernel, B batch,
 L layers, s bytes per number.
 
-This file counts from sizes alone. It imports no torch, and it does not know how fast a machine is, what a fused kernel
-leaves unwritten, or what a mask skips.
+Counted from sizes alone, without torch: not what a fused kernel leaves unwritten, nor what a mask skips.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from html import escape
 from operator import index
 
 from regard import tables
+from regard.locale import translate
 
 __all__ = ["AttentionCost", "Cost", "CostSizes", "Count", "LayerCost", "cost"]
 
@@ -340,56 +340,31 @@ def _dtype(dtype: object) -> str:
 
 
 def _words(lang: str) -> dict[str, str]:
-    if lang not in _WORDS:
-        raise ValueError(f"lang must be one of {', '.join(map(repr, _WORDS))}; got {lang!r}")
-    return _WORDS[lang]
+    if lang not in ("en", "ko"):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 
 _WORDS = {
-    "en": {
-        "sizes": "n = {n} positions, d = {d_model} (d_model), H = {num_heads} heads of D = {head_dim}, "
-        "Hkv = {num_kv_heads} key/value heads, k = {kernel} (kernel), B = {batch} (batch), L = {layers} (layers), "
-        "s = {bytes} bytes ({dtype})",
-        "columns": "quantity|layer|exact|about|formula",
-        "note": "A multiply-add is 2 FLOPs; only matrix products are counted. All numbers are of one layer, "
-        "except the cache: of all L layers.",
-        "attention": "attention",
-        "rnn": "RNN",
-        "cnn": "CNN",
-        "order": "order of time",
-        "flops": "FLOPs",
-        "projections_flops": "· projections q, k, v, o",
-        "scores_flops": "· scores QKᵀ",
-        "weighted_sum_flops": "· weighted sum of V",
-        "one_head_flops": "FLOPs with one head",
-        "weights_bytes": "weights matrix",
-        "cache_bytes": "KV cache or state",
-        "parameters": "parameters",
-        "parameters_bytes": "parameters in bytes",
-        "sequential_steps": "sequential steps",
-        "longest_path": "longest path",
-    },
-    "ko": {
-        "sizes": "시퀀스 길이 n = {n}, d_model d = {d_model}, 헤드 H = {num_heads}개(헤드당 D = {head_dim}), "
-        "키/값 헤드 Hkv = {num_kv_heads}개, 커널 k = {kernel}, 배치 B = {batch}, 레이어 L = {layers}개, "
-        "값 하나당 s = {bytes}바이트({dtype})",
-        "columns": "항목|레이어|정확한 값|환산|계산식",
-        "note": "곱셈-덧셈 한 번을 2 FLOPs로 세며 행렬 곱만 포함합니다. 모든 값은 레이어 하나 기준이고, "
-        "캐시만 레이어 L개 전체 기준입니다.",
-        "attention": "어텐션",
-        "rnn": "RNN",
-        "cnn": "CNN",
-        "order": "시간 복잡도",
-        "flops": "연산량(FLOPs)",
-        "projections_flops": "· q, k, v, o 투영",
-        "scores_flops": "· 점수 QKᵀ",
-        "weighted_sum_flops": "· V의 가중합",
-        "one_head_flops": "헤드가 하나일 때 연산량",
-        "weights_bytes": "어텐션 가중치 행렬",
-        "cache_bytes": "KV 캐시 또는 상태",
-        "parameters": "파라미터 수",
-        "parameters_bytes": "파라미터 메모리",
-        "sequential_steps": "순차 연산 수",
-        "longest_path": "최대 경로 길이",
-    },
+    "sizes": "n = {n} positions, d = {d_model} (d_model), H = {num_heads} heads of D = {head_dim}, "
+    "Hkv = {num_kv_heads} key/value heads, k = {kernel} (kernel), B = {batch} (batch), L = {layers} (layers), "
+    "s = {bytes} bytes ({dtype})",
+    "columns": "quantity|layer|exact|about|formula",
+    "note": "A multiply-add is 2 FLOPs; only matrix products are counted. All numbers are of one layer, "
+    "except the cache: of all L layers.",
+    "attention": "attention",
+    "rnn": "RNN",
+    "cnn": "CNN",
+    "order": "order of time",
+    "flops": "FLOPs",
+    "projections_flops": "· projections q, k, v, o",
+    "scores_flops": "· scores QKᵀ",
+    "weighted_sum_flops": "· weighted sum of V",
+    "one_head_flops": "FLOPs with one head",
+    "weights_bytes": "weights matrix",
+    "cache_bytes": "KV cache or state",
+    "parameters": "parameters",
+    "parameters_bytes": "parameters in bytes",
+    "sequential_steps": "sequential steps",
+    "longest_path": "longest path",
 }

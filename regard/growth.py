@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from regard import masks, tables
 from regard.checks import check_int
 from regard.costs import BYTES, Count
+from regard.locale import translate
 from regard.nn.attention import ContextKeys
 from regard.nn.feature_maps import orthogonal_features
 from regard.nn.linformer import SlotProjection
@@ -172,10 +173,10 @@ def visible_links(n: int, window: int, global_tokens: int) -> int:
 
 
 def words_in(lang: str) -> dict[str, str]:
-    """The words of the tables in a language. Raises ValueError for one that is not spoken."""
-    if lang not in _WORDS:
-        raise ValueError(f"lang must be one of {', '.join(map(repr, _WORDS))}; got {lang!r}")
-    return _WORDS[lang]
+    """The texts of the tables in a language, "en" or "ko". Raises ValueError for another."""
+    if lang not in ("en", "ko"):
+        raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
+    return {key: translate(text, lang) for key, text in _WORDS.items()}
 
 
 def table_of(lengths: Sequence[int], shown: dict[tuple[str, int], str], words: dict[str, str]) -> str:
@@ -235,38 +236,20 @@ def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
 
 
 _WORDS = {
-    "en": {
-        "sizes": "H = {num_heads} heads of D = {head_dim}, Hkv = {num_kv_heads} key/value heads, B = {batch} (batch), "
-        "s = {bytes} bytes ({dtype}); sparse: w = {window} on each side and g = {global_tokens} global; "
-        "low-rank: k = {slots} slots; kernel: m = {features} features",
-        "flops": "Operations (a multiply-add is 2)",
-        "bytes": "Bytes made between q, k, v and the output, if all were written",
-        "bytes_short": "Bytes, if all were written",
-        "seconds": "Measured time",
-        "memory": "Measured peak memory",
-        "full": "full",
-        "sparse": "sparse",
-        "low-rank": "low-rank",
-        "kernel": "kernel",
-        "skipped": "skipped",
-        "note": "W_Q, W_K, W_V and W_O are left out: they are the same for all four.",
-    },
-    "ko": {
-        "sizes": "헤드 H = {num_heads}개(헤드당 D = {head_dim}), 키/값 헤드 Hkv = {num_kv_heads}개, 배치 B = {batch}, "
-        "값 하나당 s = {bytes}바이트({dtype}). 희소: 양쪽 윈도 w = {window}, 글로벌 위치 g = {global_tokens}개. "
-        "저랭크: 슬롯 k = {slots}개. 커널: 특징 m = {features}개",
-        "flops": "연산량(곱셈-덧셈 한 번은 2)",
-        "bytes": "q, k, v와 출력 사이에서 만들어지는 값의 바이트 수(모두 저장할 경우)",
-        "bytes_short": "바이트 수(모두 저장할 경우)",
-        "seconds": "측정한 시간",
-        "memory": "측정한 최대 메모리",
-        "full": "전체",
-        "sparse": "희소",
-        "low-rank": "저랭크",
-        "kernel": "커널",
-        "skipped": "생략",
-        "note": "W_Q, W_K, W_V, W_O는 네 방식이 모두 같으므로 제외했습니다.",
-    },
+    "sizes": "H = {num_heads} heads of D = {head_dim}, Hkv = {num_kv_heads} key/value heads, B = {batch} (batch), "
+    "s = {bytes} bytes ({dtype}); sparse: w = {window} on each side and g = {global_tokens} global; "
+    "low-rank: k = {slots} slots; kernel: m = {features} features",
+    "flops": "Operations (a multiply-add is 2)",
+    "bytes": "Bytes made between q, k, v and the output, if all were written",
+    "bytes_short": "Bytes, if all were written",
+    "seconds": "Measured time",
+    "memory": "Measured peak memory",
+    "full": "full",
+    "sparse": "sparse",
+    "low-rank": "low-rank",
+    "kernel": "kernel",
+    "skipped": "skipped",
+    "note": "W_Q, W_K, W_V and W_O are left out: they are the same for all four.",
 }
 
 

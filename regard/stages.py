@@ -1,8 +1,4 @@
-"""The steps of one attention, kept, named and printable: what `regard.steps` returns.
-
-It knows how to show numbers, in English and Korean; it computes nothing but the projections q = x·W_Q, k = x·W_K,
-v = x·W_V.
-"""
+"""The steps of one attention, kept, named and printable: what `regard.steps` returns."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from regard import tables
+from regard.locale import translate
 
 __all__ = ["Steps", "project"]
 
@@ -22,57 +19,29 @@ Lang = Literal["en", "ko"]
 NAMES = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 MOST_SHOWN = 12  # rows and columns of a matrix that are printed
 
-MEANING: dict[Lang, dict[str, str]] = {
-    "en": {
-        "x": "the input, one row per token",
-        "q": "what each token asks for",
-        "k": "what each token offers to be found by",
-        "v": "what each token hands over",
-        "scores": "how well each query fits each key",
-        "scaled": "kept small, so that the softmax does not saturate",
-        "capped": "bent so that no score passes the cap",
-        "biased": "the position's or the user's term added",
-        "masked": "what must not be seen set to −∞",
-        "weights": "each row a share of attention: sums to 1",
-        "output": "the values, averaged by those shares",
-    },
-    "ko": {
-        "x": "입력, 토큰마다 한 행",
-        "q": "각 토큰이 찾는 것",
-        "k": "각 토큰이 검색에 내놓는 것",
-        "v": "각 토큰이 넘겨주는 내용",
-        "scores": "쿼리와 키가 얼마나 맞는지",
-        "scaled": "softmax가 포화되지 않도록 값을 줄임",
-        "capped": "상한을 넘지 않도록 점수를 눌러 줌",
-        "biased": "위치 항 또는 사용자가 준 항을 더함",
-        "masked": "보면 안 되는 곳을 −∞로 바꿈",
-        "weights": "행마다 어텐션의 몫, 합은 1",
-        "output": "그 몫으로 값을 가중 평균한 것",
-    },
+MEANING = {
+    "x": "the input, one row per token",
+    "q": "what each token asks for",
+    "k": "what each token offers to be found by",
+    "v": "what each token hands over",
+    "scores": "how well each query fits each key",
+    "scaled": "kept small, so that the softmax does not saturate",
+    "capped": "bent so that no score passes the cap",
+    "biased": "the position's or the user's term added",
+    "masked": "what must not be seen set to −∞",
+    "weights": "each row a share of attention: sums to 1",
+    "output": "the values, averaged by those shares",
 }
-WORDS: dict[Lang, dict[str, str]] = {
-    "en": {
-        "title": "Attention step by step: {nq} queries, {nk} keys, head size {d}",
-        "headers": "step|formula|shape|meaning",
-        "unchanged": "unchanged: {why}",
-        "capped": "no softcap",
-        "biased": "no bias",
-        "masked": "no mask",
-        "one_of": "shown: batch {batch}, head {head} of {shape}",
-        "cut": "the first {n} shown",
-        "sink": "each row a share of attention; the sink takes the rest",
-    },
-    "ko": {
-        "title": "어텐션 단계별 보기: 쿼리 {nq}개, 키 {nk}개, 헤드 크기 {d}",
-        "headers": "단계|식|모양|의미",
-        "unchanged": "그대로: {why}",
-        "capped": "softcap 없음",
-        "biased": "bias 없음",
-        "masked": "마스크 없음",
-        "one_of": "{shape} 가운데 배치 {batch}, 헤드 {head}",
-        "cut": "앞의 {n}개만 표시",
-        "sink": "행마다 어텐션의 몫, 나머지는 sink가 가져감",
-    },
+WORDS = {
+    "title": "Attention step by step: {nq} queries, {nk} keys, head size {d}",
+    "headers": "step|formula|shape|meaning",
+    "unchanged": "unchanged: {why}",
+    "capped": "no softcap",
+    "biased": "no bias",
+    "masked": "no mask",
+    "one_of": "shown: batch {batch}, head {head} of {shape}",
+    "cut": "the first {n} shown",
+    "sink": "each row a share of attention; the sink takes the rest",
 }
 
 
@@ -149,7 +118,7 @@ class Steps:
 
         lang: "en" or "ko".  batch, head: which matrix to print where there are several.
         """
-        if lang not in WORDS:
+        if lang not in ("en", "ko"):
             raise ValueError(f"lang must be 'en' or 'ko', got {lang!r}")
         parts = [self._title(lang), tables.text(*self._summary(lang))]
         for name in self._changed():
@@ -170,22 +139,23 @@ class Steps:
         return [name for name in NAMES if name not in self.unchanged]
 
     def _title(self, lang: Lang) -> str:
-        return WORDS[lang]["title"].format(nq=self.scores.shape[-2], nk=self.scores.shape[-1], d=self.q.shape[-1])
+        return translate(WORDS["title"], lang, nq=self.scores.shape[-2], nk=self.scores.shape[-1], d=self.q.shape[-1])
 
     def _summary(self, lang: Lang) -> tuple[list[str], list[list[str]]]:
-        words, meaning, rows = WORDS[lang], MEANING[lang], []
+        rows = []
         for name in (*(() if self.x is None else ("x", "q", "k", "v")), *NAMES):
-            why = words["unchanged"].format(why=words[name]) if name in self.unchanged else meaning[name]
-            if name == "weights" and self.has_sinks:
-                why = words["sink"]
+            if name in self.unchanged:
+                why = translate(WORDS["unchanged"], lang, why=translate(WORDS[name], lang))
+            else:
+                why = translate(WORDS["sink"] if name == "weights" and self.has_sinks else MEANING[name], lang)
             rows.append([name, self.formulas[name], str(tuple(getattr(self, name).shape)), why])
-        return words["headers"].split("|"), rows
+        return translate(WORDS["headers"], lang).split("|"), rows
 
     def _which(self, lang: Lang, batch: int, head: int) -> str:
         lead = self.scores.shape[:-2]
         if not lead or all(n == 1 for n in lead):
             return ""
-        return "   (" + WORDS[lang]["one_of"].format(batch=batch, head=head, shape=tuple(lead)) + ")"
+        return "   (" + translate(WORDS["one_of"], lang, batch=batch, head=head, shape=tuple(lead)) + ")"
 
     def _matrix(self, name: str, lang: Lang, batch: int, head: int) -> tuple[list[str], list[list[str]]]:
         values = pick(getattr(self, name), batch, head)
@@ -195,7 +165,7 @@ class Steps:
         names = self.labels or [str(i) for i in range(values.shape[0])]
         rows = [[names[i], *(tables.number(float(value)) for value in values[i, :m])] for i in range(n)]
         if values.shape != (n, m):
-            rows.append([f"… {WORDS[lang]['cut'].format(n=MOST_SHOWN)}", *("" for _ in range(m))])
+            rows.append([f"… {translate(WORDS['cut'], lang, n=MOST_SHOWN)}", *("" for _ in range(m))])
         return headers, rows
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends import load
-from regard.checks import is_distributed
+from regard.checks import check_int, is_distributed
 from regard.nn.cache import Cache, FixedCache, GrowingCache, KeyValueCache
 from regard.nn.linear import Joined, Linear, apart, part, separate, whole_output
 from regard.op import attention
@@ -62,20 +62,32 @@ class MultiHeadAttention(nn.Module):
     >>> layer(torch.zeros(2, 5, 512)).shape
     torch.Size([2, 5, 512])
 
-    d_model: width of x and of the result.  num_heads: query heads; must divide d_model unless head_dim is given.
-    num_kv_heads: key/value heads (grouped-query attention), default num_heads.
-    d_context: width of `context`, default d_model.
-    bias: do the projections have one.  out_bias: does W_O, default as bias.
-    fused: one matrix for [Q|K|V] instead of three; the same numbers, one product. 12 heads in 768 have a
-      Linear(768, 2304): (B, N, 2304) → (B, N, 3, 12, 64) → q, k, v, each (B, 12, N, 64).
-    position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None. Rotary
-      with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass, as they do in
-      the models that use it.
-    head_norms: of each head's queries and of its keys, (…, D) → (…, D), before any position; None for none.
-    dropout: on the weights, in training only.  scale, softcap, backend: as in `regard.attention`.
+    Args:
+        d_model: width of x and of the result.
+        num_heads: query heads; must divide d_model unless head_dim is given.
+        num_kv_heads: key/value heads (grouped-query attention); default num_heads.
+        head_dim: D, the width of a head; default d_model / num_heads.
+        d_context: width of `context`; default d_model.
+        bias: whether the projections have a bias.
+        out_bias: whether W_O has one; default as `bias`.
+        fused: one matrix for [Q|K|V] instead of three; the same numbers, one product. 12 heads in 768 have a
+            Linear(768, 2304): (B, N, 2304) → (B, N, 3, 12, 64) → q, k, v, each (B, 12, N, 64).
+        position: a regard.positions.Rotary, a bias (alibi(…)) or a layer that makes one (T5, Shaw, Swin), or None.
+            Rotary with DynamicNTK or LongRope depends on the length of a call, so cached steps differ from one pass,
+            as they do in the models that use it.
+        head_norms: norms of each head's queries and keys, (…, D) → (…, D), before any position; or None.
+        dropout: on the weights, in training only.
+        scale: of the scores; default 1/√D.
+        softcap: cap of the scores, or None.
+        backend: as in `regard.attention`.
 
-    local_heads: the query heads that this process computes, all but under tensor parallelism
-    (`regard.models.tensor_parallel`); `num_heads` and `num_kv_heads` count those of all processes.
+    Attributes:
+        local_heads: the query heads that this process computes: all, unless under tensor parallelism
+            (`regard.models.tensor_parallel`); `num_heads` and `num_kv_heads` count those of all processes.
+
+    Raises:
+        TypeError: a position of another kind.
+        ValueError: sizes that do not fit each other, dropout outside [0, 1), or an unknown backend.
     """
 
     q_norm: nn.Module | None
@@ -104,8 +116,12 @@ class MultiHeadAttention(nn.Module):
             num_heads if num_kv_heads is None else num_kv_heads,
             d_model if d_context is None else d_context,
         )
-        _check_sizes(d_model, num_heads, num_kv_heads, head_dim, d_context, fused)
-        if not (position is None or isinstance(position, Rotary) or _makes_bias(position)):
+        check_head_sizes(d_model, num_heads, num_kv_heads, head_dim)
+        check_int("d_context", d_context)
+        if fused and d_context != d_model:
+            raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
+        makes_bias = not isinstance(position, type) and callable(getattr(position, "bias", None))
+        if not (position is None or isinstance(position, Rotary) or makes_bias):
             raise TypeError(
                 "position must be a regard.positions.Rotary, a bias, a layer with bias(q, scale), or None; "
                 f"got {type(position).__name__}"
@@ -139,12 +155,16 @@ class MultiHeadAttention(nn.Module):
         positions: Tensor | Angles | None = None,
         context_positions: Tensor | None = None,
     ) -> Tensor:
-        """x (B, N, d_model) looks at itself, or at context (B, M, d_context); the result is (B, N, d_model).
+        """Self-attention of x (B, N, d_model), or cross-attention to a context; the result is (B, N, d_model).
 
-        context: where many calls look at one context (a decoder's steps), `keys(context)`, made once.
-        mask: as in `regard.attention`.  cache: keys and values of earlier positions, which x continues.
-        positions, context_positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds.
-          Layers of one model can share `rotary.angles(positions)`.
+        Args:
+            x: (B, N, d_model) or (N, d_model).
+            context: (B, M, d_context); where many calls look at one context (a decoder's steps), `keys(context)`.
+            mask: as in `regard.attention`.
+            cache: keys and values of earlier positions, which x continues.
+            positions: integers (N,) or (B, N) for Rotary; default 0, 1, … after what the cache holds. Layers of one
+                model can share `rotary.angles(positions)`.
+            context_positions: integers (M,) or (B, M) for Rotary.
         """
         if x.ndim == 2:
             context = context[None] if isinstance(context, Tensor) else context
@@ -173,12 +193,16 @@ class MultiHeadAttention(nn.Module):
         return ContextKeys(k, v)
 
     def new_cache(self, batch: int, length: int, *, dtype: torch.dtype, device: torch.device | str) -> FixedCache:
-        """What a decoder of this layer keeps: room for the keys and values of `length` positions of `batch` texts.
+        """An empty cache for decoding with this layer.
 
         >>> MultiHeadAttention(6, 2, num_kv_heads=1).new_cache(5, 7, dtype=torch.float32, device="cpu")
         FixedCache(0 of 7 positions, 840 bytes)
 
-        dtype, device: of the keys. Raises ValueError for sizes below 1, and as torch does without that much memory.
+        Args:
+            batch: rows of the batch.
+            length: positions there is room for.
+            dtype: of the keys.
+            device: of the keys.
         """
         num_kv_heads = len(self.local_heads) * self.num_kv_heads // self.num_heads
         return FixedCache(batch, num_kv_heads, length, self.head_dim, dtype=dtype, device=device)
@@ -396,31 +420,18 @@ class MultiHeadAttention(nn.Module):
         return ", ".join([str(self.d_model), f"num_heads={self.num_heads}", f"head_dim={self.head_dim}", *said])
 
 
-def _makes_bias(position: object) -> bool:
-    return not isinstance(position, type) and callable(getattr(position, "bias", None))
-
-
-def _check_sizes(
-    d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None, d_context: int, fused: bool
-) -> None:
-    for name, n in (
-        ("d_model", d_model),
-        ("num_heads", num_heads),
-        ("num_kv_heads", num_kv_heads),
-        ("d_context", d_context),
-    ):
-        if n < 1:
-            raise ValueError(f"{name} must be at least 1, got {n}")
-    if head_dim is not None and head_dim < 1:
-        raise ValueError(f"head_dim must be at least 1, got {head_dim}")
-    if head_dim is None and d_model % num_heads:
+def check_head_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+    """Raise TypeError for sizes that are not integers, ValueError for sizes below 1 or that do not divide."""
+    for name, size in {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads}.items():
+        check_int(name, size)
+    if head_dim is not None:
+        check_int("head_dim", head_dim)
+    elif d_model % num_heads:
         raise ValueError(
             f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
         )
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-    if fused and d_context != d_model:
-        raise ValueError(f"fused projections need d_context = d_model, got {d_context} and {d_model}")
 
 
 def _count(x: Tensor, start: int) -> Tensor:

@@ -41,13 +41,17 @@ class PerformerAttention(HeadProjections):
     torch.Size([1, 50, 6])
 
     d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `regard.MultiHeadAttention`.
-    features: m, default D·ln D. The error falls as 1/√m, and grows as e to the size of the scores.
-    seed: of the random directions, which all heads share and which are saved with the weights.
-    position: a regard.positions.Rotary or None. Biases act on scores, which are never made here.
-    epsilon: as in `kernel_attention`.  scale: of the scores, default 1/√D.
 
-    Raises ValueError for sizes that do not fit each other and for a scale that is not finite and above 0, TypeError for
-    sizes and a seed that are no whole numbers, and for another kind of position.
+    Args:
+        features: m, default D·ln D. The error falls as 1/√m, and grows as e to the size of the scores.
+        seed: of the random directions, which all heads share and which are saved with the weights.
+        position: a regard.positions.Rotary or None. Biases act on scores, which are never made here.
+        epsilon: as in `kernel_attention`.
+        scale: of the scores; default 1/√D.
+
+    Raises:
+        TypeError: sizes or a seed that are not integers, or another kind of position.
+        ValueError: sizes that do not fit each other, or a scale that is not finite and above 0.
     """
 
     why_unseen: ClassVar[str] = (  # what `regard.watch` says of this layer

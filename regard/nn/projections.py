@@ -7,17 +7,16 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from regard.checks import check_int
 from regard.masks.dense import as_mask
 from regard.masks.mask import And, Mask
 from regard.masks.positional import Causal
 from regard.masks.rules import indices
-from regard.nn.attention import ContextKeys, MultiHeadAttention, split
+from regard.nn.attention import ContextKeys, MultiHeadAttention, check_head_sizes, split
 from regard.nn.linear import Joined, Linear, part, whole_output
 
 
 class HeadProjections(nn.Module):
-    """The linear maps of a layer that attends in its own way; the layer itself says how, in its `forward`.
+    """The projections of a layer that is not softmax attention: base class of Linformer and Performer.
 
     >>> import torch
     >>> maps = HeadProjections(6, 2, num_kv_heads=1, head_dim=None, bias=True, out_bias=True)
@@ -28,8 +27,8 @@ class HeadProjections(nn.Module):
     d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms: as in `MultiHeadAttention`.
     values_are_keys: one map for both, and no W_V (the linformer package's share_kv).
 
-    Raises TypeError for sizes that are no whole numbers, ValueError for sizes below 1 or that do not divide, and for
-    fused maps where values are keys.
+    Raises TypeError for sizes that are not integers, ValueError for sizes below 1 or that do not divide, and for
+    fused projections where values are keys.
     """
 
     w_v: Linear | None
@@ -51,7 +50,7 @@ class HeadProjections(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(d_model, num_heads, num_kv_heads, head_dim)
+        check_head_sizes(d_model, num_heads, num_kv_heads, head_dim)
         if fused and values_are_keys:
             raise ValueError("fused projections have a W_V: leave out fused=, or values_are_keys=")
         self.d_model, self.num_heads, self.num_kv_heads, self.fused = d_model, num_heads, num_kv_heads, fused
@@ -130,23 +129,6 @@ class HeadProjections(nn.Module):
             raise ValueError(f"x must be (B, N, {self.d_model}) or (N, {self.d_model}), got {tuple(x.shape)}")
 
 
-def _check_sizes(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
-    for name, n in (
-        ("d_model", d_model),
-        ("num_heads", num_heads),
-        ("num_kv_heads", num_kv_heads),
-        ("head_dim", head_dim),
-    ):
-        if n is not None:
-            check_int(name, n)
-    if head_dim is None and d_model % num_heads:
-        raise ValueError(
-            f"d_model {d_model} does not divide by {num_heads} heads; give head_dim= to choose another size"
-        )
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-
-
 class KeyMask(NamedTuple):
     """Which keys are seen: `real` (B or 1, Nk) booleans or None for all; `causal`: none that lies ahead."""
 
@@ -173,7 +155,12 @@ def read_key_mask(mask: object, batch: int, num_heads: int, nq: int, nk: int, de
     causal, real = False, None
     for mask_part in _parts(given):
         if isinstance(mask_part, Causal):
-            _check_offset(mask_part, nq, nk)
+            last = mask_part.offset is None or mask_part.offset == nk - nq  # a tensor for offsets (B, 1 or H)
+            if not (bool(last.all()) if isinstance(last, Tensor) else last):
+                raise ValueError(
+                    f"{mask_part!r} is not for linear attention: its queries are always the last {nq} of {nk} "
+                    "positions. Use masks.causal() without an offset"
+                )
             causal = True
         else:
             row = _one_row(mask_part, nq, nk, device)  # (B or 1, Nk)
@@ -183,15 +170,6 @@ def read_key_mask(mask: object, batch: int, num_heads: int, nq: int, nk: int, de
 
 def _parts(mask: Mask) -> list[Mask]:
     return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
-
-
-def _check_offset(mask: Causal, nq: int, nk: int) -> None:
-    last = mask.offset is None or mask.offset == nk - nq  # of numbers (B, 1 or H): which are
-    if not (bool(last.all()) if isinstance(last, Tensor) else last):
-        raise ValueError(
-            f"{mask!r} is not for linear attention: its queries are always the last {nq} of {nk} positions. "
-            "Use masks.causal() without an offset"
-        )
 
 
 def _one_row(mask: Mask, nq: int, nk: int, device: torch.device) -> Tensor:
