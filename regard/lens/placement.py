@@ -198,7 +198,7 @@ TokenIndex = tuple[int, int]
 class ImagePatches:
     """The patches of one picture.
 
-    >>> three = Patches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
+    >>> three = ImagePatches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
     >>> three.cells.tolist(), three.boxes[2].tolist()
     ([[0, 0], [0, 1], [0, 2]], [0.0, 16.0, 8.0, 24.0])
     """
@@ -352,7 +352,7 @@ def name_kind(layout: Layout, place: TokenIndex) -> str:
 def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
     """A token in words: a patch by its row and column, text by its word, any other by its kind.
 
-    >>> name_token(Patches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
+    >>> name_token(ImagePatches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
     'patch (1, 0)'
     """
     layout = patches.layout

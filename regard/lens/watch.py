@@ -364,7 +364,7 @@ def _from_weights(record: Record, sighting: Sighting, plan: Plan) -> Weights:
     found = streaming.measure_given(weights, replace(plan.wanted, names=names))
     record.facts = facts.read_weights(scores, made, kind=sighting.kind)
     if sighting.edited:
-        empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
+        empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
         record.facts = replace(record.facts, edited=True, empty_rows=empty)
     sight = KnownVisibility(None, record.facts.padding, record.facts.offset)
     _finish(record, weights, found, sight, sighting.output, plan, "torch")
