@@ -1,20 +1,17 @@
-"""What a head looks at, as one number per pattern: the mean weight on the key that the pattern names. No N×N.
+"""Attention patterns: one score per head and pattern, the mean weight on the keys that the pattern names. No N×N.
 
-A pattern names one key for each query, or a few: its own place, the place before, the first key. Its score is the mean
-weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view already has. Scores are
-of one head each, so a head may match several patterns.
+A pattern names one key for each query, or a few: its own position, the position before, the first key. Its score is
+the mean weight there, O(N·D) from `Weights.pairs`; "uniform" and "delimiter" come from sums that a view has already.
 
-A head is named by shares, not by scores: the part of all its attention that goes to the keys of a pattern. A score is a
-mean over the queries that the pattern names a key for, and those may be few: one token that stands twice in a text.
-Many heads rest on the first token, so there is also what goes to a pattern's keys beside it.
+A head is labelled by shares, not by scores: the part of all its attention that goes to the keys of a pattern. A score
+is a mean over the queries that the pattern names a key for, and those may be few (a token that stands twice in a text).
+Many heads rest on the first token, so there is also the share that goes to a pattern's keys beside it.
 
-Key j stands at position j, query i at i + offset, with offset Nk − Nq unless given, as in `regard.masks`. A query
-counts where the key its pattern names is there and neither of the two is padding; with no such query the score is 0. A
-key that is hidden from its query counts, with weight 0. Where sinks take a part of each row, scores are lower by it.
+Key j stands at position j, query i at i + offset, with offset Nk − Nq by default, as in `regard.masks`. A query counts
+if the key of its pattern exists and neither of the two is padding; with no such query the score is 0. A hidden key
+counts with weight 0. Sinks, which take a part of each row, lower the scores.
 
 Axis letters: B batch, H heads, N positions (Nq queries, Nk keys).
-
-This file does not know models, tokenizers or how weights are computed.
 """
 
 from __future__ import annotations
@@ -39,9 +36,9 @@ __all__ = ["CALLED", "KEYS", "MEANING", "NAMES", "THRESHOLDS", "Patterns", "labe
 NAMES = ("own", "previous", "next", "first", "neighbours", "uniform", "delimiter", "same token", "induction")
 
 THRESHOLDS: Mapping[str, float] = MappingProxyType(dict.fromkeys(NAMES, 0.5) | {"uniform": 0.9})
-"""From which share on a head gets a name. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
+"""The least share for a label. "uniform" is a share of entropy, which half of all heads reach at 0.5."""
 
-REST = 0.05  # of a head's attention: where less goes elsewhere than to the first token, nothing is said of it
+REST = 0.05  # the least share beside the first token for a label of the rest
 
 _KEYS = {
     "own": "its own position",
@@ -73,11 +70,12 @@ KEYS, MEANING, CALLED = (
 
 
 class Patterns(NamedTuple):
-    """How far each head follows the patterns, name → (B, H) in [0, 1].
+    """How far each head follows the patterns: name → (B, H) in [0, 1].
 
-    scores: the mean weight on the keys that a pattern names, over the queries that it names one for.
-    shares: the part of all attention of real queries that goes to those keys; "uniform" as in scores.
-    beside: the same without what goes to the first token; "first" and "uniform" are not in it.
+    Attributes:
+        scores: mean weight on the keys that a pattern names, over the queries that it names one for.
+        shares: part of all attention of real queries that goes to those keys; "uniform" as in scores.
+        beside: shares without what goes to the first token; has no "first" and "uniform".
     """
 
     scores: dict[str, Tensor]
@@ -98,29 +96,33 @@ def measure(
     ids: Tensor | None = None,
     delimiters: Tensor | None = None,
 ) -> Patterns:
-    """Every pattern for which the arguments are there.
+    """Score every pattern that the arguments allow.
 
-    >>> from regard.lens.measures.weights import StoredWeights
-    >>> causal = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
-    >>> found = measure(StoredWeights(causal.view(1, 1, 3, 3)))
-    >>> {name: round(s.item(), 2) for name, s in found.scores.items()}
-    {'own': 0.47, 'previous': 0.8, 'next': 0.0, 'first': 0.63, 'neighbours': 0.53}
-    >>> round(found.shares["previous"].item(), 2), round(found.beside["previous"].item(), 2)
-    (0.53, 0.23)
+    Args:
+        weights: exact weights on demand; only pairs are computed.
+        kind: "self", or "cross", where only first, uniform and delimiter have a meaning.
+        entropy: (B, H, Nq) in nats, for "uniform".
+        visible: (B or 1, H or 1, Nq) number of keys each query sees, one more if a sink takes part in the entropy, for
+            "uniform"; queries that see one key or none do not count.
+        received: (B, H, Nk) column sums of the weights, for "delimiter".
+        rows: number of queries that `received` sums over, one or one per batch row; default Nq, with padding.
+        offset: position of query 0: an integer, one per batch row, or (B or 1, H or 1).
+        padding: (B or 1, Nk) True for padding. A query is padding if its own position is.
+        ids: (B or 1, Nk) token numbers, for "same token" and "induction".
+        delimiters: (B or 1, Nk) booleans, for "delimiter". The first token never counts as one.
 
-    weights: exact weights on demand; only pairs are asked for.
-    kind: "self", or "cross", where only first, uniform and delimiter have a meaning.
-    entropy, visible: (B, H, Nq) nats, and (B or 1, H or 1, Nq) how many keys each query sees, one more where a sink
-        takes part in the entropy. Both are needed for "uniform", which queries that see one key or none leave out.
-    received: (B, H, Nk) column sums of the weights, and delimiters (B or 1, Nk) booleans, for "delimiter". The first
-        token is no delimiter, whatever it is called: a head that rests on [CLS] looks at no punctuation.
-    rows: how many queries `received` sums over, one number or one per batch row; default all Nq, padding's too.
-    offset: position of query 0, one integer, one per batch row, or (B or 1, H or 1).
-    padding: (B or 1, Nk) booleans, True = padding. A query is padding where its own position is.
-    ids: (B or 1, Nk) token numbers, for "same token" and "induction".
+    Raises:
+        ValueError: for an unknown kind, a tensor of another shape, and offset or ids with cross-attention.
+        TypeError: for padding or delimiters that are not booleans, and ids that are not integers.
 
-    Raises ValueError for an unknown kind, a tensor of another shape, and offset or ids with cross-attention; TypeError
-    for padding or delimiters that are not booleans and ids that are not integers.
+    Example:
+        >>> from regard.lens.measures.weights import Given
+        >>> causal = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
+        >>> found = measure(Given(causal.view(1, 1, 3, 3)))
+        >>> {name: round(s.item(), 2) for name, s in found.scores.items()}
+        {'own': 0.47, 'previous': 0.8, 'next': 0.0, 'first': 0.63, 'neighbours': 0.53}
+        >>> round(found.shares["previous"].item(), 2), round(found.beside["previous"].item(), 2)
+        (0.53, 0.23)
     """
     if kind not in ("self", "cross"):
         raise ValueError(f"kind must be 'self' or 'cross', got {kind!r}")
@@ -129,7 +131,9 @@ def measure(
     layout = _Positions(weights, offset, padding, kind)
     looks: dict[str, tuple[KeyWeights, ...]] = {"first": (layout.look(layout.first()),)}
     if kind == "self":
-        looks |= _by_place(layout)
+        back2, back, own, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
+        near = (back2, back, ahead, ahead2)
+        looks |= {"own": (own,), "previous": (back,), "next": (ahead,), "neighbours": near}
     if ids is not None:
         looks |= _by_token(layout, ids)
     scores = {name: _mean(*found) for name, found in looks.items()}
@@ -144,19 +148,23 @@ def measure(
 
 
 def label(shares: Mapping[str, Tensor], threshold: float | Mapping[str, float] = THRESHOLDS) -> list[list[list[str]]]:
-    """The names of each head, [batch row][head], strongest first: the patterns that reach their threshold.
+    """The labels of each head, [batch row][head], strongest first: the patterns that reach their threshold.
 
-    >>> label({"own": torch.tensor([[0.2, 0.6]]), "first": torch.tensor([[0.3, 0.9]])})
-    [[[], ['first', 'own']]]
+    "neighbours" is no label of a head that is "previous" or "next", which it contains.
 
-    shares: as `measure` gives them.
-    threshold: one for all patterns, or one per name.
+    Args:
+        shares: as `measure` gives them.
+        threshold: one for all patterns, or one per name.
 
-    "neighbours" is not said of a head that is named "previous" or "next" already, which it contains.
-    Raises ValueError for no shares at all, a threshold outside [0, 1], or one that is missing.
+    Raises:
+        ValueError: for no shares at all, a threshold outside [0, 1], or one that is missing.
+
+    Example:
+        >>> label({"own": torch.tensor([[0.2, 0.6]]), "first": torch.tensor([[0.3, 0.9]])})
+        [[[], ['first', 'own']]]
     """
     if not shares:
-        raise ValueError("there are no shares to take names from")
+        raise ValueError("there are no shares to take labels from")
     least = dict.fromkeys(shares, threshold) if isinstance(threshold, (int, float)) else dict(threshold)
     for name in shares:
         if name not in least:
@@ -165,17 +173,27 @@ def label(shares: Mapping[str, Tensor], threshold: float | Mapping[str, float] =
             raise ValueError(f"a threshold must be in [0, 1], got {least[name]} for {name!r}")
     table = {name: values.tolist() for name, values in shares.items()}
     batch, heads = next(iter(shares.values())).shape
-    return [[_names({n: t[b][h] for n, t in table.items()}, least) for h in range(heads)] for b in range(batch)]
+
+    def labels(b: int, h: int) -> list[str]:
+        names = [name for name in table if table[name][b][h] >= least[name]]  # NaN reaches nothing
+        if "previous" in names or "next" in names:
+            names = [name for name in names if name != "neighbours"]
+        return sorted(names, key=lambda name: -table[name][b][h])
+
+    return [[labels(b, h) for h in range(heads)] for b in range(batch)]
 
 
 def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> list[list[str | None]]:
-    """What heads do that rest on the first token, [batch row][head]: the pattern that gets half of the rest, or None.
+    """For heads that rest on the first token, the pattern that gets half of the rest, [batch row][head], or None.
 
-    >>> shares = {"first": torch.tensor([[0.8, 0.8, 0.3]])}
-    >>> label_rest(shares, {"previous": torch.tensor([[0.15, 0.05, 0.7]])})
-    [['previous', None, None]]
+    Args:
+        shares: as `measure` gives them.
+        beside: as `measure` gives them.
 
-    shares, beside: as `measure` gives them. A head that does not rest there, or does little else, has None.
+    Example:
+        >>> shares = {"first": torch.tensor([[0.8, 0.8, 0.3]])}
+        >>> label_rest(shares, {"previous": torch.tensor([[0.15, 0.05, 0.7]])})
+        [['previous', None, None]]
     """
     resting = [[names[:1] == ["first"] for names in row] for row in label(shares)]
     if not any(map(any, resting)):
@@ -189,18 +207,11 @@ def label_rest(shares: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> li
     ]
 
 
-def _names(shares: dict[str, float], least: Mapping[str, float]) -> list[str]:
-    names = [name for name in shares if shares[name] >= least[name]]  # NaN reaches nothing
-    if {"previous", "next"} & set(names):
-        names = [name for name in names if name != "neighbours"]
-    return sorted(names, key=lambda name: -shares[name])
-
-
 # ------------------------------------------------------------------------------------------------------ who looks where
 
 
 class KeyWeights(NamedTuple):
-    """A weight per query, (B, H, Nq); which queries count, and of which the key is the first token, (B, H, Nq) or 1."""
+    """Weight of one key per query, (B, H, Nq); which queries count; and whether the key is the first token."""
 
     weight: Tensor
     counts: Tensor
@@ -215,7 +226,10 @@ class _Positions:
         self.batch, self.heads, self.nq, self.nk = weights.sizes
         device = torch.device("cpu") if padding is None else padding.device
         grid = TileGrid(self.nq, self.nk, (1, 1), device)
-        place = _fitting("offset", read_offset(offset), (self.batch, self.heads))
+        place = read_offset(offset)
+        lead = (self.batch, self.heads)
+        if isinstance(place, Tensor) and any(n not in (1, m) for n, m in zip(place.shape, lead, strict=True)):
+            raise ValueError(f"offset of shape {tuple(place.shape)} does not fit {lead[0]} batch rows, {lead[1]} heads")
         positions = grid.positions(place)
         self.position = positions if positions.ndim == 3 else positions.view(1, 1, -1)  # (B or 1, H or 1, Nq)
         self.padding = torch.zeros(1, self.nk, dtype=torch.bool, device=device)  # (B or 1, Nk)
@@ -249,12 +263,6 @@ class _Positions:
         return torch.where(real, found, 0).sum(-1) / real.sum(-1).clamp(min=1)
 
 
-def _by_place(layout: _Positions) -> dict[str, tuple[KeyWeights, ...]]:
-    back2, back, here, ahead, ahead2 = (layout.look(layout.position + step) for step in (-2, -1, 0, 1, 2))
-    near = (back2, back, ahead, ahead2)
-    return {"own": (here,), "previous": (back,), "next": (ahead,), "neighbours": near}
-
-
 def _uniform(layout: _Positions, entropy: Tensor, visible: Tensor) -> Tensor:
     """The mean of H_i / ln(number of keys), over queries that see two keys or more."""
     _shaped("entropy", entropy, (layout.batch, layout.heads, layout.nq), shared=False)
@@ -286,23 +294,20 @@ def _by_token(layout: _Positions, ids: Tensor) -> dict[str, tuple[KeyWeights, ..
     if layout.nk == 0:
         nothing = (layout.look(layout.first()),)
         return {"same token": nothing, "induction": nothing}
-    group = _groups(ids, layout.padding)
-    before, after = _earlier(group), _later(group)
+    padding = layout.padding
+    _, number = torch.unique(ids.to(padding.device), return_inverse=True)
+    alone = number.numel() + torch.arange(layout.nk, device=padding.device)
+    group = torch.where(padding, alone, number)  # equal where the tokens are; padding equals nothing
+    before, mirrored = _earlier(group), _earlier(group.flip(1)).flip(1)
+    after = torch.where(mirrored < 0, -1, layout.nk - 1 - mirrored)
     followed = torch.where(before < 0, -1, before + 1)
     tables = (before, after, followed)
     back, ahead, next_to = (layout.look(at_positions(t, layout.position, outside=-1)) for t in tables)
     return {"same token": (back, ahead), "induction": (next_to,)}
 
 
-def _groups(ids: Tensor, padding: Tensor) -> Tensor:
-    """(B or 1, Nk) numbers that are equal where the tokens are; padding is like nothing else, whatever its id."""
-    _, number = torch.unique(ids.to(padding.device), return_inverse=True)
-    alone = number.numel() + torch.arange(padding.shape[1], device=padding.device)
-    return torch.where(padding, alone, number)
-
-
 def _earlier(group: Tensor) -> Tensor:
-    """For each position the latest one before it that holds the same number, or −1: (B, N) → (B, N), by one sort.
+    """The latest earlier position with the same number, or −1: (B, N) → (B, N), by one sort.
 
     >>> _earlier(torch.tensor([[7, 5, 7, 7, 5]])).tolist()
     [[-1, -1, 0, 2, 1]]
@@ -310,12 +315,6 @@ def _earlier(group: Tensor) -> Tensor:
     value, at = group.sort(dim=1, stable=True)
     linked = torch.where(value[:, 1:] == value[:, :-1], at[:, :-1], -1)
     return torch.full_like(at, -1).scatter(1, at[:, 1:], linked)
-
-
-def _later(group: Tensor) -> Tensor:
-    """For each position the next one after it that holds the same number, or −1."""
-    mirrored = _earlier(group.flip(1)).flip(1)
-    return torch.where(mirrored < 0, -1, group.shape[1] - 1 - mirrored)
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -345,9 +344,3 @@ def _shaped(name: str, values: Tensor, shape: tuple[int, ...], shared: bool = Tr
         wanted = ", ".join([*(f"{n} or 1" if shared and n != 1 else str(n) for n in shape[:-1]), str(shape[-1])])
         raise ValueError(f"{name} must have shape ({wanted}), got {tuple(values.shape)}")
     return values
-
-
-def _fitting(name: str, value: Tensor | int | None, lead: tuple[int, int]) -> Tensor | int | None:
-    if isinstance(value, Tensor) and any(n not in (1, m) for n, m in zip(value.shape, lead, strict=True)):
-        raise ValueError(f"{name} of shape {tuple(value.shape)} does not fit {lead[0]} batch rows and {lead[1]} heads")
-    return value

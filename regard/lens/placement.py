@@ -1,4 +1,4 @@
-"""Token layouts of a capture: checked against its calls; patches by row and column."""
+"""Token layouts of a capture, checked against its calls; image patches and tokens by name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,24 @@ HOW = (
 )
 
 
+ROUNDING = 1e-6  # of an image's longer side
+
+Token = int | str | tuple[int, int] | None
+"""Which token is asked for: its index, its kind or word where there is one such, or its window and its index there."""
+
+TokenIndex = tuple[int, int]
+"""Window and index of a token."""
+
+
 @dataclass(frozen=True)
 class TokenPlacement:
-    """What a view knows of its tokens: the module's path, their layouts and their words.
+    """Layouts and words of a view's tokens.
 
-    sides: one for all batch entries, or one for each; none where they were not given or do not fit, as `lacking` says.
-    words: a row for each batch entry, or one for all.
+    Attributes:
+        path: the module's path.
+        sides: one for all batch entries, or one each; empty if they were not given or do not fit.
+        words: a row for each batch entry, or one for all.
+        lacking: the reason for empty sides.
     """
 
     path: str = ""
@@ -38,7 +50,7 @@ class TokenPlacement:
 
     @property
     def windows(self) -> int:
-        """W."""
+        """Number of windows per batch entry."""
         return self.sides[0].queries.shape[0]
 
     def entry(self, batch: int) -> tuple[Sides, Sequence[str] | None]:
@@ -48,14 +60,17 @@ class TokenPlacement:
 
 
 UNPLACED = TokenPlacement()
-"""Of a view of which nothing was said."""
+"""The placement of a view without layouts."""
 
 
 @dataclass(frozen=True)
 class RunSizes:
-    """The calls of a module that carry each other on, in order; mostly one.
+    """Sizes of the calls of one run of a module; more than one call in generation.
 
-    kind: "self" or "cross".  sizes: B, H, Nq, Nk of each.  first: the place of its first key among those of the run.
+    Attributes:
+        kind: "self" or "cross".
+        sizes: B, H, Nq, Nk of each call.
+        first: position of each call's first key among those of the run.
     """
 
     kind: str
@@ -70,7 +85,7 @@ class RunSizes:
         return batch, heads, sum(sizes[2] for sizes in self.sizes), max(ends)
 
     def misfit(self, sides: tuple[Sides, ...]) -> str | None:
-        """Why layouts cannot be of this run; None where they can."""
+        """Why layouts do not fit this run, or None."""
         (batch, _, nq, nk), whole = self.sizes[0], self.whole
         counts = {side.queries.shape[0] for side in sides}
         if len(counts) != 1 or batch % max(counts) or len(sides) not in (1, batch // max(counts)):
@@ -86,59 +101,56 @@ class RunSizes:
         return None
 
     def cut(self, sides: tuple[Sides, ...], n: int | None) -> tuple[Sides, ...]:
-        """The layouts of call n alone, or of the whole run; what was added to the first call is text."""
+        """The layouts of call n, or of the whole run; tokens added after the first call are text."""
         begin, first, (_, _, nq, nk) = 0, 0, self.whole
         if n is not None:
             begin, first, (_, _, nq, nk) = sum(s[2] for s in self.sizes[:n]), self.first[n], self.sizes[n]
         if len(self.sizes) == 1 and all(s.queries.shape[1] == nq and s.keys.shape[1] == nk for s in sides):
             return sides
-        return tuple(Sides(_part(s.queries, begin, nq), _part(s.keys, first, nk), s.frames) for s in sides)
 
+        def part(layout: Layout, begin: int, n: int) -> Layout:
+            """n tokens from `begin`, text beyond the layout's end."""
+            chosen = slice(begin, begin + n)
+            kept = Layout(layout.kind[:, chosen], layout.picture[:, chosen], layout.box[:, chosen])
+            short = n - kept.shape[1]
+            return kept + Layout.text(short) if short else kept
 
-def _part(layout: Layout, begin: int, n: int) -> Layout:
-    """n tokens from `begin`, text beyond the layout's end."""
-    part = slice(begin, begin + n)
-    kept = Layout(layout.kind[:, part], layout.picture[:, part], layout.box[:, part])
-    short = n - kept.shape[1]
-    return kept + Layout.text(short) if short else kept
+        return tuple(Sides(part(s.queries, begin, nq), part(s.keys, first, nk), s.frames) for s in sides)
 
 
 def read_layouts(given: object) -> GivenLayouts:
-    """Layouts as they may be given: {path: Sides}, or one Sides for all paths; or a list of these, one per batch entry.
-
-    >>> list(read_layouts(Sides.patches(32)))
-    [None]
-    >>> read_layouts([{"attn": Sides.patches(32)}, {"attn": Sides.patches(48)}])["attn"][1].keys
-    Layout(1 cls, 9 patches of picture 0)
+    """Normalise layouts: {path: Sides}, or one Sides for all paths; or a list of either, one per batch entry.
 
     A mapping may also have a list of Sides under a path, one per batch entry.
-    Raises TypeError for anything else, ValueError for a list of mappings whose paths differ.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for a list of mappings whose paths differ.
+
+    Example:
+        >>> list(read_layouts(Sides.patches(32)))
+        [None]
+        >>> read_layouts([{"attn": Sides.patches(32)}, {"attn": Sides.patches(48)}])["attn"][1].keys.shape
+        (1, 10)
     """
     if isinstance(given, (list, tuple)) and given and all(isinstance(item, Mapping) for item in given):
-        return _joined(given)
+        first = list(given[0])
+        for number, entry in enumerate(given):
+            if set(entry) != set(first):
+                odd = _listed(sorted(set(entry) ^ set(first), key=str))
+                raise ValueError(
+                    f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
+                )
+        joined: GivenLayouts = {}
+        for path in first:
+            several = [_read_sides(entry[path]) for entry in given]
+            if wrong := [len(sides) for sides in several if len(sides) != 1]:
+                raise ValueError(f"each batch entry must have one Sides under a path, got {wrong[0]} of {path!r}")
+            joined[path] = tuple(sides[0] for sides in several)
+        return joined
     if isinstance(given, Mapping):
         return {path: _read_sides(sides) for path, sides in given.items()}
     return {None: _read_sides(given)}
-
-
-def _joined(entries: Sequence[Mapping[str | None, object]]) -> GivenLayouts:
-    """The layouts of all batch entries under each path."""
-    first, *others = (list(entry) for entry in entries)
-    for number, paths in enumerate(others, 1):
-        if set(paths) != set(first):
-            odd = _listed(sorted(set(paths) ^ set(first), key=str))
-            raise ValueError(
-                f"batch entries must have layouts of the same paths: only one of entries 0 and {number} has {odd}"
-            )
-    return {path: tuple(side for entry in entries for side in _read_one(path, entry[path])) for path in first}
-
-
-def _read_one(path: str | None, given: object) -> tuple[Sides, ...]:
-    """The one Sides that a batch entry has under a path."""
-    read = _read_sides(given)
-    if len(read) != 1:
-        raise ValueError(f"each batch entry must have one Sides under a path, got {len(read)} of {path!r}")
-    return read
 
 
 def _read_sides(given: object) -> tuple[Sides, ...]:
@@ -153,10 +165,16 @@ def _read_sides(given: object) -> tuple[Sides, ...]:
 
 
 def fit_layouts(given: GivenLayouts, runs: Mapping[str, Sequence[RunSizes]]) -> dict[str, tuple[Sides, ...]]:
-    """Path → layouts, for the modules that were seen, each checked against the runs of its module.
+    """Path → layouts for the modules that were seen, each checked against the runs of its module.
 
-    runs: of each module that was seen. Layouts of others are left out, also those for all paths where they do not fit.
-    Raises ValueError where none of the paths was seen, or layouts fit no run of their module.
+    Layouts of other modules are left out; layouts for all paths are kept where they fit.
+
+    Args:
+        given: as `read_layouts` gives them.
+        runs: of each module that was seen.
+
+    Raises:
+        ValueError: if none of the paths was seen, or layouts fit no run of their module.
     """
     if None in given:
         sides = given[None]
@@ -185,20 +203,11 @@ def _listed(names: Sequence[object], most: int = 3) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-HAIR = 1e-6  # of a picture's longer side: rounding, and no part of a patch
-
-Token = int | str | tuple[int, int] | None
-"""Which token is asked for: its index, its kind or word where there is one such, or its window and its index there."""
-
-TokenIndex = tuple[int, int]
-"""Window and index of a token."""
-
-
 @dataclass(frozen=True)
 class ImagePatches:
-    """The patches of one picture.
+    """The patches of one image: `picture` is its number in the layout.
 
-    >>> three = Patches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
+    >>> three = ImagePatches(Layout.grid(1, 3, size=(4, 4)), Frame.whole(8, 24).resized(4, 12), 0)
     >>> three.cells.tolist(), three.boxes[2].tolist()
     ([[0, 0], [0, 1], [0, 2]], [0.0, 16.0, 8.0, 24.0])
     """
@@ -214,43 +223,40 @@ class ImagePatches:
 
     @cached_property
     def boxes(self) -> NDArray[np.float64]:
-        """(P, 4) top, left, bottom, right of each in the photograph."""
+        """(P, 4) top, left, bottom, right of each in the image."""
         return self.frame.boxes(self._pixels)
 
     @cached_property
     def beyond(self) -> NDArray[np.bool_]:
-        """(P,) which lie wholly beyond the photograph, on what was padded around it."""
+        """(P,) which lie wholly on padding around the image."""
         return beyond(self.boxes, self.frame.picture)
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """(P, 2) row and column of each in the grid that they make."""
+        """(P, 2) row and column of each in the grid of patches."""
         top, left = self._pixels[:, 0], self._pixels[:, 1]
         ranks = [np.unique(edge, return_inverse=True)[1].ravel() for edge in (top, left)]
         return np.stack(ranks, -1).astype(np.int64)
 
     def number(self, place: TokenIndex) -> int | None:
-        """Which of the patches a token is; None for none of them."""
+        """The number of the patch that a token is, or None."""
         found = np.flatnonzero((self.tokens == place).all(-1))
         return int(found[0]) if len(found) else None
 
     def at(self, y: float, x: float) -> TokenIndex:
-        """The patch at a place in the photograph.
-
-        Raises LookupError where the model did not see it, TypeError for what is no number.
-        """
+        """The patch at a place in the image. Raises LookupError if the model did not see it, TypeError if no number."""
         if any(isinstance(n, bool) or not isinstance(n, (int, float, np.integer, np.floating)) for n in (y, x)):
-            raise TypeError(f"at must be two numbers, (y, x) in the photograph's pixels; got ({y!r}, {x!r})")
+            raise TypeError(f"at must be two numbers, (y, x) in the image's pixels; got ({y!r}, {x!r})")
         (height, width), where = self.frame.picture, f"at=({y:g}, {x:g})"
         if not (0 <= y < height and 0 <= x < width):
-            raise LookupError(f"{where} is outside the picture, which is {height} pixels high and {width} wide")
+            raise LookupError(f"{where} is outside the image, which is {height} pixels high and {width} wide")
         try:
             return self.layout.at(*self.frame.pixel(y, x), self.picture)
         except LookupError:
             (top, left), (bottom, right) = self.boxes[:, :2].min(0), self.boxes[:, 2:].max(0)
             raise LookupError(
                 f"{where} is a place that the model did not see: it saw rows {max(top, 0):.4g} to "
-                f"{min(bottom, height):.4g} and columns {max(left, 0):.4g} to {min(right, width):.4g} of the picture"
+                f"{min(bottom, height):.4g} and columns {max(left, 0):.4g} to {min(right, width):.4g} of the image"
             ) from None
 
     @property
@@ -259,29 +265,37 @@ class ImagePatches:
 
 
 def beyond(boxes: NDArray[np.float64], picture: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which boxes, (…, 4), have no part in a photograph of this height and width.
+    """Which boxes, (…, 4), lie outside an image of this height and width.
 
     >>> beyond(np.array([[-8.0, 0, 0, 8], [-4, 0, 4, 8]]), (16, 16)).tolist()
     [True, False]
     """
-    near = HAIR * max(picture)
+    near = ROUNDING * max(picture)
     top, left, bottom, right = np.moveaxis(boxes, -1, 0)
     height, width = picture
     return np.asarray((bottom <= near) | (right <= near) | (top >= height - near) | (left >= width - near))
 
 
 def find_token(layout: Layout, token: Token, words: Sequence[str] | None, name: str) -> TokenIndex:
-    """Window and index of the token that is meant.
+    """Window and index of a token.
 
-    >>> find_token(Layout.grid(2, 2, size=(4, 4)), "cls", None, "query")
-    (0, 0)
-    >>> find_token(Layout.text(3), "cat", ["the", " cat", " sat"], "query")
-    (0, 1)
+    Args:
+        layout: of the tokens.
+        token: its index, its kind or word if there is one such, or (window, index).
+        words: of the tokens, or None. An exact match comes before one without surrounding space, and that before one
+            without regard to case.
+        name: "query" or "key", for messages.
 
-    words: of the tokens, where they are known. One that is so written comes before one with space around it, and this
-        before one in other letters, capital or small.  name: "query" or "key", for the messages.
-    Raises LookupError for a kind or word of which there is none, or several; IndexError for an index that is not there;
-    TypeError for what is no token.
+    Raises:
+        LookupError: for a kind or word of which there is none, or several.
+        IndexError: for an index that is out of range.
+        TypeError: for anything else.
+
+    Example:
+        >>> find_token(Layout.grid(2, 2, size=(4, 4)), "cls", None, "query")
+        (0, 0)
+        >>> find_token(Layout.text(3), "cat", ["the", " cat", " sat"], "query")
+        (0, 1)
     """
     windows, n = layout.shape
     if isinstance(token, str):
@@ -306,37 +320,25 @@ def _by_name(layout: Layout, token: str, words: Sequence[str] | None, name: str)
     """A token by its kind, or else by its word."""
     found = [(int(w), int(i)) for w, i in layout.indices(token)] if token in KINDS else []
     known = list(words) if words is not None and layout.shape == (1, len(words)) else None
-    if not found and known is not None:
-        found = _by_word(known, token)
+    spellings: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
+    for spelling in spellings:
+        wanted = spelling(token)
+        found = found or [(0, i) for i, word in enumerate(known or []) if wanted and spelling(word) == wanted]
     if len(found) == 1:
         return found[0]
     if found:
         some = ", ".join(str(i if layout.shape[0] == 1 else (w, i)) for w, i in found[:4])
         raise LookupError(f"{len(found)} tokens are {token!r} ({some}{', …' if len(found) > 4 else ''}): name an index")
-    raise LookupError(f"no {name} of this attention is {token!r}: {layout}{'' if token in KINDS else _words(known)}")
-
-
-def _by_word(words: Sequence[str], token: str) -> list[TokenIndex]:
-    """The tokens of a word: as it is written, or else without space around it, or else whatever its capitals."""
-    ways: list[Callable[[str], str]] = [str, str.strip, lambda word: word.strip().casefold()]
-    for way in ways:
-        wanted = way(token)
-        found = [(0, i) for i, word in enumerate(words) if wanted and way(word) == wanted]
-        if found:
-            return found
-    return []
-
-
-def _words(words: Sequence[str] | None, most: int = 6) -> str:
-    """What can be named instead, for a message."""
-    if words is None:
-        return "; its words are not known: watch(model, tokens=…) tells them"
-    known = list(dict.fromkeys(word.strip() for word in words if word.strip()))
-    return f"; its words are {', '.join(map(repr, known[:most]))}{', …' if len(known) > most else ''}" if known else ""
+    hint = ""
+    if token not in KINDS and known is None:
+        hint = "; its words are not known: watch(model, tokens=…) keeps them"
+    elif token not in KINDS and (there := list(dict.fromkeys(word.strip() for word in known or [] if word.strip()))):
+        hint = f"; its words are {', '.join(map(repr, there[:6]))}{', …' if len(there) > 6 else ''}"
+    raise LookupError(f"no {name} of this attention is {token!r}: {layout}{hint}")
 
 
 def name_kind(layout: Layout, place: TokenIndex) -> str:
-    """A token by its kind, counted among those of its kind in its picture where there are several.
+    """A token by its kind, numbered among those of its kind in its image if there are several.
 
     >>> resampled = Layout.grid(2, 2, size=(4, 4)) + Layout.latents(3, picture=0)
     >>> name_kind(resampled, (0, 0)), name_kind(resampled, (0, 5))
@@ -350,9 +352,9 @@ def name_kind(layout: Layout, place: TokenIndex) -> str:
 
 
 def name_token(patches: ImagePatches, place: TokenIndex, words: Sequence[str] | None) -> str:
-    """A token in words: a patch by its row and column, text by its word, any other by its kind.
+    """A patch by its row and column, text by its word, any other token by its kind.
 
-    >>> name_token(Patches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
+    >>> name_token(ImagePatches(Layout.grid(2, 2, size=(4, 4)), Frame.whole(8, 8), 0), (0, 3), None)
     'patch (1, 0)'
     """
     layout = patches.layout

@@ -1,4 +1,4 @@
-"""Checks of attention weights and of indices into them."""
+"""`check`: whether every row of attention weights is valid; and checks of indices into them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ from torch import Tensor
 
 from regard.checks import check_dense
 
+Array = np.ndarray[Any, Any]
+
+LISTED = 10
+"""How many bad rows a report describes one by one; the rest it counts."""
+
+Kind = Literal["nan", "infinite", "negative", "above one", "sum"]
+"""What can be wrong with a row, the worst first."""
+
 
 def index_among(name: str, value: object, n: int, of: str) -> int:
-    """One of n things, counted from the end where negative.
+    """An index into n things, counted from the end if negative. `name` and `of` are for messages.
 
-    >>> index_among("row", -1, 5, "queries")
-    4
+    Raises:
+        TypeError: if it is not an integer.
+        IndexError: if it is out of range.
 
-    name, of: what is asked for and of what, as the messages say it.
-    Raises TypeError for what is not an integer, IndexError for one that is not there.
+    Example:
+        >>> index_among("row", -1, 5, "queries")
+        4
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} takes an integer, got {type(value).__name__}: {value!r}")
@@ -30,12 +40,15 @@ def index_among(name: str, value: object, n: int, of: str) -> int:
 
 
 def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
-    """Some of n things: a slice as it is where it has no step, anything else as indices.
+    """Some of n things: a slice without a step as a slice, anything else as indices.
 
-    >>> part_of_axis("rows", slice(1, None), 5, "queries"), part_of_axis("rows", [0, -1], 5, "queries")
-    (slice(1, 5, None), tensor([0, 4]))
+    Raises:
+        TypeError: if it is neither a slice, a range nor integers.
+        IndexError: if an index is out of range.
 
-    Raises TypeError for what is neither slice, range nor integers, IndexError as `index_among` does.
+    Example:
+        >>> part_of_axis("rows", slice(1, None), 5, "queries"), part_of_axis("rows", [0, -1], 5, "queries")
+        (slice(1, 5, None), tensor([0, 4]))
     """
     if isinstance(value, slice):
         start, stop, step = value.indices(n)
@@ -47,28 +60,21 @@ def part_of_axis(name: str, value: object, n: int, of: str) -> slice | Tensor:
     raise TypeError(f"{name} must be a slice, a range or integers, got {type(value).__name__}: {value!r}")
 
 
-Array = np.ndarray[Any, Any]
-
-
-LISTED = 10
-"""How many bad rows a report describes one by one; the rest it counts."""
-
-Kind = Literal["nan", "infinite", "negative", "above one", "sum"]
-"""What can be wrong with a row, the gravest first."""
-
-
 @dataclass(frozen=True)
 class Problem:
-    """One row that is not attention weights, and why.
+    """A row that is not attention weights.
 
-    >>> print(Problem("sum", batch=0, head=3, row=5, value=1.5, message="sums to 1.5, not to 1"))
-    batch 0, head 3, row 5: sums to 1.5, not to 1
+    Attributes:
+        kind: the worst thing that is wrong with the row.
+        batch: index on the batch axis; None without one; a tuple of the leading indices beyond 4 axes.
+        head: index on the head axis, or None.
+        row: the query.
+        value: the wrong weight, or the row's wrong sum.
+        message: the same in words.
 
-    kind: the gravest thing that is wrong with the row.
-    batch: index on the batch axis; None where there is none; a tuple of the leading indices beyond 4 axes.
-    head, row: indices on the head axis (None where there is none) and among the queries.
-    value: the number that is wrong: the weight, or the row's sum.
-    message: the same in words.
+    Example:
+        >>> print(Problem("sum", batch=0, head=3, row=5, value=1.5, message="sums to 1.5, not to 1"))
+        batch 0, head 3, row 5: sums to 1.5, not to 1
     """
 
     kind: Kind
@@ -85,14 +91,15 @@ class Problem:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What `check` found. True when all is well; prints as a few lines.
+    """The result of `check`. True if every row is valid; prints as a few lines.
 
-    rows: how many rows were looked at.
-    empty_rows: how many of them are all zero, as a row that sees nothing is.
-    bad_rows: how many are not attention weights.
-    problems: the first of those, at most `LISTED`.
-    tolerance: how far from 1 a sum was allowed to be.
-    edited: the weights were edited after their softmax, so that only NaN and infinite ones were looked for.
+    Attributes:
+        rows: number of rows.
+        empty_rows: number of rows that are all zero, as a row that sees nothing is.
+        bad_rows: number of rows that are not attention weights.
+        problems: the first of those, at most `LISTED`.
+        tolerance: how far from 1 a sum was allowed to be.
+        edited: the weights were edited after their softmax, so only NaN and infinite ones count as bad.
     """
 
     rows: int
@@ -108,7 +115,7 @@ class Report:
         return self.bad_rows == 0
 
     def raise_if_bad(self) -> None:
-        """Raise ValueError with the whole report unless all is well.
+        """Raise ValueError with the whole report if a row is bad.
 
         >>> check(np.eye(3)).raise_if_bad()
         """
@@ -136,43 +143,54 @@ class Report:
 
 
 def check(weights: object, *, tolerance: float | None = None, sinks: bool = False) -> Report:
-    """Look at every row of attention weights and say which are not: which batch row, head and query, and why.
+    """Check every row of attention weights.
 
-    >>> import torch
-    >>> report = check(torch.tensor([[0.5, 0.5], [float("nan"), 0.0], [0.0, 0.0]]))
-    >>> report.ok, report.rows, report.empty_rows, report.problems[0].kind, report.problems[0].row
-    (False, 3, 1, 'nan', 1)
+    A row is valid if it holds no NaN, every weight is in [0, 1], and it sums to 1 or is all zero (a row that sees
+    nothing). One problem is reported per row, the worst: NaN, infinite, below 0, above 1, wrong sum.
 
-    A row is right when it holds no NaN, every weight is in [0, 1], and it sums to 1 or is all zero: a row that sees
-    nothing. One problem is reported per row, the gravest: NaN, infinite, below 0, above 1, wrong sum.
+    Softmax never rounds to below 0, so that is judged exactly. A sum or a weight may exceed 1, and a sum fall short of
+    it, by eps(T) + Nk · (eps(W) + tiny(T)), with T the weights' dtype and W the wider of T and float32: weights rounded
+    to T sum to 1 ± eps(T)/2, a divisor rounded to T costs as much again, a sum of Nk terms in W is off by at most
+    Nk · eps(W)/2, once where the row was normalised and once here, and a weight below T's normal numbers by tiny(T).
+    Weights that were divided by their sum pass at any length; exp(score − lse) carries the rounding of score and lse
+    too, and may need a tolerance of its own.
 
-    Softmax never rounds to below 0, so that is judged exactly. A sum, or one weight, may exceed 1, and a sum fall short
-    of it, by
+    Args:
+        weights: NumPy array or torch tensor of floats, (Nq, Nk), (B, Nq, Nk) or (…, H, Nq, Nk). They are only read;
+            besides a float32 copy of narrower torch weights, memory is taken per row.
+        tolerance: how far from 1 a sum may be, instead of the above.
+        sinks: True if a sink logit joined the softmax, so that any sum from 0 to 1 is right.
 
-        eps(T) + Nk · (eps(W) + tiny(T)),    T the weights' dtype, W the wider of T and float32.
+    Returns:
+        A report that is True if all rows are valid.
 
-    Weights that sum to 1, each rounded to T, sum to 1 ± eps(T)/2, and a divisor rounded to T costs as much again. A sum
-    of Nk terms in W is off by at most Nk · eps(W)/2, once where the row was normalised and once here. A weight below
-    T's normal numbers is off by at most tiny(T), T's smallest number. So weights that were divided by their sum pass at
-    any length; exp(score − lse) carries the rounding of score and lse besides, and may need a tolerance of its own.
+    Raises:
+        TypeError: for weights that are not floats or an argument of another type.
+        ValueError: for fewer than 2 axes, a tolerance that is negative or not finite, and rows so long and coarse that
+            rounding alone can change a sum by 1.
 
-    weights: a NumPy array or torch tensor of floats, (Nq, Nk), (B, Nq, Nk), (B, H, Nq, Nk) or (…, H, Nq, Nk). They
-        are only read; besides a float32 copy of narrower torch weights, memory is taken per row, not per weight.
-    tolerance: how far from 1 a sum may be, instead of the above.
-    sinks: True when a sink logit joined the softmax: it takes its part, so that any sum from 0 to 1 is right.
-
-    Raises TypeError for weights that are not floats or an argument of another type, ValueError for fewer than 2 axes,
-    a tolerance that is negative or not finite, and rows so long and coarse that rounding alone can change a sum by 1.
+    Example:
+        >>> import torch
+        >>> report = check(torch.tensor([[0.5, 0.5], [float("nan"), 0.0], [0.0, 0.0]]))
+        >>> report.ok, report.rows, report.empty_rows, report.problems[0].kind, report.problems[0].row
+        (False, 3, 1, 'nan', 1)
     """
     cells = _floats(weights)
     if not isinstance(sinks, bool):
         raise TypeError(f"sinks must be True or False (did sinks join the softmax?), got {type(sinks).__name__}")
-    allowed = _rounding(cells) if tolerance is None else _tolerance(tolerance)
+    if tolerance is None:
+        allowed = _rounding(cells)
+    elif isinstance(tolerance, bool) or not isinstance(tolerance, (int, float, np.integer, np.floating)):
+        raise TypeError(f"tolerance must be a number or None, got {type(tolerance).__name__}: {tolerance!r}")
+    elif not (isfinite(tolerance) and tolerance >= 0):
+        raise ValueError(f"tolerance must be finite and at least 0, got {tolerance}")
+    else:
+        allowed = float(tolerance)
     return judge(*_reduced(cells), tolerance=allowed, sinks=sinks)
 
 
 def judge(low: Array, high: Array, total: Array, *, tolerance: float, sinks: bool, edited: bool = False) -> Report:
-    """The report on rows of which the smallest weight, the largest and the sum are known: (…, Nq) each, a NaN in all.
+    """The report from each row's smallest weight, largest weight and sum: (…, Nq) each, NaN in all three if in a row.
 
     >>> judge(np.zeros(2), np.array([0.5, 0.9]), np.ones(2), tolerance=1e-6, sinks=False)
     2 rows of attention weights (tolerance 1e-06)
@@ -213,14 +231,6 @@ def _floats(weights: object) -> Array | Tensor:
     return cells
 
 
-def _tolerance(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"tolerance must be a number or None, got {type(value).__name__}: {value!r}")
-    if not (isfinite(value) and value >= 0):
-        raise ValueError(f"tolerance must be finite and at least 0, got {value}")
-    return float(value)
-
-
 def _rounding(cells: Array | Tensor) -> float:
     """How far rounding alone can carry a row's sum from 1."""
     if isinstance(cells, Tensor):
@@ -255,7 +265,7 @@ def _reduced(cells: Array | Tensor) -> tuple[Array, ...]:
         low, high = cells.aminmax(dim=-1)
         return tuple(x.cpu().double().numpy() for x in (low, high, cells.sum(-1)))
     wide = np.result_type(cells.dtype, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # inf − inf and overflow are findings here, not accidents
+    with np.errstate(over="ignore", invalid="ignore"):  # inf − inf and overflow are findings here
         reduced = cells.min(-1), cells.max(-1), cells.sum(-1, dtype=wide)
     return tuple(x.astype(np.result_type(wide, np.float64)) for x in reduced)
 

@@ -293,7 +293,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         found, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
         record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
-            empty = record.facts.empty_rows if scores is not None else facts.Rows()  # a weight of 0 may be an edit
+            empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
             record.facts = replace(record.facts, edited=True, empty_rows=empty)
         place = KnownVisibility(None, record.facts.padding, record.facts.offset)
     else:

@@ -134,7 +134,7 @@ def _unpack(capture: Capture, header: Mapping[str, Any], path: str, tensors: Inc
     if "layouts" in header:
         layouts = unpack_layouts(header["layouts"], tensors)
         try:
-            capture.layouts = layouts  # type: ignore[assignment]  # the setter takes more than the property gives
+            capture.layouts = layouts
         except (ValueError, LookupError) as error:
             raise CaptureFileError(f"{error}: {FORGED}") from None
         if other := sorted(layouts.keys() - capture.layouts.keys()):
