@@ -291,7 +291,7 @@ from functools import cached_property
 from regard.lens.doctor.mask_summary import Sight
 
 torch.set_num_threads(1)
-locks = [softmax_taps._LOCK, installing._LOCK, watching._LOCK]
+locks = [softmax._LOCK, installation._LOCK, watch._LOCK]
 locks += [value.lock for value in vars(Sight).values() if isinstance(value, cached_property) and hasattr(value, "lock")]
 
 
