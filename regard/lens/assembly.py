@@ -25,15 +25,16 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class StepLink:
-    """How a call carries on an earlier call of its module.
+    """How a call continues an earlier call of its module.
 
-    after: which call of the module that is; None for a call that begins a run.
-    first: the place of its first key in the run: more than before where a cache has dropped the oldest.
-    known: how many of its first keys were there before its own.
-    rows: for each batch row, the batch row of the earlier call that it carries on; None where all are in place. It is
-        known for certain when the model's next pass begins.
-    returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before; None
-        where that is not known.
+    Args:
+        after: which call of the module that is; None for a call that begins a run.
+        first: the place of its first key in the run: more than before if a cache has dropped the oldest.
+        known: how many of its first keys were there before its own.
+        rows: for each batch row, the batch row of the earlier call that it continues; None if all are in place. It is
+            known for certain when the model's next pass begins.
+        returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before;
+            None if unknown.
     """
 
     after: int | None = None
@@ -150,14 +151,19 @@ class _Pass:
         for batches in self.moved:
             same = torch.stack([_same_rows(old, new).cpu() for old, new in self.alike[batches]]).all(0)
             for link in self.links[batches]:
-                link.rows = _chosen(same)
+                # One of those that each batch row can have been, itself first; None if all are in place.
+                count = same.shape[1]
+                rows = tuple(
+                    b if b < count and bool(same[b, b]) else int(r.long().argmax()) for b, r in enumerate(same)
+                )
+                link.rows = None if rows == tuple(range(count)) else rows
                 if not bool(same.any(1).all()):  # layers contradict each other: it is nothing's continuation
                     link.after, link.rows = None, None
         self.alike.clear()
 
 
 class RunTracker:
-    """Told of the calls of a model, one after the other, it says what each carries on; for every thread by itself."""
+    """Finds out, call by call and for each thread by itself, which earlier call each call of a model continues."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, str], _LatestCall] = {}
@@ -173,7 +179,7 @@ class RunTracker:
         marks: Tensor | None = None,
         offset: Callable[[], object] | None = None,
     ) -> StepLink:
-        """What call n of a module carries on.
+        """Which earlier call the call n of a module continues.
 
         marks: `key_marks` of its keys, where they are known.
         offset: says where query 0 of the call stands; asked only where a run begins with more keys than queries.
@@ -183,9 +189,11 @@ class RunTracker:
         before = self._last.get((thread, path))
         batch, _, nq, nk = sizes
         fits = before is not None and before.sizes[1] == sizes[1] and before.kind == kind
-        link = _judge(now, before, sizes, marks) if before is not None and fits else StepLink()
+        link = _continued(now, before, sizes, marks) if before is not None and fits else StepLink()
         if before is None or link.after is None:
-            link = StepLink(known=nk if kind == "cross" else _start(nq, nk, offset))
+            start = offset() if offset is not None and nk > nq and kind != "cross" else None
+            start = start if isinstance(start, int) else nk - nq  # of the first query
+            link = StepLink(known=nk if kind == "cross" else start)
             self._run[thread, path] = []
         else:
             now.links.setdefault((before.sizes[0], batch), []).append(link)
@@ -224,13 +232,23 @@ class RunTracker:
         return now
 
 
-def _judge(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) -> StepLink:
-    """What a call of these sizes is to the one before."""
-    place = _in_cross(now, before, sizes) if before.kind == "cross" else _in_self(before, sizes)
-    if place is None:
-        return StepLink()
-    first, known = place
-    batches = before.sizes[0], sizes[0]
+def _continued(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) -> StepLink:
+    """How a call of these sizes continues the one before it; an empty link if it does not."""
+    batch, _, nq, nk = sizes
+    # 1. Where its keys begin in the run, and how many of them were there before.
+    if before.kind == "cross":  # a step has one query; the self-attention before it tells whether it is a step
+        first, known = 0, nk
+        if not (nq == 1 and nk > 1 and nk == before.sizes[3] and now.steps.get(batch, True)):
+            return StepLink()
+    else:  # a step sees all that was there, in a cache with room or without, or the latest of it, and itself
+        first = before.total + nq - nk  # if the newest key is the last
+        if first < before.first and nk == before.sizes[3]:
+            first = before.first  # a cache of fixed size, with room for more
+        known = before.total - first
+        if nq >= nk or first < before.first or known <= 0:
+            return StepLink()
+    # 2. Whether those keys are the same, in the same batch rows or in others.
+    batches = before.sizes[0], batch
     if before.marks is None or marks is None or batches[0] > batches[1]:
         return StepLink(before.n, first, known) if batches[0] == batches[1] else StepLink()
     begin = first - before.first
@@ -243,26 +261,6 @@ def _judge(now: _Pass, before: _LatestCall, sizes: Sizes, marks: Tensor | None) 
     return StepLink(before.n, first, known)
 
 
-def _in_self(before: _LatestCall, sizes: Sizes) -> tuple[int, int] | None:
-    """Where the keys of a step begin, and how many were there before; None for what is no step.
-
-    A step sees all that was there, in a cache with room or without, or the latest of it, and itself.
-    """
-    _, _, nq, nk = sizes
-    first = before.total + nq - nk  # if the newest key is the last
-    if first < before.first and nk == before.sizes[3]:
-        first = before.first  # a cache of fixed size, with room for more
-    known = before.total - first
-    return (first, known) if nq < nk and first >= before.first and known > 0 else None
-
-
-def _in_cross(now: _Pass, before: _LatestCall, sizes: Sizes) -> tuple[int, int] | None:
-    """The same over another sequence, where a step has one query; the self-attention before it knows if it is one."""
-    batch, _, nq, nk = sizes
-    step = nq == 1 and nk > 1 and nk == before.sizes[3]
-    return (0, nk) if step and now.steps.get(batch, True) else None
-
-
 def _same_rows(old: Tensor, new: Tensor) -> Tensor:
     """(B, N) before and now → (B now, B before): can the batch row of now have been the batch row of before?"""
     if old.shape[1] != new.shape[1]:
@@ -270,20 +268,6 @@ def _same_rows(old: Tensor, new: Tensor) -> Tensor:
     return torch.stack([(old == row).all(-1) for row in new])
 
 
-def _chosen(same: Tensor) -> tuple[int, ...] | None:
-    """One of those that each batch row can have been, itself first; None where all are in place."""
-    count = same.shape[1]
-    rows = tuple(b if b < count and bool(same[b, b]) else int(row.long().argmax()) for b, row in enumerate(same))
-    return None if rows == tuple(range(count)) else rows
-
-
-def _start(nq: int, nk: int, offset: Callable[[], object] | None) -> int:
-    """The position of the first query of a run."""
-    found = offset() if offset is not None and nk > nq else None
-    return found if isinstance(found, int) else nk - nq
-
-
-AssembledSizes = tuple[int, int, int, int]
 Rows = tuple[int, ...] | None
 """Which batch row of a call each batch row of the run is, −1 where it has none; None where all are in place."""
 
@@ -307,7 +291,7 @@ class AssembledWeights:
         batch = parts[-1].sizes[0] if self.rows[-1] is None else len(self.rows[-1])
         self.counts = [p.sizes[2] for p in parts]
         nk = max(start + p.sizes[3] for start, p in zip(self.first, parts, strict=True))
-        self.sizes: AssembledSizes = (batch, heads, sum(self.counts), nk)
+        self.sizes: Sizes = (batch, heads, sum(self.counts), nk)
 
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
@@ -381,11 +365,16 @@ def assemble(views: Sequence[View], links: Sequence[StepLink]) -> View:
     batch = last.sizes[0] if rows[-1] is None else len(rows[-1])
     nq, nk = sum(v.sizes[2] for v in views), max(f + v.sizes[3] for f, v in zip(first, views, strict=True))
     kept = [v.weights for v in views if v.weights is not None]
-    labelled = first[-1] == 0 and last.sizes[3] == nk and (rows[-1] is None or _one_for_all(last.tokens))
+    outputs = [v.given_output for v in views if v.given_output is not None]
+    labelled = (
+        first[-1] == 0
+        and last.sizes[3] == nk
+        and (rows[-1] is None or (last.tokens.ids is not None and len(last.tokens.ids) == 1))
+    )
     return View(
         sizes=(batch, heads, nq, nk),
         held=_held(views, first, rows, nk),
-        given_output=_outputs(views, rows),
+        given_output=_together(outputs, rows) if len(outputs) == len(views) and outputs[0].ndim == 4 else None,
         weights=AssembledWeights(kept, first, rows) if len(kept) == len(views) else None,
         kind=views[0].kind,
         place=_place(views, first, rows, nq, nk),
@@ -406,22 +395,13 @@ def rows_of(links: Sequence[StepLink]) -> list[Rows]:
     """
     if links[0].returned is not None:
         return [link.returned for link in links]
-    return _ancestors(links)
-
-
-def _one_for_all(tokens: KeyTokens) -> bool:
-    return tokens.ids is not None and len(tokens.ids) == 1
-
-
-def _ancestors(links: Sequence[StepLink]) -> list[Rows]:
-    """For each call, which of its batch rows became each batch row of the last call."""
-    found: list[Rows] = []
-    now: Rows = None
+    rows: list[Rows] = []
+    now: Rows = None  # for the call at hand, which of its batch rows became each batch row of the last call
     for link in reversed(links):
-        found.append(now)
+        rows.append(now)
         if link.rows is not None:
             now = link.rows if now is None else tuple(link.rows[b] for b in now)
-    return found[::-1]
+    return rows[::-1]
 
 
 def _batch(x: Tensor, rows: Rows, missing: float = 0) -> Tensor:
@@ -459,11 +439,6 @@ def _held(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nk:
             ]
         ).sum(0)
     return held
-
-
-def _outputs(views: Sequence[View], rows: Sequence[Rows]) -> Tensor | None:
-    found = [v.given_output for v in views if v.given_output is not None]
-    return _together(found, rows) if len(found) == len(views) and found[0].ndim == 4 else None
 
 
 def _place(views: Sequence[View], first: Sequence[int], rows: Sequence[Rows], nq: int, nk: int) -> KnownVisibility:

@@ -37,7 +37,7 @@ def nothing_left():
     before = flex_attention, compiled_flex, flex_module.flex_attention, dict(vars(ByClass))
     yield
     assert (flex_attention, compiled_flex, flex_module.flex_attention, dict(vars(ByClass))) == before
-    assert (functions._bound, functions._recorders, HERE.inside, HERE.lent) == ([], {}, 0, None)
+    assert (functions._bound, functions._recorders, HERE.inside, HERE.kernel) == ([], {}, 0, None)
 
 
 ITSELF = (flex_attention,)  # where no name is bound to it

@@ -291,7 +291,7 @@ from functools import cached_property
 from regard.lens.doctor.visibility import Sight
 
 torch.set_num_threads(1)
-locks = [softmax_taps._LOCK, installing._LOCK, watching._LOCK]
+locks = [softmax._LOCK, installation._LOCK, watch._LOCK]
 cached = [value for value in vars(MaskSummary).values() if isinstance(value, cached_property)]
 locks += [value.lock for value in cached if hasattr(value, "lock")]
 

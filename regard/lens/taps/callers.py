@@ -1,22 +1,20 @@
-"""Which module of a watched model is making the call that we are inside of: found by walking Python's own frames.
+"""Which module of a watched model makes the current call, found by walking Python's frames.
 
 Nothing is placed on the model, so nothing can be left on it. A call belongs to a model only if one of its modules is
-really on the stack: another thread's call, or another model's, is not ours.
-
-This file does not know what was called, nor how the call was caught.
+on the stack, so another thread's or another model's calls do not count.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import CO_VARARGS
 from threading import get_ident
 from traceback import format_tb
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +83,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class WatchedModel:
-    """One watched model: its modules by identity, whom to tell, and what went wrong in telling."""
+    """One watched model: its modules by identity, the callbacks, and errors of ours."""
 
     model: nn.Module
     on_call: Callable[[ObservedCall], None]
@@ -119,33 +117,31 @@ class Caller:
     compiled: bool
     inside_op: bool  # does our own operation stand between the module and the call?
     given: tuple[int, ...]  # the shape of the module's first argument that is a tensor, if it has a batch axis
-    calls: dict[WatchedModel, int] | None = (
-        None  # that this run of compiled code has made so far, by whom they are told to
-    )
+    calls: dict[WatchedModel, int] | None = None  # that this run of compiled code has made so far
 
 
 _watches: tuple[WatchedModel, ...] = ()
 
 
 def active() -> bool:
-    """Is anybody watching, and is this thread not measuring just now?"""
+    """Whether a model is watched and this thread is not measuring."""
     return bool(_watches) and not HERE.quiet
 
 
 def add_watch(watch: WatchedModel) -> None:
-    """Let a watch be told from now on."""
+    """Start to report to a watch."""
     global _watches
     _watches = (*_watches, watch)
 
 
 def remove_watch(watch: WatchedModel) -> None:
-    """Tell a watch no more."""
+    """Stop to report to a watch."""
     global _watches
     _watches = tuple(w for w in _watches if w is not watch)
 
 
 def active_watches() -> tuple[WatchedModel, ...]:
-    """Those that are told."""
+    """The watches that are reported to."""
     return _watches
 
 
@@ -153,18 +149,20 @@ def active_watches() -> tuple[WatchedModel, ...]:
 
 
 def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
-    """The innermost module of each watched model among a frame and its callers; empty where there is none to tell.
+    """The innermost module of each watched model among a frame and its callers.
 
-    frame: where the call was made.  x: a tensor of the call.
-    through: a kind of module to pass by, in favour of the one that it is a part of.
+    Empty in a backward pass, where activation checkpointing runs the forward a second time, for stand-ins of tensors,
+    and while a CUDA graph is captured.
 
-    Nothing is told of a backward pass, where activation checkpointing runs the forward a second time, nor of stand-ins
-    for tensors, nor while a CUDA graph is captured.
+    Args:
+        frame: where the call was made.
+        x: a tensor of the call.
+        through: a kind of module to skip, in favour of the one that it is a part of.
     """
     if not active() or _in_backward(frame) or _is_stand_in(x):
         return []
     try:
-        callers = list(_found(frame, _watches, through))
+        callers = list(_walk(frame, _watches, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
         for watch in _watches:
             watch.errors.append(("", without_frames(problem)))
@@ -176,11 +174,11 @@ def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | 
     return callers
 
 
-# Three questions that torch has no public answer to. Each has a slower one, where a torch does not have the function.
+# torch has no public functions for these questions. A slower way is taken where a torch lacks the private one.
 
 
 def _in_backward(frame: FrameType | None) -> bool:
-    """Does this thread run a backward pass?"""
+    """Whether this thread runs a backward pass."""
     number = getattr(torch._C, "_current_graph_task_id", None)
     if number is not None:
         return bool(number() != -1)
@@ -192,31 +190,26 @@ def _in_backward(frame: FrameType | None) -> bool:
 
 
 def _is_stand_in(x: object) -> bool:
-    """Does a tensor belong to a graph being traced, or wrap others that will come by here themselves?"""
+    """Whether a tensor belongs to a graph being traced, or wraps others that will come by here themselves."""
     if not isinstance(x, Tensor):
         return False
-    return _has_own_dispatch(x) or _is_wrapped(x)
-
-
-def _has_own_dispatch(x: Tensor) -> bool:
     keys = getattr(torch._C, "_dispatch_keys", None)
     if keys is not None:
-        return bool(keys(x).has(torch._C.DispatchKey.Python))
-    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-
-
-def _is_wrapped(x: Tensor) -> bool:
-    """Is it a stand-in of vmap, grad or another transform of torch.func?"""
-    asked = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
-    if asked is not None:
-        return bool(asked(x))
+        own_dispatch = bool(keys(x).has(torch._C.DispatchKey.Python))
+    else:
+        own_dispatch = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    if own_dispatch:
+        return True
+    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)  # by vmap, grad, …
+    if is_wrapped is not None:
+        return bool(is_wrapped(x))
     try:
         return x.untyped_storage().data_ptr() == 0 and x.numel() > 0
     except (NotImplementedError, RuntimeError):  # it has no memory of its own; nor has a sparse one
         return True
 
 
-def _found(
+def _walk(
     frame: FrameType | None, watches: tuple[WatchedModel, ...], through: type[nn.Module] | tuple[()]
 ) -> Iterator[Caller]:
     waiting, compiled, inside_op, entry = list(watches), False, False, None
@@ -227,7 +220,7 @@ def _found(
             if module is not None and not isinstance(module, through):
                 waiting.remove(watch)
                 scripted = isinstance(module, torch.jit.ScriptModule)
-                kind, given = _kind(frame, module, path), _given(frame)
+                kind, given = _kind(frame, module, path), _first_shape(frame)
                 calls = (entry or frame).f_locals.setdefault(CALLS, {}) if compiled or scripted else None
                 yield Caller(watch, module, path, kind, calls is not None, inside_op, given, calls)
         inside_op = inside_op or code is _OP
@@ -238,8 +231,8 @@ def _found(
         frame = frame.f_back
 
 
-def _given(frame: FrameType) -> tuple[int, ...]:
-    """The shape of a method's first tensor, (B, …) or (N, B, …); () where there is none, or none of several rows."""
+def _first_shape(frame: FrameType) -> tuple[int, ...]:
+    """The shape of a method's first tensor, (B, …) or (N, B, …); () if there is none, or none with a batch axis."""
     code, local = frame.f_code, frame.f_locals
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
     for name in code.co_varnames[1:count]:
@@ -251,7 +244,7 @@ def _given(frame: FrameType) -> tuple[int, ...]:
 
 
 def is_parameter(x: Tensor) -> bool:
-    """Does a tensor lie in a parameter or a buffer of a watched model?"""
+    """Whether a tensor lies in a parameter or a buffer of a watched model."""
     return any(at in watch.storages for at in _storage(x) for watch in _watches)
 
 
@@ -268,7 +261,7 @@ def _storage(x: Tensor) -> Iterator[int]:
 
 
 def running(caller: Caller, frame: FrameType | None) -> bool:
-    """Is a module still among the callers of a frame?"""
+    """Whether a module is still among the callers of a frame."""
     while frame is not None:
         if runs_in(caller, frame):
             return True
@@ -277,7 +270,7 @@ def running(caller: Caller, frame: FrameType | None) -> bool:
 
 
 def runs_in(caller: Caller, frame: FrameType) -> bool:
-    """Is a frame one of a module's own methods?"""
+    """Whether a frame is one of a module's own methods."""
     return id(frame.f_code) in caller.watch.codes and _first(frame) is caller.module
 
 
@@ -309,25 +302,18 @@ def _codes(value: object) -> Iterator[CodeType]:
 
 
 def _kind(frame: FrameType, module: nn.Module, path: str) -> Kind:
+    """By the caller's arguments, else by its name."""
     code, local = frame.f_code, frame.f_locals
-    said = local.get("is_cross_attention")
-    if isinstance(said, bool):
-        return "cross" if said else "self"
+    declared = local.get("is_cross_attention")
+    if isinstance(declared, bool):
+        return "cross" if declared else "self"
     if isinstance(module, nn.MultiheadAttention) and "query" in local:
         return "self" if local["query"] is local.get("key") else "cross"
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if any(_looks_away(local, name) for name in CONTEXTS if name in arguments):
-        return "cross"
-    return _kind_by_name(path, type(module).__name__)
-
-
-def _looks_away(local: Mapping[str, Any], name: str) -> bool:
-    context = local.get(name)
-    return isinstance(context, (Tensor, ContextKeys)) and all(local.get(source) is not context for source in SOURCES)
-
-
-def _kind_by_name(path: str, kind: str) -> Kind:
-    for part in (*reversed(path.split(".")), kind):
+    for context in (local.get(name) for name in CONTEXTS if name in arguments):
+        if isinstance(context, (Tensor, ContextKeys)) and all(local.get(source) is not context for source in SOURCES):
+            return "cross"
+    for part in (*reversed(path.split(".")), type(module).__name__):
         if OWN.search(part):
             return "self"
         if CROSS.search(part):
@@ -335,32 +321,28 @@ def _kind_by_name(path: str, kind: str) -> Kind:
     return "self"
 
 
-# ------------------------------------------------------------------------------------------------------------- telling
+# ------------------------------------------------------------------------------------------------------------ delivery
 
 
 def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
-    """Make one observed and tell every watch, each with its own path. What fails is kept in `errors`, never raised."""
+    """Make one observed call and pass it to every watch, each with its own path. Errors go to `errors`."""
     with measuring():
-        orders = [_count(caller) for caller in callers]
-        seen = attempt(callers, make)
-        if seen is None:
+        orders: list[int | None] = []
+        for caller in callers:  # in a run of compiled code, calls are numbered
+            order = None if caller.calls is None else caller.calls.get(caller.watch, 0)
+            if caller.calls is not None and order is not None:
+                caller.calls[caller.watch] = order + 1
+            orders.append(order)
+        observed = attempt(callers, make)
+        if observed is None:
             return
         for caller, order in zip(callers, orders, strict=True):
-            told = replace(seen, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
-            attempt([caller], partial(caller.watch.on_call, told))
-
-
-def _count(caller: Caller) -> int | None:
-    """Which of the calls of a run of compiled code this is; None elsewhere."""
-    if caller.calls is None:
-        return None
-    order = caller.calls.get(caller.watch, 0)
-    caller.calls[caller.watch] = order + 1
-    return order
+            own = replace(observed, path=caller.path, kind=caller.kind, compiled=caller.compiled, order=order)
+            attempt([caller], partial(caller.watch.on_call, own))
 
 
 def attempt(callers: list[Caller], do: Callable[[], T]) -> T | None:
-    """Do something of ours. Whatever is wrong with it, the model must run: what it raises is kept in `errors`."""
+    """Run code of ours so that the model never sees its exceptions: they are kept in `errors`."""
     try:
         return do()
     except Exception as problem:

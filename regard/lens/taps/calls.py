@@ -79,7 +79,7 @@ class _Here(threading.local):
 
     quiet: int = 0  # depth of `measuring`, and of kernels that are already being reported
     inside: int = 0  # depth of larger calls that are being recorded
-    lent: KernelResult | None = None
+    kernel: KernelResult | None = None  # result of the latest kernel inside a larger call
 
 
 HERE = _Here()

@@ -66,7 +66,12 @@ class FlexMask(Mask):
         if 0 in shape:
             return torch.zeros(shape, dtype=torch.bool, device=i.device)
         mod = self.mod
-        if len(shape) == 4 and all(_runs_along(axis, x) for axis, x in enumerate((b, h, i, j))):
+        on_a_grid = all(  # each index varies along its own axis at most
+            size == 1 or at == axis
+            for axis, x in enumerate((b, h, i, j))
+            for at, size in enumerate(x.shape, 4 - x.ndim)
+        )
+        if len(shape) == 4 and on_a_grid:
             for axis in (3, 2, 1, 0):
                 mod = torch.vmap(mod, in_dims=tuple(0 if n == axis else None for n in range(4)))
             grid: Tensor = mod(*(x.reshape(-1) for x in (b, h, i, j)))
@@ -131,11 +136,6 @@ def flex_mask(blocks: BlockMask | None, batch: int, heads: int, *, compiled: boo
     return FlexMask(blocks.mask_mod, rows, partial, full, blocks.BLOCK_SIZE)
 
 
-def _runs_along(axis: int, x: Tensor) -> bool:
-    """Does an index of a grid (B, H, Nq, Nk) vary along its own axis at most?"""
-    return all(n == 1 or at == axis for at, n in enumerate(x.shape, 4 - x.ndim))
-
-
 def _table(counts: Tensor, columns: Tensor) -> Tensor:
     """How many of each row's columns are meant (B, H, R), and which (B, H, R, C) → booleans (B, H, R, C)."""
     order = torch.arange(columns.shape[-1], device=columns.device)
@@ -163,18 +163,38 @@ def _depends_on(mod: Callable[..., Any], axis: int, device: torch.device) -> boo
     return False
 
 
+Function = Callable[..., Any]
+
 FOREVER = 1 << 29
 """A window as wide as any sequence."""
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """One call of a function: arguments it declares, those beyond, what came back, and what a kernel inside lent."""
+    """One call of a function.
+
+    Args:
+        given: declared arguments by name.
+        extra: keyword arguments beyond them.
+        out: what it returned.
+        kernel: the result of the kernel that ran inside it, or None.
+    """
 
     given: dict[str, Any]
     extra: dict[str, Any]
     out: Any
-    lent: KernelResult | None
+    kernel: KernelResult | None
+
+    @classmethod
+    def of(
+        cls, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, kernel: KernelResult | None
+    ) -> FunctionCall:
+        """Name the arguments, with defaults filled in."""
+        bound = signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        loose = [name for name, p in signature(function).parameters.items() if p.kind is Parameter.VAR_KEYWORD]
+        extra = {name: value for key in loose for name, value in bound.arguments[key].items()}
+        return cls({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, kernel)
 
 
 Reader = Callable[[FunctionCall], ObservedCall]
@@ -233,7 +253,7 @@ def read_hugging_face(made: FunctionCall) -> ObservedCall:
         )
 
     # The lse inside is from before the sinks joined, and the one that is returned has lost digits.
-    lse = made.lent.lse if made.lent is not None and sinks is None else None
+    lse = made.kernel.lse if made.kernel is not None and sinks is None else None
     return _observed("flex", "flex_attention", make, _first(made.out).transpose(1, 2), lse)
 
 
@@ -248,13 +268,18 @@ def read_flash(made: FunctionCall) -> ObservedCall:
     if given.get("alibi_slopes") is not None:
         trouble = "alibi_slopes of flash_attn are not read yet"
         return ObservedCall(source="flash_attn", kernel="flash_attn_func", output=output, trouble=trouble)
-    before, after = given.get("window_size", (-1, -1))
+    is_causal, (before, after) = bool(given.get("causal")), given.get("window_size", (-1, -1))
+    mask: Mask | None = None  # -1 is no limit; causal hides what comes after, whatever the window says
+    if before >= 0 or (after >= 0 and not is_causal):
+        mask = window(before if before >= 0 else FOREVER, 0 if is_causal else after if after >= 0 else FOREVER)
+    elif is_causal:
+        mask = causal()
     make = partial(
         read_call,
         q,
         k,
         v,
-        mask=_flash_mask(bool(given.get("causal")), before, after),
+        mask=mask,
         scale=given.get("softmax_scale"),
         softcap=given.get("softcap") or None,
         dropout=given.get("dropout_p", 0.0),
@@ -303,18 +328,10 @@ def _first(out: Any) -> Tensor:
     return first.detach()
 
 
-def _flash_mask(is_causal: bool, before: int, after: int) -> Mask | None:
-    """−1 is no limit; causal lets nothing after through, whatever the window says."""
-    if before < 0 and (is_causal or after < 0):
-        return causal() if is_causal else None
-    return window(before if before >= 0 else FOREVER, 0 if is_causal else after if after >= 0 else FOREVER)
-
-
 FLEX = "torch.nn.attention.flex_attention"
 HUGGING_FACE = "transformers.integrations.flex_attention"
 
 Holder = dict[str, Any] | type
-Function = Callable[..., Any]
 
 _bound: list[tuple[Holder, str, Any, Any]] = []  # where, the name, what it was bound to, what it is bound to now
 _recorders: dict[Function, Function] = {}  # recorder → what it records
@@ -369,13 +386,9 @@ def _targets() -> dict[int, Callable[[bool], Reader]]:
         (theirs.get("flex_attention_forward"), lambda _: read_hugging_face),
     ]
     named = {name: value for name, value in flash.items() if name.startswith("flash_attn_") and callable(value)}
-    found += [(value, partial(_flash_reader, name)) for name, value in named.items()]
+    found += [(value, partial(lambda name, _: reader_of_flash(name), name)) for name, value in named.items()]
     # Where they are already recorded, the recorder stands under the name.
     return {id(_recorders.get(function, function)): reader for function, reader in found if function is not None}
-
-
-def _flash_reader(name: str, compiled: bool) -> Reader:
-    return reader_of_flash(name)
 
 
 def _holders(model: nn.Module) -> Iterator[tuple[Holder, str]]:
@@ -441,25 +454,14 @@ def _recorded(original: Function, inner: Function, reader: Reader, args: Any, kw
     if not callers or callers[0].inside_op:
         return original(*args, **kwargs)
     HERE.inside += 1
-    HERE.lent = None
+    HERE.kernel = None
     try:
         out = original(*args, **kwargs)
     finally:
         HERE.inside -= 1
-    lent, HERE.lent = HERE.lent, None
+    kernel, HERE.kernel = HERE.kernel, None
     if HERE.inside:
-        HERE.lent = KernelResult(inner.__name__, flex_lse(out))
+        HERE.kernel = KernelResult(inner.__name__, flex_lse(out))
     else:
-        deliver(callers, lambda: reader(_made(inner, args, kwargs, out, lent)))
+        deliver(callers, lambda: reader(FunctionCall.of(inner, args, kwargs, out, kernel)))
     return out
-
-
-def _made(
-    inner: Function, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, lent: KernelResult | None
-) -> FunctionCall:
-    """The arguments by name, defaults filled in."""
-    bound = signature(inner).bind(*args, **kwargs)
-    bound.apply_defaults()
-    loose = [name for name, p in signature(inner).parameters.items() if p.kind is Parameter.VAR_KEYWORD]
-    extra = {name: value for key in loose for name, value in bound.arguments[key].items()}
-    return FunctionCall({name: v for name, v in bound.arguments.items() if name not in loose}, extra, out, lent)

@@ -73,7 +73,7 @@ class FusedTap:
         finally:
             HERE.quiet -= 1
         if HERE.inside or callers[0].inside_op:
-            HERE.lent = KernelResult(self.name, self._lse(args, out))
+            HERE.kernel = KernelResult(self.name, self._lse(args, out))
         else:
             deliver(callers, lambda: self._observed(args, kwargs, out))
         return self._as_asked(args, out)
@@ -133,17 +133,21 @@ class FusedTap:
 class Taps:
     """Report every attention call of a model, as a context manager.
 
-    model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
-    on_call: called with a `ObservedCall` after each attention call, in the thread that made it, under `measuring()`.
-    on_beams: told of beam searches of regard's own models, as `regard.op.observe_beams` says.
-
-    errors: (path, exception) of what went wrong in reporting, which the model never notices.
-
     The fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` calls nothing that could be tapped, and is off
     meanwhile; their results are then equal up to rounding. Everything else computes the same bits as unwatched.
 
-    Raises TypeError for a model that is not an nn.Module or a callback that is not callable, RuntimeError when entered
-    a second time before it was left.
+    Args:
+        model: any `nn.Module`, also one that went through torch.compile. Nothing is placed on it.
+        on_call: called with an `ObservedCall` after each attention call, in the thread that made it, under
+            `measuring()`.
+        on_beams: called for beam searches of regard's own models, see `regard.op.observe_beams`.
+
+    Attributes:
+        errors: (path, exception) of what went wrong in reporting, which the model never sees.
+
+    Raises:
+        TypeError: the model is not an nn.Module, or a callback is not callable.
+        RuntimeError: entered a second time before it was left.
     """
 
     _watch: WatchedModel | None = None  # while they are installed
@@ -155,7 +159,7 @@ class Taps:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Taps watch a torch.nn.Module, got {type(model).__name__}")
         if not callable(on_call):
-            raise TypeError(f"on_call must be a function of a ObservedCall, got {type(on_call).__name__}")
+            raise TypeError(f"on_call must be a function of an ObservedCall, got {type(on_call).__name__}")
         self.model, self.on_call, self.on_beams = model, on_call, on_beams
         self.errors: list[tuple[str, Exception]] = []
         self._unconfirmed: dict[tuple[str, tuple[int, ...]], bool] = {}
@@ -228,7 +232,7 @@ _LOCK = RLock()
 _installed = False  # completely
 _library: Library | None = None  # our kernels over torch's, while there are any
 _fast_path: bool | None = None  # what PyTorch's switch was before, while it is ours
-_hush: warnings.catch_warnings[None] | None = None  # what keeps torch's warning from the user, while it does
+_warning_filter: warnings.catch_warnings[None] | None = None  # hides torch's warning, while it does
 _warned = False  # did torch say that a kernel was covered?
 
 
@@ -245,7 +249,7 @@ def _install(model: nn.Module) -> None:
     global _installed, _fast_path
     if not _installed:
         _remove()  # what an interrupted attempt has left
-        HERE.quiet, HERE.inside, HERE.lent = 0, 0, None
+        HERE.quiet, HERE.inside, HERE.kernel = 0, 0, None
         _fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         observe(_on_op)
@@ -276,13 +280,18 @@ def _remove() -> None:
 
 def _cover() -> None:
     """Lay taps over every kernel that this machine has."""
-    global _library, _hush, _warned
-    taps = _taps()
+    global _library, _warning_filter, _warned
+    cuda = torch.cuda.is_available()
+    kernels = (*CPU_KERNELS, *(CUDA_KERNELS if cuda else ()))
+    taps: list[tuple[FusedTap | SoftmaxTap | ProductTap, str]] = [(FusedTap(name, key), key) for name, key in kernels]
+    for key in ("CPU", "CUDA") if cuda else ("CPU",):
+        taps += [(SoftmaxTap(name, key), key) for name in ("_softmax", "_log_softmax")]
+        taps += [(ProductTap(name, key), key) for name in ("bmm", "baddbmm", "mm")]
     _library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     if not _warned or torch.is_warn_always_enabled():
         # Torch warns once per process that a kernel was covered. The user's filters are touched that once, not again.
-        _hush = warnings.catch_warnings()
-        _hush.__enter__()
+        _warning_filter = warnings.catch_warnings()
+        _warning_filter.__enter__()
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
     for tap, key in taps:
         untraced("a tap only looks on")(type(tap).__call__)  # a function left alone may call a kernel
@@ -293,21 +302,11 @@ def _cover() -> None:
 
 def _warn_again() -> None:
     """Give the user's filters back, if they are not."""
-    global _hush
-    if _hush is not None:
+    global _warning_filter
+    if _warning_filter is not None:
         with suppress(RuntimeError, AttributeError):  # where it was interrupted before it had changed them
-            _hush.__exit__(None, None, None)
-        _hush = None
-
-
-def _taps() -> list[tuple[FusedTap | SoftmaxTap | ProductTap, str]]:
-    cuda = torch.cuda.is_available()
-    kernels = (*CPU_KERNELS, *(CUDA_KERNELS if cuda else ()))
-    taps: list[tuple[FusedTap | SoftmaxTap | ProductTap, str]] = [(FusedTap(name, key), key) for name, key in kernels]
-    for key in ("CPU", "CUDA") if cuda else ("CPU",):
-        taps += [(SoftmaxTap(name, key), key) for name in ("_softmax", "_log_softmax")]
-        taps += [(ProductTap(name, key), key) for name in ("bmm", "baddbmm", "mm")]
-    return taps
+            _warning_filter.__exit__(None, None, None)
+        _warning_filter = None
 
 
 # ----------------------------------------------------------------------------------------------------------------- fork
@@ -319,21 +318,17 @@ def _after_fork_in_child() -> None:
     _LOCK = RLock()
     if active_watches():
         forget_other_threads()
-        _free_cached_properties()
+        # Until Python 3.12 a cached_property has one lock for all objects, held while it computes, as measuring does.
+        ours = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] == "regard"]
+        for holder in {value for module in ours for value in tuple(vars(module).values()) if isinstance(value, type)}:
+            for value in vars(holder).values():
+                if isinstance(value, cached_property) and hasattr(value, "lock"):
+                    value.lock = RLock()
     for watch in active_watches():
         if watch.thread != get_ident():
             remove_watch(watch)
     if not active_watches():
         _remove()
-
-
-def _free_cached_properties() -> None:
-    """Until Python 3.12 a cached_property has one lock for all objects, held while it computes, as measuring does."""
-    ours = [module for name, module in tuple(sys.modules.items()) if name.partition(".")[0] == "regard"]
-    for holder in {value for module in ours for value in tuple(vars(module).values()) if isinstance(value, type)}:
-        for value in vars(holder).values():
-            if isinstance(value, cached_property) and hasattr(value, "lock"):
-                value.lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -349,16 +344,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def _on_op(call: Call, backend: str, output: Any) -> None:
-    """Told by `regard.op` of each call."""
-    lent, HERE.lent = HERE.lent, None
+    """Called by `regard.op` after each call."""
+    inner, HERE.kernel = HERE.kernel, None
     frame = sys._getframe(1).f_back  # beyond the operation itself
     callers = find_callers(frame, call.q)
     if callers and not HERE.inside:
-        deliver(callers, lambda: _observed(call.in_torch(), backend, output, lent))
+        deliver(callers, lambda: _observed(call.in_torch(), backend, output, inner))
 
 
 def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
-    """Told by `regard.op` of each beam search."""
+    """Called by `regard.op` after each beam search."""
     for watch in active_watches():
         if watch.on_beams is not None:
             try:
@@ -367,11 +362,11 @@ def _on_beams(rows: Sequence[Sequence[int]], passes: int) -> None:
                 watch.errors.append(("", without_frames(problem)))
 
 
-def _observed(call: Call, backend: str, output: Any, lent: KernelResult | None) -> ObservedCall:
+def _observed(call: Call, backend: str, output: Any, inner: KernelResult | None) -> ObservedCall:
     q, k, v = (x.detach() for x in (call.q, call.k, call.v))
     detached = replace(call, q=q, k=k, v=v, sinks=None if call.sinks is None else call.sinks.detach())
     kernel, lse = backend, None
-    if backend == "sdpa" and lent is not None:
+    if backend == "sdpa" and inner is not None:
         # With a dense mask the backend opens rows that see nothing: such an lse is not this call's.
-        kernel, lse = lent.kernel, lent.lse if sdpa.plain(call) is not None else None
+        kernel, lse = inner.kernel, inner.lse if sdpa.plain(call) is not None else None
     return ObservedCall(source="regard", kernel=kernel, call=detached, lse=lse, output=torch.as_tensor(output).detach())

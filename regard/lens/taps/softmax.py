@@ -1,18 +1,22 @@
 """Taps for attention written out by hand: a product, a softmax over its last axis, and a product with the values.
 
-A softmax alone proves nothing: routers and classifiers have one too. So a softmax inside a watched module is taken for
-attention when there, too, a product of matrices made the scores and another takes the weights, with the same matrices:
-rows are queries, the axis summed over is the keys, and all queries of a matrix share their values. What is seen and
-never so confirmed is listed, not guessed at: a softmax over another axis, a log_softmax, products without one. Only
-references are kept, never a copy of N×N.
+A softmax alone proves nothing: routers and classifiers have one too. A softmax inside a watched module counts as
+attention if a product of matrices made its scores and another takes its weights, with the same matrices: rows are
+queries, the axis summed over is the keys, and all queries of a matrix share their values. The path of a call:
 
-What is reported is what was multiplied with the values. The product's operand is compared with the softmax output, by
-address or by its numbers. After a cast, a reshape or dropout it is the same attention, and the softmax output is
-reported. Anything else (a gate, a mask, talking heads, the difference of two softmaxes) is reported as it was applied,
-marked as edited.
+    ProductTap   _on_product   remembers q·kᵀ as a _Product that may have made scores
+    SoftmaxTap   _on_softmax   finds that product and waits, with a _Candidate, for the product with the values
+    ProductTap   _on_product   compares its operands with the candidates' weights (_compare → _Use) and reports one
 
-A product of two plain matrices counts for scores of two axes, and only where neither operand is a parameter: else each
-linear layer and classifier would count. With a bias (addmm) it is taken for a linear layer, and not looked at.
+What is never confirmed is listed in `unconfirmed`: a softmax over another axis, a log_softmax, products without one.
+Only references are kept, never a copy of N×N.
+
+Reported is what was multiplied with the values: the product's operand is compared with the softmax output, by address
+or by its numbers. After a cast, a reshape or dropout it is the same attention, and the softmax output is reported.
+Anything else (a gate, a mask, talking heads, the difference of two softmaxes) is reported as applied, marked as edited.
+
+A product of two plain matrices counts for scores of two axes, and only if neither operand is a parameter: else every
+linear layer and classifier would count. With a bias (addmm) it is taken for a linear layer.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product as pairs
@@ -170,7 +175,7 @@ class SoftmaxTap:
             callers = find_callers(frame, x, through=nn.Softmax)  # the attention is whose part it is
             if callers and not callers[0].inside_op:
                 known = self.name == "_softmax" and dim in (-1, x.ndim - 1)
-                attempt(callers, lambda: _remember(callers, x, out, frame) if known else _note(callers, x))
+                attempt(callers, lambda: _on_softmax(callers, x, out if known else None, frame))
         return out
 
 
@@ -192,7 +197,7 @@ class ProductTap:
             frame = sys._getframe(1)
             callers = find_callers(frame, out)
             if callers and not callers[0].inside_op:
-                attempt(callers, lambda: _meet(callers, left, right, out, frame))
+                attempt(callers, lambda: _on_product(callers, left, right, out, frame))
         return out
 
 
@@ -225,14 +230,22 @@ def forget_other_threads() -> None:
 # ------------------------------------------------------------------------------------------------ remember and confirm
 
 
-def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: FrameType) -> None:
-    """Wait for the product that uses these weights, if a product made the scores."""
-    products, site = _made(callers, scores), _site(callers[0], frame)
+def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, frame: FrameType) -> None:
+    """Wait for the product that uses these weights, if a product made the scores.
+
+    weights: None for a softmax of another form, which is only listed as unconfirmed.
+    """
+    products = _products_before(callers, scores)
+    if weights is None:
+        for caller in callers if products else ():
+            _list_unconfirmed(caller, scores, by_product=any(not product.flat for product in products))
+        return
+    site = _site(callers[0], frame)
     if products:
         _HERE.products.clear()
     elif scores.ndim == 2:  # a classifier's, or a sampler's
         for caller in callers:
-            _give_up(caller, scores, by_product=False)
+            _list_unconfirmed(caller, scores, by_product=False)
         return
     dropped = []
     with _LOCK:
@@ -248,7 +261,7 @@ def _remember(callers: list[Caller], scores: Tensor, weights: Tensor, frame: Fra
         _drop(earlier)
     if not products:
         for caller in callers:
-            _give_up(caller, scores, by_product=False)
+            _list_unconfirmed(caller, scores, by_product=False)
         return
     with measuring():
         stamp, random = Stamp.of(weights), random_state(weights.device)
@@ -278,22 +291,19 @@ def _drop(candidate: _Candidate) -> None:
         deliver(candidate.callers, partial(_observed, candidate.deferred[0]))
     elif not candidate.blended:
         for caller in candidate.callers:
-            _give_up(caller, candidate.scores, by_product=candidate.by_product)
+            _list_unconfirmed(caller, candidate.scores, by_product=candidate.by_product)
 
 
-def _note(callers: list[Caller], scores: Tensor) -> None:
-    """A softmax of another form is listed where a product made its scores."""
-    products = _made(callers, scores)
-    if products:
-        for caller in callers:
-            _give_up(caller, scores, by_product=any(not product.flat for product in products))
-
-
-def _made(callers: list[Caller], scores: Tensor) -> list[_Product]:
-    """The latest products that may have made some scores, as they are or turned."""
+def _products_before(callers: list[Caller], scores: Tensor) -> list[_Product]:
+    """The latest products that may have made some scores, as they are or transposed."""
     near = [made for whose, made in _HERE.products if _related(whose, callers)]
-    either = [p for made in near for p in (made, _Product(_turned(made.matrices), made.inner, None, made.flat))]
-    return [p for p in either if _fits(scores, p.matrices, p.flat)]
+    products = []
+    for made in near:
+        count, rows, columns = made.matrices
+        for product in (made, _Product((count, columns, rows), made.inner, None, made.flat)):
+            if _fits(scores, product.matrices, product.flat):
+                products.append(product)
+    return products
 
 
 def _fits(scores: Tensor, matrices: Matrices, flat: bool) -> bool:
@@ -305,15 +315,28 @@ def _fits(scores: Tensor, matrices: Matrices, flat: bool) -> bool:
     return columns in (nk, nk - 1) and count * rows == scores.numel() // nk and rows % nq == 0
 
 
-def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame: FrameType) -> None:
-    """A product: of some weights with their values, and then it is told; or of what may become scores."""
+def _on_product(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame: FrameType) -> None:
+    """Report the product if it multiplies weights with their values; else remember that it may make scores."""
     flat = out.ndim == 2
     left, right, out = (x.detach().unsqueeze(0) if flat else x.detach() for x in (left, right, out))
     waiting = [c for c in _pending.get(threading.get_ident(), ()) if _related(c.callers, callers)]
+    # 1. How the operands use the weights that they fit, up to the first that are unchanged. The second operand may be
+    # weights too, transposed, as einsum does it.
+    uses = list[_Use]()
     with measuring():
-        uses = _uses(waiting, left, right, out, flat, frame)
+        for candidate, (which, operand) in pairs(waiting, enumerate((left, right.mT))):
+            product = candidate.takes(operand, flat)
+            if product is None:
+                continue
+            compared = _compare(candidate, product, operand, out, which, frame)
+            if not compared.edited:
+                uses = [compared]
+                break
+            if compared.certain or not (is_parameter(left) or is_parameter(right)):  # with those, heads are mixed
+                uses.append(compared)
+    # 2. The use to report. Among edited ones: in the softmax's own memory, or much more like its weights.
     use = uses[0] if uses else None
-    for other in uses[1:]:  # edited too: in the softmax's own memory, or much more like its weights
+    for other in uses[1:]:
         if use is not None and (not use.certain and (other.certain or other.unlike < use.unlike / 4)):
             use = other
     for candidate in waiting:
@@ -328,6 +351,7 @@ def _meet(callers: list[Caller], left: Tensor, right: Tensor, out: Tensor, frame
         if _take(use.candidate):
             deliver(list(use.candidate.callers), partial(_observed, use))
         return
+    # 3. Not a use for certain: a product that may make scores.
     made = _Product(_matrices(out), left.shape[2], matrix_marks(right), flat)
     if use is not None:  # what looks like edited weights may be another q, as wide as there are keys
         use.candidate.deferred = use, made
@@ -346,26 +370,6 @@ def _take(candidate: _Candidate) -> bool:
             return False
         pending.remove(candidate)
         return True
-
-
-def _uses(
-    waiting: list[_Candidate], left: Tensor, right: Tensor, out: Tensor, flat: bool, frame: FrameType
-) -> list[_Use]:
-    """How the operands of a product use the weights that they fit, up to the first that are unchanged.
-
-    The second operand may be weights too, turned, as einsum does it.
-    """
-    uses = list[_Use]()
-    for candidate, (which, operand) in pairs(waiting, enumerate((left, right.mT))):
-        product = candidate.takes(operand, flat)
-        if product is None:
-            continue
-        use = _compare(candidate, product, operand, out, which, frame)
-        if not use.edited:
-            return [use]
-        if use.certain or not (is_parameter(left) or is_parameter(right)):  # with those, heads are mixed
-            uses.append(use)
-    return uses
 
 
 def _compare(
@@ -428,16 +432,12 @@ def _matrices(x: Tensor) -> Matrices:
     return x.shape[0], x.shape[1], x.shape[2]
 
 
-def _give_up(caller: Caller, scores: Tensor, *, by_product: bool) -> None:
+def _list_unconfirmed(caller: Caller, scores: Tensor, *, by_product: bool) -> None:
     seen, at = caller.watch.unconfirmed, (caller.path, tuple(scores.shape))
     seen[at] = by_product or seen.get(at, False)
 
 
-def _turned(matrices: Matrices) -> Matrices:
-    return matrices[0], matrices[2], matrices[1]
-
-
-# -------------------------------------------------------------------------------------------------------- what was seen
+# ------------------------------------------------------------------------------------------------------ reported calls
 
 
 def _observed(use: _Use) -> ObservedCall:
@@ -447,7 +447,10 @@ def _observed(use: _Use) -> ObservedCall:
         heads = prod(made.shape[:-2]) // max(1, batch)
     scores = candidate.scores.detach()
     known = candidate.scores_intact and heads == candidate.heads
-    scores_seen = _with_heads(scores, heads) if known else None
+    scores_seen = None
+    if known:
+        with suppress(RuntimeError):  # where only a copy would have these axes
+            scores_seen = scores.view(-1, heads, *scores.shape[-2:])
     weights = None if made is None else made.reshape(-1, heads, *made.shape[-2:])
     trouble = None
     if scores_seen is None and weights is None:
@@ -471,32 +474,25 @@ def _observed(use: _Use) -> ObservedCall:
 
 
 def _heads(caller: Caller, lead: list[int], nq: int) -> int:
-    """How many of the leading axes' entries are heads: (B, H), or (B·H,), or more axes; one where there are none."""
-    if len(lead) == 2:
-        return lead[1]
-    told = next((n for n in _numbers_of_heads(caller.module)), 0)
-    if len(lead) <= 1:
-        return _heads_of(lead[0], told, caller, nq) if lead else 1
-    return told if told in [prod(lead[i:]) for i in range(1, len(lead))] else lead[-1]
-
-
-def _heads_of(count: int, told: int, caller: Caller, nq: int) -> int:
-    """How many of B·H are heads: by the module's own number, else by the batch that it was given, else all of them."""
-    if told and count % told == 0:
-        return told
+    """How many of the leading axes' entries are heads: (B, H), or (B·H,), or more axes; 1 without any."""
+    if not lead or len(lead) == 2:
+        return lead[1] if lead else 1
+    named = next(_numbers_of_heads(caller.module), 0)
+    if len(lead) > 2:
+        return named if named in [prod(lead[i:]) for i in range(1, len(lead))] else lead[-1]
+    # B·H: by the module's own number, else by the batch of its input, else all of them
+    count = lead[0]
+    if named and count % named == 0:
+        return named
     first, second, *_ = *caller.given, 0, 0
-    turned = first == nq != second and second and count % second == 0  # (N, B, …), as nn.MultiheadAttention's are
-    batch = second if turned else first
-    if batch == count:  # a part of the attention, which gets (B·H, N, D) from it
-        return next((n for n in _numbers_of_heads(_attention_around(caller)) if count % n == 0), 1)
+    transposed = first == nq != second and second and count % second == 0  # (N, B, …), as in nn.MultiheadAttention
+    batch = second if transposed else first
+    if batch == count:  # a part of an attention module, which gets (B·H, N, D) from it
+        above = caller.path.rpartition(".")[0]
+        around = (m for m, path in caller.watch.modules.values() if path == above and m is not caller.module)
+        attention = next((m for m in around if ATTENTION.search(type(m).__name__)), None)
+        return next((n for n in _numbers_of_heads(attention) if count % n == 0), 1)
     return count // batch if batch and count % batch == 0 else count
-
-
-def _attention_around(caller: Caller) -> nn.Module | None:
-    """The module that the caller is a part of, if it is called attention."""
-    above = caller.path.rpartition(".")[0]
-    found = (m for m, path in caller.watch.modules.values() if path == above and m is not caller.module)
-    return next((m for m in found if ATTENTION.search(type(m).__name__)), None)
 
 
 def _numbers_of_heads(module: nn.Module | None) -> Iterator[int]:
@@ -504,11 +500,3 @@ def _numbers_of_heads(module: nn.Module | None) -> Iterator[int]:
         value = getattr(module, name, None)
         if isinstance(value, int) and value > 0:
             yield int(value)
-
-
-def _with_heads(x: Tensor, heads: int) -> Tensor | None:
-    """(…, Nq, Nk) → (B, H, Nq, Nk), as a view; None where only a copy would do."""
-    try:
-        return x.view(-1, heads, *x.shape[-2:])
-    except RuntimeError:
-        return None
