@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import BEARER, PLAYWRIGHT, browsing, opened, serving, until
+from browsing import BEARER, PLAYWRIGHT, serving, until
 from PIL import Image
 from seeing_twins import blip, llava, picture
 from shown_twins import registers, windows
@@ -30,18 +30,6 @@ from regard.session.session import Session, open_file
 
 expect = pytest.importorskip("playwright.sync_api", reason=PLAYWRIGHT).expect
 ROWS, COLUMNS, BEFORE = 5, 7, 3  # patches; cls and two registers before them
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with opened(browser) as fresh:
-        yield fresh
 
 
 @pytest.fixture(scope="module")
@@ -684,7 +672,7 @@ def test_exported_page_shows_windows(page, windowed, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- notebook
 
 
-def in_a_notebook(page: Any, session: Session) -> None:
+def in_a_notebook(page: Any, session: Session) -> Any:
     """What anywidget does in a notebook, without one: a model whose messages Python answers."""
     page.expose_function("askPython", lambda message: answer(session, message))
     page.goto("data:text/html,<!doctype html><meta charset=utf-8><body style='margin:0'><div id=cell></div>")
@@ -701,11 +689,12 @@ const model = {{
 widget.render({{ model, el: document.getElementById("cell") }});""",
     )
     expect(page.locator(".photo-share").first).to_be_visible()
+    return page
 
 
-def test_styles_of_a_notebook_do_not_reach_the_page(page, session):
+def test_styles_of_a_notebook_do_not_reach_the_page(fresh_page, session):
     """Those of JupyterLab for lists of definitions, tables and text, which laid the head's numbers over each other."""
-    in_a_notebook(page, session)
+    page = in_a_notebook(fresh_page, session)
     numbers = page.locator(".card .numbers")
     before = numbers.evaluate(
         "at => [...at.querySelectorAll('dt, dd')].map((one) => one.getBoundingClientRect().toJSON())"
@@ -726,8 +715,8 @@ def test_styles_of_a_notebook_do_not_reach_the_page(page, session):
     assert page.locator(".card .sentence").evaluate("at => getComputedStyle(at).textTransform") == "none"
 
 
-def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(page, session):
-    in_a_notebook(page, session)
+def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(fresh_page, session):
+    page = in_a_notebook(fresh_page, session)
     host = page.locator("#cell > div")
     expect(host).to_have_attribute("data-lm-suppress-shortcuts", "true")
     page.locator("[data-role=search]").click()
@@ -738,8 +727,8 @@ def test_keys_of_the_page_are_not_taken_for_those_of_the_notebook(page, session)
     expect(page.locator(".cell:focus")).to_have_count(1)
 
 
-def test_notebook_shows_the_image_and_asks_python_for_rows(page, session):
-    in_a_notebook(page, session)
+def test_notebook_shows_the_image_and_asks_python_for_rows(fresh_page, session):
+    page = in_a_notebook(fresh_page, session)
     token, head = BEFORE + 11, stands_out(session, 2, 0)
     row = session.capture[2].row(token)[0, head]
     page.mouse.move(*over(page, *middle(session, 2, token)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 import time
-import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from browsing import BEARER, PATIENCE, PLAYWRIGHT, browsing, opened, ready, serving, until
+from browsing import BEARER, PATIENCE, PLAYWRIGHT, opened, ready, serving, until
 from torch import Tensor
 
 import regard
@@ -34,18 +31,6 @@ LONG = 16_384
 
 
 # ------------------------------------------------------------------------------------------------------------- fixtures
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with opened(browser) as fresh:
-        yield fresh
 
 
 @pytest.fixture(scope="module")
@@ -425,42 +410,6 @@ def test_131072_tokens_of_512_heads_are_painted_from_5_megabytes(browser):
         received, painted, drawn = first_moment(browser, address)
     assert received <= 5_000_000
     assert 0 < painted <= drawn
-
-
-def held() -> int:
-    """Bytes that Python and torch hold in this process, in which the server runs."""
-    gc.collect()
-    tensors: dict[int, int] = {}
-    for t in gc.get_objects():
-        if type(t) is torch.Tensor:
-            with suppress(RuntimeError, NotImplementedError):  # other tests leave some without memory: traced, or meta
-                tensors[t.data_ptr()] = t.nbytes
-    return tracemalloc.get_traced_memory()[0] + sum(tensors.values())
-
-
-def test_memory_does_not_grow_with_requests(site):
-    def round_of(n: int) -> list[str]:
-        place, token = f"layer={n % 6}&head={n % 12}", n % 16
-        return [
-            f"row?{place}&token={token}&start=0&stop=16",
-            f"tile?{place}&rows=0,16&cols=0,16&size=128",
-            f"head?{place}&lang=en",
-            f"steps?{place}&token={token}&key=0",
-            "overview",
-        ]
-
-    def growth(rounds: int) -> int:
-        before = held()
-        assert sum(1 for _ in asked(site, *(path for n in range(rounds) for path in round_of(n)))) == 5 * rounds
-        return held() - before
-
-    tracemalloc.start()
-    try:
-        growth(12)  # what is kept is there now
-        grown = [growth(20) for _ in range(3)]  # what is made once more is in one of the three alone
-    finally:
-        tracemalloc.stop()
-    assert min(grown) < 100_000, "1 kB left behind by each request"
 
 
 # ------------------------------------------------------------------------------------------ comparing, words, addresses

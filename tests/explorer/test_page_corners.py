@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import PLAYWRIGHT, browsing, opened, ready, serving, until
+from browsing import PLAYWRIGHT, opened, ready, serving, until
 from PIL import Image
 from torch import Tensor
 
@@ -36,18 +36,6 @@ ODD = ("고양이", "a" * 300, "שלום", "\u202eevil", "\u200b", "\x00", "x\u2
 
 
 # ------------------------------------------------------------------------------------------------------------- fixtures
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with opened(browser) as fresh:
-        yield fresh
 
 
 def made(tokens: tuple[str, ...] | list[str], *parts: Any, name: str = "made", **told: Any) -> Session:

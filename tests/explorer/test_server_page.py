@@ -7,7 +7,6 @@ import re
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from regard.session.session import Session
 
 pytest.importorskip("playwright.sync_api", reason="needs Playwright for Python: pip install playwright")
 
-from browsing import TOKEN, browsing, opened, ready, serving
+from browsing import TOKEN, opened, ready, serving
 from playwright.sync_api import expect
 
 NOTHING = {"extra_http_headers": {}}  # a browser that has the token from nowhere but the address
@@ -38,12 +37,6 @@ def session() -> Session:
 def site(session: Session) -> Iterator[str]:
     with serving([session]) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
 
 
 def test_token_leaves_the_address_and_the_state_stays(browser, site):

@@ -1,0 +1,34 @@
+"""A browser and a page for the tests of one module: Playwright holds an event loop, which others must not meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browsing import Window, browsing, opened
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def window(browser: Any) -> Iterator[Window]:
+    with Window(browser) as shared:
+        yield shared
+
+
+@pytest.fixture
+def page(window: Window) -> Iterator[Any]:
+    with window.lent() as blank:
+        yield blank
+
+
+@pytest.fixture
+def fresh_page(browser: Any) -> Iterator[Any]:
+    """For tests that change a page for good, such as by functions that it may call."""
+    with opened(browser) as fresh:
+        yield fresh
