@@ -38,7 +38,7 @@ WRONG_INPUT, MISSING_PART, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
 SPACED = {"WHAT", "TEXT", "SPEC", "QUESTION", "PROMPT"}  # arguments that may contain a space
 
-# How the library advises to ignore keys, a list in JSON's words: in loading, and in what was loaded.
+# The library's advice to ignore config keys, a JSON list: in loading, and in what was loaded.
 KEY = r'"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
 KEYS = rf"(\[{KEY}(?:, {KEY})*\])"
 ADVICE = re.compile(rf"regard\.load\(…, ignore={KEYS}\)|\bignore={KEYS}")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(given: list[str]) -> int:
-    """The exit code of a command line, whose answer or complaint is printed."""
+    """Run a command line; print its answer, or its error; return the exit code."""
     try:
         import rich  # noqa: F401
         import typer.main
@@ -117,7 +117,7 @@ def _answer(given: list[str]) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Where a shell closed one (`2>&-`), the next file to be opened would get its number, and what is meant for it."""
+    """Where a shell closed a stream (`2>&-`), the next file to be opened would get its number and its output."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -128,7 +128,7 @@ def _replace_closed_streams() -> None:
 
 
 def _write_nowhere(stream: TextIO) -> None:
-    """A stream goes nowhere from here on: Python writes at its end what is left, and would complain."""
+    """Send a stream nowhere: Python writes what is left at its end, and would complain."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError:  # no file, as in a test
@@ -136,18 +136,18 @@ def _write_nowhere(stream: TextIO) -> None:
 
 
 def _usage_message(error: object, given: Sequence[str]) -> str:
-    """What typer says of options it cannot read, with what came, and where help is."""
+    """typer's message, with the value that was typed and where help is."""
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]
-    said = re.sub(r", unable to parse .*", "", message.rstrip("."))
-    came = _value(getattr(getattr(error, "param", None), "opts", ()), given)
-    if came is not None and repr(came) not in said:
-        said += f", got {came!r}"
+    text = re.sub(r", unable to parse .*", "", message.rstrip("."))
+    value = _value(getattr(getattr(error, "param", None), "opts", ()), given)
+    if value is not None and repr(value) not in text:
+        text += f", got {value!r}"
     names = set() if context is None else {parameter.metavar for parameter in context.command.params}
-    if "unexpected extra argument" in said and names & SPACED:
-        said += "; put a text with spaces in quotes"
-    return f"{said}; see '{path} --help'"
+    if "unexpected extra argument" in text and names & SPACED:
+        text += "; put a text with spaces in quotes"
+    return f"{text}; see '{path} --help'"
 
 
 def _value(options: Sequence[str], given: Sequence[str]) -> str | None:
@@ -167,7 +167,7 @@ def _value(options: Sequence[str], given: Sequence[str]) -> str | None:
 
 
 def _complain(message: str, code: int) -> int:
-    """One line on stderr, whatever the message was made of; nobody can be told that it cannot be written."""
+    """Print the message as one line on stderr."""
     try:
         print(f"regard: {_typed(' '.join(message.split()))}", file=sys.stderr, flush=True)
     except OSError:
@@ -176,13 +176,14 @@ def _complain(message: str, code: int) -> int:
 
 
 def _typed(message: str) -> str:
-    """A library's advice to ignore keys of a config file, as it is typed here: the commands that load have --ignore.
+    """The library's advice to ignore config keys, as options.
 
     >>> _typed('name them: regard.load(…, ignore=["a", "b"])')
     'name them: --ignore a --ignore b'
     """
-    return ADVICE.sub(lambda found: _options(found[1] or found[2]), message)
 
+    def options(found: re.Match[str]) -> str:
+        keys = json.loads(found[1] or found[2], strict=False)
+        return " ".join(f"--ignore {shlex.quote(key)}" for key in keys)
 
-def _options(keys: str) -> str:
-    return " ".join(f"--ignore {shlex.quote(key)}" for key in json.loads(keys, strict=False))
+    return ADVICE.sub(options, message)

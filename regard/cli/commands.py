@@ -3,7 +3,7 @@
 `app.py` makes the command line from it. Help is in English here; Korean is in regard/locale/ko/cli.json.
 """
 
-# ruff: noqa: D101, RUF009  (a command's line in the table describes its options; the calls make dataclass fields)
+# ruff: noqa: RUF009  (the calls make dataclass fields)
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,8 @@ class GenerationOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsOptions(OutputOptions):
+    """Options of `regard steps`."""
+
     demo: bool = option("Run the worked example.")
     input: Path | None = option("q, k, v or x, w_q, w_k, w_v: .npz, .safetensors, .npy.", "FILE", None)
     words: str | None = option("One word per query, separated by spaces.", "TEXT", None)
@@ -93,6 +95,8 @@ class StepsOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(SpokenOptions):
+    """Options of `regard mask`."""
+
     spec: str = argument("SPEC", "The mask.")
     queries: int = option("Number of queries.", "N", 8)
     keys: int | None = option("Number of keys; default: as queries.", "M", None)
@@ -104,6 +108,8 @@ class MaskOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions(OutputOptions):
+    """Options of `regard cost`."""
+
     n: int = option("Sequence length.", "N")
     d_model: int = option("Size of a position's vector.", "D")
     num_heads: int = option("Query heads.", "H", 1)
@@ -126,6 +132,8 @@ class CostOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendsOptions(SpokenOptions):
+    """Options of `regard backends`."""
+
     shape: str = option("Shape of the queries.", "B,H,N,D", "1,8,1024,64")
     num_kv_heads: int | None = option("Key/value heads; default: H.", "H", None)
     keys: int | None = option("Number of keys; default: N.", "M", None)
@@ -142,6 +150,8 @@ class BackendsOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions(OutputOptions):
+    """Options of `regard look`."""
+
     what: str | None = argument("WHAT", "A text, '-', or a file.", None)
     file: Path | None = option("File that holds the text.", "FILE", None)
     model: str | None = option("Model; for texts the default is all-MiniLM-L6-v2.", "DIR|ID", None)
@@ -175,6 +185,8 @@ class LookOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(SpokenOptions):
+    """Options of `regard serve`."""
+
     what: tuple[str, ...] = argument("WHAT", "Texts, images, captures.", ())
     model: tuple[str, ...] = option("Model; repeatable, the first one reads. Default: all-MiniLM-L6-v2.", "DIR|ID", ())
     ignore: tuple[str, ...] = option("Config key to ignore; repeatable.", "KEY", ())
@@ -187,11 +199,15 @@ class ServeOptions(SpokenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(OutputOptions):
+    """Options of `regard doctor`."""
+
     file: Path = argument("FILE", "Capture file, .regard.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOptions(OutputOptions):
+    """Options of `regard diff`."""
+
     a: Path = argument("A", "Capture file, .regard.")
     b: Path = argument("B", "Capture file to compare it with.")
     tolerance: float = option("Ignore differences up to X.", "X", 0.0)
@@ -202,6 +218,8 @@ class DiffOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationOptions):
+    """Options of `regard generate`."""
+
     prompt: tuple[str, ...] = argument("PROMPT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a prompt per line.", "FILE", None)
@@ -210,6 +228,8 @@ class GenerateOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FillOptions(LoadingOptions):
+    """Options of `regard fill`."""
+
     text: str = argument("TEXT", "A text with a mask token.")
     model: str = option("Directory or hub id.", "DIR|ID")
     top: int = option("Number of candidates.", "K", 5)
@@ -217,6 +237,8 @@ class FillOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(LoadingOptions):
+    """Options of `regard embed`."""
+
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str | None = option("Directory or hub id.", "DIR|ID", None)
     file: Path | None = option("File with a text per line.", "FILE", None)
@@ -228,6 +250,8 @@ class EmbedOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(LoadingOptions):
+    """Options of `regard classify`."""
+
     text: tuple[str, ...] = argument("TEXT", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a text or path per line.", "FILE", None)
@@ -238,6 +262,8 @@ class ClassifyOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions(GenerationOptions):
+    """Options of `regard caption`."""
+
     image: tuple[str, ...] = argument("IMAGE", SEVERAL, ())
     model: str = option("Directory or hub id.", "DIR|ID")
     file: Path | None = option("File with a path per line.", "FILE", None)
@@ -246,6 +272,8 @@ class CaptionOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(GenerationOptions):
+    """Options of `regard answer`."""
+
     image: str = argument("IMAGE", "A path.")
     question: tuple[str, ...] = argument("QUESTION", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -253,6 +281,8 @@ class AnswerOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchOptions(LoadingOptions):
+    """Options of `regard match`."""
+
     image: str = argument("IMAGE", "A path.")
     text: tuple[str, ...] = argument("TEXT", SEVERAL)
     model: str = option("Directory or hub id.", "DIR|ID")
@@ -261,6 +291,8 @@ class MatchOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesOptions(LoadingOptions):
+    """Options of `regard features`."""
+
     image: str = argument("IMAGE", "A path.")
     model: str = option("Directory or hub id.", "DIR|ID")
     layer: int | None = option("Output of block N; -1 is the last.", "N", None)
@@ -269,6 +301,8 @@ class FeaturesOptions(LoadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(OutputOptions):
+    """Options of `regard verify`."""
+
     model: str = argument("MODEL", "Directory or hub id.")
     dtype: str = option(DTYPES, "DTYPE", "float32")
     device: str = option("cpu, cuda, cuda:1, …", "DEVICE", "cpu")

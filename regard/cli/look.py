@@ -108,7 +108,8 @@ def look(options: LookOptions) -> None:
         look_text.show_text(session, options)
     elif options.layer is None:
         if given := _given(options, ("head", "top", *OF_FILES)):
-            raise ValueError(f"{', '.join(given)} {_verb(given, 'need')} --layer: which module of the capture")
+            verb = "needs" if len(given) == 1 else "need"
+            raise ValueError(f"{', '.join(given)} {verb} --layer: which module of the capture")
         _show_capture(session, file, options)
     else:
         _show_call(_call_of_capture(file, session.capture, options.layer, options), options)
@@ -124,15 +125,11 @@ def _refuse(options: LookOptions, names: tuple[str, ...], why: str) -> None:
         raise ValueError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} {why}")
 
 
-def _verb(given: list[str], plural: str) -> str:
-    return plural if len(given) > 1 else f"{plural}s"
-
-
 # ------------------------------------------------------------------------------------------------ one call of attention
 
 
 @dataclass(frozen=True)
-class _Call:
+class _AttentionCall:
     """One call of attention: where it comes from, its mask in words and its labels per batch row."""
 
     view: View
@@ -141,7 +138,7 @@ class _Call:
     tokens: list[list[str]] | None = None
 
 
-def _call_of_arrays(file: Path, options: LookOptions) -> _Call:
+def _call_of_arrays(file: Path, options: LookOptions) -> _AttentionCall:
     from regard.cli.mask import read_mask
     from regard.lens.display import plain
     from regard.lens.look import look
@@ -154,10 +151,10 @@ def _call_of_arrays(file: Path, options: LookOptions) -> _Call:
     mask = None if spec is None else read_mask(spec)
     size, top = options.size or MAP_SIZE, options.top or LINKS
     view = look(**arrays, mask=mask, scale=options.scale, measures=NAMES, size=size, top=top)
-    return _Call(plain(view), str(file), "none" if mask is None else repr(mask))
+    return _AttentionCall(plain(view), str(file), "none" if mask is None else repr(mask))
 
 
-def _call_of_capture(file: Path, capture: Capture, layer: str, options: LookOptions) -> _Call:
+def _call_of_capture(file: Path, capture: Capture, layer: str, options: LookOptions) -> _AttentionCall:
     """One module, by its number or its path; LookupError for a map of a size that cannot be made any more."""
     from regard.lens.display import plain
 
@@ -173,10 +170,10 @@ def _call_of_capture(file: Path, capture: Capture, layer: str, options: LookOpti
     used = calls if call is None else [calls[call]]
     masks = dict.fromkeys(record.facts.mask for record in used if record.facts is not None)
     number = "" if call is None else f"[{call}]"
-    return _Call(view, f"{file}: {path or '(model)'}{number}", "; ".join(masks) or "–", capture.tokens)
+    return _AttentionCall(view, f"{file}: {path or '(model)'}{number}", "; ".join(masks) or "–", capture.tokens)
 
 
-def _show_call(call: _Call, options: LookOptions) -> None:
+def _show_call(call: _AttentionCall, options: LookOptions) -> None:
     said = {"title": call.title, "mask": call.mask} | describe_call(call.view, options, call.tokens)
     head = options.head or 0
     if options.figure is not None:

@@ -77,7 +77,8 @@ class _Reader:
             return self.made(node, self.function(node), [], {})
         if isinstance(node, ast.Call):
             return self.called(node)
-        raise self.unknown(node, "&, | and ~ combine masks, not and, or and not" if _is_worded(node) else "")
+        worded = isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+        raise self.unknown(node, "&, | and ~ combine masks, not and, or and not" if worded else "")
 
     def called(self, node: ast.Call) -> Mask:
         function = self.function(node.func)
@@ -123,10 +124,6 @@ class _Reader:
 
     def part(self, node: ast.AST) -> str:
         return _short(ast.get_source_segment(self.text, node) or ast.unparse(node))
-
-
-def _is_worded(node: ast.AST) -> bool:
-    return isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
 def _usage(make: Callable[..., Mask]) -> str:

@@ -122,13 +122,9 @@ def _print(steps: Steps, origin: str, report: Report, options: StepsOptions) -> 
 
     out.print()
     if report:
-        empty = report.empty_rows
-        none = out.say("; {count} see nothing and are 0", count=empty) if empty else ""
-        rows, within = f"{report.rows:,}", f"{report.tolerance:.2g}"
-        out.print(
-            out.say("Check: the rows of weights sum to 1 ({rows} rows, within {within}{none})",
-                    rows=rows, within=within, none=none)
-        )  # fmt: skip
+        none = out.say("; {count} see nothing and are 0", count=report.empty_rows) if report.empty_rows else ""
+        values = {"rows": f"{report.rows:,}", "within": f"{report.tolerance:.2g}", "none": none}
+        out.print(out.say("Check: the rows of weights sum to 1 ({rows} rows, within {within}{none})", **values))
     else:
         out.print(str(report))
     if options.figure is not None:

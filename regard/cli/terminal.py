@@ -215,8 +215,14 @@ def print_matrix(
             shown -= 1
     out.print(f"{INDENT}{pad('', side)} ", *((cell(columns[c], widths[c]), "dim") for c in range(shown)))
     largest = max((value for row in values for value in row if isfinite(value)), default=0.0)
+
+    def heat_style(value: float) -> str:
+        if not value > 0 or not isfinite(value):
+            return ""
+        return HEAT[min(int(value / largest * len(HEAT)), len(HEAT) - 1)]
+
     for label, numbers, texts in zip(rows, values, cells, strict=False):
-        styles = [_heat(value, largest) if heat else "" for value in numbers[:shown]]
+        styles = [heat_style(value) if heat else "" for value in numbers[:shown]]
         parts: list[Part] = [(cell(texts[c], widths[c]), style) for c, style in enumerate(styles)]
         out.print(f"{INDENT}{pad(label, side)} ", *parts)
     if (len(rows), shown) != (n, m):
@@ -241,12 +247,6 @@ def _aligned(rows: Sequence[Sequence[float]]) -> list[list[str]]:
         return number(value) if large or float(fixed) == 0 else fixed
 
     return [[written(value) for value in row] for row in rows]
-
-
-def _heat(value: float, largest: float) -> str:
-    if not value > 0 or not isfinite(value):
-        return ""
-    return HEAT[min(int(value / largest * len(HEAT)), len(HEAT) - 1)]
 
 
 # --------------------------------------------------------------------------------------------------------------- atlas

@@ -32,7 +32,7 @@ from regard.session.sentences import WARNING
 from regard.session.session import Session, open_file
 
 KEYS = {
-    "version", "name", "text", "picture", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",
+    "version", "name", "text", "image", "prepared", "pixels", "seen", "layer", "head", "of", "shares", "grid",
     "strongest", "layers", "measure", "atlas", "patterns", "rest", "sentence", "warning", "html", "saved",
     "figure", "photo",
 }  # fmt: skip
@@ -336,7 +336,7 @@ def test_capture_of_a_picture_is_looked_at_without_the_picture(run, session, tmp
     overlay = session.capture[1].overlay(at=(20, 30.5), head=2)
     np.testing.assert_allclose(np.array(said["grid"]).ravel(), overlay.mass, atol=1e-7)
     out = run("run.regard", "--token", "cls", "--figure", "over.svg")
-    assert "a picture, which is not in the capture: 37 × 53 pixels, high and wide" in out
+    assert "an image that is not in the capture: 37 × 53 pixels, high and wide" in out
     assert "prepared" not in out
     assert (tmp_path / "over.svg").stat().st_size > 1000
     assert "tower.blocks.2.attention" in run("run.regard")  # the modules, as of every capture

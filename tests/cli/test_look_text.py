@@ -466,7 +466,7 @@ def test_long_texts_are_listed_and_drawn_in_part(capsys: Any) -> None:
     assert "  … and 840 more; --json has all\n" in out
     assert "  tokens 540–859 of 1,000\n" in out
     assert "w539 " not in out
-    assert "(--help says how)\n  none\n" in out
+    assert "(see --help)\n  none\n" in out
     assert "Heads by first: 0 is 0, 9 is 1\n" in out
 
 
