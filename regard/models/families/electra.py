@@ -75,11 +75,7 @@ def tower(config: Config) -> Tower:
 
 def build(config: Config, task: str) -> TextModel:
     """The model for a task."""
-    d, e, vocabulary = (
-        config.int("hidden_size", 256),
-        config.int("embedding_size", 128),
-        config.int("vocab_size", 30522),
-    )
+    d, e = config.int("hidden_size", 256), config.int("embedding_size", 128)
     dropout = config.float("classifier_dropout", config.float("hidden_dropout_prob", 0.1))
 
     def lm_head() -> LanguageHead:
