@@ -169,7 +169,12 @@ def _tower(
 
 def _tokens(made: Made, mask: Tensor) -> Made:
     """Without padding: (B, N, d) → (tokens, d). What has no positions stays, and so do rows of weights."""
-    return {p: t[mask] if t.ndim == 3 and "weights" not in p.what else t for p, t in made.items()}
+
+    def by_token(place: Place, values: Tensor) -> bool:
+        one_each = place.what == "logits" and values.shape == mask.shape  # ELECTRA's discriminator
+        return one_each or (values.ndim == 3 and "weights" not in place.what)
+
+    return {place: values[mask] if by_token(place, values) else values for place, values in made.items()}
 
 
 DRAWN = (19, 11, 5, 17, 7)  # lengths of texts where ids are drawn

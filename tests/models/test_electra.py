@@ -5,6 +5,7 @@ import torch
 from transformers import ElectraConfig, ElectraForPreTraining
 from twins import Twin, assert_same, assert_saved, assert_side_of_padding_changes_nothing, change, texts
 
+import regard
 from regard.models.loading import load
 
 SMALL = {
@@ -103,3 +104,9 @@ def test_a_key_that_changes_the_maths_is_refused(key, wrong, right, tmp_path):
     twin_of("Model", "narrow embedding", tmp_path)
     with pytest.raises(ValueError, match=rf"{key}.*{wrong!r}.*{right}"):
         load(change(tmp_path, **{key: wrong}))
+
+
+@pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM"])
+def test_verify_finds_generator_and_discriminator_the_same(head, tmp_path):
+    twin_of(head, "narrow embedding", tmp_path)
+    assert bool(regard.verify(tmp_path))
