@@ -304,26 +304,10 @@ class Model(nn.Module):
     # (`Path("photos").glob("*.jpg")`) gives an answer for each, the same that it gets alone.
 
     @overload
-    def generate(
-        self,
-        prompt: str,
-        *,
-        images: Source | Several | None = None,
-        config: GenerationConfig | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> GenerationOutput: ...
+    def generate(self, prompt: str, **options: Any) -> GenerationOutput: ...
 
     @overload
-    def generate(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        images: Several | None = None,
-        config: GenerationConfig | None = None,
-        on_token: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> list[GenerationOutput]: ...
+    def generate(self, prompt: list[str] | tuple[str, ...], **options: Any) -> list[GenerationOutput]: ...
 
     @in_eval_mode
     def generate(
@@ -503,16 +487,11 @@ class Model(nn.Module):
     def answer(self, question: str, context: str, *, longest: int = 30) -> Answer: ...
 
     @overload
-    def answer(self, images: Source, question: str, *, batch: int = 8, **options: Any) -> GenerationOutput: ...
+    def answer(self, images: Source, question: str, **options: Any) -> GenerationOutput: ...
 
     @overload
     def answer(
-        self, images: Source, question: list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
-    ) -> list[GenerationOutput]: ...
-
-    @overload
-    def answer(
-        self, images: Several, question: str | list[str] | tuple[str, ...], *, batch: int = 8, **options: Any
+        self, images: Source | Several, question: str | list[str] | tuple[str, ...], **options: Any
     ) -> list[GenerationOutput]: ...
 
     @in_eval_mode
@@ -563,14 +542,10 @@ class Model(nn.Module):
         return text_tasks.answer(self, asked, given, longest=30 if longest is None else longest)
 
     @overload
-    def caption(
-        self, images: Source, prompt: str | None = None, *, batch: int = 8, **options: Any
-    ) -> GenerationOutput: ...
+    def caption(self, images: Source, prompt: str | None = None, **options: Any) -> GenerationOutput: ...
 
     @overload
-    def caption(
-        self, images: Several, prompt: str | None = None, *, batch: int = 8, **options: Any
-    ) -> list[GenerationOutput]: ...
+    def caption(self, images: Several, prompt: str | None = None, **options: Any) -> list[GenerationOutput]: ...
 
     @in_eval_mode
     def caption(

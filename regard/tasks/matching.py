@@ -37,10 +37,14 @@ class Features:
     tensor([[1., 2., 3.],
             [4., 5., 6.]])
 
-    name: of its file.  vectors: (N, d).  grid: rows and columns of the patches.
-    layout: what each token is, and the box of each patch in the model's pixels.  frame: where these lie in the image.
-    pooled: (d,) or another width, the tower's own summary; None where it has none, or another layer was asked for. It
-      is not the vector that CLIP and BLIP compare with texts: `model.encode_image` gives that.
+    Attributes:
+        name: of its file.
+        vectors: (N, d).
+        grid: rows and columns of the patches.
+        layout: what each token is, and the box of each patch in the model's pixels.
+        frame: where these lie in the image.
+        pooled: (d,) or another width, the tower's own summary; None if it has none, or another layer was asked for. It
+            is not the vector that CLIP and BLIP compare with texts: `model.encode_image` gives that.
     """
 
     name: str
@@ -137,8 +141,11 @@ class Matched:
     a dog  0.3000
     a cat  0.1000
 
-    images: names of their files.  texts: as asked.  values: (P, T).
-    measure: what the values are: "cosine", −1 to 1, or "probability" that the two belong together, each by itself.
+    Attributes:
+        images: names of their files.
+        texts: the inputs.
+        values: (P, T).
+        measure: "cosine", −1 to 1, or "probability" that the two belong together.
     """
 
     images: tuple[str, ...]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guess:
-    """A token that could stand at a mask, as people read it, and how likely it is."""
+    """A candidate for a mask token, as people read it, and its probability."""
 
     token: str
     id: int
@@ -48,8 +48,10 @@ class Filled:
     0     big    0.6250
           far    0.2500
 
-    text: as asked.  blanks: the guesses of each mask, in order.  best: the text with the likeliest in their places, as
-    the tokenizer writes it.
+    Attributes:
+        text: the input.
+        blanks: the guesses for each mask, in order.
+        best: the text with the likeliest guesses in place, as the tokenizer writes it.
     """
 
     text: str
@@ -98,13 +100,17 @@ def fill(model: Model, text: str, top: int = 5) -> Filled:
 
 @dataclass(frozen=True)
 class Answer:
-    """A piece of the context.
+    """The span of the context that answers a question.
 
     >>> print(Answer("in 1945", 14, 21, 0.75, 0.125))
     in 1945
 
-    text: context[start:end].  probability: that it starts there times that it ends there.  absent: the same of the
-    first token, by which checkpoints trained for it say that there is no answer.
+    Attributes:
+        text: context[start:end].
+        start: its first character.
+        end: after its last character.
+        probability: that it starts there, times that it ends there.
+        absent: the same of the first token, which stands for "no answer" in checkpoints trained for it.
     """
 
     text: str
@@ -119,7 +125,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Window:
-    """Some of the context's tokens, framed as the model expects: ids, types, where the context's begin, their spans."""
+    """A part of the context with the question, as the model expects it.
+
+    Attributes:
+        ids: tokens of question, separators and this part of the context.
+        types: the segment of each.
+        first: where the context's tokens begin.
+        spans: the characters of each of the context's tokens.
+    """
 
     ids: list[int]
     types: list[int]
@@ -208,10 +221,13 @@ class Classified:
     good   0.7500
     bad    0.2500
 
-    texts: as asked; of images the names of their files.  labels: names, in config.json's order, or as asked.
-    probabilities: (B, labels), each row of sum 1; each label by itself if the checkpoint's labels do not exclude each
-    other; the value itself where it has learnt a number (`measure` says which: "probability" or "value").
-    of: what was classified, "text" or "image".
+    Attributes:
+        texts: the inputs; of images the names of their files.
+        labels: names, in config.json's order, or as given.
+        probabilities: (B, labels), each row of sum 1; independent of each other for a multi-label checkpoint; the
+            predicted value for a regression.
+        measure: "probability" or "value".
+        of: what was classified, "text" or "image".
     """
 
     texts: tuple[Any, ...]
@@ -222,7 +238,7 @@ class Classified:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The likeliest label of each text."""
+        """The likeliest label of each input."""
         return tuple(self.labels[n] for n in self.probabilities.argmax(1).tolist())
 
     def __len__(self) -> int:
@@ -246,13 +262,17 @@ def ranking(
     headers: tuple[str, str, str],
     most: int | None = None,
 ) -> tuple[list[str], list[list[str]]]:
-    """A table's headers and rows: of one thing every label, the best first; of several the best label of each.
+    """Headers and rows of a table: every label of one input, best first, or the best label of each of several.
 
     >>> ranking(torch.tensor([[0.25, 0.75]]), ("a.jpg",), ("dog", "cat"), ("image", "label", "probability"))
     (['label', 'probability'], [['cat', '0.7500'], ['dog', '0.2500']])
 
-    values: (B, labels).  names: of B things.  headers: what these are, what the labels are, what the values are.
-    most: labels of one thing that are listed; of more, how many are left out.
+    Args:
+        values: (B, labels).
+        names: of the B inputs.
+        labels: names of the labels.
+        headers: of the columns: inputs, labels, values.
+        most: limit on the labels listed for one input; a last row counts the others.
     """
     ranked = values.sort(1, descending=True)
     if len(names) == 1:
@@ -313,7 +333,7 @@ def follows(model: Model, first: str, second: str) -> float:
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a text with one label: characters start to end, and the mean probability of its tokens."""
+    """Characters start to end of a text, with one label and the mean probability of its tokens."""
 
     text: str
     label: str
@@ -335,7 +355,9 @@ class Tagged:
     >>> tagged.spans
     (Span(text='Kim', label='PER', start=0, end=3, probability=0.75),)
 
-    text: as asked.  tokens: the pieces of it that the model read, with the likeliest label of each.
+    Attributes:
+        text: the input.
+        tokens: the tokens of the text with the likeliest label of each.
     """
 
     text: str
