@@ -81,7 +81,7 @@ def test_pixels_left_over_are_padded_before_positions_are_interpolated(tmp_path)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_hidden_patches_are_rebuilt_as_transformers_does(dtype, tmp_path):
     hidden = torch.rand(3, 256, generator=torch.Generator().manual_seed(2)) < 0.5
-    assert_same(twin_of("ForMaskedImageModeling", "even", tmp_path), dtype, given("even") | {"hidden": hidden})
+    assert_same(twin_of("ForMaskedImageModeling", "even", tmp_path), dtype, given("even") | {"bool_masked_pos": hidden})
 
 
 def test_pictures_that_are_not_square_are_rebuilt_in_place(tmp_path):
@@ -353,11 +353,11 @@ def test_wrong_pixels_are_refused(pixels, kind, said, tmp_path):
 def test_hidden_patches_need_a_token_and_a_place(tmp_path):
     pixels = given("odd")["pixel_values"]
     model = twin_of("Model", "odd", tmp_path / "body").ours(torch.float32)
-    with pytest.raises(ValueError, match=r"'feature-extraction'.*hidden.*task='masked-image-modeling'"):
-        model(pixels, hidden=torch.zeros(3, 198, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"'feature-extraction'.*task='masked-image-modeling'"):
+        model(pixels, bool_masked_pos=torch.zeros(3, 198, dtype=torch.bool))
     model = twin_of("ForMaskedImageModeling", "odd", tmp_path / "rebuild").ours(torch.float32)
-    with pytest.raises(ValueError, match=r"hidden.*\(3, 198\).*torch.bool.*3.*15"):
-        model(pixels, hidden=torch.zeros(3, 15, dtype=torch.bool))  # as many as are left after merging
+    with pytest.raises(ValueError, match=r"bool_masked_pos.*\(3, 198\).*torch.bool.*3.*15"):
+        model(pixels, bool_masked_pos=torch.zeros(3, 15, dtype=torch.bool))  # as many as are left after merging
 
 
 SETTINGS = [

@@ -207,7 +207,7 @@ def test_bad_ids_are_refused(name, ids, error, message, open_model):
 @pytest.mark.parametrize(
     ("mask", "got"),
     [
-        (IDS, r"torch\.int64.*\(2, 5\)"),
+        (IDS, r"torch\.int64"),
         (IDS.float(), r"torch\.float32.*\(2, 5\)"),
         (IDS.bool()[:1], r"torch\.bool.*\(1, 5\)"),
         (IDS.bool()[:, :4], r"torch\.bool.*\(2, 4\)"),
@@ -215,7 +215,7 @@ def test_bad_ids_are_refused(name, ids, error, message, open_model):
     ],
 )
 def test_bad_masks_are_refused(mask, got, open_model):
-    with pytest.raises(ValueError, match=rf"mask.*\(2, 5\).*{got}"):
+    with pytest.raises(ValueError, match=rf"attention_mask.*{got}"):
         open_model("LLaMA")(IDS, mask)
 
 
@@ -253,7 +253,7 @@ def test_a_model_made_by_hand_has_no_tokenizer_until_it_is_given_one(open_model)
 def test_a_result_says_what_it_holds(open_model):
     made = open_model("LLaMA")(IDS, output_hidden_states=True)
     assert isinstance(made, ModelOutput)
-    assert repr(made) == "ModelOutput(hidden (2, 5, 30), logits (2, 5, 31), layers 4 layers)"
+    assert repr(made) == "ModelOutput(logits (2, 5, 31), last_hidden_state (2, 5, 30), hidden_states 4 layers)"
     assert torch.equal(made.hidden_states[-1], made.last_hidden_state)
     assert open_model("LLaMA")(IDS).hidden_states is None
 

@@ -84,13 +84,18 @@ class Theirs(nn.Module):
         return self.table[ids] * d**0.5 + waves.float().to(self.table.dtype)
 
     def forward(
-        self, ids: Tensor, target: Tensor, mask: Tensor | None = None, decoder_attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        decoder_input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        hidden = None if mask is None else ~mask
-        memory = self.encoder(self.embed(ids, mask), src_key_padding_mask=hidden)
-        ahead = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        hidden = None if attention_mask is None else ~attention_mask
+        memory = self.encoder(self.embed(input_ids, attention_mask), src_key_padding_mask=hidden)
+        n = decoder_input_ids.shape[1]
+        ahead = torch.ones(n, n, dtype=torch.bool).triu(1)
         x = self.decoder(
-            self.embed(target, decoder_attention_mask),
+            self.embed(decoder_input_ids, decoder_attention_mask),
             memory,
             tgt_mask=ahead,
             tgt_key_padding_mask=None if decoder_attention_mask is None else ~decoder_attention_mask,

@@ -298,8 +298,8 @@ def test_tower_of_linformer_blocks_reads_padded_texts_as_it_reads_them_alone():
     tower = encoder().double()
     ids = torch.randint(13, (2, 17))
     mask = torch.arange(17) < torch.tensor([[17], [9]])
-    together = tower(ids, mask=mask).hidden
-    torch.testing.assert_close(together[1, :9], tower(ids[1:, :9]).hidden[0], rtol=0, atol=1e-12)
+    together = tower(ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(together[1, :9], tower(ids[1:, :9]).last_hidden_state[0], rtol=0, atol=1e-12)
 
 
 def test_watch_sees_the_attention_over_slots():

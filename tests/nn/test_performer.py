@@ -785,21 +785,23 @@ def decoder(*, cross=False):
 def test_tower_of_performer_blocks_decodes_padded_texts_step_by_step():
     tower, ids = decoder(), torch.randint(13, (2, 11))
     mask = torch.arange(11) >= torch.tensor([[0], [4]])
-    whole = tower(ids, mask=mask).hidden
+    whole = tower(ids, attention_mask=mask).last_hidden_state
     caches = [PerformerState(), PerformerState()]
-    steps = [tower(ids[:, :6], mask=mask[:, :6], caches=caches).hidden]
-    steps += [tower(ids[:, i : i + 1], mask=mask[:, : i + 1], caches=caches).hidden for i in range(6, 11)]
+    steps = [tower(ids[:, :6], attention_mask=mask[:, :6], caches=caches).last_hidden_state]
+    steps += [
+        tower(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], caches=caches).last_hidden_state for i in range(6, 11)
+    ]
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-12)
-    torch.testing.assert_close(whole[1, 4:], tower(ids[1:, 4:]).hidden[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[1, 4:], tower(ids[1:, 4:]).last_hidden_state[0], rtol=0, atol=1e-12)
 
 
 def test_decoder_of_performer_blocks_looks_at_a_memory():
     tower, ids = decoder(cross=True), torch.randint(13, (2, 5))
     memory, real = torch.randn(2, 7, 6, dtype=torch.float64), torch.arange(7) < torch.tensor([[7], [3]])
-    whole = tower(ids, memory=memory, memory_mask=real).hidden
-    ready = tower(ids, memory=tower.keys(memory), memory_mask=real).hidden
+    whole = tower(ids, encoder_hidden_states=memory, encoder_attention_mask=real).last_hidden_state
+    ready = tower(ids, encoder_hidden_states=tower.keys(memory), encoder_attention_mask=real).last_hidden_state
     torch.testing.assert_close(ready, whole, rtol=0, atol=1e-13)
-    cut = tower(ids[1:], memory=memory[1:, :3]).hidden
+    cut = tower(ids[1:], encoder_hidden_states=memory[1:, :3]).last_hidden_state
     torch.testing.assert_close(whole[1:], cut, rtol=0, atol=1e-12)
 
 

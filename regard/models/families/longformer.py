@@ -2,7 +2,7 @@
 
 Peculiar: a token looks `attention_window` / 2 tokens to each side, a number for each layer, and at the global tokens;
 these look at all tokens, with queries, keys and values of their own. Which are global, the call says
-(`global_attention_mask=`); else in classification the first token, in question answering the question (what stands before the
+(`global_attention_mask=`); else in classification the first token, in question answering the question (before the
 first separator), elsewhere none. A text need not be a multiple of the window long. `attention_dilation`, a number for
 each layer, spreads a window of as many tokens: the paper's code reads it, and transformers computes as if it were 1.
 """

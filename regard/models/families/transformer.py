@@ -6,7 +6,7 @@ the end; one table embeds the words of both sides and scores the words to come; 
     >>> from torch.nn.functional import cross_entropy
     >>> model = transformer(37, start=1, d_model=12, num_heads=3, layers=2, d_ff=20)
     >>> source, target = torch.randint(2, 37, (5, 7)), torch.randint(2, 37, (5, 11))
-    >>> logits = model(source, target=shift_right(target, model.start)).logits  # (5, 11, 37)
+    >>> logits = model(source, decoder_input_ids=shift_right(target, model.start)).logits  # (5, 11, 37)
     >>> cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=0.1).ndim
     0
 
