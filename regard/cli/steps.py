@@ -133,7 +133,6 @@ def _print(steps: Steps, origin: str, report: Report, options: StepsOptions) -> 
 
 def _print_heading(number: str, title: str, name: str, formula: str, out: Terminal) -> None:
     """What is done, the formula, and what it means: on one line where there is room."""
-    from regard.locale import translate
     from regard.stages import MEANING
 
     first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", MEANING[out.lang][name]

@@ -113,7 +113,10 @@ class EncoderDecoder(Model):
                 decoder_input_ids = decoder_input_ids.masked_fill(decoder_input_ids == IGNORED, pad)
             elif self.rereads:
                 decoder_attention_mask = self.check(
-                    input_ids, attention_mask, self.encoder.embed.tokens.num_embeddings, self.encoder.embed.most
+                    input_ids,
+                    attention_mask,
+                    self.encoder.embed.tokens.num_embeddings,
+                    self.encoder.embed.max_positions,
                 )
                 decoder_input_ids = shift_right(input_ids, self.start, decoder_attention_mask)
         if decoder_input_ids is None:
@@ -123,7 +126,7 @@ class EncoderDecoder(Model):
             )
         encoder, attention_mask = self._encode(input_ids, attention_mask, position_ids, bool(output_hidden_states))
         decoder_attention_mask = self.check(
-            decoder_input_ids, decoder_attention_mask, self.vocabulary, self.decoder.embed.most
+            decoder_input_ids, decoder_attention_mask, self.vocabulary, self.decoder.embed.max_positions
         )
         self.check_positions(decoder_input_ids, decoder_position_ids, self.decoder)
         if len(decoder_input_ids) != len(input_ids):
@@ -162,7 +165,7 @@ class EncoderDecoder(Model):
         output_hidden_states: bool,
     ) -> tuple[TowerOutput, Tensor | None]:
         embed = self.encoder.embed
-        attention_mask = self.check(input_ids, attention_mask, embed.tokens.num_embeddings, embed.most)
+        attention_mask = self.check(input_ids, attention_mask, embed.tokens.num_embeddings, embed.max_positions)
         self.check_positions(input_ids, position_ids, self.encoder)
         encoder = self.encoder(
             input_ids,

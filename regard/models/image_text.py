@@ -60,7 +60,7 @@ class ImageTextModel(Model):
 
     def check_text(self, input_ids: Tensor, attention_mask: Tensor | None, tower: Tower) -> Tensor | None:
         """The mask of a text that a tower reads, checked as `check` does."""
-        return self.check(input_ids, attention_mask, tower.embed.tokens.num_embeddings, tower.embed.most)
+        return self.check(input_ids, attention_mask, tower.embed.tokens.num_embeddings, tower.embed.max_positions)
 
     def see(
         self, pixel_values: Tensor, texts: int | None = None, output_hidden_states: bool | None = False
