@@ -100,10 +100,10 @@ def watch(
     if layouts is not None:
         read_layouts(layouts)  # raises for what is no layout; whether they fit is known when the model has run
     for path, layer in model.named_modules():
-        if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.heads:  # tensor parallelism
+        if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.num_heads:  # tensor parallelism
             here = layer.local_heads
             warnings.warn(
-                f"this process has heads {here[0]} to {here[-1]} of the {layer.heads} of {path or 'the layer'}, and "
+                f"this process has heads {here[0]} to {here[-1]} of the {layer.num_heads} of {path or 'the layer'}, and "
                 f"sees those alone: head 0 of a view is head {here[0]}",
                 stacklevel=2,
             )

@@ -112,7 +112,7 @@ def test_parts_are_left_out_in_training_as_transformers_does(tmp_path):
     for model in (twin.ours(torch.float32), twin.baseline(torch.float32)):
         torch.manual_seed(5)
         out = model.train()(pixels)
-        made.append(out.last_hidden_state if isinstance(out, ModelOutput) else out.last_hidden_state)
+        made.append(out.last_hidden_state)
     torch.testing.assert_close(*made)
     assert not torch.allclose(made[0], twin.ours(torch.float32)(pixels).last_hidden_state)
 
