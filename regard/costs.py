@@ -230,26 +230,39 @@ def cost(
     input passes through to reach the last output (a convolution has to be stacked; a centred window needs twice as
     many). Cache: what generation keeps between steps. FLOPs, weights and parameters are of one layer, the cache of all.
 
-    n: positions.
-    d_model: size of a position's vector.
-    num_heads, num_kv_heads: query heads and key/value heads (as many as query heads unless given).
-    head_dim: size of one head, d_model / heads unless given.
-    kernel: width of the convolution, at least 2 (a window of 1 never joins two positions).
-    batch, layers: how many sequences, and how many layers share the cache's bill.
-    dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype of that name.
+    Args:
+        n: positions.
+        d_model: size of a position's vector.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; default num_heads.
+        head_dim: size of one head; default d_model / num_heads.
+        kernel: width of the convolution, at least 2 (a window of 1 never joins two positions).
+        batch: sequences.
+        layers: layers whose cache is counted.
+        dtype: "float32", "float64", "bfloat16" or "float16", or the torch dtype of that name.
 
-    Raises TypeError for a size that is not a whole number, ValueError for sizes too small, heads that do not divide
-    d_model, num_kv_heads that do not divide heads, or an unknown dtype.
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: sizes too small, num_heads that do not divide d_model, num_kv_heads that do not divide num_heads,
+            or an unknown dtype.
     """
     whole = {"n": n, "d_model": d_model, "num_heads": num_heads, "kernel": kernel, "batch": batch, "layers": layers}
-    sizes = {name: _whole(name, value, 2 if name == "kernel" else 1) for name, value in whole.items()}
-    groups = sizes["num_heads"] if num_kv_heads is None else _whole("num_kv_heads", num_kv_heads)
+    sizes = {name: _check_int(name, value, 2 if name == "kernel" else 1) for name, value in whole.items()}
+    groups = sizes["num_heads"] if num_kv_heads is None else _check_int("num_kv_heads", num_kv_heads)
     if sizes["num_heads"] % groups:
         raise ValueError(
             f"num_kv_heads must divide num_heads, got num_kv_heads={groups} and num_heads={sizes['num_heads']}"
         )
-    width = _divided(sizes["d_model"], sizes["num_heads"]) if head_dim is None else _whole("head_dim", head_dim)
-    z = CostSizes(**sizes, num_kv_heads=groups, head_dim=width, dtype=_dtype(dtype))
+    if head_dim is None and sizes["d_model"] % sizes["num_heads"]:
+        raise ValueError(
+            f"d_model must divide by num_heads, got d_model={sizes['d_model']} and num_heads={sizes['num_heads']}; "
+            "give head_dim=… if the heads do not share d_model out evenly"
+        )
+    width = sizes["d_model"] // sizes["num_heads"] if head_dim is None else _check_int("head_dim", head_dim)
+    dtype_name = str(dtype).removeprefix("torch.")
+    if dtype_name not in BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
+    z = CostSizes(**sizes, num_kv_heads=groups, head_dim=width, dtype=dtype_name)
     return Cost(sizes=z, attention=_attention(z), rnn=_recurrent(z), cnn=_convolution(z))
 
 
@@ -311,32 +324,16 @@ def _counts(layer: AttentionCost | LayerCost) -> dict[str, Count]:
     return {field.name: getattr(layer, field.name) for field in fields(layer) if field.name != "order"}
 
 
-def _whole(name: str, value: object, least: int = 1) -> int:
+def _check_int(name: str, value: object, least: int = 1) -> int:  # regard.checks has one, but imports torch
     try:
         result = index(value)  # type: ignore[arg-type]
     except TypeError:
         result = None
     if result is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}: {value!r}")
     if result < least:
         raise ValueError(f"{name} must be at least {least}, got {result}")
     return result
-
-
-def _divided(d_model: int, num_heads: int) -> int:
-    if d_model % num_heads:
-        raise ValueError(
-            f"d_model must divide by num_heads, got d_model={d_model} and num_heads={num_heads}; "
-            "give head_dim=… if the heads do not share d_model out evenly"
-        )
-    return d_model // num_heads
-
-
-def _dtype(dtype: object) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
-    return name
 
 
 def _words(lang: str) -> dict[str, str]:

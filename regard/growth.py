@@ -125,10 +125,21 @@ def growth(
     A multiply-add is 2 FLOPs; only matrix products count. Bytes: weights, slots, features and sums if all were written
     at once; a kernel that works in chunks keeps less. Sparse is window(w, w) | globals(first g), both ways.
 
-    lengths: each at least 1.  num_heads, num_kv_heads, head_dim, batch, dtype: as in `regard.cost`.
-    window, global_tokens, slots, features: of the three that are not full.
+    Args:
+        lengths: each at least 1.
+        num_heads: query heads.
+        head_dim: size of one head.
+        num_kv_heads: key/value heads; default num_heads.
+        batch: sequences.
+        dtype: "float32", "float64", "bfloat16" or "float16".
+        window: positions seen on each side (sparse).
+        global_tokens: first positions that see all and are seen by all (sparse).
+        slots: of Linformer (low-rank).
+        features: of Performer (kernel).
 
-    Raises TypeError for a size that is no whole number, ValueError for one too small, no length, or an unknown dtype.
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size too small, no length, or an unknown dtype.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     sizes = GrowthSizes(
@@ -142,7 +153,15 @@ def growth(
         slots=slots,
         features=features,
     )
-    _check(sizes, lengths)
+    if not lengths:
+        raise ValueError("growth needs at least one length")
+    for name, value in (*asdict(sizes).items(), *(("n", n) for n in lengths)):
+        if name != "dtype":
+            check_int(name, value, 0 if name in ("window", "global_tokens") else 1)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_kv_heads must divide num_heads, got {num_kv_heads=} and {num_heads=}")
+    if dtype not in BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {dtype!r}")
     counts = {way: {n: counted(way, n, sizes) for n in lengths} for way in WAYS}
     return Growth(sizes=sizes, lengths=tuple(lengths), counts=counts)
 
@@ -220,21 +239,6 @@ def _way(flops: int, flops_formula: str, held: int, held_formula: str) -> WayCou
     return WayCount(flops=Count(flops, flops_formula, "FLOP"), bytes=Count(held, held_formula, "B"))
 
 
-def _check(z: GrowthSizes, lengths: Sequence[int]) -> None:
-    if not lengths:
-        raise ValueError("growth needs at least one length")
-    for name, value in (*asdict(z).items(), *(("n", n) for n in lengths)):
-        least = 0 if name in ("window", "global_tokens") else 1
-        if name != "dtype":
-            check_int(name, value, least)
-    if z.num_heads % z.num_kv_heads:
-        raise ValueError(
-            f"num_kv_heads must divide num_heads, got num_kv_heads={z.num_kv_heads} and num_heads={z.num_heads}"
-        )
-    if z.dtype not in BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(BYTES)}; got {z.dtype!r}")
-
-
 _WORDS = {
     "sizes": "H = {num_heads} heads of D = {head_dim}, Hkv = {num_kv_heads} key/value heads, B = {batch} (batch), "
     "s = {bytes} bytes ({dtype}); sparse: w = {window} on each side and g = {global_tokens} global; "
@@ -296,7 +300,15 @@ def measure(growth: Growth, *, device: str = "cpu", seconds: float = 5.0, fracti
     for n in growth.lengths:
         for way in WAYS:
             reason = _too_much(past[way], n, growth, seconds, fraction * _free(place))
-            result = _skipped(way, n, reason) if reason else _tried(way, n, growth.sizes, place)
+            if reason:
+                result = _skipped(way, n, reason)
+            else:
+                try:
+                    result = _measured(way, n, growth.sizes, place)
+                except RuntimeError as error:
+                    if "memory" not in str(error):
+                        raise
+                    result = _skipped(way, n, "there was not enough memory")
             past[way].append(result)
             yield result
 
@@ -312,8 +324,13 @@ def measured_text(lengths: tuple[int, ...], results: list[Measured], lang: str =
     Raises ValueError for another language.
     """
     words = words_in(lang)
-    times = {(m.way, m.n): words["skipped"] if m.seconds is None else _time(m.seconds) for m in results}
-    memory = {(m.way, m.n): _memory(m, words) for m in results}
+    times, memory = {}, {}
+    for m in results:
+        times[m.way, m.n] = memory[m.way, m.n] = words["skipped"]
+        if m.seconds is not None:
+            times[m.way, m.n] = f"{m.seconds:.2f} s" if m.seconds >= 1 else f"{m.seconds * 1e3:.1f} ms"
+        if m.bytes is not None:
+            memory[m.way, m.n] = f"{m.bytes / 2**20:,.1f} MiB"
     lines = [words["seconds"], table_of(lengths, times, words), "", words["memory"], table_of(lengths, memory, words)]
     reasons = [f"{words[m.way]}, n = {m.n:,}: {m.reason}" for m in results if m.reason and m.seconds is None]
     return "\n".join([*lines, *([""] if reasons else []), *reasons])
@@ -387,15 +404,6 @@ def _skipped(way: str, n: int, reason: str) -> Measured:
     return Measured(way=way, n=n, seconds=None, bytes=None, reason=reason)
 
 
-def _tried(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
-    try:
-        return _measured(way, n, z, device)
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        return _skipped(way, n, "there was not enough memory")
-
-
 @torch.no_grad()
 def _measured(way: str, n: int, z: GrowthSizes, device: torch.device) -> Measured:
     call = _calls(way, n, z, device)
@@ -449,11 +457,3 @@ def _ratio(values: list[float | None] | list[int | None] | list[float | int | No
     """How much more the next length takes: as counted, or as the last step grew where that was more."""
     known = [value for value in values if value]
     return max(counted, known[-1] / known[-2]) if len(known) >= TRUSTED else counted
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
-
-
-def _memory(m: Measured, words: dict[str, str]) -> str:
-    return words["skipped"] if m.bytes is None else f"{m.bytes / 2**20:,.1f} MiB"

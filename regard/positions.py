@@ -62,8 +62,16 @@ def sinusoidal(n: int, d: int, *, base: float = 10000.0, dtype: torch.dtype = to
     >>> sinusoidal(2, 4).round(decimals=2).tolist()
     [[0.0, 1.0, 0.0, 1.0], [0.8399999737739563, 0.5400000214576721, 0.009999999776482582, 1.0]]
 
-    n: positions 0 to n − 1. d: columns, even. Columns 2p and 2p + 1 turn by base^(−2p/d) per position.
-    Computed in fp64, then rounded to `dtype`. Raises ValueError if d is odd, or n or d below 1.
+    Columns 2p and 2p + 1 turn by base^(−2p/d) per position. Computed in fp64, then rounded to `dtype`.
+
+    Args:
+        n: positions 0 to n − 1.
+        d: columns, even.
+        base: of the frequencies.
+        dtype: of the table.
+
+    Raises:
+        ValueError: d is odd, or n or d is below 1.
     """
     check_int("n", n, 1)
     if check_int("d", d, 1) % 2:
@@ -82,8 +90,17 @@ def sinusoidal_2d(
     >>> torch.equal(table[4, :4], sinusoidal(2, 4)[1]), torch.equal(table[5, 4:], sinusoidal(3, 4)[2])
     (True, True)
 
-    The first d/2 columns are `sinusoidal` of the patch's row, the last d/2 of its column, with the same base and dtype.
-    Raises ValueError if d is no multiple of 4, or a size is below 1.
+    The first d/2 columns are `sinusoidal` of the patch's row, the last d/2 of its column.
+
+    Args:
+        height: rows of patches.
+        width: columns of patches.
+        d: columns of the table, a multiple of 4.
+        base: of the frequencies.
+        dtype: of the table.
+
+    Raises:
+        ValueError: d is not a multiple of 4, or a size is below 1.
     """
     if check_int("d", d, 1) % 4:
         raise ValueError(f"d must be a multiple of 4, a sine and a cosine for row and for column; got {d}")
@@ -100,7 +117,12 @@ class Learned(nn.Module):
     >>> Learned(16, 8)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
 
-    n: the most positions there can be. d: columns. Raises ValueError if either is below 1.
+    Args:
+        n: the largest number of positions.
+        d: columns.
+
+    Raises:
+        ValueError: n or d is below 1.
     """
 
     def __init__(self, n: int, d: int) -> None:
@@ -110,8 +132,12 @@ class Learned(nn.Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """Add the vectors of positions start to start + N − 1 to x (…, N, d).
 
-        start: position of the first token, for decoding with a cache. Raises ValueError if the positions run past n,
-        or x has another width than d.
+        Args:
+            x: (…, N, d).
+            start: position of the first token, for decoding with a cache.
+
+        Raises:
+            ValueError: the positions run past n, or x has another width than d.
         """
         n, d = self.table.shape
         if x.ndim < 2 or x.shape[-1] != d:
@@ -159,10 +185,16 @@ def alibi(num_heads: int, *, offset: object = None, slopes: object = None) -> Bi
 
     The distance is |i − j|. The paper is causal and writes i − j, which is the same wherever j ≤ i; without a causal
     mask keys ahead are lowered as keys behind are.
-    slopes: H numbers in place of the paper's, 2^(−8/H), 2^(−16/H), …. For H that is no power of two the paper's code,
-    like BLOOM, takes the slopes of the power below, then every second one of the power above; so does this.
-    offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
-    Raises ValueError if num_heads is below 1 or there are not H slopes, TypeError if they are not floating point.
+
+    Args:
+        num_heads: H.
+        offset: position of query 0; default Nk − Nq. One integer, or one per batch row.
+        slopes: H numbers in place of the paper's, 2^(−8/H), 2^(−16/H), …. If H is not a power of two, the slopes of
+            the power below come first, then every second one of the power above, as in the paper's code and BLOOM.
+
+    Raises:
+        TypeError: slopes that are not floating point.
+        ValueError: num_heads below 1, or not H slopes.
     """
     check_int("num_heads", num_heads, 1)
     values = _slopes(num_heads) if slopes is None else torch.as_tensor(slopes)
@@ -236,9 +268,17 @@ class T5(nn.Module):
     torch.Size([1, 2, 5, 5])
 
     Near distances have a bucket each, farther ones share buckets that widen up to max_distance; beyond it all share
-    the last. The learned `table` is (buckets, heads). Costs (2·max_distance + 1)·H numbers per call.
-    bidirectional: half of the buckets for keys behind, half for keys ahead; if not, keys ahead are in bucket 0 and
-    are meant to be masked. Raises ValueError if buckets or max_distance are too few for this.
+    the last. The learned `table` is (buckets, H). Costs (2·max_distance + 1)·H numbers per call.
+
+    Args:
+        num_heads: H.
+        buckets: of distances.
+        max_distance: the farthest distance that is told apart.
+        bidirectional: half of the buckets for keys behind, half for keys ahead; if not, keys ahead are in bucket 0
+            and are meant to be masked.
+
+    Raises:
+        ValueError: buckets or max_distance are too few.
     """
 
     def __init__(
@@ -264,10 +304,16 @@ class Shaw(nn.Module):
     >>> shaw.bias(q, scale=0.5).dense(7).shape
     torch.Size([2, 5, 7, 7])
 
-    The learned `table` holds a, (2·max_distance + 1, D), for distances clipped to ±max_distance; with
-    `num_heads` one per head, (H, 2·max_distance + 1, D). The bias is q_i·a·scale, made once per distance:
-    O(N·max_distance) memory, no N×N. The paper's second table, a term added to the values, is not here:
-    it is a sum over the weights, which a fused kernel never hands out. Raises ValueError if a size is below 1.
+    The bias is q_i·a·scale, made once per distance: O(N·max_distance) memory, no N×N. The paper's second table, a term
+    added to the values, is not here: it is a sum over the weights, which a fused kernel never hands out.
+
+    Args:
+        head_dim: D.
+        max_distance: distances are clipped to ±max_distance. The learned `table` is (2·max_distance + 1, D).
+        num_heads: a table for each head, (H, 2·max_distance + 1, D); default one for all.
+
+    Raises:
+        ValueError: a size below 1.
     """
 
     def __init__(self, head_dim: int, max_distance: int, *, num_heads: int | None = None) -> None:
@@ -346,8 +392,15 @@ class Swin(nn.Module):
     >>> swin.bias(torch.randn(1, 4, 6, 8), 1.0).dense(6).shape
     torch.Size([1, 4, 6, 6])
 
-    window: (h, w), whose h·w patches come in row-major order, each window a batch row of the call. The learned `table`
-    is ((2h − 1)(2w − 1), H). Raises ValueError for sizes below 1, TypeError unless window is two integers.
+    The learned `table` is ((2h − 1)(2w − 1), H).
+
+    Args:
+        window: (h, w), whose h·w patches come in row-major order, each window a batch row of the call.
+        num_heads: H.
+
+    Raises:
+        TypeError: window is not two integers.
+        ValueError: a size below 1.
     """
 
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:

@@ -9,7 +9,7 @@
     ■ · ▒ · · ■ ■ ■        A key counted n times is a key with ln n added to its score: that is how it is computed here,
     ■ ■ ■ ■ ■ ■ ■ ■        as a mask by blocks and a bias by blocks. The numbers agree, and a weight is one weight.
 
-Never N×N. It knows no family and no checkpoint.
+Nothing here is N×N.
 
 Axis letters: B batch, H heads, N positions, R blocks of a text.
 """

@@ -7,8 +7,7 @@
     (torch.Size([1, 2, 4, 4]), 4)
 
 What comes back holds exactly what was put in, in order. The new queries are the last positions, which is what
-`masks.causal()` assumes. `Cache` is what a decoder asks of anything that a layer keeps; these two keep keys and values.
-It knows nothing of attention or of layers.
+`masks.causal()` assumes. `Cache` is the protocol of anything that a layer keeps; these two keep keys and values.
 """
 
 from __future__ import annotations
@@ -135,9 +134,7 @@ class FixedCache:
         ):
             if n < 1:
                 raise ValueError(f"{name} must be at least 1, got {n}")
-        self._k = torch.empty(
-            batch, num_kv_heads, length, head_dim, dtype=dtype, device=device
-        )  # nobody reads what is not used
+        self._k = torch.empty(batch, num_kv_heads, length, head_dim, dtype=dtype, device=device)
         self._v = torch.empty(batch, num_kv_heads, length, wide, dtype=dtype, device=device)
         self._used = 0
 

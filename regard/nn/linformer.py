@@ -87,12 +87,15 @@ class LinformerAttention(HeadProjections):
     torch.Size([1, 50, 6])
 
     d_model, num_heads, num_kv_heads, head_dim, bias, out_bias, fused, head_norms, dropout, scale, backend: as in
-      `regard.nn.attention.MultiHeadAttention`.
-    projection: how positions become slots. The same module given to several layers is shared by them.
-    values_are_keys: the values are the keys, and there is no W_V.
+    `regard.MultiHeadAttention`.
 
-    Raises TypeError for sizes that are no whole numbers and for another projection, ValueError for sizes that do not
-    fit each other, and for a scale that is not finite.
+    Args:
+        projection: how positions become slots. The same module given to several layers is shared by them.
+        values_are_keys: the values are the keys, and there is no W_V.
+
+    Raises:
+        TypeError: sizes that are not integers, or another kind of projection.
+        ValueError: sizes that do not fit each other, or a scale that is not finite.
     """
 
     def __init__(

@@ -8,7 +8,7 @@
     ■ · · · ■ ■ ■
     ■ · · · · ■ ■
 
-Never N×N. It knows no family and no checkpoint.
+Nothing here is N×N.
 
 Axis letters: B batch, N positions, G the most global tokens of a text, H heads, D head size, d width of the model.
 """
