@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from regard.masks.biases import Bias
-from regard.models.loading import listed
+from regard.models.checkpoint import listed
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.linear import is_distributed, local, untouched
