@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -107,7 +107,7 @@ class TensorFile:
             start = file.read(8)
             length = int.from_bytes(start, "little")
             try:
-                self._file = safe_open(path, framework="pt")  # type: ignore[no-untyped-call]
+                self._file = cast(Any, safe_open(path, framework="pt"))  # its stubs have no types
             except SafetensorError as error:
                 raise TensorFileError(_explain(error, size, length, file.read(min(length, MAX_HEADER)))) from None
             parsed(file.read(length), REFUSAL)

@@ -234,7 +234,7 @@ class Checkpoint:
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     def __repr__(self) -> str:
-        files = _list([file.name for file in self._files])
+        files = listed([file.name for file in self._files])
         return f"Checkpoint({len(self.entries)} tensors, {self.nbytes:,} bytes, files: {files})"
 
 
@@ -252,16 +252,16 @@ def open_weights(path: Path) -> TensorFile:
             f"came from, call it pytorch_model.bin and convert it once with transformers: {conversion(path.parent)}"
         )
     try:
-        file = TensorFile(path)
+        weights = TensorFile(path)
     except TensorFileError as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error}; {AGAIN}") from None
-    layout = file.metadata.get("format")
+    layout = weights.metadata.get("format")
     if layout in ("tf", "flax"):
         raise CheckpointError(
             f"cannot read {str(path)!r}: its weights are laid out for {layout!r}, not 'pt'; open it with transformers "
             "4 (from_tf=True or from_flax=True) and save it again"
         )
-    return file
+    return weights
 
 
 # --------------------------------------------------------------------------------------------------------- which files
@@ -305,7 +305,7 @@ def _located(directory: Path) -> tuple[list[Path], _Index | None]:
         if dangling := [name for name in missing if _is_dangling(directory / name)]:
             raise _no_target(directory, dangling)
         of = f"{len(missing)} of the {len(names)} files that {INDEX} names"
-        raise FileNotFoundError(f"{str(directory)!r} lacks {of}: {_list(missing)}; download or copy them too")
+        raise FileNotFoundError(f"{str(directory)!r} lacks {of}: {listed(missing)}; download or copy them too")
     return [directory / name for name in names], index
 
 
@@ -318,16 +318,16 @@ def _no_weights(directory: Path) -> Exception:
     others = [name for name in there if name.endswith(tuple(OTHERS))]
     if pickles:
         return CheckpointError(
-            f"{str(directory)!r} has its weights only as pickles ({_list(pickles)}), and opening a pickle can run any "
+            f"{str(directory)!r} has its weights only as pickles ({listed(pickles)}), and opening a pickle can run any "
             f"code; if you trust where it came from, convert it once with transformers: {conversion(directory)}"
         )
     if others:
         kinds = " and ".join(sorted({OTHERS[Path(name).suffix] for name in others}))
         return CheckpointError(
-            f"{str(directory)!r} has its weights only as {kinds} saves them ({_list(others)}), and regard reads "
+            f"{str(directory)!r} has its weights only as {kinds} saves them ({listed(others)}), and regard reads "
             "safetensors; open it with transformers 4 (from_tf=True or from_flax=True) and save it again"
         )
-    holds = f"it holds {_list(there)}" if there else "it is empty"
+    holds = f"it holds {listed(there)}" if there else "it is empty"
     return FileNotFoundError(f"no model in {str(directory)!r}: looked for {SINGLE} and {INDEX}; {holds}")
 
 
@@ -337,13 +337,18 @@ def _is_dangling(path: Path) -> bool:
 
 def _no_target(directory: Path, links: Sequence[str]) -> FileNotFoundError:
     """What to say of links to files that are gone, as in a hub cache that was deleted in part."""
-    are = f"{links[0]} is a link" if len(links) == 1 else f"{_list(links)} are links"
+    are = f"{links[0]} is a link" if len(links) == 1 else f"{listed(links)} are links"
     target = os.readlink(directory / links[0])
     return FileNotFoundError(f"no model in {str(directory)!r}: {are} to nothing, for there is no {target!r}; {AGAIN}")
 
 
-def _list(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(names: Sequence[str]) -> str:
+    """The first eight names, and how many more there are.
+
+    >>> listed([f"layer.{n}.bias" for n in range(11)])[-37:]
+    'layer.6.bias, layer.7.bias and 3 more'
+    """
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _read_index(path: Path) -> _Index:
@@ -356,7 +361,7 @@ def _read_index(path: Path) -> _Index:
         if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
             raise CheckpointError(f"it has no 'weight_map' that gives the file of each tensor; {AGAIN}")
         if strange := sorted({repr(name) for name in shards.values() if not _plain(name)}):
-            raise CheckpointError(f"it names {_list(strange)}; a shard is a .safetensors file in the same directory")
+            raise CheckpointError(f"it names {listed(strange)}; a shard is a .safetensors file in the same directory")
     except CheckpointError as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error}") from None
     metadata = index.get("metadata")
@@ -372,9 +377,9 @@ def _check_index(path: Path, index: _Index, checkpoint: Checkpoint) -> None:
     """Refuse an index and files that do not hold the same tensors."""
     found = {name: entry.file.name for name, entry in checkpoint.entries.items()}
     if lacking := [f"{name!r} ({file})" for name, file in index.shards.items() if found.get(name) != file]:
-        raise CheckpointError(f"{str(path)!r} names tensors that are not in those files: {_list(lacking)}; {AGAIN}")
+        raise CheckpointError(f"{str(path)!r} names tensors that are not in those files: {listed(lacking)}; {AGAIN}")
     if extra := [f"{name!r} ({file})" for name, file in found.items() if name not in index.shards]:
-        raise CheckpointError(f"{str(path)!r} does not name tensors that its files hold: {_list(extra)}; {AGAIN}")
+        raise CheckpointError(f"{str(path)!r} does not name tensors that its files hold: {listed(extra)}; {AGAIN}")
     if index.total_size is not None and index.total_size != checkpoint.nbytes:
         says = f"{str(path)!r} says total_size {reprlib.repr(index.total_size)}, its files hold {checkpoint.nbytes}"
         warnings.warn(f"{says} bytes: some files may be of another version", stacklevel=3)

@@ -1,11 +1,4 @@
-"""From what a user calls a model, a directory or a hub id, to a directory on this machine.
-
-    "./my-model", "/data/my-model", "~/my-model"   a directory, as it is
-    "gpt2", "google-bert/bert-base-uncased"        a directory of that name if there is one, else a model of the hub
-
-Of the hub only what regard reads is downloaded, never a pickle or code. What is downloaded once is found again without
-a network. This file does not know what is in the files.
-"""
+"""Finding a model: a local directory, or a model of the Hugging Face hub, downloaded once."""
 
 from __future__ import annotations
 
@@ -17,10 +10,10 @@ from pathlib import Path
 from regard.atomic_files import recover
 from regard.models.checkpoint import INDEX, SINGLE, conversion, read_side, refuse_foreign, weight_files
 
-__all__ = ["PICTURES", "POOLING", "TOKENIZER", "find"]
+__all__ = ["IMAGES", "POOLING", "TOKENIZER", "find"]
 
-WEIGHTS = [SINGLE, INDEX, "*-of-*.safetensors"]
-SETTINGS = ["config.json", "generation_config.json"]
+WEIGHT_PATTERNS = [SINGLE, INDEX, "*-of-*.safetensors"]
+CONFIGS = ["config.json", "generation_config.json"]
 TOKENIZER = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,8 +30,8 @@ TOKENIZER = [
     "chat_template.jinja",
 ]
 POOLING = ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]  # of sentence-transformers
-PICTURES = ["preprocessor_config.json", "processor_config.json"]  # how pictures and text are prepared
-WANTED = [*SETTINGS, *WEIGHTS, *TOKENIZER, *POOLING, *PICTURES]
+IMAGES = ["preprocessor_config.json", "processor_config.json"]  # how images and text are prepared
+WANTED = [*CONFIGS, *WEIGHT_PATTERNS, *TOKENIZER, *POOLING, *IMAGES]
 UNWANTED = ["*/*.safetensors", "consolidated*"]  # other parts' weights, and the same weights once more
 
 ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -48,23 +41,29 @@ AGAIN = "load it again with a network"
 
 
 def find(path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> Path:
-    """The directory of a model: a local one as it is, one of the hub after downloading what is not here yet.
+    """The directory of a model. Of a hub model only the files that regard reads are downloaded, never pickles or code.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     find(folder) == Path(folder)
     True
 
-    path_or_id: a directory, or a hub id, "name" or "owner/name". A directory wins; what starts with a dot, a slash or
-    a tilde, and a `Path`, is never looked up on the hub.
-    revision: a branch, tag or commit of the hub; its main branch unless told.
+    With HF_HUB_OFFLINE=1, or if the hub cannot be reached, the model comes from the cache of `huggingface_hub` if it
+    is complete there.
 
-    With HF_HUB_OFFLINE=1, or where the hub cannot be reached, the model comes from the cache of `huggingface_hub` if
-    it is complete there.
+    Args:
+        path_or_id: a directory, or a hub id, "name" or "owner/name". An existing directory wins; what starts with a
+            dot, a slash or a tilde, and a `Path`, is never looked up on the hub.
+        revision: a branch, tag or commit of the hub; None for its main branch.
 
-    Raises FileNotFoundError for what is not to be found, NotADirectoryError for a file, PermissionError for a model
-    that its owners give only to some, ConnectionError when the hub fails, ValueError for what can be neither a
-    directory nor an id, CheckpointError for weights that are refused, ImportError without `huggingface_hub`.
+    Raises:
+        FileNotFoundError: there is no such directory or model.
+        NotADirectoryError: the path is a file.
+        PermissionError: the model is gated.
+        ConnectionError: the hub fails.
+        ValueError: neither a path nor an id.
+        CheckpointError: weights that are refused.
+        ImportError: `huggingface_hub` is not installed.
     """
     name = os.fspath(path_or_id)
     if not name:
@@ -90,7 +89,7 @@ def _is_path(name: str) -> bool:
 
 
 def _check_id(name: str) -> None:
-    """Refuse what the hub has no name for, in our words and before anything is looked up."""
+    """Raise ValueError for what cannot be a hub id, before anything is looked up."""
     dots = "--" in name or ".." in name or name.endswith((".", "-", ".git")) or "./" in name or "-/" in name
     if not ID.fullmatch(name) or dots or len(name) > LONGEST_ID:
         rules = f"'name' or 'owner/name' of letters, digits, '-', '_' and '.', at most {LONGEST_ID} long"
@@ -99,7 +98,7 @@ def _check_id(name: str) -> None:
 
 def _snapshot(name: str, revision: str | None) -> Path:
     """A hub model's directory in the cache, complete."""
-    folder = _downloaded(name, revision)
+    folder = _download(name, revision)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{name!r} has no config.json in {str(folder)!r}; {AGAIN}, or give another model")
     refuse_foreign(read_side(folder, "config.json", dict) or {}, str(folder / "config.json"))
@@ -113,8 +112,8 @@ def _snapshot(name: str, revision: str | None) -> Path:
     return folder
 
 
-def _downloaded(name: str, revision: str | None) -> Path:
-    """What `huggingface_hub` makes of an id, its errors in our words."""
+def _download(name: str, revision: str | None) -> Path:
+    """Download with `huggingface_hub`, with its errors in our words."""
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:

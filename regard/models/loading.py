@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from regard.models.checkpoint import Checkpoint, refuse_foreign
+from regard.models.checkpoint import Checkpoint, listed, refuse_foreign
 from regard.models.config import Config
-from regard.models.family import Family, Names, Source, lookup
+from regard.models.family import Family, Names
 from regard.models.hub import find
 from regard.models.model import Model
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
-from regard.nn.linear import Joined, JoinedTable
+from regard.models.weight_map import WeightPlace, empty, places
 
-__all__ = ["FAMILIES", "empty", "family_of", "listed", "load", "places"]
+__all__ = ["FAMILIES", "family_of", "load"]
 
 FAMILIES = {
     "albert": "albert",
@@ -52,9 +49,7 @@ FAMILIES = {
 }
 """model_type of config.json → the file of its family."""
 
-FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.randn}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # what a model computes in
-LISTED = 8  # names in an error before it says how many more
 
 Progress = Callable[[int, int], None]
 """Told after each tensor: bytes read, bytes in all."""
@@ -141,19 +136,6 @@ def family_of(config: Config) -> Family:
     return family
 
 
-def empty(family: Family, config: Config, task: str) -> Model:
-    """The model without memory: shapes only. Raises ValueError for sizes that do not fit each other."""
-    try:
-        with _Shapes():
-            model = family.build(config, task)
-    except ValueError as error:  # of a layer, which knows neither the file nor its keys
-        raise ValueError(config.explain(error)) from None
-    except RuntimeError as error:  # torch counts bytes in 64 bits
-        raise ValueError(f"{config.where} asks for sizes that no tensor can have: {error}") from None
-    model.family, model.task = family, task
-    return model
-
-
 def fill(
     model: Model, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device, progress: Progress | None
 ) -> None:
@@ -176,64 +158,7 @@ def fill(
             progress(done, checkpoint.nbytes)
 
 
-class Place(NamedTuple):
-    """One parameter of a model, and where it is in a checkpoint.
-
-    name: ours.  source, theirs: how it is made of which tensors.  owner: the module it belongs to.
-    """
-
-    name: str
-    source: Source
-    theirs: tuple[str, ...]
-    owner: nn.Module
-    shape: tuple[int, ...]
-
-    @property
-    def rows(self) -> tuple[int, ...] | None:
-        """How many rows each of its tensors has, where it is made of several."""
-        return self.owner.rows if isinstance(self.owner, (Joined, JoinedTable)) else None
-
-    def put(self, tensor: Tensor) -> None:
-        """Make this the parameter."""
-        leaf = self.name.rpartition(".")[2]
-        wants_gradient = getattr(self.owner, leaf).requires_grad
-        setattr(self.owner, leaf, nn.Parameter(tensor, requires_grad=wants_gradient))
-
-
-def places(model: Model, prefix: str) -> Iterator[Place]:
-    """Each parameter of the model, and where it is in a checkpoint with this before the body's names."""
-    body, head = model.family.names(model.config), model.family.tasks[model.task].names
-    owners = dict(model.named_modules())
-    for name, parameter in model.named_parameters():
-        inside = name.startswith("head.")
-        source, numbers, leaf = lookup(head if inside else body, name)
-        theirs = source.names(numbers, leaf)
-        theirs = theirs if inside else tuple(prefix + part for part in theirs)
-        place = Place(name, source, theirs, owners[name.rpartition(".")[0]], tuple(parameter.shape))
-        # A joined matrix may have fewer parts than its template has names: no words were added (Idefics).
-        yield place if place.rows is None else place._replace(theirs=theirs[: len(place.rows)])
-
-
-# -------------------------------------------------------------------------------------------------------------- pieces
-
-
-class _Shapes(TorchFunctionMode):
-    """Tensors are made on the meta device, without memory, and are given no values.
-
-    torch.device("meta") would draw initial values there: nothing is drawn, after seconds of imports.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in FACTORIES:
-            return func(*args, **{**kwargs, "device": kwargs.get("device") or "meta"})
-        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
-        if not in_place:
-            return func(*args, **kwargs)
-        return args[0] if args else kwargs["tensor"]
-
-
-def _without_pooler(model: Model, plan: list[Place], stored: dict[str, str]) -> list[Place]:
+def _without_pooler(model: Model, plan: list[WeightPlace], stored: dict[str, str]) -> list[WeightPlace]:
     """Do without the pooler where a body was saved beside a head that does not pool."""
     pooler = [place for place in plan if place.name.startswith("pooler.")]
     if (
@@ -262,7 +187,7 @@ def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
     return names
 
 
-def _take_copies(model: Model, plan: list[Place], stored: dict[str, str]) -> None:
+def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str]) -> None:
     """Let a shared tensor be read from its copy where the file holds only that.
 
     `safetensors.torch.save_model` keeps the first of a tensor's names by the alphabet: lm_head.weight of GPT-2's table.
@@ -285,11 +210,11 @@ def _for_task(model: Model, task: str) -> Model:
     return empty(model.family, model.config, task)
 
 
-def _read_by(plan: Iterable[Place]) -> set[str]:
+def _read_by(plan: Iterable[WeightPlace]) -> set[str]:
     return {part for place in plan for part in place.theirs}
 
 
-def _missing(plan: Iterable[Place], stored: Iterable[str]) -> set[str]:
+def _missing(plan: Iterable[WeightPlace], stored: Iterable[str]) -> set[str]:
     return _read_by(place for place in plan if not place.source.optional) - set(stored)
 
 
@@ -299,7 +224,7 @@ def _prefix(stored: Iterable[str], family: Family) -> str:
     return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
 
 
-def _check(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
+def _check(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
     """Refuse missing, misshapen and left-over tensors, all of them in one message."""
     missing = sorted(_missing(plan, stored))
     misshapen = []
@@ -338,7 +263,9 @@ def _has_body(model: Model, stored: dict[str, str]) -> bool:
     return not _missing((place for place in plan if not place.name.startswith("pooler.")), stored)
 
 
-def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None) -> None:
+def _check_dtypes(
+    plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None
+) -> None:
     """Refuse weights that cannot be computed with as they are: whole numbers, fp8, or of several dtypes at once."""
     read = [stored[part] for place in plan for part in place.theirs if part in stored]
     found = {name: checkpoint.entries[name].dtype for name in read}
@@ -355,7 +282,7 @@ def _check_dtypes(plan: list[Place], checkpoint: Checkpoint, stored: dict[str, s
         )
 
 
-def _check_copies(model: Model, plan: list[Place], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
+def _check_copies(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
     """Refuse a second table of words that is not the shared one: `transformers` would compute with it."""
     family, used = model.family, _read_by(plan)
     prefix = _prefix(stored, family)
@@ -391,14 +318,3 @@ def _known(model: Model) -> list[re.Pattern[str]]:
                 patterns.append(rf"^({re.escape(family.prefix)}\.)?{exact}(\.weight|\.bias)?$")
     # The body's layers beyond those asked for are not harmless: they would have been computed with.
     return [re.compile(p) for p in patterns if r"\d+" not in p or p in ignored]
-
-
-def listed(names: list[str]) -> str:
-    """The first of them, and how many more there are.
-
-    >>> listed([f"layer.{n}.bias" for n in range(11)])
-    'layer.0.bias, layer.1.bias, layer.2.bias, layer.3.bias, layer.4.bias, layer.5.bias, layer.6.bias, layer.7.bias \
-and 3 more'
-    """
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

@@ -112,8 +112,13 @@ class Model(nn.Module):
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['config.json', 'model.safetensors']
 
-        directory: made where it is not there.
-        Raises as `regard.models.saving.save`.
+        Args:
+            directory: made if it does not exist; a model that is there is replaced in one step.
+
+        Raises:
+            NotADirectoryError: there is a file of that name.
+            ValueError: the weights are not those that `regard.load` would expect; nothing is written.
+            OSError: writing failed; what was there is untouched.
         """
         from regard.models.saving import save
 

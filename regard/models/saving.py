@@ -1,10 +1,4 @@
-"""A model as a checkpoint directory again: config.json, weights, tokenizer, preprocessor.
-
-    >>> model.save("elsewhere")                        # doctest: +SKIP
-
-Before a file is touched, every weight must have the place and the shape that a model of this family, settings and task
-has: what `load` would refuse is not written. It knows no family.
-"""
+"""`Model.save`: a model as a checkpoint directory that `regard.load` and `transformers` open."""
 
 from __future__ import annotations
 
@@ -14,20 +8,23 @@ from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from regard.atomic_files import atomic_directory
 from regard.checks import is_distributed
 from regard.data.image_processing import FILE, NESTED, ImageProcessor, known_values
-from regard.models.checkpoint import copy_sides, read_side, write_checkpoint, write_side
+from regard.models.checkpoint import copy_sides, listed, read_side, write_checkpoint, write_side
 from regard.models.config import Config
-from regard.models.hub import PICTURES, POOLING, TOKENIZER
-from regard.models.loading import empty, listed, places
-from regard.models.model import Model
+from regard.models.hub import IMAGES, POOLING, TOKENIZER
+from regard.models.weight_map import empty, places
 from regard.nn.heads import label_names
 from regard.nn.linformer import LinformerAttention
 from regard.nn.performer import PerformerAttention
+
+if TYPE_CHECKING:
+    from regard.models.model import Model
 
 __all__ = ["save"]
 
@@ -41,7 +38,7 @@ DESCRIPTIONS = (
     *(*TOKENIZER, "vocab.bpe", "bpe.codes", "spm.model", "chat_template.json", "additional_chat_templates"),
     *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
     *("[0-9]_Pooling", "[0-9]_Normalize", "[0-9]_Dense", "[0-9]_LayerNorm"),
-    *(*PICTURES, "image_processor_config.json", "video_preprocessor_config.json"),
+    *(*IMAGES, "image_processor_config.json", "video_preprocessor_config.json"),
 )
 """What else in a checkpoint directory would describe the wrong model if it outlived its own."""
 LABELLED = (
@@ -56,23 +53,31 @@ WHOLE = "safetensors.torch.save_model(model, path) keeps the whole state"
 def save(model: Model, directory: str | Path) -> None:
     """Write a directory that `load` and `transformers` open: config.json, weights, tokenizer, preprocessor.
 
-    A head with another number of labels than config.json has is written with as many, LABEL_0 and so on, unless
-    `model.config.values["id2label"]` names them. Keys that `load` was told to ignore are left out of the files.
+    What `load` would refuse is not written: before a file is touched, every weight must have the place and the shape
+    that a model of this family, config and task has. A head with another number of labels than config.json is written
+    with as many, LABEL_0 and so on, unless `model.config.values["id2label"]` names them. Keys that `load` was told to
+    ignore are left out.
 
-    directory: made if it is not there. A model that is there is replaced as a whole, in one step: at any moment,
-    killed or not, the directory is the old model or the new one. Weights, config, tokenizer, pooling and
-    preprocessor files of the old model go, whether or not the new one has such a file; all else in the directory (a
-    README, notes, .git, logs) stays. So does what regard does not write, if the model was loaded from this directory.
-    A directory without a model (neither weights nor config.json) keeps all its files, but those that are written.
+    A model that is in the directory is replaced in one step: at any moment, killed or not, the directory holds the old
+    model or the new one. Weights, config, tokenizer, pooling and preprocessor files of the old model are removed; all
+    else (a README, notes, .git, logs) stays. So do files that regard does not write, if the model was loaded from this
+    directory. A directory without a model (neither weights nor config.json) keeps all files that are not written.
 
-    Raises NotADirectoryError if there is a file of that name; ValueError, before anything is written, for a model whose
-    attention was replaced or whose weights are split over processes, and for weights that `load` would find no place
-    for, or of another shape; OSError as `regard.atomic_files.atomic_directory`: what was there is then untouched. Warns
-    if the old model's tokenizer goes and the new model has none.
+    Args:
+        model: as `load` or a family's `build` made it.
+        directory: made if it does not exist.
+
+    Raises:
+        NotADirectoryError: there is a file of that name.
+        ValueError: attention was replaced, weights are split over processes, or a weight has no place or another shape.
+        OSError: as `regard.atomic_files.atomic_directory`; what was there is untouched.
+
+    Warns:
+        UserWarning: the old model's tokenizer goes, and the new model has none.
     """
     _refuse_replaced(model)
     _refuse_split(model)
-    config = _settled(model)
+    config = _with_labels(model)
     _check_fit(model, config)
     directory = Path(directory)
     there = os.listdir(directory) if directory.is_dir() else []
@@ -82,8 +87,8 @@ def save(model: Model, directory: str | Path) -> None:
         write_checkpoint(part, _tensors(model))
         _save_settings(model, config, part)
         if model.directory is not None:
-            # What a checkpoint says of its tokenizer, of generating, pooling and pictures, as it came.
-            copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *PICTURES])
+            # What a checkpoint says of its tokenizer, of generating, pooling and images, as it came.
+            copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
         held = vars(model).get("tokenizer")  # opened before, or set by hand where the checkpoint has none
         if held is not None and not _tokenizer_files(part):
             held.save(part)
@@ -155,7 +160,7 @@ def _refuse_split(model: Model) -> None:
         )
 
 
-def _settled(model: Model) -> Config:
+def _with_labels(model: Model) -> Config:
     """The model's config, with as many labels as its head scores: who fine-tunes begins with a new head."""
     score = dict(model.named_parameters()).get("head.score.weight")
     if model.task not in LABELLED or score is None or score.ndim != 2:
@@ -176,7 +181,7 @@ def _settled(model: Model) -> Config:
 
 
 def _shapes(model: Model, config: Config) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight, by our name, of a model with these settings; without the pooler where it has none."""
+    """The shape of each weight, by our name, of a model with this config; without the pooler if it has none."""
     wanted = empty(model.family, config, model.task).named_parameters()
     bare = (
         model.task == model.family.bare_task and getattr(model, "pooler", None) is None
@@ -198,7 +203,7 @@ def _check_fit(model: Model, config: Config) -> None:
     if problems:
         raise ValueError(
             f"nothing is written, for load would refuse it: this model is no longer the {model.family.title} with task "
-            f"{model.task!r} that its settings describe. {'; '.join(problems)}. Merge what was added into the weights "
+            f"{model.task!r} that its config describes. {'; '.join(problems)}. Merge what was added into the weights "
             "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations, an adapter's own "
             f"merge), and write sizes that changed to model.config.values; or {WHOLE}"
         )

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from regard.checks import is_distributed, local
 from regard.masks.biases import Bias
-from regard.models.loading import listed
+from regard.models.checkpoint import listed
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
 from regard.nn.linear import untouched

@@ -18,10 +18,11 @@ from regard.models.config import Config
 from regard.models.dual_encoder import DualModel
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
-from regard.models.loading import empty, family_of, load
+from regard.models.loading import family_of, load
 from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.models.vision_language import PictureWriter
+from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
 from regard.tasks.images import caption_prompt, expand_prompt, has_vision, question_prompt, without_special
