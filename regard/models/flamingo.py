@@ -6,7 +6,7 @@
     >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
     >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixels                                    # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape           # doctest: +SKIP
+    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape          # doctest: +SKIP
     torch.Size([1, 9, 32002])
 
 Each word looks at the pictures that it sees alone (`sees`); one that sees none is as if there were none.
@@ -288,13 +288,13 @@ class FlamingoModel(Model):
         if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
             got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
             raise TypeError(
-                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixels makes "
-                "those of one text"
+                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; "
+                "model.preprocessor([…]).pixels makes those of one text"
             )
         if pixel_values.ndim != 5 or pixel_values.shape[2] != patches.channels or 0 in pixel_values.shape:
             raise ValueError(
-                f"pixel_values must be {wanted}, P pictures for each text, got {tuple(pixel_values.shape)}; without pictures "
-                "leave out pixel_values="
+                f"pixel_values must be {wanted}, P images for each text, got {tuple(pixel_values.shape)}; without "
+                "images leave out pixel_values="
             )
         flat = check_pixels(pixel_values.flatten(0, 1), patches.channels, patches.least, self)
         return flat.reshape(pixel_values.shape)
@@ -330,8 +330,8 @@ class FlamingoModel(Model):
         text = int(held.argmax())  # a wait for the device
         if int(held[text]) > 0:
             raise ValueError(
-                f"text {text} of input_ids has placeholders of pictures (id {placeholder}, {int(held[text])} of them), and "
-                "no picture was given: give pixel_values=, or a text without them"
+                f"text {text} of input_ids has placeholders of images (id {placeholder}, {int(held[text])} of them), and "
+                "no image was given: give pixel_values=, or a text without them"
             )
 
     def _check_placeholders(self, input_ids: Tensor, pictures: int) -> None:
@@ -366,7 +366,7 @@ class FlamingoReading:
         model = self.model
         attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.most)
         if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
+            raise ValueError("prompts are padded on the left: here a row ends in padding")
         if length > model.most:
             raise ValueError(
                 f"{length} positions are asked for, and the model has {model.most}: ask for fewer new tokens"

@@ -6,7 +6,8 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixels                                     # doctest: +SKIP
     >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
-    >>> model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values).encoder_last_hidden_state.shape                 # doctest: +SKIP
+    >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
+    >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP
     torch.Size([1, 576, 4096])
 
 Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
@@ -220,9 +221,9 @@ class PictureWriter(Model):
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
         input_ids: (N,), one text, with what was written after it if that is looked at, too.
-        frames: of its pictures, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
+        frames: of its images, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
         A batch of several texts has one such mapping for each.
-        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the pictures take,
+        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the images take,
         for a mask that is not of these input_ids, and for pictures of unlike sizes.
         """
         frames, before = tuple(frames), len(self.vision.embed.before)
@@ -307,8 +308,8 @@ class PictureWriter(Model):
         held = places.sum(1).tolist()  # a wait for the device
         if shape is None and any(held):
             raise ValueError(
-                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no picture was given: give pixel_values=, "
-                "or a text without them"
+                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no image was given: give "
+                "pixel_values=, or a text without them"
             )
         if shape is not None:
             self._check_held(held, shape[0], self.num_image_tokens(shape[2], shape[3]))
@@ -322,13 +323,13 @@ class PictureWriter(Model):
         odd = next((text for text, count in enumerate(held) if count % each), None)
         if odd is not None:
             raise ValueError(
-                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole number of "
-                f"pictures of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
+                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole "
+                f"number of images of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
             )
         were = "was" if pictures == 1 else "were"
         raise ValueError(
-            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}; "
-            f"{pictures:,} {were} given"
+            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}"
+            f"; {pictures:,} {were} given"
         )
 
     def _patches(self, frame: Frame, picture: int) -> Layout:
@@ -350,8 +351,8 @@ class PictureReading:
     def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as many image
-        tokens as the pictures have, for padding on the right, and if the room is more than the positions.
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as
+        many image tokens as the pictures have, for padding on the right, and if the room is more than the positions.
         """
         model = self.model
         attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.most)
@@ -411,4 +412,4 @@ def _tokens(number: int) -> str:
 
 
 def _pictures(number: int) -> str:
-    return "1 picture" if number == 1 else f"{number:,} pictures"
+    return "1 image" if number == 1 else f"{number:,} images"

@@ -216,7 +216,7 @@ class VisionTower(nn.Module):
     def forward(
         self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
     ) -> TowerOutput:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
+        """(B, C, H, W) → (B, N, d), and each block's output, unnormed. bool_masked_pos: (B, patches)."""
         x = self.embed(pixel_values, bool_masked_pos)
         hidden_states = [x]
         for block in self.blocks:

@@ -247,7 +247,7 @@ class WindowEmbedding(nn.Module):
         return ()
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, rows·columns, d)."""
+        """(B, C, H, W) → (B, rows·columns, d). bool_masked_pos: (B, patches), True where a patch is masked."""
         x = self.norm(self.patches(pixel_values))
         if bool_masked_pos is not None:
             assert self.hidden is not None
@@ -287,7 +287,7 @@ class WindowTower(nn.Module):
     def forward(
         self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
     ) -> TowerOutput:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors of the last stage's tokens, and of every stage's."""
+        """(B, C, H, W) → the last stage's tokens, and every stage's. bool_masked_pos: (B, patches)."""
         x, grid = self.embed(pixel_values, bool_masked_pos), self.embed.patches.grid(*pixel_values.shape[-2:])
         hidden_states = [x]
         for stage in self.stages:

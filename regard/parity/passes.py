@@ -39,7 +39,8 @@ Made = dict[Place, Tensor]
 class Given:
     """What both models get: texts padded on the right.
 
-    ids: (B, N).  mask: (B, N), True = token.  decoder_input_ids: (B, N), what a decoder beside an encoder reads; its mask is mask.
+    ids: (B, N).  mask: (B, N), True = token.
+    decoder_input_ids: (B, N), what a decoder beside an encoder reads; its mask is mask.
     rows: text (R,) and position (R,) of the queries whose weights are looked at.
     weights: are they looked at? Not where transformers hands them out in another form than (B, H, N, N).
     """
