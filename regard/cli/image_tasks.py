@@ -195,10 +195,10 @@ def _begun(model: "Model", prompt: str | None) -> str:
     where the picture stands in it, is no part of a caption. To BLIP it is a text like any other.
     """
     from regard.models.flamingo import FlamingoModel
-    from regard.models.vision_language import PictureWriter
+    from regard.models.vision_language import VisionLanguageModel
     from regard.tasks.images import placeholder
 
-    if isinstance(model, (PictureWriter, FlamingoModel)) and placeholder(model) in (prompt or ""):
+    if isinstance(model, (VisionLanguageModel, FlamingoModel)) and placeholder(model) in (prompt or ""):
         return ""
     return prompt or ""
 

@@ -87,10 +87,10 @@ def add_classify(app: typer.Typer, lang: Lang) -> None:
         # A model that compares has no labels: it is opened as it is, and says so itself.
         tasks = ["classify", "classify-cls", "none"] if named is None else ["none"]
         opened = open_model(model, "classify", tasks, dtype=dtype, device=device, ignore=ignore or ())
-        from regard.models.dual_encoder import DualModel
+        from regard.models.dual_encoder import DualEncoder
         from regard.tasks.images import looks
 
-        if named is not None and not isinstance(opened, DualModel):
+        if named is not None and not isinstance(opened, DualEncoder):
             raise ValueError(NEEDED.format(opened.family.title, ", which does not compare pictures with texts"))
         if not looks(opened):
             refuse_pictures(given, opened.family.title)

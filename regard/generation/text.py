@@ -22,7 +22,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
 from regard.models.model import Model
 from regard.models.text import TextModel
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 from regard.tasks.eval_mode import one_by_one
 from regard.tasks.images import Several, read_pictures, spoken, without_special
 from regard.tasks.inputs import positions, require
@@ -312,7 +312,7 @@ def beams_of(model: Model, wishes: Wishes) -> int:
 def begin(model: Model, texts: list[str], said: Defaults, pixels: Sequence[Tensor | None]) -> Begun:
     """Prompts as a model begins with them. pixels: of the pictures of each, (P, 3, H, W), None for none."""
     ids, mask = (each.to(model.device) for each in _read(model, _as_read(model, texts, pixels), said))
-    if isinstance(model, (PictureWriter, FlamingoModel)):
+    if isinstance(model, (VisionLanguageModel, FlamingoModel)):
         return Begun(read_pictures(model, pixels), ids, mask, model.most, model.vocabulary, ids)
     if isinstance(model, EncoderDecoder):
         start = model.start if said.start is None else said.start
@@ -345,7 +345,7 @@ def _pixels(model: Model, pictures: Any, prompts: int, alone: bool) -> list[Tens
     """
     if pictures is None:
         return [None] * prompts
-    if not isinstance(model, (PictureWriter, FlamingoModel)):
+    if not isinstance(model, (VisionLanguageModel, FlamingoModel)):
         raise ValueError(f"{model.family.title} with task {model.task!r} looks at no pictures: leave out pictures=")
     each = [pictures] if alone else list(pictures) if are_several(pictures) else pictures
     if not isinstance(each, list) or len(each) != prompts:
@@ -372,7 +372,7 @@ def _prompts(prompts: object) -> list[str]:
 
 def _as_read(model: Model, texts: list[str], pixels: Sequence[Tensor | None]) -> list[str]:
     """Prompts as the tokenizer reads them: with as many placeholders as the pictures of each need."""
-    if not isinstance(model, (PictureWriter, FlamingoModel)):
+    if not isinstance(model, (VisionLanguageModel, FlamingoModel)):
         return texts
     read = []
     for number, (text, own) in enumerate(zip(texts, pixels, strict=True)):

@@ -38,11 +38,11 @@ from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
 from regard.nn.blocks import Tower, TowerOutput, count, visible
 from regard.nn.cache import Cache
-from regard.nn.flamingo import GatedLook, Resampler, Sight
+from regard.nn.flamingo import GatedLook, ImageMask, Resampler
 from regard.nn.heads import HeadInput, LanguageHead
 from regard.nn.vision import VisionTower
 
-__all__ = ["FlamingoModel", "FlamingoReading", "last_image"]
+__all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
 
 PLACEHOLDER = "<image>"
 
@@ -208,7 +208,7 @@ class FlamingoModel(Model):
         return sides | {f"looks.{i}.attention": beside for i in range(len(self.looks))}
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor | None, *, image_attention_mask: Tensor | None = None) -> FlamingoReading:
+    def read_image(self, pixel_values: Tensor | None, *, image_attention_mask: Tensor | None = None) -> FlamingoDecoder:
         """Encode the images (B, P, C, H, W) of each text once: a decoder that attends to them.
 
         >>> generate(model.read_image(pixel_values), input_ids, new_tokens=64, eos=2, pad=0)     # doctest: +SKIP
@@ -218,7 +218,7 @@ class FlamingoModel(Model):
         """
         if self.head is None:
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
-        return FlamingoReading(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
+        return FlamingoDecoder(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
@@ -255,8 +255,8 @@ class FlamingoModel(Model):
         mask, image_mask = visible(attention_mask, causal=True), None
         if images is not None and sees is not None:
             vectors = images.shape[1] if isinstance(images, Tensor) else images[0].k.shape[2]
-            # Sight hides all from tokens before an image; `queries` tells the lens that such rows see nothing.
-            image_mask = Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
+            # ImageMask hides all from tokens before an image; `queries` tells the lens that such rows see nothing.
+            image_mask = ImageMask(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
         hidden_states = [x]
         for number, block in enumerate(tower.depth):
             at, due = divmod(number, every)
@@ -330,8 +330,8 @@ class FlamingoModel(Model):
         text = int(held.argmax())  # a wait for the device
         if int(held[text]) > 0:
             raise ValueError(
-                f"text {text} of input_ids has placeholders of images (id {placeholder}, {int(held[text])} of them), and "
-                "no image was given: give pixel_values=, or a text without them"
+                f"text {text} of input_ids has placeholders of images (id {placeholder}, {int(held[text])} of them), "
+                "and no image was given: give pixel_values=, or a text without them"
             )
 
     def _check_placeholders(self, input_ids: Tensor, pictures: int) -> None:
@@ -347,7 +347,7 @@ class FlamingoModel(Model):
             )
 
 
-class FlamingoReading:
+class FlamingoDecoder:
     """A decoder with encoded images: reads a prompt, then continues token by token.
 
     images: (B, P, L, e), or None without images.  image_attention_mask: of the prompt, as in `FlamingoModel`.

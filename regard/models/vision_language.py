@@ -38,7 +38,7 @@ from regard.nn.heads import LanguageHead
 from regard.nn.linear import Linear
 from regard.nn.vision import VisionTower
 
-__all__ = ["PictureReading", "PictureWriter", "Projector", "check_count"]
+__all__ = ["Projector", "VisionLanguageDecoder", "VisionLanguageModel", "check_count"]
 
 KEYS = ("image_token_index", "image_token_id")  # of config.json: which token a picture's vectors take the place of
 
@@ -62,7 +62,7 @@ class Projector(nn.Module):
         return cast(Tensor, self.w_out(self.function(self.w_in(x))))
 
 
-class PictureWriter(Model):
+class VisionLanguageModel(Model):
     """A tower of pictures, a projector, and a language model.
 
     placeholder: the token that a picture's vectors take the place of.
@@ -223,8 +223,8 @@ class PictureWriter(Model):
         input_ids: (N,), one text, with what was written after it if that is looked at, too.
         frames: of its images, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
         A batch of several texts has one such mapping for each.
-        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the images take,
-        for a mask that is not of these input_ids, and for pictures of unlike sizes.
+        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the images
+        take, for a mask that is not of these input_ids, and for pictures of unlike sizes.
         """
         frames, before = tuple(frames), len(self.vision.embed.before)
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
@@ -265,7 +265,7 @@ class PictureWriter(Model):
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor | None) -> PictureReading:
+    def read_image(self, pixel_values: Tensor | None) -> VisionLanguageDecoder:
         """Look at the pictures (P, C, H, W) of all texts, once: a decoder that reads them among the words.
 
         >>> generate(model.read_image(pixel_values), input_ids, new_tokens=64, eos=2, pad=0)     # doctest: +SKIP
@@ -276,8 +276,8 @@ class PictureWriter(Model):
         if not isinstance(self.text.head, LanguageHead):
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='generate'")
         if pixel_values is None:
-            return PictureReading(self, None, None)
-        return PictureReading(self, self.encode(pixel_values), pixel_values.shape)
+            return VisionLanguageDecoder(self, None, None)
+        return VisionLanguageDecoder(self, self.encode(pixel_values), pixel_values.shape)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
@@ -338,13 +338,13 @@ class PictureWriter(Model):
         return Layout.grid(*embed.patches.grid(*frame.pixels), embed.patches.size, embed.before, picture=picture)
 
 
-class PictureReading:
+class VisionLanguageDecoder:
     """A decoder that has looked at pictures: reads them in their places of a prompt, then goes on token by token.
 
     vectors: (P, n, d), or None for no picture.  shape: of pixel_values that they were made of.
     """
 
-    def __init__(self, model: PictureWriter, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
+    def __init__(self, model: VisionLanguageModel, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
         self.model, self.vectors, self.shape = model, vectors, shape
 
     @torch.no_grad()

@@ -15,13 +15,13 @@ from regard.data.images import Picture, Source, glance, open_picture
 from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Settings
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import empty, family_of, load
 from regard.models.model import Model
 from regard.models.vision import VisionModel
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_picture, without_dropout
 from regard.tasks.images import caption_prompt, looks, question_prompt, spoken, without_special
@@ -88,13 +88,13 @@ def given_to(model: Model, picture: Picture, text: str | None) -> Given:
     needs; and as `model.preprocessor` and the model's verbs do.
     """
     check_sight(model)
-    if isinstance(model, (VisionModel, DualModel)):
+    if isinstance(model, (VisionModel, DualEncoder)):
         return _alone(model, picture, text)
     if isinstance(model, Captioner):
         return _captioned(model, picture, text)
     if isinstance(model, (Answerer, Matcher)):
         return _beside(model, picture, text)
-    assert isinstance(model, (PictureWriter, FlamingoModel)), "the other models that look at pictures"
+    assert isinstance(model, (VisionLanguageModel, FlamingoModel)), "the other models that look at pictures"
     return _among(model, picture, text)
 
 
@@ -107,7 +107,7 @@ def check_sight(model: Model) -> None:
         )
 
 
-def _alone(model: VisionModel | DualModel, picture: Picture, text: str | None) -> Given:
+def _alone(model: VisionModel | DualEncoder, picture: Picture, text: str | None) -> Given:
     """A picture without a text."""
     if text is not None:
         raise ValueError(
@@ -151,11 +151,11 @@ def _beside(model: Answerer | Matcher, picture: Picture, text: str | None) -> Gi
     return Given(read, seen, [model.tokenizer.tokens(ids[0])], f"{text} → {answer.text.strip()}")
 
 
-def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | None) -> Given:
+def _among(model: VisionLanguageModel | FlamingoModel, picture: Picture, text: str | None) -> Given:
     """A picture among the words of a prompt, and what the model writes after it."""
     pixels, frames = _prepared(model, picture)
     asked = spoken(model, caption_prompt(model, None) if text is None else question_prompt(model, text), pixels)
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         prompt = model.tokenizer.batch([asked]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [asked])[0].to(model.device)
@@ -165,7 +165,7 @@ def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | N
     )
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         layouts = model.layouts(torch.cat([prompt, torch.full_like(after, -1)], 1)[0], frames)  # −1: no placeholder
         read = _inserted(model, prompt, ids, pixels)
     else:
@@ -174,7 +174,7 @@ def _among(model: PictureWriter | FlamingoModel, picture: Picture, text: str | N
     return Given(without_dropout(model, read), layouts, [_labels(model, ids[0])], said)
 
 
-def _inserted(model: PictureWriter, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
+def _inserted(model: VisionLanguageModel, prompt: Tensor, ids: Tensor, pixels: Tensor) -> Callable[[], object]:
     """Reads prompt (1, n) and what follows, ids (1, N): a placeholder that was written stands for no picture."""
     places = pad(prompt == model.placeholder, (0, ids.shape[1] - prompt.shape[1]))  # (1, N)
     return lambda: model.text(ids, inserted=Inserted(places, model.encode(pixels).flatten(0, 1)))

@@ -21,7 +21,7 @@ from regard.generation.text import Begun, Steps, Written, begin, check_prompt, c
 from regard.models.flamingo import FlamingoModel
 from regard.models.image_text import Answerer, Captioner
 from regard.models.model import Model
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 from regard.tasks.eval_mode import one_by_one
 from regard.tasks.images import Glanced, Reader, Several, as_list, caption_prompt, glance_at, prepared, question_prompt
 from regard.tasks.inputs import check_batch, positions, require
@@ -58,7 +58,7 @@ def caption_parts(
     if not isinstance(prompt, str | None):
         raise TypeError(f"prompt must be a str, how every caption begins, got {type(prompt).__name__}: {prompt!r:.60}")
     given = as_list(pictures)
-    if isinstance(model, (PictureWriter, FlamingoModel)):
+    if isinstance(model, (VisionLanguageModel, FlamingoModel)):
         require(model, "caption", "generate")
         prompt = caption_prompt(model, prompt)
     else:
@@ -92,7 +92,7 @@ def answer_parts(
 ) -> Iterator[list[Written]]:
     """The answers in their order, some at a time, each as soon as it is written. Raises as `Model.answer`."""
     given, questions = _pairs(pictures, question)
-    if isinstance(model, (PictureWriter, FlamingoModel)):
+    if isinstance(model, (VisionLanguageModel, FlamingoModel)):
         require(model, "answer", "generate")
         questions = _prompts(model, questions)
     else:
@@ -175,7 +175,7 @@ def _check_prompts(
         if (text, picture.pixels) in checked:
             continue
         with numbered(number, len(prompts), what):
-            if isinstance(model, (PictureWriter, FlamingoModel)):
+            if isinstance(model, (VisionLanguageModel, FlamingoModel)):
                 pixels = torch.empty(1, 3, *picture.pixels, device="meta")  # a shape, and no memory
                 check_prompt(model, text, pixels, wishes, said)
             elif isinstance(model, Answerer):

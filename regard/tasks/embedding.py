@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.data.tokenizer import Batch
 from regard.models.checkpoint import read_side
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.model import Model
@@ -47,7 +47,7 @@ def embed(
     truncate: bool = False,
 ) -> Tensor:
     """One vector for each text, (len(texts), d), in their order; see `Model.embed`."""
-    if isinstance(model, (Answerer, Captioner, DualModel, Matcher)):
+    if isinstance(model, (Answerer, Captioner, DualEncoder, Matcher)):
         raise ValueError(
             f"embed pools the tokens of a model that reads texts alone, and {model.family.title} joins or compares "
             f"them with pictures: {_instead(model)}"
@@ -69,13 +69,13 @@ def embed(
     return torch.stack([rows[n] for n in range(len(rows))])
 
 
-def _instead(model: Answerer | Captioner | DualModel | Matcher) -> str:
+def _instead(model: Answerer | Captioner | DualEncoder | Matcher) -> str:
     """What a model of texts and pictures has instead of `embed`."""
     if isinstance(model, (Answerer, Captioner)):
         return "it makes no vector of a text alone"
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
     pictures = "model.encode_image(model.preprocessor(pictures).pixels) gives vectors of pictures"
-    if isinstance(model, DualModel) and (model.text is None or model.vision is None):
+    if isinstance(model, DualEncoder) and (model.text is None or model.vision is None):
         return pictures if model.text is None else texts
     return f"{texts}, {pictures}, and model.match(pictures, texts) compares both"
 

@@ -13,12 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.data.image_processing import Prepared, Preprocessor
 from regard.data.images import Source, are_several, glance, numbered, open_picture
 from regard.layouts import Frame
-from regard.models.dual_encoder import DualModel
-from regard.models.flamingo import FlamingoModel, FlamingoReading
+from regard.models.dual_encoder import DualEncoder
+from regard.models.flamingo import FlamingoDecoder, FlamingoModel
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.model import Model
 from regard.models.vision import VisionModel
-from regard.models.vision_language import PictureReading, PictureWriter, check_count
+from regard.models.vision_language import VisionLanguageDecoder, VisionLanguageModel, check_count
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.tasks.inputs import check_batch
@@ -55,7 +55,7 @@ def tower_of(model: Model) -> VisionTower | WindowTower | None:
     """The tower that looks at pictures; None in a model of texts alone."""
     if isinstance(model, VisionModel):
         return model.tower
-    if isinstance(model, (Answerer, Captioner, DualModel, FlamingoModel, Matcher, PictureWriter)):
+    if isinstance(model, (Answerer, Captioner, DualEncoder, FlamingoModel, Matcher, VisionLanguageModel)):
         return model.vision
     return None
 
@@ -151,7 +151,7 @@ def _pixels(prepare: Preprocessor, size: tuple[int, int]) -> tuple[int, int]:
 
 PLACEHOLDER = "<image>"
 FAKE = "<fake_token_around_image>"  # so Idefics calls what stands on both sides of a picture
-Reader: TypeAlias = PictureWriter | FlamingoModel
+Reader: TypeAlias = VisionLanguageModel | FlamingoModel
 
 
 def question_prompt(model: Reader, question: str) -> str:
@@ -162,7 +162,7 @@ def question_prompt(model: Reader, question: str) -> str:
     token = _checked(model, question)
     if token in question:
         return question
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         return f"USER: {token}\n{question} ASSISTANT:"
     asked = "Instruction: Provide an answer to the question. Use the image to answer.\n"
     return f"{asked}{token}Question: {question} Answer:"
@@ -184,7 +184,7 @@ def placeholder(model: Reader) -> str:
 
     Raises ValueError where the tokenizer has no such token.
     """
-    return model.spelling if isinstance(model, PictureWriter) else PLACEHOLDER
+    return model.spelling if isinstance(model, VisionLanguageModel) else PLACEHOLDER
 
 
 def _checked(model: Reader, prompt: str) -> str:
@@ -205,7 +205,7 @@ def spoken(model: Reader, prompt: str, pixels: Tensor | None) -> str:
     """
     token = placeholder(model)
     check_count(prompt, token, 0 if pixels is None else len(pixels), "pictures")
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         return model.expand(prompt, pixels, token=token)
     bos = model.tokenizer.ids_of.bos
     start = "" if bos is None else model.tokenizer.tokens([bos])[0]
@@ -237,12 +237,12 @@ def without_special(model: FlamingoModel, texts: Sequence[str]) -> tuple[Tensor,
     return ids, pad_sequence(mask, batch_first=True, padding_side="left")
 
 
-def read_pictures(model: Reader, pixels: Sequence[Tensor | None]) -> PictureReading | FlamingoReading:
+def read_pictures(model: Reader, pixels: Sequence[Tensor | None]) -> VisionLanguageDecoder | FlamingoDecoder:
     """A decoder that has looked at the pictures of each prompt. pixels: (P, 3, H, W) for each, None for none."""
     there = [each for each in pixels if each is not None]
     if not there:
         return model.read_image(None)
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         return model.read_image(torch.cat(there))
     most = max(len(each) for each in there)
     filled = there[0].new_zeros(len(pixels), most, *there[0].shape[1:])  # (B, P, 3, H, W)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Batch, checked_texts
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 
 __all__ = [
     "Texts",
@@ -88,7 +88,7 @@ def positions(model: Model) -> int | None:
 
     Raises ValueError for a model that reads no texts.
     """
-    if isinstance(model, (TextModel, DualModel, FlamingoModel, PictureWriter)):
+    if isinstance(model, (TextModel, DualEncoder, FlamingoModel, VisionLanguageModel)):
         return model.most
     if isinstance(model, (EncoderDecoder, Answerer, Matcher)):
         return model.encoder.embed.most

@@ -12,12 +12,12 @@ from regard import tables
 from regard.data.images import Source, are_several
 from regard.data.tokenizer import Batch
 from regard.layouts import Frame, Layout
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.image_text import Matcher
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.vision import VisionModel, check_pixels
-from regard.nn.vision import Grid, VisionTower
+from regard.nn.vision import PatchGrid, VisionTower
 from regard.nn.windows import WindowTower
 from regard.tasks.images import Looked, Several, as_list, judge, look_at, tower_of
 from regard.tasks.inputs import batches, positions, probabilities, shortened
@@ -44,7 +44,7 @@ class Features:
 
     name: str
     vectors: Tensor
-    grid: Grid
+    grid: PatchGrid
     layout: Layout
     frame: Frame
     pooled: Tensor | None = None
@@ -110,7 +110,7 @@ def _of(model: Model, tower: VisionTower | WindowTower, part: Looked, layer: int
 
 def _result(model: Model, tower: VisionTower | WindowTower, pixels: Tensor, output_hidden_states: bool) -> ModelOutput:
     """What the tower makes; with a summary where the model has one for pictures."""
-    if isinstance(model, (DualModel, VisionModel)):
+    if isinstance(model, (DualEncoder, VisionModel)):
         result = model(pixel_values=pixels, output_hidden_states=output_hidden_states)
         assert isinstance(result, ModelOutput)
         return result
@@ -120,7 +120,7 @@ def _result(model: Model, tower: VisionTower | WindowTower, pixels: Tensor, outp
     return ModelOutput(last_hidden_state=x, hidden_states=hidden_states)
 
 
-def _lies(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[Grid, Layout]:
+def _lies(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[PatchGrid, Layout]:
     """The grid of a layer's patches, and what its tokens are: where patches are merged, a layer has larger ones."""
     patches, before = tower.embed.patches, tower.embed.before
     if isinstance(tower, VisionTower):
@@ -128,7 +128,7 @@ def _lies(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int 
         return grid, Layout.grid(*grid, patches.size, before)
     last = len(tower.stages) - 1  # whose tokens are not merged
     merged = 2 ** (last if layer is None else min(layer, last))
-    grid = Grid(*(-(-n // merged) for n in patches.grid(*pixels)))
+    grid = PatchGrid(*(-(-n // merged) for n in patches.grid(*pixels)))
     return grid, Layout.grid(*grid, (patches.size[0] * merged, patches.size[1] * merged), before, pixels=pixels)
 
 
@@ -177,7 +177,7 @@ def match(
     model: Model, pictures: Source | Several, texts: str | Sequence[str], *, batch: int = 32, truncate: bool = False
 ) -> Matched:
     """Pictures with a value for each text; see `Model.match`."""
-    if not isinstance(model, (DualModel, Matcher)):
+    if not isinstance(model, (DualEncoder, Matcher)):
         raise ValueError(
             "match needs a model that compares pictures with texts (CLIP, or BLIP with task 'none' or 'match'), and "
             f"this {model.family.title} has the task {model.task!r}"
@@ -202,7 +202,7 @@ def classify_by(
     truncate: bool = False,
 ) -> Classified:
     """Pictures with the probability of each label, read as a text; see `Model.classify`."""
-    if not isinstance(model, DualModel):
+    if not isinstance(model, DualEncoder):
         raise ValueError(
             "labels= is for models that compare vectors of pictures and texts (CLIP, BLIP with task 'none'), and this "
             f"{model.family.title} has the task {model.task!r}"
@@ -237,7 +237,7 @@ def _read(model: Model, texts: Sequence[str], batch: int, truncate: bool) -> Rea
 
 
 @torch.no_grad()
-def _vectors(model: DualModel, read: Read) -> Tensor:
+def _vectors(model: DualEncoder, read: Read) -> Tensor:
     """Vectors (T, e) of length 1."""
     rows: dict[int, Tensor] = {}
     for numbers, part in read:

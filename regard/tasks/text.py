@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import tables
 from regard.data.images import Source
 from regard.data.tokenizer import Batch, Encoded
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.model import Model
 from regard.nn.heads import label_names
 from regard.tasks.images import Several, judge
@@ -273,7 +273,7 @@ def classify(model: Model, texts: str | Texts, *, batch: int = 32, truncate: boo
 
 def classify_pictures(model: Model, pictures: Source | Several, *, batch: int = 32) -> Classified:
     """Pictures with the probability of each of the checkpoint's labels; see `Model.classify`."""
-    if isinstance(model, DualModel):
+    if isinstance(model, DualEncoder):
         raise ValueError(
             f"this {model.family.title} has no labels of its own: give some, as labels=['a cat', 'a dog'], or load a "
             "checkpoint with a head for labels"

@@ -14,7 +14,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.layouts import Frame
 from regard.models.config import Settings
-from regard.models.dual_encoder import Comparison
+from regard.models.dual_encoder import SimilarityHead
 from regard.models.loading import empty, family_of, load, places
 from regard.nn.heads import EndPooler
 from regard.op import observe, unobserve
@@ -351,7 +351,7 @@ def test_settings_that_change_the_maths_are_refused(part, more, said, tmp_path):
 
 
 def test_a_tower_alone_has_no_scale():
-    assert Comparison(3, text=2).scale is Comparison(3, picture=5).scale is None
+    assert SimilarityHead(3, text=2).scale is SimilarityHead(3, picture=5).scale is None
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from torch import nn
 
 from regard.models.config import Settings
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.family import Family, Names, Rows, Task, nested
 from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import EndPooler
-from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
 
@@ -74,7 +74,7 @@ def text_tower(settings: Settings) -> Tower:
 def vision_tower(settings: Settings) -> VisionTower:
     """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
     d, eps = settings.whole("hidden_size", 768), settings.eps("layer_norm_eps", 1e-5)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 32), bias=False)
+    patches = PatchProjection(settings.whole("num_channels", 3), d, settings.pair("patch_size", 32), bias=False)
     embed = PatchEmbedding(patches, settings.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
     return VisionTower(embed, [block(settings, d, 12, 3072) for _ in range(settings.layers("num_hidden_layers", 12))])
 
@@ -102,12 +102,12 @@ def build(settings: Settings, task: str) -> Model:
     if task == "classify":
         for key in ("text_config", "text_config_dict"):
             settings.get(key)  # of a tower that is not there
-        scores = PictureLabels(vision.whole("hidden_size", 768), settings.label_count(), pooling="mean")
+        scores = ImageLabels(vision.whole("hidden_size", 768), settings.label_count(), pooling="mean")
         return VisionModel(settings, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
     text, e = tower_settings(settings, "text_config"), settings.whole("projection_dim", 512)
-    return DualModel(
+    return DualEncoder(
         settings,
-        Comparison(e, text=text.whole("hidden_size", 512), picture=vision.whole("hidden_size", 768)),
+        SimilarityHead(e, text=text.whole("hidden_size", 512), picture=vision.whole("hidden_size", 768)),
         text=text_tower(text),
         text_pooler=text_pooler(text),
         vision=vision_tower(vision),

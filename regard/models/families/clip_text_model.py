@@ -6,7 +6,7 @@ Peculiar: with its last layer (task "encode") it gives vectors that compare with
 from __future__ import annotations
 
 from regard.models.config import Settings
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families.clip import HARMLESS, TEXT, text_pooler, text_tower
 from regard.models.family import Family, Names, Task, nested
 from regard.models.text import TextModel
@@ -19,13 +19,13 @@ def names(settings: Settings) -> Names:
     return nested(TEXT, "tower.", "text_model.") | nested(TEXT, "text.", "text_model.")
 
 
-def build(settings: Settings, task: str) -> TextModel | DualModel:
+def build(settings: Settings, task: str) -> TextModel | DualEncoder:
     """The tower; to encode, with the layer that brings its summary to the width shared with pictures."""
     tower, pooler = text_tower(settings), text_pooler(settings)
     if task == "none":
         return TextModel(settings, tower, pooler=pooler)
-    head = Comparison(settings.whole("projection_dim", 512), text=settings.whole("hidden_size", 512))
-    return DualModel(settings, head, text=tower, text_pooler=pooler)
+    head = SimilarityHead(settings.whole("projection_dim", 512), text=settings.whole("hidden_size", 512))
+    return DualEncoder(settings, head, text=tower, text_pooler=pooler)
 
 
 FAMILY = Family(

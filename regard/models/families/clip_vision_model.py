@@ -6,7 +6,7 @@ Peculiar: with its last layer (task "encode") it gives vectors that compare with
 from __future__ import annotations
 
 from regard.models.config import Settings
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families.clip import HARMLESS, NORM, VISION, vision_pooler, vision_tower
 from regard.models.family import Family, Names, Task, nested
 from regard.models.vision import VisionModel
@@ -20,13 +20,13 @@ def names(settings: Settings) -> Names:
     return {**towers, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
 
 
-def build(settings: Settings, task: str) -> VisionModel | DualModel:
+def build(settings: Settings, task: str) -> VisionModel | DualEncoder:
     """The tower; to encode, with the layer that brings its summary to the width shared with texts."""
     tower, pooler = vision_tower(settings), vision_pooler(settings)
     if task == "none":
         return VisionModel(settings, tower, pooler=pooler)
-    head = Comparison(settings.whole("projection_dim", 512), picture=settings.whole("hidden_size", 768))
-    return DualModel(settings, head, vision=tower, vision_pooler=pooler)
+    head = SimilarityHead(settings.whole("projection_dim", 512), picture=settings.whole("hidden_size", 768))
+    return DualEncoder(settings, head, vision=tower, vision_pooler=pooler)
 
 
 FAMILY = Family(

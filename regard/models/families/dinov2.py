@@ -15,7 +15,7 @@ from regard.models.family import Family, Led, Names, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, DropPath, FeedForward
-from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "REGISTERS"]
 
@@ -52,7 +52,7 @@ def feed_forward(settings: Settings, d: int) -> FeedForward:
 def tower(settings: Settings, *, registers: int, patch: int) -> VisionTower:
     """Patches and blocks. registers: how many.  patch: its size where config.json says nothing."""
     d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-6)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", patch))
+    patches = PatchProjection(settings.whole("num_channels", 3), d, settings.pair("patch_size", patch))
     embed = PatchEmbedding(
         patches,
         settings.pair("image_size", 224),
@@ -91,7 +91,7 @@ def build_with_registers(settings: Settings, task: str) -> VisionModel:
 
 def _model(settings: Settings, task: str, made: VisionTower) -> VisionModel:
     d, n = settings.whole("hidden_size"), settings.label_count()
-    head = PictureLabels(2 * d, n, pooling="both") if task == "classify" else None
+    head = ImageLabels(2 * d, n, pooling="both") if task == "classify" else None
     return VisionModel(settings, made, pooler=True, head=head)
 
 

@@ -19,7 +19,7 @@ from regard.nn.blocks import Block, FeedForward
 from regard.nn.flamingo import GatedLook, Resampler, ResamplerBlock
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Joined, JoinedTable
-from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, VisionTower
+from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY"]
 
@@ -73,7 +73,7 @@ def names(settings: Settings) -> Names:
 def vision_tower(settings: Settings) -> VisionTower:
     """Patches and blocks, as CLIP's."""
     d, eps = settings.whole("embed_dim", 768), settings.eps("layer_norm_eps", 1e-5)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 14), bias=False)
+    patches = PatchProjection(settings.whole("num_channels", 3), d, settings.pair("patch_size", 14), bias=False)
     embed = PatchEmbedding(patches, settings.pair("image_size", 224), stretch=STRETCH, norm=nn.LayerNorm(d, eps))
     heads, inner = settings.whole("num_attention_heads", 16), settings.whole("intermediate_size", 5120)
     dropout, function = settings.number("attention_dropout", 0.0), settings.text("hidden_act", "gelu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from regard.models.config import Settings
 from regard.models.families import clip, llama
 from regard.models.family import Family, Names, Task, nested
-from regard.models.vision_language import PictureWriter, Projector
+from regard.models.vision_language import Projector, VisionLanguageModel
 
 __all__ = ["FAMILY"]
 
@@ -31,7 +31,7 @@ def names(settings: Settings) -> Names:
     return {**NAMES, **projector}
 
 
-def build(settings: Settings, task: str) -> PictureWriter:
+def build(settings: Settings, task: str) -> VisionLanguageModel:
     """The model for a task."""
     vision, text = settings.inner("vision_config"), settings.inner("text_config")
     vision.only("model_type", "clip_vision_model")
@@ -46,7 +46,7 @@ def build(settings: Settings, task: str) -> PictureWriter:
         settings.text("projector_hidden_act", "gelu"),
         bias=settings.flag("multimodal_projector_bias", True),
     )
-    return PictureWriter(
+    return VisionLanguageModel(
         settings,
         tower,
         projector,

@@ -19,7 +19,7 @@ from regard.models.family import Family, Led, Names, Rows, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.vision import Mean, Patches, PictureLabels, Rebuilding
+from regard.nn.vision import ImageLabels, Mean, PatchProjection, PixelReconstruction
 from regard.nn.windows import Merging, Stage, WindowBlock, WindowEmbedding, WindowTable, WindowTower
 
 __all__ = ["FAMILY", "NAMES", "tower"]
@@ -73,7 +73,7 @@ def embedding(settings: Settings, *, masked: bool) -> WindowEmbedding:
     for key in ("patch_norm", "path_norm"):  # the second is a slip of the pen in the published config files
         settings.only(key, True)
     channels, d = settings.whole("num_channels", 3), settings.whole("embed_dim", 96)
-    patches = Patches(channels, d, settings.pair("patch_size", 4), padded=True)
+    patches = PatchProjection(channels, d, settings.pair("patch_size", 4), padded=True)
     pixels = settings.pair("image_size", 224)
     learnt = pixels if settings.flag("use_absolute_embeddings", False) else None
     return WindowEmbedding(patches, learnt, masked=masked, dropout=settings.number("hidden_dropout_prob", 0.0))
@@ -118,8 +118,8 @@ def build(settings: Settings, task: str) -> VisionModel:
     """The model for a task."""
     d, channels = last_width(settings), settings.whole("num_channels", 3)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "classify": lambda: PictureLabels(d, settings.label_count(), pooling="mean"),
-        "rebuild": lambda: Rebuilding(d, settings.whole("encoder_stride", 32), channels),
+        "classify": lambda: ImageLabels(d, settings.label_count(), pooling="mean"),
+        "rebuild": lambda: PixelReconstruction(d, settings.whole("encoder_stride", 32), channels),
         "none": lambda: None,
     }
     return VisionModel(settings, tower(settings, masked=task == "rebuild"), pooler=Mean(), head=heads[task]())

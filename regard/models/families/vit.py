@@ -16,7 +16,7 @@ from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward
 from regard.nn.heads import Pooler
-from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, Rebuilding, VisionTower
+from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, PixelReconstruction, VisionTower
 
 __all__ = ["FAMILY", "NAMES", "rebuilding", "tower"]
 
@@ -46,7 +46,7 @@ def tower(settings: Settings, *, masked: bool, distilled: bool = False) -> Visio
     """Patches and blocks. masked: with a token for hidden patches.  distilled: with a second cls, for DeiT."""
     d, eps = settings.whole("hidden_size"), settings.eps("layer_norm_eps", 1e-12)
     dropout = settings.number("hidden_dropout_prob", 0.0)
-    patches = Patches(settings.whole("num_channels", 3), d, settings.pair("patch_size", 16))
+    patches = PatchProjection(settings.whole("num_channels", 3), d, settings.pair("patch_size", 16))
     embed = PatchEmbedding(
         patches, settings.pair("image_size", 224), distilled=distilled, masked=masked, dropout=dropout
     )
@@ -68,10 +68,10 @@ def tower(settings: Settings, *, masked: bool, distilled: bool = False) -> Visio
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def rebuilding(settings: Settings) -> Rebuilding:
+def rebuilding(settings: Settings) -> PixelReconstruction:
     """The head of masked image modelling."""
     channels = settings.whole("num_channels", 3)
-    return Rebuilding(settings.whole("hidden_size"), settings.whole("encoder_stride", 16), channels)
+    return PixelReconstruction(settings.whole("hidden_size"), settings.whole("encoder_stride", 16), channels)
 
 
 def build(settings: Settings, task: str) -> VisionModel:
@@ -79,7 +79,7 @@ def build(settings: Settings, task: str) -> VisionModel:
     d = settings.whole("hidden_size")
     out, function = settings.whole("pooler_output_size", d), settings.text("pooler_act", "tanh")
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "classify": lambda: PictureLabels(d, settings.label_count()),
+        "classify": lambda: ImageLabels(d, settings.label_count()),
         "rebuild": lambda: rebuilding(settings),
         "none": lambda: None,
     }
