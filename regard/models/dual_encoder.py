@@ -31,14 +31,14 @@ from regard.nn.heads import EndPooler, Pooler
 from regard.nn.linear import Linear
 from regard.nn.vision import NormedFirst, VisionTower
 
-__all__ = ["Comparison", "DualModel"]
+__all__ = ["DualEncoder", "SimilarityHead"]
 
 
-class Comparison(nn.Module):
+class SimilarityHead(nn.Module):
     """Summaries of texts and pictures as vectors of length 1 in one space, and how alike they are.
 
-    >>> Comparison(7, text=6, picture=5)
-    Comparison(
+    >>> SimilarityHead(7, text=6, picture=5)
+    SimilarityHead(
       (text): Linear(in_features=6, out_features=7, bias=False)
       (picture): Linear(in_features=5, out_features=7, bias=False)
     )
@@ -62,7 +62,7 @@ class Comparison(nn.Module):
         return self.scale.exp() * (pictures @ texts.T)
 
 
-class DualModel(Model):
+class DualEncoder(Model):
     """A tower of texts and one of pictures, whose summaries are compared; a checkpoint may hold one of them alone.
 
     text, vision: the towers.  text_pooler, vision_pooler: what sums them up.  head: what compares the summaries.
@@ -73,7 +73,7 @@ class DualModel(Model):
     def __init__(
         self,
         config: Config,
-        head: Comparison,
+        head: SimilarityHead,
         *,
         text: Tower | None = None,
         text_pooler: EndPooler | Pooler | None = None,

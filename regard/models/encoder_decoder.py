@@ -19,7 +19,7 @@ from regard.models.outputs import ModelOutput
 from regard.nn.blocks import Tower, TowerOutput
 from regard.nn.heads import HeadInput, LanguageHead
 
-__all__ = ["EncoderDecoder", "Reading", "shift_right"]
+__all__ = ["CrossAttentionDecoder", "EncoderDecoder", "shift_right"]
 
 
 def shift_right(input_ids: Tensor, start: int, attention_mask: Tensor | None = None) -> Tensor:
@@ -178,7 +178,7 @@ class EncoderDecoder(Model):
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def read(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Reading:
+    def read(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> CrossAttentionDecoder:
         """Let the encoder read, once, what the decoder will look at in every step.
 
         Raises ValueError for a model that has no words to choose from.
@@ -188,10 +188,10 @@ class EncoderDecoder(Model):
                 f"a model with task {self.task!r} writes no text: load it with task='text2text-generation'"
             )
         encoder, attention_mask = self._encode(input_ids, attention_mask, None, False)
-        return Reading(self, self.decoder, self.head, encoder.last_hidden_state, attention_mask)
+        return CrossAttentionDecoder(self, self.decoder, self.head, encoder.last_hidden_state, attention_mask)
 
 
-class Reading:
+class CrossAttentionDecoder:
     """A decoder with an encoder's output to attend to: begins with start tokens, then continues token by token.
 
     model: whose decoder and head they are.  encoder_hidden_states: (B, M, d) of a text or an image.

@@ -6,7 +6,7 @@
     >>> model = regard.load("HuggingFaceM4/idefics-9b")                                      # doctest: +SKIP
     >>> text = "<s>A photo of <fake_token_around_image><image><fake_token_around_image>"     # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                    # doctest: +SKIP
-    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape           # doctest: +SKIP
+    >>> model(model.tokenizer.batch([text]).ids, pixel_values=pixel_values[None]).logits.shape          # doctest: +SKIP
     torch.Size([1, 9, 32002])
 
 Each word looks at the pictures that it sees alone (`sees`); one that sees none is as if there were none.
@@ -38,11 +38,11 @@ from regard.models.vision import check_pixels
 from regard.nn.attention import ContextKeys
 from regard.nn.blocks import Tower, TowerOutput, count, visible
 from regard.nn.cache import Cache
-from regard.nn.flamingo import GatedLook, Resampler, Sight
+from regard.nn.flamingo import GatedLook, ImageMask, Resampler
 from regard.nn.heads import HeadInput, LanguageHead
 from regard.nn.vision import VisionTower
 
-__all__ = ["FlamingoModel", "FlamingoReading", "last_image"]
+__all__ = ["FlamingoDecoder", "FlamingoModel", "last_image"]
 
 PLACEHOLDER = "<image>"
 
@@ -210,7 +210,7 @@ class FlamingoModel(Model):
         return sides | {f"looks.{i}.attention": beside for i in range(len(self.looks))}
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor | None, *, image_attention_mask: Tensor | None = None) -> FlamingoReading:
+    def read_image(self, pixel_values: Tensor | None, *, image_attention_mask: Tensor | None = None) -> FlamingoDecoder:
         """Encode the images (B, P, C, H, W) of each text once: a decoder that attends to them.
 
         >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
@@ -220,7 +220,7 @@ class FlamingoModel(Model):
         """
         if self.head is None:
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
-        return FlamingoReading(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
+        return FlamingoDecoder(self, None if pixel_values is None else self.encode(pixel_values), image_attention_mask)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
@@ -257,8 +257,8 @@ class FlamingoModel(Model):
         mask, image_mask = visible(attention_mask, causal=True), None
         if images is not None and sees is not None:
             vectors = images.shape[1] if isinstance(images, Tensor) else images[0].k.shape[2]
-            # Sight hides all from tokens before an image; `queries` tells the lens that such rows see nothing.
-            image_mask = Sight(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
+            # ImageMask hides all from tokens before an image; `queries` tells the lens that such rows see nothing.
+            image_mask = ImageMask(sees, vectors // sees.shape[2]) & masks.queries(sees.any(-1))
         hidden_states = [x]
         for number, block in enumerate(tower.depth):
             at, due = divmod(number, every)
@@ -290,13 +290,13 @@ class FlamingoModel(Model):
         if not isinstance(pixel_values, Tensor) or not pixel_values.is_floating_point():
             got = str(pixel_values.dtype) if isinstance(pixel_values, Tensor) else type(pixel_values).__name__
             raise TypeError(
-                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; model.preprocessor([…]).pixel_values "
-                "makes those of one text"
+                f"pixel_values must be a torch tensor of floats, {wanted}, got {got}; "
+                "model.preprocessor([…]).pixels makes those of one text"
             )
         if pixel_values.ndim != 5 or pixel_values.shape[2] != patches.channels or 0 in pixel_values.shape:
             raise ValueError(
-                f"pixel_values must be {wanted}, P pictures for each text, got {tuple(pixel_values.shape)}; without pictures "
-                "leave out pixel_values="
+                f"pixel_values must be {wanted}, P images for each text, got {tuple(pixel_values.shape)}; without "
+                "images leave out pixel_values="
             )
         flat = check_pixels(pixel_values.flatten(0, 1), patches.channels, patches.least, self)
         return flat.reshape(pixel_values.shape)
@@ -332,8 +332,8 @@ class FlamingoModel(Model):
         text = int(held.argmax())  # a wait for the device
         if int(held[text]) > 0:
             raise ValueError(
-                f"text {text} of input_ids has placeholders of pictures (id {placeholder}, {int(held[text])} of them), and "
-                "no picture was given: give pixel_values=, or a text without them"
+                f"text {text} of input_ids has placeholders of images (id {placeholder}, {int(held[text])} of them), "
+                "and no image was given: give pixel_values=, or a text without them"
             )
 
     def _check_placeholders(self, input_ids: Tensor, pictures: int) -> None:
@@ -349,7 +349,7 @@ class FlamingoModel(Model):
             )
 
 
-class FlamingoReading:
+class FlamingoDecoder:
     """A decoder with encoded images: reads a prompt, then continues token by token.
 
     images: (B, P, L, e), or None without images.  image_attention_mask: of the prompt, as in `FlamingoModel`.
@@ -368,7 +368,7 @@ class FlamingoReading:
         model = self.model
         attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
         if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError("texts to go on with are padded on the left: here a row ends in padding")
+            raise ValueError("prompts are padded on the left: here a row ends in padding")
         if length > model.max_positions:
             raise ValueError(
                 f"{length} positions are asked for, and the model has {model.max_positions}: ask for fewer new tokens"

@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from regard.layouts import Frame, Layout, Sides
 from regard.models.config import Config
-from regard.models.encoder_decoder import Reading
+from regard.models.encoder_decoder import CrossAttentionDecoder
 from regard.models.losses import token_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
@@ -165,12 +165,12 @@ class Captioner(ImageTextModel):
         return begun, None if mask is None else at >= 0
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor) -> Reading:
+    def read_image(self, pixel_values: Tensor) -> CrossAttentionDecoder:
         """Encode images (B, C, H, W) once, for captions that are written token by token.
 
         A caption without a prompt begins with `start` alone: input_ids = torch.full((B, 1), model.start).
         """
-        return Reading(self, self.decoder, self.head, self.see(pixel_values).last_hidden_state)
+        return CrossAttentionDecoder(self, self.decoder, self.head, self.see(pixel_values).last_hidden_state)
 
     def layouts(self, frame: Frame, tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.
@@ -269,14 +269,16 @@ class Answerer(ImageTextModel):
         return cast(TowerOutput, encoder)
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Reading:
+    def read_image(
+        self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> CrossAttentionDecoder:
         """Encode images (B, C, H, W) and questions (B, N) once, for answers that are written token by token.
 
         An answer begins with `start` alone: torch.full((B, 1), model.start). Raises as a call of the model does.
         """
         attention_mask = self.check_text(input_ids, attention_mask, self.encoder)
         question = self._read(input_ids, attention_mask, pixel_values, False)
-        return Reading(self, self.decoder, self.head, question.last_hidden_state, attention_mask)
+        return CrossAttentionDecoder(self, self.decoder, self.head, question.last_hidden_state, attention_mask)
 
     def layouts(self, frame: Frame, tokens: int, decoder_tokens: int) -> dict[str, Sides]:
         """What each token of every attention is and where it lies, for one entry: `regard.watch(model, layouts=…)`.

@@ -125,7 +125,7 @@ class Model(nn.Module):
         save(self, directory)
 
     def tokens(self, input_ids: Sequence[int] | Tensor) -> list[str] | list[list[str]]:
-        """Labels of input_ids (N,) or (B, N), for people and for the lens: `regard.watch(model, tokens=model.tokens(input_ids))`.
+        """Labels of input_ids (N,) or (B, N): `regard.watch(model, tokens=model.tokens(input_ids))`.
 
         Raises as `Tokenizer.tokens` does.
         """

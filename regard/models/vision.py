@@ -18,7 +18,7 @@ from regard.models.losses import reconstruction_loss
 from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.nn.heads import Pooler
-from regard.nn.vision import Grid, Mean, NormedFirst, VisionTower
+from regard.nn.vision import Mean, NormedFirst, PatchGrid, VisionTower
 from regard.nn.windows import WindowTower
 
 __all__ = ["VisionModel", "check_form", "check_pixels"]
@@ -79,7 +79,7 @@ class VisionModel(Model):
         self.pooler: Pooler | NormedFirst | Mean | None = None if isinstance(pooler, bool) else pooler
         self.first_is_pooled = pooler is True
 
-    def grid(self, pixel_values: Tensor) -> Grid:
+    def grid(self, pixel_values: Tensor) -> PatchGrid:
         """How many patches of pixel_values (…, H, W) are left in `last_hidden_state`, after merging if there is any."""
         return self.tower.grid(*pixel_values.shape[-2:])
 

@@ -6,7 +6,8 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
     >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                     # doctest: +SKIP
     >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
-    >>> model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values).encoder_last_hidden_state.shape                 # doctest: +SKIP
+    >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
+    >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP
     torch.Size([1, 576, 4096])
 
 Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
@@ -38,7 +39,7 @@ from regard.nn.linear import Linear
 from regard.nn.vision import VisionTower
 from regard.tasks.images import check_placeholders
 
-__all__ = ["PictureReading", "PictureWriter", "Projector"]
+__all__ = ["Projector", "VisionLanguageDecoder", "VisionLanguageModel"]
 
 KEYS = ("image_token_index", "image_token_id")  # of config.json: which token a picture's vectors take the place of
 
@@ -62,7 +63,7 @@ class Projector(nn.Module):
         return cast(Tensor, self.w_out(self.function(self.w_in(x))))
 
 
-class PictureWriter(Model):
+class VisionLanguageModel(Model):
     """A tower of pictures, a projector, and a language model.
 
     placeholder: the token that a picture's vectors take the place of.
@@ -223,10 +224,10 @@ class PictureWriter(Model):
         """What each token of every attention is and where it lies, for `regard.watch(model, layouts=…)`.
 
         input_ids: (N,), one text, with what was written after it if that is looked at, too.
-        frames: of its pictures, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
+        frames: of its images, as `model.preprocessor` gives them.  attention_mask: (N,), True = token; None if all are.
         A batch of several texts has one such mapping for each.
-        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the pictures take,
-        for a mask that is not of these input_ids, and for pictures of unlike sizes.
+        Raises ValueError for input_ids that are not of one text, or hold more or fewer image tokens than the images
+        take, for a mask that is not of these input_ids, and for pictures of unlike sizes.
         """
         frames, before = tuple(frames), len(self.vision.embed.before)
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
@@ -267,7 +268,7 @@ class PictureWriter(Model):
     # ---------------------------------------------------------------------------------------- one token after another
 
     @torch.no_grad()
-    def read_image(self, pixel_values: Tensor | None) -> PictureReading:
+    def read_image(self, pixel_values: Tensor | None) -> VisionLanguageDecoder:
         """Look at the pictures (P, C, H, W) of all texts, once: a decoder that reads them among the words.
 
         >>> generate(model.read_image(pixel_values), input_ids, max_new_tokens=64, eos_token_ids=2)     # doctest: +SKIP
@@ -278,8 +279,8 @@ class PictureWriter(Model):
         if not isinstance(self.text.head, LanguageHead):
             raise ValueError(f"a model with task {self.task!r} writes no text: load it with task='image-text-to-text'")
         if pixel_values is None:
-            return PictureReading(self, None, None)
-        return PictureReading(self, self.encode(pixel_values), pixel_values.shape)
+            return VisionLanguageDecoder(self, None, None)
+        return VisionLanguageDecoder(self, self.encode(pixel_values), pixel_values.shape)
 
     # ----------------------------------------------------------------------------------------------------------- pieces
 
@@ -310,8 +311,8 @@ class PictureWriter(Model):
         held = places.sum(1).tolist()  # a wait for the device
         if shape is None and any(held):
             raise ValueError(
-                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no picture was given: give pixel_values=, "
-                "or a text without them"
+                f"input_ids hold {_tokens(sum(held))} (id {self.placeholder}), and no image was given: give "
+                "pixel_values=, or a text without them"
             )
         if shape is not None:
             self._check_held(held, shape[0], self.num_image_tokens(shape[2], shape[3]))
@@ -325,13 +326,13 @@ class PictureWriter(Model):
         odd = next((text for text, count in enumerate(held) if count % each), None)
         if odd is not None:
             raise ValueError(
-                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole number of "
-                f"pictures of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
+                f"text {odd} of input_ids holds {_tokens(held[odd])} (id {self.placeholder}), which is no whole "
+                f"number of images of {each:,}: model.expand(text, pixel_values) writes as many as a picture takes"
             )
         were = "was" if pictures == 1 else "were"
         raise ValueError(
-            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}; "
-            f"{pictures:,} {were} given"
+            f"input_ids hold {_tokens(total)} (id {self.placeholder}), which is {_pictures(total // each)} of {each:,}"
+            f"; {pictures:,} {were} given"
         )
 
     def _patches(self, frame: Frame, picture: int) -> Layout:
@@ -340,21 +341,21 @@ class PictureWriter(Model):
         return Layout.grid(*embed.patches.grid(*frame.pixels), embed.patches.size, embed.before, picture=picture)
 
 
-class PictureReading:
+class VisionLanguageDecoder:
     """A decoder that has looked at pictures: reads them in their places of a prompt, then goes on token by token.
 
     vectors: (P, n, d), or None for no picture.  shape: of pixel_values that they were made of.
     """
 
-    def __init__(self, model: PictureWriter, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
+    def __init__(self, model: VisionLanguageModel, vectors: Tensor | None, shape: Sequence[int] | None) -> None:
         self.model, self.vectors, self.shape = model, vectors, shape
 
     @torch.no_grad()
     def begin(self, input_ids: Tensor, attention_mask: Tensor | None, *, length: int) -> tuple[Tensor, ModelState]:
         """Read a prompt (B, N) and make room for `length` positions in all: logits (B, V) after it, and the state.
 
-        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as many image
-        tokens as the pictures have, for padding on the right, and if the room is more than the positions.
+        attention_mask: (B, N), True = token, padded on the left. Raises ValueError where the prompt does not hold as
+        many image tokens as the pictures have, for padding on the right, and if the room is more than the positions.
         """
         model = self.model
         attention_mask = model.check(input_ids, attention_mask, model.vocabulary, model.max_positions)
@@ -392,4 +393,4 @@ def _tokens(number: int) -> str:
 
 
 def _pictures(number: int) -> str:
-    return "1 picture" if number == 1 else f"{number:,} pictures"
+    return "1 image" if number == 1 else f"{number:,} images"

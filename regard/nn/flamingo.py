@@ -25,14 +25,14 @@ from regard.masks.token_masks import booleans
 from regard.nn.attention import ContextKeys, MultiHeadAttention
 from regard.nn.blocks import FeedForward
 
-__all__ = ["GatedLook", "Resampler", "ResamplerBlock", "Sight"]
+__all__ = ["GatedLook", "ImageMask", "Resampler", "ResamplerBlock"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sight(Mask):
+class ImageMask(Mask):
     """Which pictures each word sees, where the keys are the pictures' vectors, one picture after another.
 
-    >>> print(Sight(torch.tensor([[[False, False], [True, False], [False, True]]]), each=2).draw(3, 4))
+    >>> print(ImageMask(torch.tensor([[[False, False], [True, False], [False, True]]]), each=2).draw(3, 4))
     · · · ·
     ■ ■ · ·
     · · ■ ■
@@ -71,7 +71,7 @@ class Sight(Mask):
         return seen > 0, seen == (i1 - i0 + 1) * (p1 - p0 + 1)
 
     def __repr__(self) -> str:
-        return f"Sight({booleans(self.sees)}, each={self.each})"
+        return f"ImageMask({booleans(self.sees)}, each={self.each})"
 
 
 class ResamplerBlock(nn.Module):

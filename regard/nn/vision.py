@@ -21,15 +21,15 @@ from regard.nn.blocks import Block, TowerOutput
 from regard.nn.linear import Linear
 
 __all__ = [
-    "Grid",
+    "ImageLabels",
     "Mean",
     "NormedFirst",
     "PatchEmbedding",
-    "Patches",
-    "PictureLabels",
-    "Rebuilding",
+    "PatchGrid",
+    "PatchProjection",
+    "PixelReconstruction",
     "VisionTower",
-    "bent",
+    "interpolate_positions",
     "summary",
 ]
 
@@ -37,17 +37,17 @@ Pooling = Literal["cls", "mean", "both"]
 MOST_TIMES = 64  # 8 times the height and the width that positions were learnt for; attention takes the square of it
 
 
-class Grid(NamedTuple):
+class PatchGrid(NamedTuple):
     """How many patches lie below and beside each other."""
 
     rows: int
     columns: int
 
 
-class Patches(nn.Module):
+class PatchProjection(nn.Module):
     """Cut pixels into patches and make a vector of each: 16 · 16 · 3 numbers become d.
 
-    >>> Patches(3, 768, (16, 16))(torch.zeros(1, 3, 224, 224)).shape
+    >>> PatchProjection(3, 768, (16, 16))(torch.zeros(1, 3, 224, 224)).shape
     torch.Size([1, 196, 768])
 
     channels: of the image.  d: width of a vector.  size: height and width of a patch.  bias: has the layer one.
@@ -72,11 +72,11 @@ class Patches(nn.Module):
         """Height and width of the smallest picture that makes a patch."""
         return (1, 1) if self.padded else self.size
 
-    def grid(self, height: int, width: int) -> Grid:
+    def grid(self, height: int, width: int) -> PatchGrid:
         """How many patches there are in so many pixels."""
         if self.padded:
-            return Grid(-(-height // self.size[0]), -(-width // self.size[1]))
-        return Grid(height // self.size[0], width // self.size[1])
+            return PatchGrid(-(-height // self.size[0]), -(-width // self.size[1]))
+        return PatchGrid(height // self.size[0], width // self.size[1])
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, C, H, W) → (B, rows·columns, d), row by row."""
@@ -93,7 +93,7 @@ class Patches(nn.Module):
 class PatchEmbedding(nn.Module):
     """Pixels to the vectors that a tower reads: cls and other tokens, then the patches, with their positions.
 
-    >>> embed = PatchEmbedding(Patches(3, 6, (4, 4)), (12, 8))
+    >>> embed = PatchEmbedding(PatchProjection(3, 6, (4, 4)), (12, 8))
     >>> embed(torch.zeros(2, 3, 12, 8)).shape                 # 3 · 2 patches and cls
     torch.Size([2, 7, 6])
     >>> embed(torch.zeros(2, 3, 16, 16)).shape                # another size: the positions are interpolated
@@ -102,7 +102,7 @@ class PatchEmbedding(nn.Module):
     patches: how they are made.  pixels: height and width that the positions were learnt for.
     distilled: is there a second token beside cls (DeiT).  registers: how many tokens without a position (DINOv2).
     masked: is there a token for hidden patches (masked image modelling).
-    antialias, stretch: as in `bent`, of the positions.  norm: of the sum (CLIP).  dropout: in training only.
+    antialias, stretch: as in `interpolate_positions`.  norm: of the sum (CLIP).  dropout: in training only.
     """
 
     distillation: Tensor | None
@@ -111,7 +111,7 @@ class PatchEmbedding(nn.Module):
 
     def __init__(
         self,
-        patches: Patches,
+        patches: PatchProjection,
         pixels: tuple[int, int],
         *,
         distilled: bool = False,
@@ -142,7 +142,15 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, N, d)."""
-        places = self._places(self.patches.grid(*pixel_values.shape[-2:]))  # first: it refuses too many patches
+        learnt = self.positions[-self.grid.rows * self.grid.columns :]
+        # Before the patches are made: it refuses too many.
+        places = interpolate_positions(
+            learnt,
+            self.grid,
+            self.patches.grid(*pixel_values.shape[-2:]),
+            antialias=self.antialias,
+            stretch=self.stretch,
+        )
         x = self.patches(pixel_values)  # (B, rows·columns, d)
         if bool_masked_pos is not None:
             assert self.hidden is not None
@@ -154,16 +162,13 @@ class PatchEmbedding(nn.Module):
         x = torch.cat([tokens.expand(x.shape[0], -1, -1), x + places], 1)
         return cast(Tensor, self.dropout(x if self.norm is None else self.norm(x)))
 
-    def _places(self, grid: Grid) -> Tensor:
-        """The positions of the patches (rows·columns, d), bent to another grid where it is not the one learnt."""
-        learnt = self.positions[-self.grid.rows * self.grid.columns :]
-        return bent(learnt, self.grid, grid, antialias=self.antialias, stretch=self.stretch)
 
-
-def bent(positions: Tensor, learnt: Grid, grid: Grid, *, antialias: bool = False, stretch: float = 0.0) -> Tensor:
+def interpolate_positions(
+    positions: Tensor, learnt: PatchGrid, grid: PatchGrid, *, antialias: bool = False, stretch: float = 0.0
+) -> Tensor:
     """Positions (rows·columns, d) that were learnt for one grid, interpolated for another where it is another.
 
-    >>> bent(torch.tensor([[0.0], [1.0]]), Grid(1, 2), Grid(1, 3)).shape
+    >>> interpolate_positions(torch.tensor([[0.0], [1.0]]), PatchGrid(1, 2), PatchGrid(1, 3)).shape
     torch.Size([3, 1])
 
     antialias: of the interpolation.  stretch: draw them out by so much of a patch more, and cut that off: the first
@@ -193,7 +198,7 @@ class VisionTower(nn.Module):
     >>> from regard.nn.attention import MultiHeadAttention
     >>> norms = [nn.LayerNorm(6), nn.LayerNorm(6)]
     >>> block = Block(MultiHeadAttention(6, 2), FeedForward(6, 10, "gelu"), norms, norm_first=True)
-    >>> tower = VisionTower(PatchEmbedding(Patches(3, 6, (4, 4)), (12, 8)), [block], norm=nn.LayerNorm(6))
+    >>> tower = VisionTower(PatchEmbedding(PatchProjection(3, 6, (4, 4)), (12, 8)), [block], norm=nn.LayerNorm(6))
     >>> tower(torch.zeros(1, 3, 12, 8)).last_hidden_state.shape
     torch.Size([1, 7, 6])
 
@@ -204,7 +209,7 @@ class VisionTower(nn.Module):
         super().__init__()
         self.embed, self.blocks, self.norm = embed, nn.ModuleList(blocks), norm
 
-    def grid(self, height: int, width: int) -> Grid:
+    def grid(self, height: int, width: int) -> PatchGrid:
         """How many patches there are in so many pixels."""
         return self.embed.patches.grid(height, width)
 
@@ -216,7 +221,7 @@ class VisionTower(nn.Module):
     def forward(
         self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
     ) -> TowerOutput:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors (B, N, d), and what each block gave, unnormed."""
+        """(B, C, H, W) → (B, N, d), and each block's output, unnormed. bool_masked_pos: (B, patches)."""
         x = self.embed(pixel_values, bool_masked_pos)
         hidden_states = [x]
         for block in self.blocks:
@@ -264,7 +269,7 @@ class NormedFirst(nn.Module):
         return cast(Tensor, self.norm(hidden[:, 0]))
 
 
-class PictureLabels(nn.Module):
+class ImageLabels(nn.Module):
     """A score for each label from a picture's summary.
 
     d: width of the summary.  pooling: "cls", "mean" of the patches, or "both".
@@ -274,12 +279,12 @@ class PictureLabels(nn.Module):
         super().__init__()
         self.score, self.pooling = Linear(d, labels), pooling
 
-    def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
+    def forward(self, hidden: Tensor, before: int, grid: PatchGrid) -> Tensor:
         """(B, N, d) → (B, labels)."""
         return cast(Tensor, self.score(summary(hidden, before, self.pooling)))
 
 
-class Rebuilding(nn.Module):
+class PixelReconstruction(nn.Module):
     """The pixels of every patch from its vector: masked image modelling.
 
     d: width of the vectors.  stride: pixels that a patch becomes, each way.  channels: of the image.
@@ -287,9 +292,9 @@ class Rebuilding(nn.Module):
 
     def __init__(self, d: int, stride: int, channels: int) -> None:
         super().__init__()
-        self.score, self.stride = Patches(d, stride**2 * channels, (1, 1)), stride
+        self.score, self.stride = PatchProjection(d, stride**2 * channels, (1, 1)), stride
 
-    def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
+    def forward(self, hidden: Tensor, before: int, grid: PatchGrid) -> Tensor:
         """(B, N, d) → (B, C, rows·stride, columns·stride)."""
         x = linear(hidden[:, before:], self.score.weight.flatten(1), self.score.bias)  # (B, patches, C·stride²)
         return pixel_shuffle(x.mT.reshape(*x.mT.shape[:2], *grid), self.stride)

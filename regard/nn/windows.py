@@ -29,7 +29,7 @@ from regard.masks import Mask
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import DropPath, FeedForward, TowerOutput
 from regard.nn.linear import Linear
-from regard.nn.vision import Grid, Patches, bent
+from regard.nn.vision import PatchGrid, PatchProjection, interpolate_positions
 from regard.positions import Swin, SwinBias
 
 __all__ = ["Merging", "Stage", "WindowBlock", "WindowEmbedding", "WindowTable", "WindowTower", "Windows"]
@@ -39,7 +39,7 @@ __all__ = ["Merging", "Stage", "WindowBlock", "WindowEmbedding", "WindowTable", 
 class Windows:
     """A grid of tokens cut into windows, row by row, and the tokens in each likewise; and the way back.
 
-    >>> windows = Windows.of(Grid(2, 3), 2, shifted=False, batch=1, device=torch.device("cpu"))
+    >>> windows = Windows.of(PatchGrid(2, 3), 2, shifted=False, batch=1, device=torch.device("cpu"))
     >>> windows.cut(torch.arange(1.0, 7.0).reshape(1, 6, 1)).squeeze(-1).tolist()      # 2 × 3 padded to 2 × 4
     [[1.0, 2.0, 4.0, 5.0], [3.0, 0.0, 6.0, 0.0]]
 
@@ -47,22 +47,22 @@ class Windows:
     mask: who sees whom, (B·W) batch rows; None for all. Padding is seen, as in the paper's code and in transformers.
     """
 
-    grid: Grid
-    padded: Grid
+    grid: PatchGrid
+    padded: PatchGrid
     side: int
     order: Tensor
     back: Tensor
     mask: Mask | None
 
     @classmethod
-    def of(cls, grid: Grid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
+    def of(cls, grid: PatchGrid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
         """The windows of `batch` pictures whose tokens lie on a grid.
 
         window: tokens of a side. Where a side of the grid is no longer, the window is as small as it, and not shifted.
         shifted: by half a window.
         """
         side, shift = min(window, *grid), window // 2 if shifted and min(grid) > window else 0
-        padded = Grid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
+        padded = PatchGrid(grid.rows + -grid.rows % side, grid.columns + -grid.columns % side)
         numbers = torch.arange(padded.rows * padded.columns, device=device)
         order = _cut(numbers.reshape(padded).roll((-shift, -shift), (0, 1)), side)  # (W, N)
         laid = numbers.reshape(padded.rows // side, -1, side, side).transpose(1, 2).reshape(padded)
@@ -87,7 +87,7 @@ class Windows:
 
 
 @lru_cache(maxsize=32)
-def _kept_windows(grid: Grid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
+def _kept_windows(grid: PatchGrid, window: int, *, shifted: bool, batch: int, device: torch.device) -> Windows:
     """`Windows.of`, remembered. Outside of inference mode: a later call may be trained with what is kept here."""
     with torch.inference_mode(False):
         return Windows.of(grid, window, shifted=shifted, batch=batch, device=device)
@@ -159,7 +159,7 @@ class WindowBlock(nn.Module):
 class Merging(nn.Module):
     """Four neighbours become one token of twice their width; an odd side of the grid is padded.
 
-    >>> Merging(6)(torch.zeros(2, 15, 6), Grid(5, 3)).shape
+    >>> Merging(6)(torch.zeros(2, 15, 6), PatchGrid(5, 3)).shape
     torch.Size([2, 6, 12])
 
     d: width before.
@@ -169,7 +169,7 @@ class Merging(nn.Module):
         super().__init__()
         self.norm, self.w = nn.LayerNorm(4 * d), Linear(4 * d, 2 * d, bias=False)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: PatchGrid) -> Tensor:
         """(B, rows·columns, d) → (B, ⌈rows/2⌉·⌈columns/2⌉, 2·d)."""
         d, (rows, columns) = x.shape[-1], merged(grid)
         x = x.reshape(x.shape[0], *grid, d)
@@ -181,13 +181,13 @@ class Merging(nn.Module):
         return cast(Tensor, self.w(self.norm(fours.reshape(x.shape[0], rows * columns, 4 * d))))
 
 
-def merged(grid: Grid) -> Grid:
+def merged(grid: PatchGrid) -> PatchGrid:
     """What is left of a grid after merging.
 
-    >>> merged(Grid(5, 8))
-    Grid(rows=3, columns=4)
+    >>> merged(PatchGrid(5, 8))
+    PatchGrid(rows=3, columns=4)
     """
-    return Grid(-(-grid.rows // 2), -(-grid.columns // 2))
+    return PatchGrid(-(-grid.rows // 2), -(-grid.columns // 2))
 
 
 class Stage(nn.Module):
@@ -200,7 +200,7 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks, self.window, self.merging = nn.ModuleList(blocks), window, merging
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: PatchGrid) -> Tensor:
         """(B, rows·columns, d) → the same, or merged."""
         # Kept, for no weight is in them: made anew they would take a twentieth of the time of a small Swin on a CPU.
         make = Windows.of if followed() else _kept_windows
@@ -216,7 +216,7 @@ class Stage(nn.Module):
 class WindowEmbedding(nn.Module):
     """Pixels to normed vectors of patches, with a learnt position for each where the model has them.
 
-    >>> WindowEmbedding(Patches(3, 6, (4, 4), padded=True), (12, 8))(torch.zeros(2, 3, 13, 8)).shape
+    >>> WindowEmbedding(PatchProjection(3, 6, (4, 4), padded=True), (12, 8))(torch.zeros(2, 3, 13, 8)).shape
     torch.Size([2, 8, 6])
 
     patches: how they are made.  pixels: height and width that positions are learnt for; None where there are none.
@@ -225,10 +225,10 @@ class WindowEmbedding(nn.Module):
 
     hidden: Tensor | None
     positions: Tensor | None
-    learnt: Grid | None
+    learnt: PatchGrid | None
 
     def __init__(
-        self, patches: Patches, pixels: tuple[int, int] | None, *, masked: bool = False, dropout: float = 0.0
+        self, patches: PatchProjection, pixels: tuple[int, int] | None, *, masked: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
         d = patches.weight.shape[0]
@@ -239,7 +239,7 @@ class WindowEmbedding(nn.Module):
             rows, columns = pixels[0] // patches.size[0], pixels[1] // patches.size[1]  # the whole ones
             if rows < 1 or columns < 1:
                 raise ValueError(f"a picture of {pixels[0]} × {pixels[1]} pixels holds no patch of {patches.size}")
-            self.learnt, self.positions = Grid(rows, columns), nn.Parameter(torch.zeros(rows * columns, d))
+            self.learnt, self.positions = PatchGrid(rows, columns), nn.Parameter(torch.zeros(rows * columns, d))
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -247,13 +247,13 @@ class WindowEmbedding(nn.Module):
         return ()
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) True where a patch is masked → (B, rows·columns, d)."""
+        """(B, C, H, W) → (B, rows·columns, d). bool_masked_pos: (B, patches), True where a patch is masked."""
         x = self.norm(self.patches(pixel_values))
         if bool_masked_pos is not None:
             assert self.hidden is not None
             x = torch.where(bool_masked_pos.unsqueeze(-1), self.hidden, x)
         if self.positions is not None and self.learnt is not None:
-            x = x + bent(self.positions, self.learnt, self.patches.grid(*pixel_values.shape[-2:]))
+            x = x + interpolate_positions(self.positions, self.learnt, self.patches.grid(*pixel_values.shape[-2:]))
         return cast(Tensor, self.dropout(x))
 
 
@@ -267,7 +267,7 @@ class WindowTower(nn.Module):
         super().__init__()
         self.embed, self.stages, self.norm = embed, nn.ModuleList(stages), norm
 
-    def grid(self, height: int, width: int) -> Grid:
+    def grid(self, height: int, width: int) -> PatchGrid:
         """How many tokens are left of so many pixels after all stages."""
         grid = self.embed.patches.grid(height, width)
         for _ in range(len(self.stages) - 1):
@@ -287,7 +287,7 @@ class WindowTower(nn.Module):
     def forward(
         self, pixel_values: Tensor, *, bool_masked_pos: Tensor | None = None, output_hidden_states: bool = False
     ) -> TowerOutput:
-        """pixel_values (B, C, H, W), bool_masked_pos (B, patches) → vectors of the last stage's tokens, and of every stage's."""
+        """(B, C, H, W) → the last stage's tokens, and every stage's. bool_masked_pos: (B, patches)."""
         x, grid = self.embed(pixel_values, bool_masked_pos), self.embed.patches.grid(*pixel_values.shape[-2:])
         hidden_states = [x]
         for stage in self.stages:

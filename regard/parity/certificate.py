@@ -1,6 +1,6 @@
 """What `regard.verify` found, as values that print: a line for each comparison, and the certificate they make up.
 
-    >>> line = Line(Place("", 3, "attention weights"), 0.5, 1e-7, 4e-7, 0.4, 3e-16)
+    >>> line = Line(TensorPlace("", 3, "attention weights"), 0.5, 1e-7, 4e-7, 0.4, 3e-16)
     >>> line.verdict, str(line.place)
     ('bug', 'layer 3, attention weights')
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard.tables import number, text
 
-__all__ = ["Certificate", "Lang", "Line", "Place", "Verdict"]
+__all__ = ["Certificate", "Lang", "Line", "TensorPlace", "Verdict"]
 
 Verdict = Literal["same", "rounding", "bug"]
 Lang = Literal["en", "ko"]
@@ -46,7 +46,7 @@ KOREAN = {
 }
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where in a model something was compared.
 
     part: "encoder" or "decoder" of a model that has both; "picture", "text", "question" or "answer" of one that has
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     def text(self, lang: Lang) -> str:
         """In words.
 
-        >>> Place("decoder", 0, "hidden states").text("ko")
+        >>> TensorPlace("decoder", 0, "hidden states").text("ko")
         '디코더 레이어 0, 은닉 상태'
         """
         layer = "" if self.layer is None else _say(lang, f"layer {self.layer}", f"레이어 {self.layer}")
@@ -83,7 +83,7 @@ class Line:
     wide, wide_allowed: the same in fp64, where something failed and all was run again; else None.
     """
 
-    place: Place
+    place: TensorPlace
     error: float
     baseline: float
     allowed: float

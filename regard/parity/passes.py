@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from regard.backends.call import Call
 from regard.layouts import Frame
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.flamingo import FlamingoModel
 from regard.models.image_text import Answerer, Captioner, Matcher
@@ -23,23 +23,24 @@ from regard.models.model import Model
 from regard.models.outputs import ModelOutput
 from regard.models.text import TextModel
 from regard.models.vision import VisionModel
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 from regard.nn.heads import EndPooler
 from regard.nn.vision import VisionTower
 from regard.nn.windows import WindowTower
 from regard.op import observe, unobserve
-from regard.parity.certificate import Place
+from regard.parity.certificate import TensorPlace
 from regard.tasks.inputs import max_text_positions
 
-Made = dict[Place, Tensor]
+Made = dict[TensorPlace, Tensor]
 """What stood at each place, in the order of the computation; of (B, N, …) the tokens alone."""
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class TextInputs:
     """What both models get: texts padded on the right.
 
-    ids: (B, N).  mask: (B, N), True = token.  decoder_input_ids: (B, N), what a decoder beside an encoder reads; its mask is mask.
+    ids: (B, N).  mask: (B, N), True = token.
+    decoder_input_ids: (B, N), what a decoder beside an encoder reads; its mask is mask.
     rows: text (R,) and position (R,) of the queries whose weights are looked at.
     weights: are they looked at? Not where transformers hands them out in another form than (B, H, N, N).
     """
@@ -51,7 +52,7 @@ class Given:
     weights: bool = True
 
 
-def of_ours(model: Model, given: Given) -> Made:
+def of_ours(model: Model, given: TextInputs) -> Made:
     """Our model's pass."""
     calls: list[Tensor] | None = [] if given.weights else None
     two = (
@@ -76,10 +77,10 @@ def of_ours(model: Model, given: Given) -> Made:
         assert isinstance(model, TextModel)
         made |= _tower("", output.hidden_states, calls, None)
     head = {"pooled": output.pooler_output, "next sentence": output.seq_relationship_logits, "logits": _logits(output)}
-    return _tokens(made | {Place("", None, n): t for n, t in head.items() if t is not None}, given.mask)
+    return _tokens(made | {TensorPlace("", None, n): t for n, t in head.items() if t is not None}, given.mask)
 
 
-def of_theirs(model: Any, given: Given) -> Made:
+def of_theirs(model: Any, given: TextInputs) -> Made:
     """The pass of a model of transformers with eager attention, the weights of the sampled rows alone."""
     inputs = {"input_ids": given.ids, "attention_mask": given.mask.long()}
     if given.decoder_input_ids is not None:
@@ -99,7 +100,7 @@ def of_theirs(model: Any, given: Given) -> Made:
         made = _tower("", layers, rows("attentions") if given.weights else None, None)
     relation = get("seq_relationship_logits", get("sop_logits"))
     head = {"pooled": get("pooler_output"), "next sentence": relation, "logits": _logits(out)}
-    return _tokens(made | {Place("", None, n): t for n, t in head.items() if t is not None}, given.mask)
+    return _tokens(made | {TensorPlace("", None, n): t for n, t in head.items() if t is not None}, given.mask)
 
 
 def _logits(output: Any) -> Tensor | None:
@@ -157,13 +158,13 @@ def _tower(
 ) -> Made:
     """The places of one tower, in order. layers: the embedding, then what each block gave.  weights: None for none."""
     assert layers is not None
-    made = {Place(part, None, "embedding"): layers[0]}
+    made = {TensorPlace(part, None, "embedding"): layers[0]}
     for n, hidden in enumerate(layers[1:]):
         if weights is not None:
-            made[Place(part, n, "attention weights")] = weights[n]
+            made[TensorPlace(part, n, "attention weights")] = weights[n]
         if cross is not None:
-            made[Place(part, n, "cross-attention weights")] = cross[n]
-        made[Place(part, n, "hidden states")] = hidden
+            made[TensorPlace(part, n, "cross-attention weights")] = cross[n]
+        made[TensorPlace(part, n, "hidden states")] = hidden
     return made
 
 
@@ -181,11 +182,11 @@ DRAWN = (19, 11, 5, 17, 7)  # lengths of texts where ids are drawn
 PICTURES = 3
 SIDE = 224  # of a picture, where config.json does not say, as in transformers
 
-Seeing = VisionModel | DualModel | Captioner | Answerer | Matcher | PictureWriter | FlamingoModel
+Seeing = VisionModel | DualEncoder | Captioner | Answerer | Matcher | VisionLanguageModel | FlamingoModel
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ImageInputs:
     """What both models get.
 
     inputs: arguments of our model, by name.
@@ -229,7 +230,7 @@ def sees_pictures(model: Model) -> bool:
     return isinstance(model, Seeing)
 
 
-def draw_shown(ours: Model, rows: int, seed: int) -> Shown:
+def draw_shown(ours: Model, rows: int, seed: int) -> ImageInputs:
     """Inputs for a model, drawn from a seed.
 
     Raises ValueError for a kind of model that nothing is drawn for, and for pictures that transformers cannot rebuild.
@@ -238,18 +239,18 @@ def draw_shown(ours: Model, rows: int, seed: int) -> Shown:
     looks: tuple[tuple[int, int, int], ...] = ()
     if isinstance(ours, VisionModel):
         inputs, looks = _to_vision(ours, random), _looks(ours)
-    elif isinstance(ours, DualModel):
+    elif isinstance(ours, DualEncoder):
         inputs = _to_dual(ours, random)
     elif isinstance(ours, (Captioner, Answerer, Matcher)):
         inputs = _to_both(ours, random)
-    elif isinstance(ours, PictureWriter):
+    elif isinstance(ours, VisionLanguageModel):
         inputs = _to_writer(ours, random)
     elif isinstance(ours, FlamingoModel):
         inputs = _to_flamingo(ours, random)
     else:
         raise ValueError(f"verify does not compare {type(ours).__name__} yet")
     chosen = torch.rand(rows, 2, generator=random, dtype=torch.float64)  # times a count it stays below it
-    return Shown({name: t.to(ours.device) for name, t in inputs.items()}, looks, chosen.to(ours.device))
+    return ImageInputs({name: t.to(ours.device) for name, t in inputs.items()}, looks, chosen.to(ours.device))
 
 
 # ------------------------------------------------------------------------------------------------------ kinds of models
@@ -269,7 +270,7 @@ def _to_vision(ours: VisionModel, random: torch.Generator) -> dict[str, Tensor]:
     return inputs | {"bool_masked_pos": torch.rand(PICTURES, grid.rows * grid.columns, generator=random) < 0.5}
 
 
-def _to_dual(ours: DualModel, random: torch.Generator) -> dict[str, Tensor]:
+def _to_dual(ours: DualEncoder, random: torch.Generator) -> dict[str, Tensor]:
     inputs = {}
     if ours.text is not None:
         end = ours.text_pooler.end if isinstance(ours.text_pooler, EndPooler) else None
@@ -299,7 +300,7 @@ def _to_both(ours: Captioner | Answerer | Matcher, random: torch.Generator) -> d
     return inputs | {"pixel_values": _pixels(ours.vision, (len(ids),), _size(ours, ours.vision), random)}
 
 
-def _to_writer(ours: PictureWriter, random: torch.Generator) -> dict[str, Tensor]:
+def _to_writer(ours: VisionLanguageModel, random: torch.Generator) -> dict[str, Tensor]:
     """Three texts: one with a picture after its first word, one without any, one with a picture before its words."""
     size = _size(ours, ours.vision)
     each = ours.num_image_tokens(*size)
@@ -376,11 +377,11 @@ def _looks(ours: VisionModel) -> tuple[tuple[int, int, int], ...]:
     return tuple((call, PICTURES * sides[call].queries.shape[0], sides[call].queries.shape[1]) for call in calls)
 
 
-Reader = Callable[[Any, Shown], Made]
+Reader = Callable[[Any, ImageInputs], Made]
 """A model of transformers and what it is given → what it made."""
 
 
-def of_ours_seeing(model: Model, shown: Shown) -> Made:
+def of_ours_seeing(model: Model, shown: ImageInputs) -> Made:
     """Our model's pass."""
     weights: list[Tensor] = []
     looks, number = {call: (b, n) for call, b, n in shown.looks}, count()
@@ -414,7 +415,7 @@ def reader_of(model: Model) -> Reader:
     """How the pass of transformers' model is read, for a model of ours."""
     if isinstance(model, VisionModel):
         return _alone("")
-    if isinstance(model, DualModel):
+    if isinstance(model, DualEncoder):
         if model.text is None or model.vision is None:
             return _alone("text" if model.vision is None else "picture")
         return _hooked({"picture": "vision_model", "text": "text_model"})
@@ -424,7 +425,7 @@ def reader_of(model: Model) -> Reader:
         return _hooked({"picture": "vision_model", "question": "text_encoder", "answer": "text_decoder"})
     if isinstance(model, Matcher):
         return _hooked({"picture": "vision_model", "text": "text_encoder"})
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         return _writing
     assert isinstance(model, FlamingoModel), type(model)
     return _looking
@@ -439,7 +440,8 @@ def _towers(model: Model, output: ModelOutput) -> list[tuple[str, Sequence[Tenso
     encoder = output.encoder_hidden_states, output.encoder_last_hidden_state
     if isinstance(model, Answerer):
         return [("question", *encoder), ("answer", *text)]
-    if isinstance(model, (PictureWriter, FlamingoModel)):  # what stands for an image is no tower's last hidden state
+    if isinstance(model, (VisionLanguageModel, FlamingoModel)):
+        # What stands for an image is no tower's last hidden state.
         return [("picture", encoder[0], None), ("text", *text)]
     if encoder[0] is not None:
         return [("picture", *encoder), ("text", *text)]
@@ -462,7 +464,7 @@ def _cosines(model: Matcher, inputs: dict[str, Tensor]) -> Tensor:
 def _alone(part: str) -> Reader:
     """A model whose own result holds all of its one tower. part: its name."""
 
-    def read(model: Any, shown: Shown) -> Made:
+    def read(model: Any, shown: ImageInputs) -> Made:
         out = _run(model, shown, output_attentions=bool(shown.looks))
         weights: list[Tensor | None] = []
         for handed, (_, b, n) in zip(out.get("attentions") or (), shown.looks, strict=False):
@@ -478,7 +480,7 @@ def _alone(part: str) -> Reader:
 def _hooked(paths: dict[str, str]) -> Reader:
     """A model whose towers are its children. paths: part → the child's name, in the order of the computation."""
 
-    def read(model: Any, shown: Shown) -> Made:
+    def read(model: Any, shown: ImageInputs) -> Made:
         with _made_by({part: model.get_submodule(path) for part, path in paths.items()}) as found:
             out = _run(model, shown)
         made: Made = {}
@@ -499,7 +501,7 @@ def _hooked(paths: dict[str, str]) -> Reader:
     return read
 
 
-def _writing(model: Any, shown: Shown) -> Made:
+def _writing(model: Any, shown: ImageInputs) -> Made:
     """A language model with pictures among its words."""
     with _made_by({"picture": getattr(model, "model", model).vision_tower}) as found:
         out = _run(model, shown)
@@ -508,7 +510,7 @@ def _writing(model: Any, shown: Shown) -> Made:
     return _image_tokens(made | _results(out, "text"), shown)
 
 
-def _looking(model: Any, shown: Shown) -> Made:
+def _looking(model: Any, shown: ImageInputs) -> Made:
     """A language model that looks at pictures between its blocks.
 
     Its first hidden state is what enters the first block, after a look: here the words before it stand there.
@@ -526,7 +528,7 @@ def _looking(model: Any, shown: Shown) -> Made:
     return _image_tokens(made | _results(out, "text"), shown)
 
 
-def _run(model: Any, shown: Shown, **asked: bool) -> Any:
+def _run(model: Any, shown: ImageInputs, **asked: bool) -> Any:
     dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
     given = {}
     for name, t in shown.inputs.items():
@@ -575,20 +577,20 @@ def _image_tower(
 ) -> Made:
     """The places of one tower, in order. layers: the embedding, then what each block or stage gave, unnormed."""
     assert layers is not None, part
-    made = {Place(part, None, "embedding"): layers[0]}
+    made = {TensorPlace(part, None, "embedding"): layers[0]}
     for n, hidden in enumerate(layers[1:]):
         rows = weights[n] if n < len(weights) else None
         if rows is not None:
-            made[Place(part, n, "attention weights")] = rows
-        made[Place(part, n, "hidden states")] = hidden
-    return made if last is None else made | {Place(part, None, "last norm"): last}
+            made[TensorPlace(part, n, "attention weights")] = rows
+        made[TensorPlace(part, n, "hidden states")] = hidden
+    return made if last is None else made | {TensorPlace(part, None, "last norm"): last}
 
 
 def _head(named: dict[str, Tensor | None]) -> Made:
-    return {Place("", None, name): t for name, t in named.items() if t is not None}
+    return {TensorPlace("", None, name): t for name, t in named.items() if t is not None}
 
 
-def _image_tokens(made: Made, shown: Shown) -> Made:
+def _image_tokens(made: Made, shown: ImageInputs) -> Made:
     """Texts without padding: (B, N, d) → (tokens, d)."""
     mask = shown.inputs.get("decoder_attention_mask", shown.inputs.get("attention_mask"))
     if mask is None:

@@ -26,12 +26,12 @@ from regard.models.text import AnsweringModel, LongTextModel, TextModel
 from regard.nn.block_attention import BlockAttention
 from regard.nn.heads import EndPooler, LanguageHead
 from regard.nn.sliding_attention import SlidingAttention
-from regard.parity.certificate import Certificate, Line, Place
+from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     DRAWN,
-    Given,
+    ImageInputs,
     Made,
-    Shown,
+    TextInputs,
     draw_ids,
     draw_shown,
     of_ours,
@@ -163,7 +163,7 @@ def draws(ours: Model, texts: Sequence[str] | None) -> bool:
     return texts is None and _whole(ours) > 0
 
 
-def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> Given:
+def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: int, seed: int) -> TextInputs:
     """What both get. sentences: None draws ids.  cut: texts that are longer than the model are cut, else refused."""
     random = torch.Generator().manual_seed(seed)
     most = max_text_positions(ours)
@@ -180,10 +180,10 @@ def text_inputs(ours: Model, sentences: Sequence[str] | None, cut: bool, rows: i
     chosen = torch.randperm(len(text), generator=random)[:rows]
     ids, mask, text, position = (t.to(ours.device) for t in (ids, mask, text[chosen], position[chosen]))
     target = shift_right(ids, ours.start, mask) if isinstance(ours, EncoderDecoder) else None
-    return Given(ids, mask, target, (text, position), weights=_handed_out(ours))
+    return TextInputs(ids, mask, target, (text, position), weights=_handed_out(ours))
 
 
-def padded_left(given: Given, pad: int) -> tuple[Tensor, Tensor]:
+def padded_left(given: TextInputs, pad: int) -> tuple[Tensor, Tensor]:
     """The same texts padded on the left, as generation has them: (B, N) ids and mask."""
     mask = given.mask.flip(1)  # as many tokens in each row, at its end
     return torch.full_like(given.ids, pad).masked_scatter(mask, given.ids[given.mask]), mask
@@ -299,14 +299,14 @@ def verify(
     has_words = has_tokenizer(ours.directory)
     sentences = _sentences(ours, texts, has_words)
     drawn = not has_words or sees_pictures(ours) or draws(ours, texts)
-    given: Given | Shown
+    given: TextInputs | ImageInputs
     if sees_pictures(ours):
         given = draw_shown(ours, rows, seed)
     else:
         given = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
-    run = _Run(ours, given, dtype, tell)
+    run = _VerificationRun(ours, given, dtype, tell)
     lines = run.lines()
-    counts = (given.texts, given.tokens) if isinstance(given, Shown) else (len(given.ids), int(given.mask.sum()))
+    counts = (given.texts, given.tokens) if isinstance(given, ImageInputs) else (len(given.ids), int(given.mask.sum()))
     if has_words and counts[0]:
         lines = (_token_line(ours, sentences), *lines)
     return Certificate(
@@ -321,19 +321,21 @@ def verify(
         new_tokens=run.new_tokens,
         narrow=run.narrow,
         lines=lines,
-        pictures=given.pictures if isinstance(given, Shown) else 0,
+        pictures=given.pictures if isinstance(given, ImageInputs) else 0,
         not_compared=_not_compared(ours, lines),
     )
 
 
-class _Run:
+class _VerificationRun:
     """Both models on the same ids or pixels."""
 
-    def __init__(self, ours: Model, given: Given | Shown, dtype: torch.dtype, tell: Callable[[Stage], None]) -> None:
+    def __init__(
+        self, ours: Model, given: TextInputs | ImageInputs, dtype: torch.dtype, tell: Callable[[Stage], None]
+    ) -> None:
         self.ours, self.given, self.dtype, self.tell = ours, given, dtype, tell
         self.architecture = ours.family.tasks[ours.task].architecture
-        self.pad = pad_of(ours) if isinstance(given, Given) else 0  # beside pictures nothing asks for it
-        self.new_tokens = _room(ours, given) if isinstance(given, Given) else None
+        self.pad = pad_of(ours) if isinstance(given, TextInputs) else 0  # beside pictures nothing asks for it
+        self.new_tokens = _room(ours, given) if isinstance(given, TextInputs) else None
         self.narrow = False
 
     def lines(self) -> tuple[Line, ...]:
@@ -369,11 +371,11 @@ class _Run:
 
     def _ours(self) -> Made:
         given = self.given
-        return of_ours(self.ours, given) if isinstance(given, Given) else of_ours_seeing(self.ours, given)
+        return of_ours(self.ours, given) if isinstance(given, TextInputs) else of_ours_seeing(self.ours, given)
 
     def _theirs(self, peer: Any) -> Made:
         given = self.given
-        return of_theirs(peer, given) if isinstance(given, Given) else reader_of(self.ours)(peer, given)
+        return of_theirs(peer, given) if isinstance(given, TextInputs) else reader_of(self.ours)(peer, given)
 
     def _peer(self, dtype: torch.dtype) -> Peer:
         assert self.ours.directory is not None
@@ -382,7 +384,7 @@ class _Run:
     def _our_words(self) -> Tensor | None:
         if not self.new_tokens:
             return None
-        assert isinstance(self.given, Given)
+        assert isinstance(self.given, TextInputs)
         ids, mask = self.given.ids, self.given.mask
         if isinstance(self.ours, EncoderDecoder):
             decoder, begin = self.ours.read(ids, mask), torch.full_like(ids[:, :1], self.ours.start)
@@ -396,7 +398,7 @@ class _Run:
             return None
         start = self.ours.start if isinstance(self.ours, EncoderDecoder) else None
         given = self.given
-        assert isinstance(given, Given)
+        assert isinstance(given, TextInputs)
         return peer.greedy(given.ids, given.mask, new_tokens=self.new_tokens, pad=self.pad, start=start)
 
 
@@ -420,7 +422,7 @@ class _Rule:
         """
         return [self._line(p, ours.get(p), dtype) for p in self.truth if p in ours or p.what not in MAY_BE_MISSING]
 
-    def _line(self, place: Place, ours: Tensor | None, dtype: torch.dtype) -> Line:
+    def _line(self, place: TensorPlace, ours: Tensor | None, dtype: torch.dtype) -> Line:
         truth, base = self.truth[place], self.base[place]
         if ours is None or ours.shape != truth.shape:
             return Line(place, inf, 0.0, 0.0)
@@ -483,7 +485,7 @@ def _sentences(ours: Model, texts: Sequence[str] | None, has_words: bool) -> Seq
     return SENTENCES if texts is None else texts
 
 
-def _room(ours: Model, given: Given) -> int | None:
+def _room(ours: Model, given: TextInputs) -> int | None:
     """How many tokens to generate: fewer where positions end, None where the model has no words to go on with."""
     head = ours.head if isinstance(ours, (TextModel, EncoderDecoder)) else None
     if ours.task not in GENERATION_TASKS or not isinstance(head, LanguageHead):
@@ -509,7 +511,7 @@ def _word_lines(ours: Tensor | None, theirs: Tensor | None) -> list[Line]:
     if ours is None or theirs is None:
         return []
     differ = int((ours != theirs).sum()) if ours.shape == theirs.shape else ours.numel()
-    return [Line(Place("", None, "greedy ids"), float(differ), 0.0, 0.0)]
+    return [Line(TensorPlace("", None, "greedy ids"), float(differ), 0.0, 0.0)]
 
 
 def _token_line(ours: Model, sentences: Sequence[str]) -> Line:
@@ -519,4 +521,4 @@ def _token_line(ours: Model, sentences: Sequence[str]) -> Line:
     for one, theirs in zip(sentences, token_ids(ours.directory, sentences), strict=True):
         mine = ours.tokenizer.encode(one).ids
         differ += abs(len(mine) - len(theirs)) + sum(a != b for a, b in zip(mine, theirs, strict=False))
-    return Line(Place("", None, "token ids"), float(differ), 0.0, 0.0)
+    return Line(TensorPlace("", None, "token ids"), float(differ), 0.0, 0.0)

@@ -15,13 +15,13 @@ from regard.data.images import OpenedImage, Source, open_image, peek_image
 from regard.layouts import Frame, Sides
 from regard.lens.watch import watch
 from regard.models.config import Config
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.flamingo import FlamingoModel, last_image
 from regard.models.image_text import Answerer, Captioner, Matcher
 from regard.models.loading import family_of, load
 from regard.models.model import Model
 from regard.models.vision import VisionModel
-from regard.models.vision_language import PictureWriter
+from regard.models.vision_language import VisionLanguageModel
 from regard.models.weight_map import empty
 from regard.nn.blocks import Inserted
 from regard.session.session import MEASURES, Session, name_of_model, show_image, without_dropout
@@ -140,7 +140,7 @@ def _inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
         return _with_caption(model, image, pixels, frames[0], text)
     if isinstance(model, (Answerer, Matcher)):
         return _with_question(model, image, pixels, frames[0], text)
-    assert isinstance(model, (PictureWriter, FlamingoModel)), "the other models that take images"
+    assert isinstance(model, (VisionLanguageModel, FlamingoModel)), "the other models that take images"
     return _in_prompt(model, image, pixels, frames, text)
 
 
@@ -178,7 +178,7 @@ def _with_question(
 
 
 def _in_prompt(
-    model: PictureWriter | FlamingoModel,
+    model: VisionLanguageModel | FlamingoModel,
     image: OpenedImage,
     pixels: Tensor,
     frames: tuple[Frame, ...],
@@ -187,7 +187,7 @@ def _in_prompt(
     """An image among the words of a prompt, and what the model generates after it."""
     prompt_text = caption_prompt(model, None) if text is None else question_prompt(model, text)
     question = expand_prompt(model, prompt_text, pixels)
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         prompt = model.tokenizer.batch([question]).ids.to(model.device)  # (1, n)
     else:
         prompt = without_special(model, [question])[0].to(model.device)
@@ -196,7 +196,7 @@ def _in_prompt(
     written = model.caption(image, **options) if text is None else model.answer(image, text, **options)
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
-    if isinstance(model, PictureWriter):
+    if isinstance(model, VisionLanguageModel):
         layouts = model.layouts(torch.cat([prompt, torch.full_like(after, -1)], 1)[0], frames)  # −1: no placeholder
         places = pad(prompt == model.placeholder, (0, after.shape[1]))  # (1, N): a generated placeholder has no image
         read = without_dropout(

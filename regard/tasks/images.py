@@ -249,7 +249,7 @@ def without_special(model: Model, texts: Sequence[str]) -> tuple[Tensor, Tensor]
     return ids, pad_sequence(mask, batch_first=True, padding_side="left")
 
 
-def read_images(model: ImagePromptModel, pixels: Sequence[Tensor | None]) -> PictureReading | FlamingoReading:
+def read_images(model: ImagePromptModel, pixels: Sequence[Tensor | None]) -> VisionLanguageDecoder | FlamingoDecoder:
     """A decoder that has read the images of each prompt. pixels: (P, 3, H, W) for each, None for none."""
     there = [each for each in pixels if each is not None]
     if not there:

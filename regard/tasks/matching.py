@@ -49,7 +49,7 @@ class Features:
 
     name: str
     vectors: Tensor
-    grid: Grid
+    grid: PatchGrid
     layout: Layout
     frame: Frame
     pooled: Tensor | None = None
@@ -124,7 +124,7 @@ def _grid_of(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: i
         return grid, Layout.grid(*grid, patches.size, before)
     last = len(tower.stages) - 1  # whose tokens are not merged
     merged = 2 ** (last if layer is None else min(layer, last))
-    grid = Grid(*(-(-n // merged) for n in patches.grid(*pixels)))
+    grid = PatchGrid(*(-(-n // merged) for n in patches.grid(*pixels)))
     return grid, Layout.grid(*grid, (patches.size[0] * merged, patches.size[1] * merged), before, pixels=pixels)
 
 
@@ -240,7 +240,7 @@ def _read(model: Model, texts: Sequence[str], batch: int, truncate: bool) -> Rea
 
 
 @torch.no_grad()
-def _vectors(model: DualModel, read: Read) -> Tensor:
+def _vectors(model: DualEncoder, read: Read) -> Tensor:
     """Vectors (T, e) of length 1."""
     rows: dict[int, Tensor] = {}
     for numbers, part in read:

@@ -14,7 +14,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.generation.loop import generate
 from regard.layouts import Frame
 from regard.models.config import Config
-from regard.models.dual_encoder import DualModel
+from regard.models.dual_encoder import DualEncoder
 from regard.models.families.blip import FAMILY
 from regard.models.loading import load
 from regard.models.model import Model
@@ -327,7 +327,7 @@ def call(model: Model, given: dict[str, Tensor]) -> set[str]:
     """The names of the attentions that a call makes, each as long as the model's layouts say."""
     frame = Frame.whole(60, 80).resized(*given["pixel_values"].shape[-2:])
     lengths = [given[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in given]
-    layouts = model.layouts(frame) if isinstance(model, DualModel) else model.layouts(frame, *lengths)
+    layouts = model.layouts(frame) if isinstance(model, DualEncoder) else model.layouts(frame, *lengths)
     with regard.watch(model) as seen:
         model(**given)
     for name, sides in layouts.items():

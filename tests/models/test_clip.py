@@ -14,7 +14,7 @@ from twins import Twin, assert_same, assert_saved, change, of_theirs, pictures, 
 import regard
 from regard.layouts import Frame
 from regard.models.config import Config
-from regard.models.dual_encoder import Comparison
+from regard.models.dual_encoder import SimilarityHead
 from regard.models.loading import family_of, load
 from regard.models.weight_map import empty, places
 from regard.nn.heads import EndPooler
@@ -352,7 +352,7 @@ def test_settings_that_change_the_maths_are_refused(part, more, said, tmp_path):
 
 
 def test_a_tower_alone_has_no_scale():
-    assert Comparison(3, text=2).scale is Comparison(3, picture=5).scale is None
+    assert SimilarityHead(3, text=2).scale is SimilarityHead(3, picture=5).scale is None
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -25,7 +25,7 @@ from regard.models.loading import load
 from regard.models.weight_map import empty
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.flamingo import GatedLook, Sight
+from regard.nn.flamingo import GatedLook, ImageMask
 from regard.testing import assert_rule
 
 PLACEHOLDER, END, PAD = 5, 2, 0
@@ -258,12 +258,12 @@ def test_what_words_look_at_is_what_transformers_hands_out(tmp_path):
 B, N, P, EACH = 2, 7, 3, 5
 
 
-def sight(batch: int = B) -> tuple[Sight, Tensor]:
+def sight(batch: int = B) -> tuple[ImageMask, Tensor]:
     """A sight, and its cells written out: (B, N, P · 5)."""
     sees = torch.rand(batch, N, P, generator=torch.Generator().manual_seed(1)) < 0.5
     sees[0, 2:5] = False
     sees[-1, 4:] = True
-    return Sight(sees, EACH), sees.repeat_interleave(EACH, 2)
+    return ImageMask(sees, EACH), sees.repeat_interleave(EACH, 2)
 
 
 def test_a_sight_opens_all_vectors_of_a_picture():

@@ -22,7 +22,7 @@ from twins import Twin, change, texts
 import regard
 from regard.data.tokenizer import Tokenizer
 from regard.models.loading import FAMILIES, load
-from regard.nn.vision import PictureLabels
+from regard.nn.vision import ImageLabels
 
 CONFIG = {
     "vocab_size": 31,
@@ -425,7 +425,7 @@ def test_new_head_is_saved_with_its_number_of_labels(architecture, config, tmp_p
 def test_labels_that_fit_are_saved_as_they_are_named(tmp_path):
     Twin("ViTForImageClassification", ViTConfig(**SIGHT, **THREE), tmp_path)
     model = load(tmp_path)
-    model.head = PictureLabels(10, 3)
+    model.head = ImageLabels(10, 3)
     model.save(tmp_path / "out")
     assert load(tmp_path / "out").config.labels() == ("cat", "dog", "mat")
 
@@ -489,7 +489,7 @@ def test_number_of_labels_in_the_config_follows_the_head(tmp_path):
     Twin("ViTForImageClassification", ViTConfig(**SIGHT), tmp_path)
     change(tmp_path, id2label=None, label2id=None, num_labels=2)
     model = load(tmp_path)
-    model.head = PictureLabels(10, 7)
+    model.head = ImageLabels(10, 7)
     model.save(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_labels"] == 7
     assert load(tmp_path / "out").head.score.weight.shape == (7, 10)

@@ -16,8 +16,7 @@ from regard.lens.view import View
 from regard.models.config import Config
 from regard.models.families.swin import FAMILY
 from regard.models.loading import load
-from regard.models.outputs import ModelOutput
-from regard.nn.vision import Grid
+from regard.nn.vision import PatchGrid
 from regard.nn.windows import Merging, WindowBlock, Windows, WindowTable
 
 # 11 × 18 patches of 2 × 3 pixels, the last column padded; 12 × 18, 6 × 9 and 3 × 6 with padding in windows of 3.
@@ -111,8 +110,7 @@ def test_parts_are_left_out_in_training_as_transformers_does(tmp_path):
     made = []
     for model in (twin.ours(torch.float32), twin.baseline(torch.float32)):
         torch.manual_seed(5)
-        out = model.train()(pixels)
-        made.append(out.last_hidden_state)
+        made.append(model.train()(pixels).last_hidden_state)
     torch.testing.assert_close(*made)
     assert not torch.allclose(made[0], twin.ours(torch.float32)(pixels).last_hidden_state)
 
@@ -137,7 +135,7 @@ def test_indices_of_the_table_in_older_files_are_passed_over(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ windows
 
 
-def by_hand(block: WindowBlock, x: Tensor, grid: Grid, window: int, shifted: bool) -> Tensor:
+def by_hand(block: WindowBlock, x: Tensor, grid: PatchGrid, window: int, shifted: bool) -> Tensor:
     """The weights (B, H, rows, columns, R, C) of every patch towards the padded grid, without rolling or cutting.
 
     The edges of shifted windows lie at shift, shift + side, …; what lies before the first is a window, too.
@@ -186,7 +184,7 @@ def looked_at(name: str, directory: Path) -> tuple[View, Sides, Tensor]:
     with torch.no_grad():
         with regard.watch(model, layers=list(at), keep="qk", layouts=at) as seen:
             model(**pictures(*size, count=2))
-        expected = by_hand(block, taken[0], Grid(*grid), model.tower.stages[stage].window, number % 2 == 1)
+        expected = by_hand(block, taken[0], PatchGrid(*grid), model.tower.stages[stage].window, number % 2 == 1)
     return seen[f"{path}.attention"], sides, expected
 
 
@@ -246,7 +244,7 @@ GRIDS = [((8, 12), 4, 2), ((5, 7), 3, 1), ((11, 18), 7, 3), ((4, 4), 4, 0), ((3,
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize(("grid", "window", "shift"), GRIDS)
 def test_tokens_are_cut_as_layouts_say_and_put_back(grid, window, shift, shifted):
-    windows = Windows.of(Grid(*grid), window, shifted=shifted, batch=2, device=torch.device("cpu"))
+    windows = Windows.of(PatchGrid(*grid), window, shifted=shifted, batch=2, device=torch.device("cpu"))
     x = torch.arange(1.0, 2 * 5 * grid[0] * grid[1] + 1).reshape(2, grid[0] * grid[1], 5)
     cut = windows.cut(x)
     assert torch.equal(windows.put_back(cut), x)
@@ -262,7 +260,7 @@ def test_tokens_are_cut_as_layouts_say_and_put_back(grid, window, shift, shifted
 
 
 def test_tokens_of_opposite_edges_do_not_see_each_other():
-    windows = Windows.of(Grid(4, 6), 3, shifted=True, batch=2, device=torch.device("cpu"))  # padded to 6 × 6
+    windows = Windows.of(PatchGrid(4, 6), 3, shifted=True, batch=2, device=torch.device("cpu"))  # padded to 6 × 6
     assert windows.mask.leading == (8, 1)
     last = torch.tensor([0, 0, 1, 0, 0, 1, 2, 2, 3])  # two thirds of the last rows and columns came from the first
     seen = windows.mask.dense(9)[:, 0]  # (8, 9, 9)
@@ -286,7 +284,7 @@ def test_neighbours_are_merged_column_by_column():
         merging.w.weight.copy_(torch.eye(4)[1:3])
     x = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0], [64.0, 128.0, 256.0]], dtype=torch.float64).reshape(1, 9, 1)
     fours = torch.tensor([[1, 8, 2, 16], [4, 32, 0, 0], [64, 0, 128, 0], [256, 0, 0, 0]], dtype=torch.float64)
-    assert torch.equal(merging(x, Grid(3, 3))[0], merging.norm(fours)[:, 1:3])
+    assert torch.equal(merging(x, PatchGrid(3, 3))[0], merging.norm(fours)[:, 1:3])
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

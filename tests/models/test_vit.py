@@ -14,7 +14,7 @@ import regard
 from regard.layouts import Frame
 from regard.models.loading import load
 from regard.nn.blocks import DropPath
-from regard.nn.vision import Grid, bent
+from regard.nn.vision import PatchGrid, interpolate_positions
 from regard.testing import largest_error
 
 DINOV2 = os.environ.get("REGARD_DINOV2")
@@ -207,9 +207,9 @@ def test_layouts_fit_what_is_watched(family, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_positions_in_half_precision_are_interpolated_in_single(dtype):
     learnt = torch.randn(7 * 5, 6, generator=torch.Generator().manual_seed(3)).to(dtype)
-    found = bent(learnt, Grid(7, 5), Grid(11, 13))
+    found = interpolate_positions(learnt, PatchGrid(7, 5), PatchGrid(11, 13))
     assert found.dtype == dtype
-    assert torch.equal(found, bent(learnt.float(), Grid(7, 5), Grid(11, 13)).to(dtype))
+    assert torch.equal(found, interpolate_positions(learnt.float(), PatchGrid(7, 5), PatchGrid(11, 13)).to(dtype))
 
 
 WRONG = [

@@ -21,7 +21,7 @@ from regard.models.families.transformer import transformer
 from regard.models.text import TextModel
 from regard.op import observed
 from regard.parity import verification
-from regard.parity.certificate import Certificate, Line, Place
+from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import rows_of
 
 BERT = {"vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29}
@@ -99,19 +99,19 @@ def test_everything_a_model_makes_is_compared(checkpoint):
     bert, bart = (regard.verify(checkpoint(n)) for n in ("BertForPreTraining", "BartForConditionalGeneration"))
     tower = ["attention weights", "hidden states"]
     assert [line.place for line in bert.lines] == [
-        Place("", None, "embedding"),
-        *(Place("", layer, what) for layer in range(3) for what in tower),
-        Place("", None, "next sentence"),
-        Place("", None, "logits"),
+        TensorPlace("", None, "embedding"),
+        *(TensorPlace("", layer, what) for layer in range(3) for what in tower),
+        TensorPlace("", None, "next sentence"),
+        TensorPlace("", None, "logits"),
     ]
     decoder = ["attention weights", "cross-attention weights", "hidden states"]
     assert [line.place for line in bart.lines] == [
-        Place("encoder", None, "embedding"),
-        *(Place("encoder", layer, what) for layer in range(3) for what in tower),
-        Place("decoder", None, "embedding"),
-        *(Place("decoder", layer, what) for layer in range(2) for what in decoder),
-        Place("", None, "logits"),
-        Place("", None, "greedy ids"),
+        TensorPlace("encoder", None, "embedding"),
+        *(TensorPlace("encoder", layer, what) for layer in range(3) for what in tower),
+        TensorPlace("decoder", None, "embedding"),
+        *(TensorPlace("decoder", layer, what) for layer in range(2) for what in decoder),
+        TensorPlace("", None, "logits"),
+        TensorPlace("", None, "greedy ids"),
     ]
     assert (bert.new_tokens, bart.new_tokens) == (None, 20)
 
@@ -331,7 +331,7 @@ def test_the_model_that_is_given_stays_as_it_is(checkpoint):
 
 # --------------------------------------------------------------------------------------------------------- certificates
 
-LINE = Line(Place("", 3, "attention weights"), 2e-6, 4e-7, 1e-6)
+LINE = Line(TensorPlace("", 3, "attention weights"), 2e-6, 4e-7, 1e-6)
 
 
 def certificate(*lines: Line) -> Certificate:
@@ -359,15 +359,17 @@ def test_verdict_of_a_line(line, verdict):
 
 
 def test_a_certificate_names_the_first_of_the_gravest():
-    rounding = replace(LINE, place=Place("", 1, "hidden states"), wide=0.0, wide_allowed=0.0)
-    bugs = [replace(LINE, place=Place("", n, "hidden states"), wide=1.0, wide_allowed=0.0) for n in (2, 3)]
+    rounding = replace(LINE, place=TensorPlace("", 1, "hidden states"), wide=0.0, wide_allowed=0.0)
+    bugs = [replace(LINE, place=TensorPlace("", n, "hidden states"), wide=1.0, wide_allowed=0.0) for n in (2, 3)]
     assert certificate(rounding, *bugs).verdict == "bug: first in layer 2, hidden states"
     assert certificate(replace(LINE, error=0.0), rounding).result == "rounding"
     assert certificate(replace(LINE, error=0.0)).first is None
 
 
 def test_table_has_of_each_kind_the_tightest_line_and_says_the_layer():
-    lines = [replace(LINE, place=Place("", n, "hidden states"), error=e) for n, e in enumerate((1e-7, 9e-7, 2e-7))]
+    lines = [
+        replace(LINE, place=TensorPlace("", n, "hidden states"), error=e) for n, e in enumerate((1e-7, 9e-7, 2e-7))
+    ]
     said = str(certificate(replace(LINE, error=0.0), *lines))
     assert said == (
         "same: 4 comparisons with transformers 5 in float32, all within the numeric rule\n\n"
@@ -384,7 +386,7 @@ def test_table_has_of_each_kind_the_tightest_line_and_says_the_layer():
 
 def test_a_certificate_speaks_korean():
     assert certificate(LINE).text("ko").startswith("버그: 처음 나타나는 곳은 레이어 3, 어텐션 가중치\n")
-    rounding = replace(LINE, place=Place("encoder", None, "embedding"), wide=0.0, wide_allowed=0.0)
+    rounding = replace(LINE, place=TensorPlace("encoder", None, "embedding"), wide=0.0, wide_allowed=0.0)
     assert "반올림: float32에서" in certificate(rounding).text("ko")
     said = replace(certificate(replace(LINE, error=0.0)), narrow=True, new_tokens=0).text("ko")
     assert said.startswith("같음: 1가지를 비교했고 모두 수치 규칙 안에 있습니다(transformers 5, float32)\n")
@@ -393,7 +395,7 @@ def test_a_certificate_speaks_korean():
     assert "상대 오차" not in said  # which is the relative error
     assert said.splitlines()[4].split("  ")[-4:-1] == ["regard 오차", "transformers 오차", "허용 오차"]
     assert "2 · (transformers 오차 + 반올림 한 단위)" in said
-    assert Place("decoder", 0, "cross-attention weights").text("ko") == "디코더 레이어 0, 크로스 어텐션 가중치"
+    assert TensorPlace("decoder", 0, "cross-attention weights").text("ko") == "디코더 레이어 0, 크로스 어텐션 가중치"
 
 
 def test_a_certificate_is_plain_values(checkpoint):

@@ -26,7 +26,7 @@ from twins import Twin
 import regard
 from regard.models.model import Model
 from regard.parity import passes, verification
-from regard.parity.certificate import Certificate, Line, Place
+from regard.parity.certificate import Certificate, Line, TensorPlace
 
 VIT = {"hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 29, "num_labels": 7}
 VIT |= {"image_size": [20, 12], "patch_size": 4}
@@ -159,10 +159,14 @@ def test_twins_are_the_same_in_other_dtypes(architecture, dtype, checkpoint):
 
 def test_everything_that_a_vision_model_makes_is_compared(certified):
     bare, labels = certified("ViTModel"), certified("ViTForImageClassification")
-    layers = [Place("", layer, what) for layer in range(3) for what in WEIGHED[1:]]
-    last = [Place("", None, what) for what in ("last norm", "pooled")]
-    assert [line.place for line in bare.lines] == [Place("", None, "embedding"), *layers, *last]
-    assert [line.place for line in labels.lines] == [Place("", None, "embedding"), *layers, Place("", None, "logits")]
+    layers = [TensorPlace("", layer, what) for layer in range(3) for what in WEIGHED[1:]]
+    last = [TensorPlace("", None, what) for what in ("last norm", "pooled")]
+    assert [line.place for line in bare.lines] == [TensorPlace("", None, "embedding"), *layers, *last]
+    assert [line.place for line in labels.lines] == [
+        TensorPlace("", None, "embedding"),
+        *layers,
+        TensorPlace("", None, "logits"),
+    ]
     assert (bare.pictures, bare.texts, bare.tokens, bare.random_ids, bare.not_compared) == (3, 0, 0, False, ())
     assert "\n3 pictures. Error: the largest" in str(bare)
     assert "\nPixels were drawn." in str(bare)
@@ -266,7 +270,7 @@ def test_both_tokenizers_are_compared_beside_pictures(tmp_path):
 def test_a_certificate_does_not_say_that_a_tokenizer_is_missing_where_it_was_compared(certified):
     found = certified("LongformerModel")
     assert "\nNo tokenizer: ids were drawn." in str(found)
-    tokens = Line(Place("", None, "token ids"), 0.0, 0.0, 0.0)
+    tokens = Line(TensorPlace("", None, "token ids"), 0.0, 0.0, 0.0)
     said = replace(found, lines=(tokens, *found.lines))
     assert "\nIds were drawn." in str(said)
     assert "\nid를 무작위로 만들었습니다." in said.text("ko")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from regard.models.config import Config
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families import bert
 from regard.models.family import Family, Names, Squeeze, Task, nested
 from regard.models.image_text import Answerer, Bounds, Captioner, Matcher, Matching
@@ -18,7 +18,7 @@ from regard.models.model import Model
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import LanguageHead, Pooler, Transform
-from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, VisionTower
+from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY"]
 
@@ -79,7 +79,7 @@ def vision_tower(vision: Config) -> VisionTower:
         feed_forward = FeedForward(d, vision.int("intermediate_size", 3072), vision.str("hidden_act", "gelu"))
         return Block(attention, feed_forward, [nn.LayerNorm(d, eps), nn.LayerNorm(d, eps)], norm_first=True)
 
-    embed = PatchEmbedding(Patches(3, d, vision.pair("patch_size", 16)), vision.pair("image_size", 384))
+    embed = PatchEmbedding(PatchProjection(3, d, vision.pair("patch_size", 16)), vision.pair("image_size", 384))
     blocks = [block() for _ in range(vision.layers("num_hidden_layers", 12))]
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
@@ -133,9 +133,9 @@ def build(config: Config, task: str) -> Model:
         head = Matching(d, seen, config.int("image_text_hidden_size", 256))
         return Matcher(config, vision, text_tower(text, seen), head)
     assert vision.norm is not None
-    return DualModel(
+    return DualEncoder(
         config,
-        Comparison(config.int("projection_dim", 512), text=d, picture=seen),
+        SimilarityHead(config.int("projection_dim", 512), text=d, picture=seen),
         text=text_tower(text, seen),
         text_pooler=Pooler(d),
         vision=vision,

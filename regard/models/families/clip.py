@@ -10,14 +10,14 @@ from __future__ import annotations
 from torch import nn
 
 from regard.models.config import Config
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.family import Concat, Family, Names, Task, nested
 from regard.models.model import Model
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, Embedding, FeedForward, Tower
 from regard.nn.heads import EndPooler
-from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.nn.vision import ImageLabels, NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "HARMLESS", "NORM", "TEXT", "VISION", "text_pooler", "text_tower", "vision_pooler", "vision_tower"]
 
@@ -74,7 +74,7 @@ def text_tower(config: Config) -> Tower:
 def vision_tower(config: Config) -> VisionTower:
     """Patches and blocks, without a norm at the end: LLaVA looks through one, too."""
     d, eps = config.int("hidden_size", 768), config.eps("layer_norm_eps", 1e-5)
-    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", 32), bias=False)
+    patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 32), bias=False)
     embed = PatchEmbedding(patches, config.pair("image_size", 224), norm=nn.LayerNorm(d, eps))
     return VisionTower(embed, [block(config, d, 12, 3072) for _ in range(config.layers("num_hidden_layers", 12))])
 
@@ -102,12 +102,12 @@ def build(config: Config, task: str) -> Model:
     if task == "image-classification":
         for key in ("text_config", "text_config_dict"):
             config.get(key)  # of a tower that is not there
-        scores = PictureLabels(vision.int("hidden_size", 768), config.num_labels(), pooling="mean")
+        scores = ImageLabels(vision.int("hidden_size", 768), config.num_labels(), pooling="mean")
         return VisionModel(config, vision_tower(vision), pooler=vision_pooler(vision), head=scores)
     text, e = tower_settings(config, "text_config"), config.int("projection_dim", 512)
-    return DualModel(
+    return DualEncoder(
         config,
-        Comparison(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),
+        SimilarityHead(e, text=text.int("hidden_size", 512), picture=vision.int("hidden_size", 768)),
         text=text_tower(text),
         text_pooler=text_pooler(text),
         vision=vision_tower(vision),

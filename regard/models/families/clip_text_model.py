@@ -6,7 +6,7 @@ Peculiar: with its last layer (task "text-encoding") it gives vectors that compa
 from __future__ import annotations
 
 from regard.models.config import Config
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families.clip import HARMLESS, TEXT, text_pooler, text_tower
 from regard.models.family import Family, Names, Task, nested
 from regard.models.text import TextModel
@@ -19,13 +19,13 @@ def names(config: Config) -> Names:
     return nested(TEXT, "tower.", "text_model.") | nested(TEXT, "text.", "text_model.")
 
 
-def build(config: Config, task: str) -> TextModel | DualModel:
+def build(config: Config, task: str) -> TextModel | DualEncoder:
     """The tower; to encode, with the layer that brings its summary to the width shared with pictures."""
     tower, pooler = text_tower(config), text_pooler(config)
     if task == "feature-extraction":
         return TextModel(config, tower, pooler=pooler)
-    head = Comparison(config.int("projection_dim", 512), text=config.int("hidden_size", 512))
-    return DualModel(config, head, text=tower, text_pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), text=config.int("hidden_size", 512))
+    return DualEncoder(config, head, text=tower, text_pooler=pooler)
 
 
 FAMILY = Family(

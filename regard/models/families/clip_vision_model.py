@@ -6,7 +6,7 @@ Peculiar: with its last layer (task "image-encoding") it gives vectors that comp
 from __future__ import annotations
 
 from regard.models.config import Config
-from regard.models.dual_encoder import Comparison, DualModel
+from regard.models.dual_encoder import DualEncoder, SimilarityHead
 from regard.models.families.clip import HARMLESS, NORM, VISION, vision_pooler, vision_tower
 from regard.models.family import Family, Names, Task, nested
 from regard.models.vision import VisionModel
@@ -20,13 +20,13 @@ def names(config: Config) -> Names:
     return {**towers, **{f"{x}pooler.norm": f"vision_model.{NORM}" for x in ("", "vision_")}}
 
 
-def build(config: Config, task: str) -> VisionModel | DualModel:
+def build(config: Config, task: str) -> VisionModel | DualEncoder:
     """The tower; to encode, with the layer that brings its summary to the width shared with texts."""
     tower, pooler = vision_tower(config), vision_pooler(config)
     if task == "feature-extraction":
         return VisionModel(config, tower, pooler=pooler)
-    head = Comparison(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
-    return DualModel(config, head, vision=tower, vision_pooler=pooler)
+    head = SimilarityHead(config.int("projection_dim", 512), picture=config.int("hidden_size", 768))
+    return DualEncoder(config, head, vision=tower, vision_pooler=pooler)
 
 
 FAMILY = Family(

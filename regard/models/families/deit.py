@@ -17,7 +17,7 @@ from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.heads import Pooler
 from regard.nn.linear import Linear
-from regard.nn.vision import Grid, PictureLabels
+from regard.nn.vision import ImageLabels, PatchGrid
 
 __all__ = ["FAMILY"]
 
@@ -29,7 +29,7 @@ class Taught(nn.Module):
         super().__init__()
         self.score, self.taught = Linear(d, labels), Linear(d, labels)
 
-    def forward(self, hidden: Tensor, before: int, grid: Grid) -> Tensor:
+    def forward(self, hidden: Tensor, before: int, grid: PatchGrid) -> Tensor:
         """(B, N, d) → (B, labels)."""
         return cast(Tensor, (self.score(hidden[:, 0]) + self.taught(hidden[:, 1])) / 2)
 
@@ -44,7 +44,7 @@ def build(config: Config, task: str) -> VisionModel:
     d, n = config.int("hidden_size"), config.num_labels()
     heads: dict[str, Callable[[], nn.Module | None]] = {
         "image-classification": lambda: Taught(d, n),
-        "image-classification-cls": lambda: PictureLabels(d, n),
+        "image-classification-cls": lambda: ImageLabels(d, n),
         "masked-image-modeling": lambda: rebuilding(config),
         "feature-extraction": lambda: None,
     }

@@ -15,7 +15,7 @@ from regard.models.family import Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, DropPath, FeedForward
-from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, VisionTower
+from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY", "REGISTERS"]
 
@@ -52,7 +52,7 @@ def feed_forward(config: Config, d: int) -> FeedForward:
 def tower(config: Config, *, registers: int, patch: int) -> VisionTower:
     """Patches and blocks. registers: how many.  patch: its size where config.json says nothing."""
     d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-6)
-    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", patch))
+    patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", patch))
     embed = PatchEmbedding(
         patches,
         config.pair("image_size", 224),
@@ -91,7 +91,7 @@ def build_with_registers(config: Config, task: str) -> VisionModel:
 
 def _model(config: Config, task: str, made: VisionTower) -> VisionModel:
     d, n = config.int("hidden_size"), config.num_labels()
-    head = PictureLabels(2 * d, n, pooling="both") if task == "image-classification" else None
+    head = ImageLabels(2 * d, n, pooling="both") if task == "image-classification" else None
     return VisionModel(config, made, pooler=True, head=head)
 
 

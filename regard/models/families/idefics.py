@@ -19,7 +19,7 @@ from regard.nn.blocks import Block, FeedForward
 from regard.nn.flamingo import GatedLook, Resampler, ResamplerBlock
 from regard.nn.heads import LanguageHead
 from regard.nn.linear import Joined, JoinedTable
-from regard.nn.vision import NormedFirst, PatchEmbedding, Patches, VisionTower
+from regard.nn.vision import NormedFirst, PatchEmbedding, PatchProjection, VisionTower
 
 __all__ = ["FAMILY"]
 
@@ -73,7 +73,7 @@ def names(config: Config) -> Names:
 def vision_tower(config: Config) -> VisionTower:
     """Patches and blocks, as CLIP's."""
     d, eps = config.int("embed_dim", 768), config.eps("layer_norm_eps", 1e-5)
-    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", 14), bias=False)
+    patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 14), bias=False)
     embed = PatchEmbedding(patches, config.pair("image_size", 224), stretch=STRETCH, norm=nn.LayerNorm(d, eps))
     heads, inner = config.int("num_attention_heads", 16), config.int("intermediate_size", 5120)
     dropout, function = config.float("attention_dropout", 0.0), config.str("hidden_act", "gelu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from regard.models.config import Config
 from regard.models.families import clip, llama
 from regard.models.family import Family, Names, Task, nested
-from regard.models.vision_language import PictureWriter, Projector
+from regard.models.vision_language import Projector, VisionLanguageModel
 
 __all__ = ["FAMILY"]
 
@@ -31,7 +31,7 @@ def names(config: Config) -> Names:
     return {**NAMES, **projector}
 
 
-def build(config: Config, task: str) -> PictureWriter:
+def build(config: Config, task: str) -> VisionLanguageModel:
     """The model for a task."""
     vision, text = config.sub_config("vision_config"), config.sub_config("text_config")
     vision.only("model_type", "clip_vision_model")
@@ -48,7 +48,7 @@ def build(config: Config, task: str) -> PictureWriter:
         config.str("projector_hidden_act", "gelu"),
         bias=config.bool("multimodal_projector_bias", True),
     )
-    return PictureWriter(
+    return VisionLanguageModel(
         config,
         tower,
         projector,

@@ -19,7 +19,7 @@ from regard.models.family import Concat, Family, Names, Squeeze, Task
 from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import FeedForward
-from regard.nn.vision import Mean, Patches, PictureLabels, Rebuilding
+from regard.nn.vision import ImageLabels, Mean, PatchProjection, PixelReconstruction
 from regard.nn.windows import Merging, Stage, WindowBlock, WindowEmbedding, WindowTable, WindowTower
 
 __all__ = ["FAMILY", "NAMES", "tower"]
@@ -73,7 +73,7 @@ def embedding(config: Config, *, masked: bool) -> WindowEmbedding:
     for key in ("patch_norm", "path_norm"):  # the second is a slip of the pen in the published config files
         config.only(key, True)
     channels, d = config.int("num_channels", 3), config.int("embed_dim", 96)
-    patches = Patches(channels, d, config.pair("patch_size", 4), padded=True)
+    patches = PatchProjection(channels, d, config.pair("patch_size", 4), padded=True)
     pixels = config.pair("image_size", 224)
     learnt = pixels if config.bool("use_absolute_embeddings", False) else None
     return WindowEmbedding(patches, learnt, masked=masked, dropout=config.float("hidden_dropout_prob", 0.0))
@@ -118,8 +118,8 @@ def build(config: Config, task: str) -> VisionModel:
     """The model for a task."""
     d, channels = last_width(config), config.int("num_channels", 3)
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "image-classification": lambda: PictureLabels(d, config.num_labels(), pooling="mean"),
-        "masked-image-modeling": lambda: Rebuilding(d, config.int("encoder_stride", 32), channels),
+        "image-classification": lambda: ImageLabels(d, config.num_labels(), pooling="mean"),
+        "masked-image-modeling": lambda: PixelReconstruction(d, config.int("encoder_stride", 32), channels),
         "feature-extraction": lambda: None,
     }
     return VisionModel(config, tower(config, masked=task == "masked-image-modeling"), pooler=Mean(), head=heads[task]())

@@ -16,7 +16,7 @@ from regard.models.vision import VisionModel
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.blocks import Block, FeedForward
 from regard.nn.heads import Pooler
-from regard.nn.vision import PatchEmbedding, Patches, PictureLabels, Rebuilding, VisionTower
+from regard.nn.vision import ImageLabels, PatchEmbedding, PatchProjection, PixelReconstruction, VisionTower
 
 __all__ = ["FAMILY", "NAMES", "rebuilding", "tower"]
 
@@ -46,7 +46,7 @@ def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTow
     """Patches and blocks. masked: with a token for hidden patches.  distilled: with a second cls, for DeiT."""
     d, eps = config.int("hidden_size"), config.eps("layer_norm_eps", 1e-12)
     dropout = config.float("hidden_dropout_prob", 0.0)
-    patches = Patches(config.int("num_channels", 3), d, config.pair("patch_size", 16))
+    patches = PatchProjection(config.int("num_channels", 3), d, config.pair("patch_size", 16))
     embed = PatchEmbedding(patches, config.pair("image_size", 224), distilled=distilled, masked=masked, dropout=dropout)
 
     def block() -> Block:
@@ -66,10 +66,10 @@ def tower(config: Config, *, masked: bool, distilled: bool = False) -> VisionTow
     return VisionTower(embed, blocks, norm=nn.LayerNorm(d, eps))
 
 
-def rebuilding(config: Config) -> Rebuilding:
+def rebuilding(config: Config) -> PixelReconstruction:
     """The head of masked image modelling."""
     channels = config.int("num_channels", 3)
-    return Rebuilding(config.int("hidden_size"), config.int("encoder_stride", 16), channels)
+    return PixelReconstruction(config.int("hidden_size"), config.int("encoder_stride", 16), channels)
 
 
 def build(config: Config, task: str) -> VisionModel:
@@ -77,7 +77,7 @@ def build(config: Config, task: str) -> VisionModel:
     d = config.int("hidden_size")
     out, function = config.int("pooler_output_size", d), config.str("pooler_act", "tanh")
     heads: dict[str, Callable[[], nn.Module | None]] = {
-        "image-classification": lambda: PictureLabels(d, config.num_labels()),
+        "image-classification": lambda: ImageLabels(d, config.num_labels()),
         "masked-image-modeling": lambda: rebuilding(config),
         "feature-extraction": lambda: None,
     }
