@@ -94,7 +94,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     ),
     "sinks": (
         "{count} of {total} heads rest on one key, with 0.9 of their attention or more; per layer: {list}",
-        "common; leave that key out of pictures, where it would hide everything else",
+        "common; leave that key out of figures, where it would hide everything else",
     ),
     "dead heads": (
         "{count} of {total} heads look at all keys alike or say the same for every query; per layer: {list}",
