@@ -167,7 +167,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
         "name": session.name,
         "text": session.text,
         "image": {
-            "name": session.pictures[0].name if session.pictures else None,  # a capture may lack it
+            "name": session.images[0].name if session.images else None,  # a capture may lack it
             "height": frame.picture[0],
             "width": frame.picture[1],
         },
@@ -191,7 +191,7 @@ def _describe(session: Session, options: LookOptions, focus: _ImageFocus) -> dic
         ],
         **describe_heads(session, focus.layers, options),
         "sentence": None if head is None else head_answer(session, focus.index, head, options.lang)["sentence"],
-        "warning": WARNING[options.lang],
+        "warning": translate(WARNING, options.lang),
     }
 
 
@@ -223,8 +223,8 @@ def show_image(session: Session, options: LookOptions, photo: str | bytes | None
         image: object = None
         if photo is not None and not options.no_photo:
             image = open_image(photo).image
-        elif kept.pictures:
-            image = _enlarged(kept.pictures[0])
+        elif kept.images:
+            image = _enlarged(kept.images[0])
         overlay = focus.view.overlay(image, token=focus.token, at=at, head=options.head)
         write_figure(overlay.figure(), options.figure)
     written = write_session(kept, options)
@@ -298,7 +298,7 @@ def _print_seen(session: Session, said: dict[str, Any], out: Terminal) -> None:
     size = {"height": image["height"], "width": image["width"]}
     out.print(out.say("{name}: {height} × {width} pixels, high and wide", name=name, **size))
     if session.model is not None:
-        prepared = plan_text(session.model.preprocessor.plan, out.lang)
+        prepared = plan_text(session.model.preprocessor.transforms, out.lang)
         out.print((out.say("prepared: {plan}", plan=prepared), "dim"))
     seen = out.say(
         "seen: rows {top:g} to {bottom:g}, columns {left:g} to {right:g}, as {high} × {wide} pixels in "
@@ -408,14 +408,14 @@ def plan_text(plan: ImageTransforms, lang: Lang) -> str:
     """Everything that is done to an image, in order.
 
     >>> from regard.data.image_processing import ImageTransforms
-    >>> from regard.data.image_steps import Crop, Numbers, Resize, ShorterSide
-    >>> numbers = Numbers(1 / 255, (0, 0, 0), (1, 1, 1))
+    >>> from regard.data.image_steps import Crop, Normalize, Resize, ShorterSide
+    >>> numbers = Normalize(1 / 255, (0, 0, 0), (1, 1, 1))
     >>> plan_text(ImageTransforms((Resize(ShorterSide(256), 3), Crop(224, 224)), numbers, None), "ko")
     '짧은 변을 256에 맞춰 크기 조정 (bicubic), 가운데 224 × 224 자르기, ÷ 255, 정규화'
     """
     if lang == "en":
         return str(plan)
-    numbers = plan.numbers
+    numbers = plan.normalize
     unchanged = numbers.scale is None and numbers.mean is None
     parts = [_step_text(step, lang) for step in plan.steps]
     parts.append(

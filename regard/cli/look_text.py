@@ -11,6 +11,7 @@ from regard.cli.commands import Lang, LookOptions
 from regard.cli.files import output_to, write_figure
 from regard.cli.models import check_device, require_texts
 from regard.cli.terminal import PIPE, Part, Terminal, bar, fit, print_atlas, print_json, shade
+from regard.locale import translate
 from regard.session.labels import is_word, shown, spelled, word_numbers
 from regard.tables import pad, width
 
@@ -177,7 +178,7 @@ def describe_text(session: Session, options: LookOptions) -> dict[str, Any]:
         "obstacle": why,
         "row": row,
         "head": card,
-        "warning": WARNING[options.lang],
+        "warning": translate(WARNING, options.lang),
     }
 
 
@@ -443,7 +444,7 @@ def write_session(session: Session, options: LookOptions) -> dict[str, Path | No
     """
     if options.save is not None:
         with output_to(options.save):
-            session.capture.save(options.save, photos=bool(session.pictures))
+            session.capture.save(options.save, photos=bool(session.images))
     if options.html is not None:
         from regard.explorer.export import write_html
 

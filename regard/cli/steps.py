@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli.commands import StepsOptions
 from regard.cli.files import FIGURE_SUFFIXES, check_output, read_arrays, write_figure
 from regard.cli.terminal import INDENT, Terminal, print_json, print_matrix
+from regard.locale import translate
 from regard.tables import width
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _print_heading(number: str, title: str, name: str, formula: str, out: Termin
     """What is done, the formula, and what it means: on one line where there is room."""
     from regard.stages import MEANING
 
-    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", MEANING[out.lang][name]
+    first, second, meaning = f"{number:<{len(INDENT)}}{title}", f"   {formula}   ", translate(MEANING[name], out.lang)
     crowded = out.room is not None and width(first + second + meaning) > out.room
     out.print()
     out.print((first, "bold"), second.rstrip() if crowded else second, *(() if crowded else ((meaning, "dim"),)))

@@ -83,7 +83,7 @@ def caption(options: CaptionOptions) -> None:
     images = read_images(options.image, options.file)
     check_images(images)
     from regard.models.flamingo import FlamingoModel
-    from regard.models.vision_language import PictureWriter
+    from regard.models.vision_language import VisionLanguageModel
     from regard.tasks.captioning import caption_parts
     from regard.tasks.images import placeholder
 
@@ -91,7 +91,7 @@ def caption(options: CaptionOptions) -> None:
     require_images(model, "caption")
     config, prompt = _generation_config(options, model), options.prompt
     # A prompt with the image's place in it is all that the model is told, and no part of the caption.
-    whole = isinstance(model, (PictureWriter, FlamingoModel)) and placeholder(model) in (prompt or "")
+    whole = isinstance(model, (VisionLanguageModel, FlamingoModel)) and placeholder(model) in (prompt or "")
     begun = "" if whole or prompt is None else prompt
     outputs = _gather(
         "caption",
@@ -292,7 +292,7 @@ def classify(options: ClassifyOptions) -> None:
     if not typed and options.file is None:
         read_texts(typed, None)  # raises before the model is opened
     refuse_missing_images(typed)
-    from regard.models.dual_encoder import DualModel
+    from regard.models.dual_encoder import DualEncoder
     from regard.tasks.images import has_vision
 
     labels = None
@@ -306,7 +306,7 @@ def classify(options: ClassifyOptions) -> None:
     # A model that compares has no labels: it is opened as it is, and raises itself.
     tasks = ["classify", "classify-cls", "none"] if labels is None else ["none"]
     model = open_model(options.model, "classify", tasks, options)
-    if labels is not None and not isinstance(model, DualModel):
+    if labels is not None and not isinstance(model, DualEncoder):
         raise ValueError(LABELS_NEED.format(model.family.title, ", which does not compare images with texts"))
     if not has_vision(model):
         refuse_images(typed, model.family.title)

@@ -350,5 +350,5 @@ def _pixels(model: Model, images: Any, prompts: int, single: bool) -> list[Tenso
     flat = [image for own in lists for image in own]
     if not flat:
         return [None] * prompts
-    rows = iter(model.preprocessor(flat).pixels.to(model.device))
+    rows = iter(model.preprocessor(flat).pixel_values.to(model.device))
     return [torch.stack([next(rows) for _ in own]) if own else None for own in lists]

@@ -50,13 +50,13 @@ class Roles(Mask):
     As a mask by itself it says who sees whom without any window: global tokens all tokens, the others those.
 
     tokens, chosen: (B or 1, N) booleans, True = a token, True = a global one; one row where all texts have the same.
-    most: how many global tokens the text with most of them has.  alike: do all have as many?
+    max_global: how many global tokens the text with most of them has.  alike: do all have as many?
     padded: is any token padding?
     """
 
     tokens: Tensor
     chosen: Tensor
-    most: int
+    max_global: int
     alike: bool
     padded: bool
 
@@ -81,16 +81,16 @@ class Roles(Mask):
         """
         if (reach, dilation) not in self._local:
             near = sliding(reach, dilation)
-            seen = near | masks.padding(self.chosen) if self.max_positions else near
+            seen = near | masks.padding(self.chosen) if self.max_global else near
             seen = seen & masks.padding(self.tokens) if self.padded else seen
             looking = self.tokens & ~self.chosen
-            self._local[reach, dilation] = seen & masks.queries(looking) if self.max_positions or self.padded else seen
+            self._local[reach, dilation] = seen & masks.queries(looking) if self.max_global or self.padded else seen
         return self._local[reach, dilation]
 
     @cached_property
     def places(self) -> Tensor:
         """(B or 1, G), where the global tokens of each text stand, in order; where it has fewer, others follow."""
-        return self.chosen.long().argsort(dim=1, descending=True, stable=True)[:, : self.max_positions]
+        return self.chosen.long().argsort(dim=1, descending=True, stable=True)[:, : self.max_global]
 
     @cached_property
     def whole(self) -> Mask | None:
@@ -99,7 +99,7 @@ class Roles(Mask):
         if self.alike:
             return seen
         rows = masks.queries(
-            torch.arange(self.max_positions, device=self.chosen.device) < self.chosen.sum(1, keepdim=True)
+            torch.arange(self.max_global, device=self.chosen.device) < self.chosen.sum(1, keepdim=True)
         )
         return rows if seen is None else seen & rows
 
@@ -226,7 +226,7 @@ class SlidingAttention(MultiHeadAttention):
         dropout = self.dropout if self.training else 0.0
         out = attention(q, k, v, mask=seen, scale=self.scale, dropout=dropout, backend=self.backend)
         out = out.transpose(1, 2).flatten(2)  # (B, N, d)
-        if mask is not None and mask.most:
+        if mask is not None and mask.max_global:
             places = mask.places.unsqueeze(-1).expand(len(x), -1, x.shape[-1])
             out = out.scatter_add(1, places, self.whole(x, mask))  # their rows are 0 so far
         return cast(Tensor, self.w_o(out))

@@ -171,7 +171,7 @@ def _tower(
 def _tokens(made: Made, mask: Tensor) -> Made:
     """Without padding: (B, N, d) → (tokens, d). What has no positions stays, and so do rows of weights."""
 
-    def by_token(place: Place, values: Tensor) -> bool:
+    def by_token(place: TensorPlace, values: Tensor) -> bool:
         one_each = place.what == "logits" and values.shape == mask.shape  # ELECTRA's discriminator
         return one_each or (values.ndim == 3 and "weights" not in place.what)
 

@@ -132,7 +132,7 @@ class ImageInputs:
 def _inputs(model: Model, image: OpenedImage, text: str | None) -> ImageInputs:
     prepared = model.preprocessor([image])
     pixels, frames = prepared.pixel_values.to(model.device), prepared.frames
-    if isinstance(model, (VisionModel, DualModel)):
+    if isinstance(model, (VisionModel, DualEncoder)):
         if text is not None:
             raise ValueError(f"{model.family.title} sees only the image here: leave the text out")
         return ImageInputs(without_dropout(model, lambda: model(pixel_values=pixels)), model.layouts(frames[0]))

@@ -18,7 +18,7 @@ from regard.nn.heads import first_token, last_token
 from regard.tasks.inputs import Texts, batches, max_text_positions, run_model
 
 if TYPE_CHECKING:
-    from regard.models.dual_encoder import DualModel
+    from regard.models.dual_encoder import DualEncoder
     from regard.models.encoder_decoder import EncoderDecoder
     from regard.models.model import Model
 
@@ -82,7 +82,7 @@ def _instead(model: Model) -> str:
     texts = "words = model.tokenizer.batch(texts); model.encode_text(words.ids, words.mask) gives vectors of texts"
     images = "model.encode_image(model.preprocessor(images).pixel_values) gives vectors of images"
     if model.kind == "dual-encoder":
-        dual = cast("DualModel", model)
+        dual = cast("DualEncoder", model)
         if dual.text is None or dual.vision is None:
             return images if dual.text is None else texts
     return f"{texts}, {images}, and model.match(images, texts) compares both"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regard.data.image_processing import ImageBatch
 from regard.data.images import Source, is_batch, numbered, open_image, peek_image
 from regard.layouts import Frame
 from regard.nn.vision import VisionTower
@@ -17,11 +18,11 @@ from regard.nn.windows import WindowTower
 from regard.tasks.inputs import check_batch
 
 if TYPE_CHECKING:
-    from regard.models.flamingo import FlamingoModel, FlamingoReading
+    from regard.models.flamingo import FlamingoDecoder, FlamingoModel
     from regard.models.model import Model
-    from regard.models.vision_language import PictureReading, PictureWriter
+    from regard.models.vision_language import VisionLanguageDecoder, VisionLanguageModel
 
-ImagePromptModel: TypeAlias = "PictureWriter | FlamingoModel"
+ImagePromptModel: TypeAlias = "VisionLanguageModel | FlamingoModel"
 Several: TypeAlias = "list[Any] | tuple[Source, ...] | Iterator[Any]"
 """Several images. Of Any, because a list of paths is no list of sources to a type checker."""
 PLACEHOLDER = "<image>"
@@ -40,7 +41,7 @@ class ImageHeader:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageBatch:
+class ImageGroup:
     """Some of the images of a list, of one size, on the model's device.
 
     numbers: their places in the list.  names: of their files.  pixels: (B, 3, H, W).  frames: one for each.
@@ -98,7 +99,7 @@ def read_headers(model: Model, images: list[Source]) -> list[ImageHeader]:
     return headers
 
 
-def image_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageBatch]:
+def image_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageGroup]:
     """Images opened and prepared as the checkpoint asks, at most `batch` at a time, those of one size together.
 
     The headers of several are checked first, all of them. Raises ValueError for a batch below 1, and what
@@ -109,7 +110,7 @@ def image_batches(model: Model, images: list[Source], batch: int) -> Iterator[Im
     yield from prepared_batches(model, checked, batch)
 
 
-def prepared_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageBatch]:
+def prepared_batches(model: Model, images: list[Source], batch: int) -> Iterator[ImageGroup]:
     """The same of images whose headers were checked."""
     check_batch(batch)
     prepare = model.preprocessor
@@ -123,7 +124,7 @@ def prepared_batches(model: Model, images: list[Source], batch: int) -> Iterator
         for group in sizes.values():
             numbers, names, each = zip(*group, strict=True)
             pixels = torch.cat([one.pixel_values for one in each]).to(model.device)
-            yield ImageBatch(numbers, names, pixels, tuple(one.frames[0] for one in each))
+            yield ImageGroup(numbers, names, pixels, tuple(one.frames[0] for one in each))
 
 
 @torch.no_grad()

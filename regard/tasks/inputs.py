@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.models.flamingo import FlamingoModel
     from regard.models.model import Model
     from regard.models.outputs import ModelOutput
-    from regard.models.vision_language import PictureWriter
+    from regard.models.vision_language import VisionLanguageModel
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
 """Several texts, or several pairs of them."""
@@ -76,7 +76,7 @@ def call_arguments(
     return [places[name] if name in places else by_name[name] for name in names]
 
 
-def reads_image_prompts(model: Model) -> TypeGuard[PictureWriter | FlamingoModel]:
+def reads_image_prompts(model: Model) -> TypeGuard[VisionLanguageModel | FlamingoModel]:
     """True if the model reads images among the tokens of a prompt (LLaVA, Idefics)."""
     return model.kind in ("vision-language", "flamingo")
 

@@ -13,14 +13,14 @@ from regard import tables
 from regard.data.images import Source, is_batch
 from regard.data.tokenizer import BatchEncoding
 from regard.layouts import Frame, Layout
-from regard.nn.vision import Grid, VisionTower
+from regard.nn.vision import PatchGrid, VisionTower
 from regard.nn.windows import WindowTower
-from regard.tasks.images import ImageBatch, Several, as_list, image_batches, score_images, vision_tower
+from regard.tasks.images import ImageGroup, Several, as_list, image_batches, score_images, vision_tower
 from regard.tasks.inputs import batches, max_text_positions, probabilities, shortened
 from regard.tasks.text import Classified, ranking
 
 if TYPE_CHECKING:
-    from regard.models.dual_encoder import DualModel
+    from regard.models.dual_encoder import DualEncoder
     from regard.models.image_text import Matcher
     from regard.models.model import Model
 
@@ -30,7 +30,7 @@ class Features:
     """The vectors of one image.
 
     >>> layout, frame = Layout.grid(2, 3, size=(4, 4)), Frame.whole(8, 12)
-    >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), Grid(2, 3), layout, frame)
+    >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), PatchGrid(2, 3), layout, frame)
     >>> found
     Features(photo.jpg: 1 cls, 6 patches; vectors (7, 1), map (1, 2, 3))
     >>> found.map[0]
@@ -96,7 +96,7 @@ def features(
     return several if is_batch(images) else several[0]
 
 
-def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageBatch, layer: int | None) -> list[Features]:
+def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageGroup, layer: int | None) -> list[Features]:
     """Of images of one size. layer: None for the last."""
     pooled = None
     if model.kind in ("dual-encoder", "vision"):
@@ -116,7 +116,7 @@ def _features_of(model: Model, tower: VisionTower | WindowTower, part: ImageBatc
     return [Features(name, row, grid, layout, frame, summary) for name, row, summary, frame in rows]
 
 
-def _grid_of(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[Grid, Layout]:
+def _grid_of(tower: VisionTower | WindowTower, pixels: tuple[int, int], layer: int | None) -> tuple[PatchGrid, Layout]:
     """The grid of a layer's patches, and what its tokens are: where patches are merged, a layer has larger ones."""
     patches, before = tower.embed.patches, tower.embed.before
     if isinstance(tower, VisionTower):
@@ -188,7 +188,7 @@ def match(
         matcher = cast("Matcher", model)
         names, values = score_images(model, images, batch, lambda pixels: _beside(matcher, pixels, read))
         return Matched(names, tuple(given), values.cpu(), "probability")
-    dual = cast("DualModel", model)
+    dual = cast("DualEncoder", model)
     words = _wide(_vectors(dual, read))  # (T, e)
     names, values = score_images(model, images, batch, lambda pixels: _wide(dual.encode_image(pixels)) @ words.T)
     return Matched(names, tuple(given), values.cpu(), "cosine")
@@ -215,7 +215,7 @@ def classify_by(
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
         raise ValueError(f"labels must be a list of at least one text, got {labels!r:.60}")
     said = [prompt.replace("{}", label) for label in _checked(labels, "label")]
-    dual = cast("DualModel", model)
+    dual = cast("DualEncoder", model)
     words = _vectors(dual, _read(model, said, batch, truncate))  # (T, e)
     names, logits = score_images(model, images, batch, lambda pixels: dual.head(words, dual.encode_image(pixels)))
     return Classified(names, tuple(labels), probabilities(logits), of="image")

@@ -36,7 +36,7 @@ class ReplacedTokens(nn.Module):
 
     def forward(self, seen: HeadInput) -> Tensor:
         """→ (B, N)."""
-        return cast(Tensor, self.score(self.function(self.dense(seen.hidden)))).squeeze(-1)
+        return cast(Tensor, self.score(self.function(self.dense(seen.last_hidden_state)))).squeeze(-1)
 
 
 def names(config: Config) -> Names:
