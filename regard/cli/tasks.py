@@ -39,7 +39,20 @@ if TYPE_CHECKING:
 
 SHOWN = 4  # numbers of a vector
 # The head that a checkpoint has does not matter: the features are those of its image encoder.
-FEATURE_TASKS = ["none", "encode", "classify", "classify-cls", "rebuild", "caption", "answer", "match", "generate"]
+FEATURE_TASKS = [
+    "feature-extraction",
+    "zero-shot-image-classification",
+    "image-encoding",
+    "image-classification",
+    "image-classification-cls",
+    "masked-image-modeling",
+    "image-to-text",
+    "visual-question-answering",
+    "image-text-matching",
+    "image-text-to-text",
+]
+LABELLING = ["text-classification", "image-classification", "image-classification-cls"]
+HEADLESS = ["feature-extraction", "zero-shot-image-classification"]
 LABELS_NEED = "--labels needs CLIP, or BLIP without a head, and this is {}{}"
 
 
@@ -57,9 +70,11 @@ def generate(options: GenerateOptions) -> None:
     prompts = read_texts(options.prompt, options.file)
     if images and len(prompts) > 1:
         raise ValueError(f"--image goes with one prompt, and there are {len(prompts)}: give one at a time")
-    model = open_model(options.model, "generate", ["generate"], options)
     from regard.generation.text import merged_config
+    from regard.models.family import GENERATION_TASKS
     from regard.tasks.images import has_vision
+
+    model = open_model(options.model, "generate", GENERATION_TASKS, options)
 
     if images and not has_vision(model):
         raise ValueError(
@@ -87,7 +102,7 @@ def caption(options: CaptionOptions) -> None:
     from regard.tasks.captioning import caption_parts
     from regard.tasks.images import placeholder
 
-    model = open_model(options.model, "caption", ["caption", "generate"], options)
+    model = open_model(options.model, "caption", ["image-to-text", "image-text-to-text"], options)
     require_images(model, "caption")
     config, prompt = _generation_config(options, model), options.prompt
     # A prompt with the image's place in it is all that the model is told, and no part of the caption.
@@ -110,7 +125,7 @@ def answer(options: AnswerOptions) -> None:
     check_images([image])
     from regard.tasks.captioning import answer_parts
 
-    model = open_model(options.model, "answer", ["answer", "generate"], options)
+    model = open_model(options.model, "answer", ["visual-question-answering", "image-text-to-text"], options)
     require_images(model, "answer")
     config, questions = _generation_config(options, model), list(options.question)
     outputs = _gather(
@@ -224,7 +239,7 @@ def _as_dict(output: GenerationOutput) -> dict[str, Any]:
 def fill(options: FillOptions) -> None:
     """Predict the words at mask tokens."""
     (text,) = read_texts([options.text], None)
-    found = open_model(options.model, "fill", ["fill", "pretrain"], options).fill(text, options.top)
+    found = open_model(options.model, "fill", ["fill-mask", "pretraining"], options).fill(text, options.top)
     if options.json:
         masks = [
             [{"token": guess.token, "id": guess.id, "probability": guess.probability} for guess in guesses]
@@ -254,7 +269,7 @@ def embed(options: EmbedOptions) -> None:
     from regard.tasks.inputs import shortened
 
     name = str(default_model()) if options.model is None else options.model
-    model = open_model(name, "embed", ["encode", "none"], options)
+    model = open_model(name, "embed", ["text-encoding", *HEADLESS], options)
     # An unknown pooling is refused by the model.
     vectors = cpu_floats(model.embed(texts, pooling=options.pooling, truncate=options.truncate))  # type: ignore[arg-type]
     cosines: list[list[float]] | None = None  # (B, B)
@@ -301,10 +316,10 @@ def classify(options: ClassifyOptions) -> None:
         if not all(labels):
             raise ValueError(f"--labels must be texts separated by commas, got {options.labels!r}")
         family, task = family_and_task(options.model)
-        if task not in (None, "none"):  # before it is read as if it had no head
+        if task not in (None, *HEADLESS):  # before it is read as if it had no head
             raise ValueError(LABELS_NEED.format(family.title, f" with a head for the task {task!r}"))
     # A model that compares has no labels: it is opened as it is, and raises itself.
-    tasks = ["classify", "classify-cls", "none"] if labels is None else ["none"]
+    tasks = [*LABELLING, *HEADLESS] if labels is None else HEADLESS
     model = open_model(options.model, "classify", tasks, options)
     if labels is not None and not isinstance(model, DualEncoder):
         raise ValueError(LABELS_NEED.format(model.family.title, ", which does not compare images with texts"))
@@ -343,7 +358,7 @@ def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
 def match(options: MatchOptions) -> None:
     """Score how well texts match an image."""
     (image,) = read_images([options.image])
-    model = open_model(options.model, "match", ["match", "none"], options)
+    model = open_model(options.model, "match", ["image-text-matching", "zero-shot-image-classification"], options)
     from regard.tasks.inputs import shortened
 
     require_images(model, "match")

@@ -95,6 +95,8 @@ class Captioner(ImageTextModel):
     start, end, pad: the tokens around a caption.
     """
 
+    kind = "image-caption"
+
     def __init__(self, config: Config, vision: VisionTower, decoder: Tower, head: LanguageHead, bounds: Bounds) -> None:
         super().__init__(config, vision)
         self.decoder, self.head = decoder, head
@@ -315,6 +317,8 @@ class Matcher(ImageTextModel):
     A pair read together is judged better; vectors of each alone compare many with many (`encode_text`, `encode_image`:
     their products are cosines).
     """
+
+    kind = "image-text-matching"
 
     def __init__(self, config: Config, vision: VisionTower, encoder: Tower, head: Matching) -> None:
         super().__init__(config, vision)

@@ -342,7 +342,7 @@ class Model(nn.Module):
 
         Raises:
             TypeError: an option that does not exist or has the wrong type.
-            ValueError: a model without task "generate", a prompt that leaves no room, another number of images than of
+            ValueError: a model without a language-model head, a prompt that leaves no room, another number of images than of
                 placeholders, options out of range, beam search with sampling or stop strings, or settings of the
                 checkpoint that change the text and are not supported.
         """
@@ -401,7 +401,7 @@ class Model(nn.Module):
         >>> regard.load("google-bert/bert-base-uncased").fill("Paris is the [MASK] of France.")     # doctest: +SKIP
 
         Raises:
-            ValueError: a model without task "fill" (or "pretrain"), a text without a mask, or one that is too long.
+            ValueError: a model without task "fill-mask" (or "pretraining"), a text without a mask, or one that is too long.
         """
         return text_tasks.fill(self, text, top)
 
@@ -412,7 +412,7 @@ class Model(nn.Module):
         >>> print(regard.load("dslim/bert-base-NER").tag("Paris is in France."))     # doctest: +SKIP
 
         Raises:
-            ValueError: a model without task "tag", or a text that is too long.
+            ValueError: a model without task "token-classification", or a text that is too long.
         """
         return text_tasks.tag(self, text)
 
@@ -424,7 +424,7 @@ class Model(nn.Module):
         >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
         Raises:
-            ValueError: a model without task "next" (or "pretrain"), or texts that are too long together.
+            ValueError: a model without task "next-sentence-prediction" (or "pretraining"), or texts that are too long together.
         """
         return text_tasks.follows(self, first, second)
 
@@ -578,7 +578,7 @@ class Model(nn.Module):
             **options: as in `generate`.
 
         Raises:
-            ValueError: a model without task "caption", or "generate" and a vision tower, an image that cannot be
+            ValueError: a model without task "image-to-text" or "image-text-to-text", an image that cannot be
                 opened, a prompt that leaves no room, and as `generate`.
         """
         config = GenerationConfig.from_options(config, options)
@@ -593,7 +593,7 @@ class Model(nn.Module):
         >>> regard.load("openai/clip-vit-base-patch32").match("photo.jpg", ["a cat", "a dog"])     # doctest: +SKIP
 
         `.values` (images, texts) are what `.measure` says: "cosine" of two vectors where texts and images are read
-        apart (CLIP, BLIP with task "none"); the "probability" that the two belong together where the text is read
+        apart (CLIP, BLIP without a head); the "probability" that the two belong together where the text is read
         with cross-attention to the image (BLIP with task "match").
 
         Args:
@@ -640,7 +640,7 @@ class Model(nn.Module):
         return matching.features(self, images, layer=layer, batch=batch)
 
 
-QUESTION_ANSWERING = ("question-answering", "answer")
+QUESTION_ANSWERING = ("question-answering",)
 
 # Arguments that callers written for transformers pass along: value that changes nothing, and what to do instead.
 REFUSED: dict[str, tuple[Any, str]] = {
