@@ -168,7 +168,7 @@ class _Tiled(torch.autograd.Function):
             raise RuntimeError("the tiled backend has no second derivative; use backend='reference' for it")
         plan: _Plan = ctx.plan
         q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
-        back = _TiledBackward(plan, q, k, v, out, lse, grad, tensors, ctx.needs_input_grad[5:])
+        back = _TiledBackward(plan, (q, k, v, out), lse, grad, tensors, ctx.needs_input_grad[5:])
         with as_given(q.device):  # what surrounds a backward is not what surrounded its forward
             for rows in plan.row_slices():
                 back.walk_row(rows)
@@ -213,15 +213,13 @@ class _TiledBackward:
     def __init__(
         self,
         plan: _Plan,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
+        given: tuple[Tensor, Tensor, Tensor, Tensor],
         lse: Tensor,
         grad: Tensor,
         tensors: list[Tensor],
         wanted: tuple[bool, ...],
     ) -> None:
+        q, k, v, out = given
         self.plan, self.q, self.k, self.v, self.grad = plan, q, k, v, grad
         self.lse = torch.where(lse == -inf, 0.0, lse).unsqueeze(-1)  # exp(−∞ − 0) = 0 where nothing is seen
         self.delta = (grad.to(plan.wide) * out.to(plan.wide)).sum(-1, keepdim=True)  # (B, H, Nq, 1)
