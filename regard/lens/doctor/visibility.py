@@ -186,7 +186,7 @@ def _of_tiles(mask: Mask, nq: int, nk: int, device: torch.device) -> Visible:
     see = mask.bind(nq, nk, device, torch.float32)
     step = torch.arange(size, device=device)
     partial, many = (kinds == PARTIAL).nonzero(), max(1, AT_ONCE // size**2)  # (tiles, 4)
-    for some in partial.split(many):
+    for some in (partial[n : n + many] for n in range(0, len(partial), many)):
         b, h, i, j = (at.view(-1, 1, 1) for at in some.unbind(1))  # (T, 1, 1)
         i, j = i * size + step.view(-1, 1), j * size + step  # (T, size, 1), (T, 1, size)
         cells = see(b, h, i.clamp(max=nq - 1), j.clamp(max=nk - 1)) & (i < nq) & (j < nk)  # (T, size, size)
@@ -352,7 +352,7 @@ def classify(cells: Tensor) -> tuple[BiasKind, float | None]:
         return "additive", None
     rows = max(1, AT_ONCE // (cells.numel() // cells.shape[2]))
     pieces = []
-    for piece in cells.split(rows, 2):
+    for piece in (cells[:, :, n : n + rows] for n in range(0, cells.shape[2], rows)):
         hides = (piece <= HIDES) & (piece != -inf)
         slope, other = (piece > HIDES) & (piece < SLOPES), (piece != 0) & (piece != 1)
         nearest = torch.where(hides, piece, -inf).amax()

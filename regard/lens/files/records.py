@@ -568,7 +568,8 @@ def _cells(rule: Rule, call: Call, what: str, most: int) -> Tensor:
     bound = rule.bind(nq, nk, call.device, call.wide)
     rows, keys = (torch.arange(n, device=call.device) for n in (nq, nk))
     pieces = []
-    for part in rows.split(max(1, AT_ONCE // (batch * heads * nk))):
+    step = max(1, AT_ONCE // (batch * heads * nk))
+    for part in (rows[at : at + step] for at in range(0, nq, step)):
         cells = torch.as_tensor(bound(*indices(batch, heads, part, keys, call.device)))
         pieces.append(cells.expand(batch, heads, len(part), nk).cpu())
     return torch.cat(pieces, 2)
