@@ -1056,8 +1056,8 @@ def served(monkeypatch) -> dict[str, Any]:
     """What would be served, without serving it."""
     found: dict[str, Any] = {}
 
-    def note(listening: socket.socket, sessions: Any, models: Any, lang: str, *, token: str, browser: bool) -> None:
-        found.update(sessions=sessions, models=models, lang=lang, token=token, browser=browser)
+    def note(listening: socket.socket, sessions: Any, models: Any, options: Any, token: str) -> None:
+        found.update(sessions=sessions, models=models, lang=options.lang, token=token, browser=not options.no_open)
         found["at"] = listening.getsockname()
 
     monkeypatch.setattr(serve, "_serve", note)
