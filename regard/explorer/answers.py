@@ -1,6 +1,9 @@
 """The explorer's protocol: one function per question about a session, each returning JSON values (session/protocol.py).
 
-Server, notebook and exported page ask the same questions. Axis letters: N positions (Nq queries, Nk keys), D head size.
+Server, notebook and exported page ask the same questions. All raise IndexError for a layer, head, token or key out of
+range, LookupError if the capture lacks what is needed, and ValueError for a wrong size or language.
+
+Axis letters: N positions (Nq queries, Nk keys), D head size.
 """
 
 from __future__ import annotations
@@ -134,13 +137,7 @@ def overview(session: Session, lang: Lang = "en") -> OverviewAnswer:
     >>> answer["rows"], answer["labels"], answer["measures"]["entropy"]["shape"]
     (False, ['a', 'b', 'c'], [1, 2])
 
-    Args:
-        session: what to answer from.
-        lang: language of the warning.
-
-    Raises:
-        ValueError: for an unknown language.
-        LookupError: if the capture is empty.
+    lang: of the warning.
     """
     lang = checked_language(lang)
     if not session.layers:
@@ -282,9 +279,7 @@ def tokens(session: Session, start: int = 0, stop: int | None = None) -> TokensA
     >>> tokens(Session("toy", Capture(), ("a", "b", "c")), 1, 3)
     {'start': 1, 'labels': ['b', 'c']}
 
-    Raises:
-        IndexError: for tokens out of range.
-        ValueError: for more than 65,536 at once.
+    At most 65,536 at once.
     """
     start, stop = checked_span("tokens", start, stop, len(session.tokens), most=MOST_LABELS)
     return {"start": start, "labels": _labels(session, start, stop)}
@@ -298,10 +293,6 @@ def image(session: Session, number: int) -> ImageAnswer:
     Traceback (most recent call last):
         ...
     LookupError: there is no image 0: this session has none
-
-    Raises:
-        TypeError: if the number is not an integer.
-        LookupError: if there is no such image.
     """
     photo = find_image(session, number)
     return {"kind": photo.kind, "base64": b64encode(photo.data).decode("ascii")}
@@ -330,9 +321,7 @@ def head(session: Session, layer: int, head: int, lang: Lang = "en") -> HeadAnsw
     >>> head(Session("toy", seen, ("a", "b", "c")), 0, 1)["sentence"][:38]
     'Head 1 of layer 0 spreads about evenly'
 
-    Raises:
-        IndexError: for a layer or head out of range.
-        LookupError: if the capture has neither a map nor q and k.
+    Needs a map, or q and k.
     """
     lang, seen = checked_language(lang), find_head(session, layer, head)
     view, numbers = seen.view, session.numbers[layer]
@@ -414,9 +403,6 @@ def links(session: Session, layer: int, head: int, count: int = LINKS) -> LinksA
 
     Queries that see a single key are left out. The list is empty if the capture has neither q and k, nor links, nor an
     exact map.
-
-    Raises:
-        IndexError: for a layer or head out of range.
     """
     seen = find_head(session, layer, head)
     view, (_, _, nq, nk) = seen.view, seen.view.sizes
@@ -500,10 +486,7 @@ def row(session: Session, layer: int, head: int, token: int, start: int = 0, sto
     >>> row(Session("toy", seen, ("a", "b", "c")), 0, 1, token=2)["top"][0]
     {'key': 0, 'weight': 0.3333333432674408}
 
-    Raises:
-        IndexError: for a layer, head, token or key out of range.
-        LookupError: if the capture has no queries and keys.
-        ValueError: for more than 131,072 weights at once.
+    Needs q and k. At most 131,072 weights at once.
     """
     weights = exact_weights(session, layer, head, "an exact row")
     nq, nk = weights.sizes
@@ -538,18 +521,7 @@ def tile(session: Session, layer: int, head: int, rows: Span, cols: Span, size: 
     Up to 4,096 × 4,096 weights, a pooled cell is their exact sum divided by its number of queries. A larger part is cut
     from the measured map: the answer covers whole cells of that, and says which.
 
-    Args:
-        session: what to answer from.
-        layer: number of the layer.
-        head: number of the head.
-        rows: queries [first, end).
-        cols: keys [first, end).
-        size: 1 to 256.
-
-    Raises:
-        IndexError: for a layer, head, query or key out of range.
-        LookupError: if the capture has no queries and keys.
-        ValueError: for another size or an empty part.
+    Needs q and k.  rows, cols: queries and keys, [first, end).  size: 1 to 256.
     """
     weights = exact_weights(session, layer, head, "a tile of the map")
     if not 1 <= size <= LARGEST_TILE:
@@ -599,9 +571,7 @@ def steps(session: Session, layer: int, head: int, token: int, key: int) -> Step
     >>> answer["d"], answer["scale"], answer["keys"], answer["v_sum"]
     (4, 0.5, [0, 1, 2], None)
 
-    Raises:
-        IndexError: for a layer, head, token or key out of range.
-        LookupError: if the capture has no queries and keys, or the model computed its own softmax.
+    Needs q and k; a model that computes its own softmax has none.
     """
     nq, nk = exact_weights(session, layer, head, "showing the steps").sizes
     checked_index("token", token, nq, "queries")

@@ -29,7 +29,7 @@ MOST_MODELS = 2  # in memory; a session holds its own besides
 
 
 class SessionShelf:
-    """Sessions by id, "1", "2" and so on, which are never given again.
+    """Sessions by id: "1", "2", …, each used once.
 
     >>> from regard.lens.capture import Capture
     >>> shelf = SessionShelf(most=1)
@@ -38,7 +38,7 @@ class SessionShelf:
     >>> list(shelf.all())
     ['2']
 
-    most: how many are kept.
+    most: how many are kept; the oldest goes first.
     """
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
@@ -47,7 +47,7 @@ class SessionShelf:
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
-        """Keep a session; the oldest goes where there are too many."""
+        """Keep a session, and return its id."""
         with self._lock:
             name = str(next(self._ids))
             self._sessions[name] = session
@@ -56,7 +56,7 @@ class SessionShelf:
             return name
 
     def get(self, name: str) -> Session:
-        """A session by its id. Raises LookupError for one that is not there."""
+        """A session by its id. Raises LookupError if there is none."""
         with self._lock:
             found = self._sessions.get(name)
             there = ", ".join(self._sessions) or "none"
@@ -72,7 +72,7 @@ class SessionShelf:
 
 @dataclass(frozen=True)
 class OfferedModel:
-    """A model that may be asked for. id: how it is asked for.  name: for people.  where: what `regard.load` takes."""
+    """A model that may be requested by its id. name: for people.  where: what `regard.load` takes."""
 
     id: str
     name: str
@@ -80,13 +80,15 @@ class OfferedModel:
 
 
 class ModelShelf:
-    """Models that may read texts, loaded when they are first asked for; those used last stay in memory.
+    """Models for new sessions, loaded at first use; those used last stay in memory.
 
     >>> [model.name for model in ModelShelf(["models/gpt2"], demo=False).offered]
     ['gpt2']
 
-    where: directories or hub ids, the first of them the default.  demo: offer the demo package's model too, if it is
-    installed.  ignore: keys of their files to go on without.
+    Args:
+        where: directories or hub ids; the first is the default.
+        demo: offer the demo package's model too, if it is installed.
+        ignore: as in `regard.load`.
     """
 
     def __init__(self, where: Iterable[str] = (), *, demo: bool = True, ignore: Iterable[str] = ()) -> None:
@@ -103,7 +105,7 @@ class ModelShelf:
         self._locks = {offered.id: threading.Lock() for offered in self.offered}
 
     def find(self, name: str | None) -> OfferedModel:
-        """The model of an id, or the default. Raises LookupError with those there are."""
+        """The model of an id, or the default. Raises LookupError if there is none."""
         if name is None and not self.offered:
             return OfferedModel("demo", "", str(default_model()))  # which says how to install it
         for offered in self.offered:
@@ -130,9 +132,9 @@ class ModelShelf:
 
     @contextmanager
     def using(self, offered: OfferedModel, progress: Callable[[int, int], None]) -> Iterator[Model]:
-        """A model that nobody else runs meanwhile: who watches it would see their calls too.
+        """A model to oneself: `watch` would see the calls of others too.
 
-        progress: told after each tensor that is loaded. Raises as `regard.load` does.
+        progress: called after each tensor that is loaded. Raises as `regard.load` does.
         """
         with self._locks[offered.id]:
             if offered.id not in self._loaded:
@@ -145,7 +147,7 @@ class ModelShelf:
 
     @contextmanager
     def running(self, session: Session) -> Iterator[None]:
-        """While a session's own model runs: nobody else runs it."""
+        """The model of a session to oneself."""
         held = [name for name, model in list(self._loaded.items()) if model is session.model]
         if not held:
             yield
@@ -167,15 +169,15 @@ class BusyError(RuntimeError):
 
 
 class CancelledError(Exception):
-    """Raised inside a job that nobody wants any more."""
+    """Raised inside a job that was cancelled."""
 
 
 @dataclass
 class Job:
-    """One text to be read, or an image to be looked at, with the text that is read beside it, if any.
+    """A text or an image for a model.
 
-    image: the bytes of its file, and what it is called.  state, progress: where it is, and in a few words.
-    session: the id of what it made.  error: why it failed.  asked: when somebody last asked for it.
+    text: "" for an image alone.  image: the bytes of its file, and its name.  progress: of the state, in a few words.
+    session: the id of the result.  error: why it failed.  asked: when its state was last requested.
     """
 
     text: str
@@ -196,20 +198,20 @@ class Job:
         return 0 if image is None else len(image[0])
 
     def go_on(self, state: State, progress: str) -> None:
-        """Say what comes now. Raises CancelledError where nobody wants it."""
+        """Enter a state. Raises CancelledError if the job was cancelled."""
         if self.stop.is_set():
             raise CancelledError
         self.state, self.progress = state, progress
 
     def fail(self, error: str) -> None:
-        """End without a session."""
+        """End with an error."""
         self.state, self.progress, self.error = "failed", "", error
 
 
 class Jobs:
-    """Jobs by id, "1", "2" and so on, and the thread that does them; it starts with the first, and again if it died.
+    """Jobs by id, "1", "2", …, and the thread that runs them; it starts with the first job, and again if it died.
 
-    sessions: where what is read goes.  models: who reads.
+    sessions: where results go.  models: which models there are.
     """
 
     def __init__(self, sessions: SessionShelf, models: ModelShelf) -> None:
@@ -220,20 +222,29 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     def start(self, text: str, model: str | None = None, truncate: bool = False) -> str:
-        """Have a text read, and return the job's id.
+        """Start reading a text.
 
-        model: by its id; default the first.  truncate: cut a text that is longer than the model takes.
-        Raises ValueError for an empty text, LookupError for a model that is not there, BusyError where 8 jobs wait.
+        Args:
+            text: the input.
+            model: by its id; default the first.
+            truncate: cut a text that is longer than the model takes.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            ValueError: for an empty text.
+            LookupError: if there is no such model.
+            BusyError: if 8 jobs wait.
         """
         if not text.strip():
             raise ValueError("there is nothing to look at: the text is empty")
         return self._start(Job(text, self._models.find(model), truncate))
 
     def start_image(self, image: bytes, name: str, text: str = "", model: str | None = None) -> str:
-        """Have an image looked at, with a text beside it or "" for none, and return the job's id.
+        """Start looking at an image; returns and raises as `start`.
 
-        image, name: the bytes of its file, and what it is called.  model: by its id; default the first.
-        Raises LookupError for a model that is not there, BusyError where 8 jobs or 64 MiB of images wait.
+        image, name: the bytes of its file, and its name.  text: beside it, or "".  At most 64 MiB of images wait.
         """
         return self._start(Job(text, self._models.find(model), False, (image, name)))
 
@@ -250,9 +261,9 @@ class Jobs:
                 raise BusyError(f"{MOST_BYTES >> 20} MiB of images are waiting to be looked at: wait for one of them")
             name = str(next(self._ids))
             self._jobs[name] = job
-            ended = [one for one, other in self._jobs.items() if other.state in ENDED]
-            for one in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
-                del self._jobs[one]
+            ended = [other for other in self._jobs if self._jobs[other].state in ENDED]
+            for other in ended[: max(0, len(ended) - MOST_REMEMBERED)]:
+                del self._jobs[other]
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, args=(self._queue,), name="regard jobs", daemon=True)
                 self._worker.start()
@@ -260,7 +271,7 @@ class Jobs:
         return name
 
     def _bury(self) -> None:
-        """Where the thread has died, whatever it had to do has failed; the next job starts another."""
+        """If the thread has died, fail its jobs; the next job starts another one."""
         if self._worker is not None and not self._worker.is_alive():
             self._worker, self._queue = None, SimpleQueue()
             for job in self._jobs.values():
@@ -268,7 +279,7 @@ class Jobs:
                     job.fail("the thread that reads has ended unexpectedly: try it again")
 
     def get(self, name: str) -> Job:
-        """A job by its id. Raises LookupError for one that is not there."""
+        """A job by its id. Raises LookupError if there is none."""
         with self._lock:
             self._bury()
             if name in self._jobs:
@@ -277,13 +288,13 @@ class Jobs:
         raise LookupError(f"there is no job {name[:40]!r}: it ended long ago, or never was")
 
     def cancel(self, name: str) -> Job:
-        """Let a job end soon; one that has ended stays as it is. Raises LookupError for one that is not there."""
+        """Cancel a job that has not ended. Raises LookupError if there is none."""
         job = self.get(name)
         job.stop.set()
         return job
 
     def close(self, seconds: float = 5.0) -> None:
-        """Cancel everything and wait for the thread, not for ever."""
+        """Cancel everything and wait for the thread, at most so long."""
         with self._lock:
             for job in self._jobs.values():
                 job.stop.set()
@@ -343,7 +354,7 @@ def no_images(model: OfferedModel) -> str:
 
 @contextmanager
 def _stoppable(job: Job) -> Iterator[None]:
-    """Inside, the attention of this thread asks whether the job is wanted, layer by layer, and says how far it is."""
+    """Inside, each attention call of this thread reports progress and raises if the job was cancelled."""
     thread, layers = threading.get_ident(), count(1)
 
     def ask(call: Call, backend: str, output: Any) -> None:

@@ -41,7 +41,7 @@ def _last(path: str) -> str:
 
 
 def report(error: BaseException) -> str:
-    """Write the traceback of an error that nobody expected to stderr; returns what to say instead of it."""
+    """Log the traceback of an unexpected error to stderr, and return a message for the user that names it."""
     name = uuid4().hex[:8]
     LOG.error("error %s of the explorer:", name, exc_info=error)
     return f"{type(error).__name__}, error {name}: the terminal of `regard serve` says more"
@@ -51,6 +51,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 MOST_HEAD = 64 << 10  # a question of 4,096 characters in the address takes most of it
 MOST_IN_FLIGHT = 128 << 20  # bytes of all bodies that are being received or answered
 BODY_SECONDS, BODY_RATE = 10.0, 64 << 10  # a body may take so long, and a second more for each so many bytes of it
+# Nothing is loaded from elsewhere, nothing inline runs, nothing frames the page, nothing is cached.
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,7 +60,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer: nothing is loaded from elsewhere, nothing inline runs, nothing frames the page, nothing is kept."""
 NO_TOKEN = "the token of this server is missing or old: open the URL that `regard serve` shows in its terminal"
 NO_TOKEN_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>regard</title></head>
@@ -92,12 +92,15 @@ class RefusedError(Exception):
 
 
 class Gate:
-    """ASGI middleware.
+    """ASGI middleware that checks Host, Origin, token and the size and speed of bodies.
 
-    port: the server's own, which Host and Origin must name; 80 may be left out.
-    token: what a request must have: as `Authorization: Bearer …`, as `/?token=…`, which is answered with a cookie, or
-      as that cookie.
-    limits: path → bytes of a body; a path that is not there takes none beyond `small`.
+    Args:
+        app: the next one.
+        port: which Host and Origin must name; 80 may be left out.
+        token: which a request must carry: as `Authorization: Bearer …`, as `/?token=…`, which sets a cookie, or as
+            that cookie.
+        limits: path → largest body in bytes.
+        small: largest body of other paths.
     """
 
     def __init__(self, app: ASGIApp, port: int, token: str, limits: Mapping[str, int], small: int = 4096) -> None:
@@ -107,19 +110,24 @@ class Gate:
         self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = _joined(scope["headers"])
+        headers: dict[str, str] = {}  # one that came twice is joined with a comma, which is nobody's Host or Origin
+        for key, value in scope["headers"]:
+            name, text = key.decode("latin-1").lower(), value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
         most = self.limits.get(scope["path"], self.small)
-        query = scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""  # elsewhere token is a word's
+        query = (
+            scope["query_string"].decode("latin-1") if scope["path"] == "/" else ""
+        )  # elsewhere `token` is a position
         in_address = parse_qs(query).get("token", [])
         try:
-            _check_head(scope, headers)
+            self._check_head(scope, headers)
             self._check_origin(headers, scope["path"])
             self._check_token(headers, in_address)
             said = self._check_body(headers, most)
@@ -131,6 +139,24 @@ class Gate:
             more["set-cookie"] = f"{self.cookie}={self.token.decode()}; Path=/; HttpOnly; SameSite=Strict"
         await self._let_in(scope, receive, send, most, said, more)
 
+    @staticmethod
+    def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
+        """Refuse what no browser sends and uvicorn would accept."""
+        size = (
+            len(scope["raw_path"])
+            + len(scope["query_string"])
+            + sum(map(len, headers))
+            + sum(map(len, headers.values()))
+        )
+        if size > MOST_HEAD:
+            raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
+        if scope["http_version"] not in ("1.0", "1.1"):
+            raise RefusedError(400, f"this server speaks HTTP/1.1, not HTTP/{scope['http_version']}")
+        if "websocket" in headers.get("upgrade", "").lower():
+            raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
+
     def _check_origin(self, headers: Mapping[str, str], path: str) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if host.lower() not in self.hosts:
@@ -141,7 +167,7 @@ class Gate:
             raise RefusedError(403, "a page of another site may not ask: only the page that this server gave out")
 
     def _check_token(self, headers: Mapping[str, str], in_address: Iterable[str]) -> None:
-        """The page tells a missing token from other refusals by www-authenticate."""
+        """The page recognises a missing token by www-authenticate."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         cookies = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
         given = [*in_address, *(value for name, _, value in cookies if name == self.cookie)]
@@ -166,7 +192,7 @@ class Gate:
     async def _let_in(
         self, scope: Scope, receive: Receive, send: Send, most: int, said: int, headers: Mapping[str, str]
     ) -> None:
-        """Count and time the body while it comes. Where it is refused, whatever the app would answer is replaced."""
+        """Count and time the body while it arrives. A refusal replaces the app's answer."""
         came, held, waited, more_body, started = 0, said, 0.0, True, False
         refused: RefusedError | None = None
         clock = asyncio.get_running_loop()
@@ -199,7 +225,12 @@ class Gate:
             nonlocal started
             if refused is None:
                 started = True
-                await send(_with_headers(message, headers) if message["type"] == "http.response.start" else message)
+                if message["type"] == "http.response.start":
+                    own = {name for name, _ in message["headers"]}
+                    ours = [(name.encode(), value.encode()) for name, value in headers.items()]
+                    added = [pair for pair in ours if pair[0] not in own]
+                    message = {**message, "headers": [*message["headers"], *added]}
+                await send(message)
 
         try:
             await self.app(scope, received, guarded)
@@ -215,39 +246,10 @@ class Gate:
             await refused.answer(send)
 
 
-def _check_head(scope: Scope, headers: Mapping[str, str]) -> None:
-    """Raise for what no browser sends, and what uvicorn would take all the same."""
-    size = (
-        len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, headers)) + sum(map(len, headers.values()))
-    )
-    if size > MOST_HEAD:
-        raise RefusedError(431, f"the head of the request has {size:,} bytes, and at most {MOST_HEAD:,} are taken")
-    if scope["http_version"] not in ("1.0", "1.1"):
-        raise RefusedError(400, f"this server speaks HTTP/1.1, not HTTP/{scope['http_version']}")
-    if "websocket" in headers.get("upgrade", "").lower():
-        raise RefusedError(400, "this server speaks HTTP/1.1, and no WebSocket")
-    if "content-length" in headers and "transfer-encoding" in headers:
-        raise RefusedError(400, "a request has a Content-Length or a Transfer-Encoding, not both")
-
-
 def _busy() -> RefusedError:
     return RefusedError(
         503, f"other requests are sending {MOST_IN_FLIGHT >> 20} MiB already: try again in a moment", retry_after="2"
     )
-
-
-def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by name; one that came twice as both with a comma between, which is nobody's Host or Origin."""
-    found: dict[str, str] = {}
-    for name, value in ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs):
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
-
-
-def _with_headers(message: Message, headers: Mapping[str, str]) -> Message:
-    own = {name for name, _ in message["headers"]}
-    more = [(name.encode(), value.encode()) for name, value in headers.items() if name.encode() not in own]
-    return {**message, "headers": [*message["headers"], *more]}
 
 
 MOST_CONNECTIONS = 256

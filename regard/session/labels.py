@@ -1,7 +1,6 @@
 r"""Token labels as people read them: which are words, which pieces make one word, and where a word stands.
 
-A label is what a tokenizer calls a token: "##ing", " cat", "[CLS]", "\xec" for a byte. It does not know tokenizers,
-nor attention.
+A label is what a tokenizer calls a token: "##ing", " cat", "[CLS]", "\xec" for a byte.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import re
 from collections.abc import Sequence
 from unicodedata import lookup, name, normalize
 
-__all__ = ["find_word", "is_word", "shown", "spelled", "word_numbers"]
-
 SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<(?!0x)\|?[^<>\s]+\|?>")
 JAMO = ("HANGUL CHOSEONG ", "HANGUL JUNGSEONG ", "HANGUL JONGSEONG ")
 LONGEST = 40  # characters: a token may have a million
@@ -19,7 +16,7 @@ SPACES = {"\n": "↵", "\t": "⇥"}
 
 
 def is_word(label: str) -> bool:
-    """Is a token neither special nor punctuation? A label that nobody knows, "", is taken for a word.
+    """Whether a token is neither special nor punctuation. An unknown label, "", counts as a word.
 
     >>> [is_word(label) for label in ("cat", "##ing", " 고양이", "[SEP]", "<|endoftext|>", ".", "")]
     [True, True, True, False, False, False, True]
@@ -84,7 +81,7 @@ def spelled(labels: Sequence[str]) -> str:
 
 
 def find_word(labels: Sequence[str], wanted: str) -> list[range]:
-    """Where a word stands: the runs of tokens that spell it, in capitals or small letters.
+    """The runs of tokens that spell a word, ignoring case.
 
     >>> labels = ["[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street"]
     >>> find_word(labels, "The"), find_word(labels, "didn't")

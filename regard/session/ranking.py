@@ -217,9 +217,10 @@ def layers_of(session: Session) -> list[Layer]:
     for index, seen in enumerate(session.layers):
         _, _, nq, nk = seen.view.sizes
         offset = seen.view.place.offset
-        start = nk - nq if offset is None else offset
-        known = isinstance(start, int) and 0 <= start <= length - nq and seen.view.kind == "self" and nk == length
-        layers.append(Layer(index, seen.path, seen.view, start if known else None))
+        start: int | Tensor | None = nk - nq if offset is None else offset
+        if not isinstance(start, int) or not 0 <= start <= length - nq or seen.view.kind != "self" or nk != length:
+            start = None  # other tokens, or an offset per batch row
+        layers.append(Layer(index, seen.path, seen.view, start))
     return layers
 
 
