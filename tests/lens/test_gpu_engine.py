@@ -409,13 +409,13 @@ def test_what_the_kernels_cannot_do_is_refused_with_the_reason(
 ) -> None:
     q, k = (torch.zeros(1, 1, n, arguments.get("d", 3)) for n in (arguments.get("nq", 5), 67))
     q, k = (x.to(arguments.get("dtype", torch.float32)) for x in (q, k))
-    assert re.search(why, gpu.refuse(prepare(q, k, k, bias=arguments.get("bias")), wanted))
+    assert re.search(why, gpu.unsupported_reason(prepare(q, k, k, bias=arguments.get("bias")), wanted))
 
 
 @pytest.mark.parametrize("names", [["entropy"], ["map"], ["top"]])
 def test_what_is_not_asked_for_refuses_nothing(names: list[str]) -> None:
     call = prepare(*(torch.zeros(1, 1, 67, 3) for _ in range(3)), bias=alibi(1))
-    assert gpu.refuse(call, read_measures(names, size=1 << 26, top=64 if "top" in names else 65)) is None
+    assert gpu.unsupported_reason(call, read_measures(names, size=1 << 26, top=64 if "top" in names else 65)) is None
 
 
 # ------------------------------------------------------------------------------------------------------ on a GPU only

@@ -1,4 +1,4 @@
-"""Which engine measures a call: Triton on CUDA where it can, torch elsewhere."""
+"""Selects the engine that measures a call: Triton on CUDA where it can, else torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def why_not_triton(call: Call, wanted: MeasureOptions) -> str | None:
         return missing
     from regard.lens.measures import gpu
 
-    return gpu.refuse(call, wanted)
+    return gpu.unsupported_reason(call, wanted)
 
 
 def measure(call: Call, lse: Tensor, wanted: MeasureOptions) -> tuple[dict[str, Tensor], str]:
