@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import isfinite
@@ -386,7 +386,7 @@ class ImageConfig:
     def channels(self, key: str) -> tuple[float, float, float]:
         """One number for each colour; a single one is for all."""
         value = self.values.get(key)
-        values = value if isinstance(value, (list, tuple)) else [value] * 3
+        values: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value] * 3
         if len(values) != 3 or not all(isinstance(n, (int, float)) and isfinite(n) for n in values):
             raise ValueError(
                 f"{self.where}: {key} must be one number, or three for red, green and blue, got {value!r:.80}"

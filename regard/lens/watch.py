@@ -232,6 +232,7 @@ class WatchContext:
     def _link(self, observed: ObservedCall, place: str, n: int, view: View | None) -> StepLink | None:
         """Which earlier call this one continues; None for one that could not be read."""
         call, weights = observed.call, observed.weights if observed.weights is not None else observed.scores
+        marks: Tensor | None
         if call is not None:
             sizes, marks = call.sizes, key_marks(call.k)
         elif weights is not None:

@@ -1,4 +1,4 @@
-"""Which engine measures a call: Triton on CUDA where it can, torch elsewhere."""
+"""Selects the engine that measures a call: Triton on CUDA where it can, else torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""What can be measured of the weights in one pass, each measure by itself: asked for by name, fed tile by tile.
+"""The measures of one pass over the weights, each fed tile by tile.
 
-A pass hands every visible tile to every measure; a measure adds it to its sum and at the end says what it found. They
-share the tile's weights, and nothing else: a new measure is one class here and one line in `MEASURES`.
-
-It does not know how tiles are made.
+A pass gives every visible tile to every measure; a measure adds it to its sum and finally returns its result. A new
+measure is one class here and one line in `MEASURES`.
 """
 
 from __future__ import annotations
@@ -55,13 +53,14 @@ class MeasureOptions:
 
 
 def read_measures(measures: object, size: object = MAP_SIZE, top: object = TOP) -> MeasureOptions:
-    """Read a `measures=` argument: names from `NAMES`, one alone or several; None means the default ones.
+    """Check a `measures=` argument: one name or several from `NAMES`; None means `DEFAULT`.
 
     >>> sorted(read_measures(["map", "entropy"]).names)
     ['entropy', 'map']
 
-    Raises ValueError for a name that is none of them and for a size or top below 1, TypeError for what is no name and
-    for what is no integer.
+    Raises:
+        ValueError: there is no such measure, or size or top is below 1.
+        TypeError: a name is not a str, or size or top not an integer.
     """
     given = DEFAULT if measures is None else (measures,) if isinstance(measures, str) else measures
     if not isinstance(given, Iterable):
@@ -295,36 +294,26 @@ class TopKeys:
 
     def add(self, tile: WeightTile) -> None:
         """Keep the best of those so far and the tile's own."""
-        best, at = _best(tile.s, self.k + 1)
+        # 1. The best of the tile; among equals at the end, the first ones.
+        count, columns = self.k + 1, tile.s.shape[-1]
+        best, at = tile.s.topk(min(count, columns), dim=-1)
+        if count < columns:
+            unsettled = (best[..., -1] == best[..., -2]) & (best[..., -1] > -inf)  # topk takes any of the equal ones
+            if bool(unsettled.any()):
+                first, where = tile.s[unsettled].sort(dim=-1, descending=True, stable=True)
+                best[unsettled], at[unsettled] = first[:, :count], where[:, :count]
+        # 2. Sorted with those so far, the lower key first among equals; places still empty have −1, before hidden keys.
         score = torch.cat([self.score[tile.queries], best * tile.unit], -1)
-        key = torch.cat([self.key[tile.queries], at + tile.cols.start], -1)
-        score, key = _by_score(score, key)  # of hidden keys none comes before the −1 of places still empty
-        self.score[tile.queries], self.key[tile.queries] = score[..., : self.k + 1], key[..., : self.k + 1]
+        key, order = torch.cat([self.key[tile.queries], at + tile.cols.start], -1).sort(dim=-1, stable=True)
+        score, by_score = score.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        key = key.gather(-1, by_score)
+        self.score[tile.queries], self.key[tile.queries] = score[..., :count], key[..., :count]
 
     def found(self, lse: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
         """Keys and weights (B, H, Nq, k), and whether a key left out is as strong as the last one taken."""
         score, key, next_ = self.score[..., : self.k], self.key[..., : self.k], self.score[..., self.k]
         tied = (self.score[..., self.k - 1] == next_) & (next_ > -inf)
         return finish_top(score, key, tied, lse, self.short)
-
-
-def _best(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k ≥ 2 best of each row (b, h, r, c) and where they are; among equals at the end, the first ones."""
-    best, at = s.topk(min(k, s.shape[-1]), dim=-1)
-    if k >= s.shape[-1]:
-        return best, at
-    unsettled = (best[..., -1] == best[..., -2]) & (best[..., -1] > -inf)  # topk takes any of the equal ones
-    if bool(unsettled.any()):
-        first, where = s[unsettled].sort(dim=-1, descending=True, stable=True)
-        best[unsettled], at[unsettled] = first[:, :k], where[:, :k]
-    return best, at
-
-
-def _by_score(score: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the last axis by score, descending, the lower key first among equals."""
-    key, order = key.sort(dim=-1, stable=True)
-    score, best = score.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    return score, key.gather(-1, best)
 
 
 def finish_top(score: Tensor, key: Tensor, tied: Tensor, lse: Tensor, short: int) -> dict[str, Tensor]:

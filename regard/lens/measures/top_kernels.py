@@ -12,7 +12,7 @@ more than k, because the row is tied if the next score equals the last one taken
 than tiles, and a tile may hold scores t in groups that were not chosen: keys beyond `cut` are then kept only above t.
 
 Scores are in units of log₂; in heads with large logits, log₂ weights stand for them. A part is some heads of all batch
-rows and some of their queries, see gpu_top.py.
+rows and some of their queries, see gpu.py.
 """
 # ruff: noqa: N803, SIM102
 # mypy: ignore-errors

@@ -32,22 +32,26 @@ class ObservedCall:
     >>> ObservedCall(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
     'encoder.0.attn'
 
-    path: the module that made the call, as `named_modules()` of the watched model names it; "" is the model itself.
-    source, kernel: what was tapped, and what really ran, for example "_scaled_dot_product_flash_attention_for_cpu".
-    kind: "self" or "cross", judged by the caller's arguments and name.
-    call: q, k, v as the kernel got them, with mask, bias, scale, softcap and sinks; None for a plain softmax, and where
-      `trouble` says why. What a later step of the model overwrites (a cache of fixed size) has to be copied in time.
-    lse: (B, H, Nq) natural log of each row's sum of exponentials, −inf for a row that sees nothing; fp32 or fp64; None
-      where the kernel did not give one that can be trusted.
-    output: (B, H, Nq, Dv), or None where it cannot be told apart.
-    scores, weights: of a plain softmax, before and after, (B, H, Nq, Nk). With a sink, `scores` has its column last,
-      Nk + 1 in all, and `weights` has dropped it. One of them may be None where the model wrote over it.
-    edited: the weights of a plain softmax were changed before they met the values. `weights` are those applied: rows
-      need not sum to 1, and some may be negative. `scores` are those before the change, and say what was hidden.
-    marks: of a plain softmax, (B, Nk) a number per key by which it is known again in a later call; None where unknown.
-    compiled: seen inside compiled code, of which only the module that was compiled is known: `path` is that one.
-    order: inside compiled code, which of the calls of one run of that code it is, from 0; else None.
-    trouble: why the call could not be read, in words; None where all is well.
+    Args:
+        path: the module that made the call, as in `named_modules()` of the watched model; "" is the model itself.
+        source: what was tapped.
+        kernel: what really ran, for example "_scaled_dot_product_flash_attention_for_cpu".
+        kind: "self" or "cross", by the caller's arguments and name.
+        call: q, k, v as the kernel got them, with mask, bias, scale, softcap and sinks; None for a plain softmax, and
+            if there is a `trouble`. What a later step of the model overwrites (a cache of fixed size) has to be copied
+            in time.
+        lse: (B, H, Nq) natural log of each row's sum of exponentials, −inf for a row that sees nothing; fp32 or fp64;
+            None if the kernel gave none that can be trusted.
+        output: (B, H, Nq, Dv), or None if it cannot be told apart.
+        scores: of a plain softmax, (B, H, Nq, Nk); with a sink its column is last, Nk + 1 in all. None if the model
+            wrote over them.
+        weights: of a plain softmax, (B, H, Nq, Nk), without a sink's column; None if the model wrote over them.
+        marks: of a plain softmax, (B, Nk) a number per key by which it is known again in a later call; or None.
+        edited: the weights of a plain softmax were changed before they met the values. `weights` are those applied:
+            rows need not sum to 1, and some may be negative. `scores` are those before the change.
+        compiled: seen inside compiled code; `path` is then the module that was compiled.
+        order: inside compiled code, which of the calls of one run of that code it is, from 0; else None.
+        trouble: why the call could not be read; None if it could.
     """
 
     path: str = ""
@@ -68,7 +72,7 @@ class ObservedCall:
 
 @dataclass(frozen=True, eq=False)
 class KernelResult:
-    """What a kernel inside a larger call (FlexAttention, our operation) lends to the report of that call."""
+    """The result of a kernel inside a larger call (FlexAttention, our operation), for the report of that call."""
 
     kernel: str
     lse: Tensor | None
