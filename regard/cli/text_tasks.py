@@ -123,7 +123,7 @@ def _print_classes(found: "Classified", say: Say) -> None:
     """Every label of one thing; the likeliest of several. Of a thousand labels of a picture, the likeliest ten."""
     from regard.tasks.text import MAX_LABELS, ranking
 
-    of = say(found.of, {"text": "텍스트", "picture": "이미지"}[found.of])
+    of = say(found.of, {"text": "텍스트", "image": "이미지"}[found.of])
     measure = say(found.measure, {"probability": "확률", "value": "값"}[found.measure])
     headers, rows = ranking(found.probabilities, found.texts, found.labels, (of, say("label", "레이블"), measure))
     more = len(rows) - MAX_LABELS

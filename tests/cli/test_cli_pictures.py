@@ -69,8 +69,8 @@ def test_classify_as_json_has_every_label(run: Any, folder: Any) -> None:
     found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--json"))
     said = regard.load(folder(vit)).classify("photo.png")
     assert (found["model"], found["labels"]) == (folder(vit), list(NAMES.values()))
-    (one,) = found["pictures"]
-    assert (one["picture"], one["label"]) == ("photo.png", said.best[0])
+    (one,) = found["images"]
+    assert (one["image"], one["label"]) == ("photo.png", said.best[0])
     assert one["probability"] == dict(zip(said.labels, said.probabilities[0].tolist(), strict=True))
 
 
@@ -78,8 +78,8 @@ def test_classify_reads_a_picture_from_standard_input(run: Any, folder: Any, mon
     piped(monkeypatch, Path("photo.png").read_bytes())
     found = json.loads(run("classify", "-", "--model", folder(vit), "--json"))
     said = regard.load(folder(vit)).classify("photo.png")
-    assert [one["picture"] for one in found["pictures"]] == ["-"]
-    assert found["pictures"][0]["label"] == said.best[0]
+    assert [one["image"] for one in found["images"]] == ["-"]
+    assert found["images"][0]["label"] == said.best[0]
 
 
 @pytest.mark.parametrize("make", [(clip,), (blip, "Model")], ids=["clip", "blip"])
@@ -87,7 +87,7 @@ def test_classify_compares_with_labels_that_are_given(run: Any, folder: Any, mak
     command = ["classify", "photo.png", "--model", folder(*make), "--labels", "a cat, 고양이"]
     model = regard.load(folder(*make))
     said = model.classify("photo.png", labels=["a cat", "고양이"])
-    assert json.loads(run(*command, "--json"))["pictures"][0]["probability"] == dict(
+    assert json.loads(run(*command, "--json"))["images"][0]["probability"] == dict(
         zip(said.labels, said.probabilities[0].tolist(), strict=True)
     )
     other = model.classify("photo.png", labels=["a cat", "고양이"], prompt="the {}")
@@ -171,7 +171,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
 
     where = folder(llava)
     several = ["photo.png"] * 11 if words == ["caption"] else ["photo.png", *["was it?"] * 11]
-    runs, usual = [], captioning.continued
+    runs, usual = [], captioning.continue_prompts
 
     def interrupted(*given: Any) -> Any:
         runs.append(1)
@@ -179,7 +179,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
             raise KeyboardInterrupt
         return usual(*given)
 
-    monkeypatch.setattr(captioning, "continued", interrupted)
+    monkeypatch.setattr(captioning, "continue_prompts", interrupted)
     command = [*words, *several, "--model", where, "--new-tokens", "3"]
     assert main(command) == 130
     assert len(capsys.readouterr().out.splitlines()) == 8
@@ -362,7 +362,7 @@ def test_help_of_verify_says_that_models_of_pictures_are_compared_too(run: Any) 
         (["classify", "none.png", "--model", "VIT"], r"'none\.png'"),
         (
             ["classify", "photo.png", "other.txt", "--model", "VIT"],
-            r"picture.*1.*other\.txt",
+            r"image.*1.*other\.txt",
         ),
         (["classify", "-", "-", "--model", "VIT"], "'-'"),
         (
@@ -509,4 +509,4 @@ def test_pictures_are_read_from_a_file_of_paths_and_from_standard_input(monkeypa
 def test_other_dtypes_are_taken(run: Any, folder: Any) -> None:
     wanted = regard.load(folder(vit), dtype=torch.float64).classify("photo.png").probabilities[0].tolist()
     found = json.loads(run("classify", "photo.png", "--model", folder(vit), "--dtype", "float64", "--json"))
-    assert list(found["pictures"][0]["probability"].values()) == wanted
+    assert list(found["images"][0]["probability"].values()) == wanted
