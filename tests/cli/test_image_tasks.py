@@ -180,7 +180,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
 
     where = folder(llava)
     several = ["photo.png"] * 11 if words == ["caption"] else ["photo.png", *["was it?"] * 11]
-    runs, usual = [], captioning.continued
+    runs, usual = [], captioning.continue_prompts
 
     def interrupted(*given: Any) -> Any:
         runs.append(1)
@@ -188,7 +188,7 @@ def test_what_is_written_is_printed_before_the_rest_is(folder: Any, monkeypatch:
             raise KeyboardInterrupt
         return usual(*given)
 
-    monkeypatch.setattr(captioning, "continued", interrupted)
+    monkeypatch.setattr(captioning, "continue_prompts", interrupted)
     command = [*words, *several, "--model", where, "--max-new-tokens", "3"]
     assert main(command) == 130
     assert len(capsys.readouterr().out.splitlines()) == 8
