@@ -289,7 +289,7 @@ def begin_prompts(
         starts = torch.full((len(texts), 1), start, device=model.device)
         return PromptBatch(two.read(ids, mask), starts, None, two.decoder.embed.max_positions, two.vocabulary, None)
     decoder = cast("TextModel", model)
-    return PromptBatch(decoder, ids, mask, decoder.most, decoder.vocabulary, ids)
+    return PromptBatch(decoder, ids, mask, decoder.max_positions, decoder.vocabulary, ids)
 
 
 def read_prompts(
