@@ -14,8 +14,6 @@ from regard.models.config import Config
 from regard.models.family import Family, Names
 from regard.models.hub import find
 from regard.models.model import Model
-from regard.models.text import TextModel
-from regard.models.vision import VisionModel
 from regard.models.weight_map import WeightPlace, empty, places
 
 __all__ = ["FAMILIES", "family_of", "load"]
@@ -140,12 +138,21 @@ def fill(
     model: Model, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device, progress: Progress | None
 ) -> None:
     """Read every weight of a model, after all of them are known to be there and to fit."""
+    # 1. Plan: which tensors of the checkpoint make which parameter.
     stored = _stored_names(checkpoint, model.family)
-    plan = _without_pooler(model, list(places(model, _prefix(stored, model.family))), stored)
+    plan = list(places(model, _prefix(stored, model.family)))
+    pooler = [place for place in plan if place.name.startswith("pooler.")]
+    if model.task == model.family.bare_task and not stored.keys() & _read_by(pooler):
+        # A body that was saved beside a head that does not pool.
+        plan = [place for place in plan if place not in pooler]
+        if pooler:
+            model.register_module("pooler", None)
     _take_copies(model, plan, stored)
-    _check(model, plan, checkpoint, stored)
+    # 2. Check, before memory is taken.
+    _check_tensors(model, plan, checkpoint, stored)
     _check_dtypes(plan, checkpoint, stored, dtype)
     _check_copies(model, plan, checkpoint, stored)
+    # 3. Read, one parameter at a time.
     done = 0
     for place in plan:
         if place.source.optional and not stored.keys() & set(place.theirs):
@@ -158,22 +165,8 @@ def fill(
             progress(done, checkpoint.nbytes)
 
 
-def _without_pooler(model: Model, plan: list[WeightPlace], stored: dict[str, str]) -> list[WeightPlace]:
-    """Do without the pooler where a body was saved beside a head that does not pool."""
-    pooler = [place for place in plan if place.name.startswith("pooler.")]
-    if (
-        not pooler
-        or model.task != model.family.bare_task
-        or any(part in stored for place in pooler for part in place.theirs)
-    ):
-        return plan
-    assert isinstance(model, (TextModel, VisionModel))
-    model.pooler = None
-    return [place for place in plan if place not in pooler]
-
-
 def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
-    """The names of the tensors as they are called now → as the file calls them."""
+    """The names of the tensors in the newest `transformers` → in the file."""
     names: dict[str, str] = {}
     for stored in checkpoint.entries:
         name = stored
@@ -188,7 +181,7 @@ def _stored_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
 
 
 def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str]) -> None:
-    """Let a shared tensor be read from its copy where the file holds only that.
+    """Read a shared tensor from its copy if the file holds only that.
 
     `safetensors.torch.save_model` keeps the first of a tensor's names by the alphabet: lm_head.weight of GPT-2's table.
     """
@@ -200,14 +193,9 @@ def _take_copies(model: Model, plan: list[WeightPlace], stored: dict[str, str]) 
             if wanted is None or held is None:
                 continue
             # A head that is not tied reads this name for itself, and then it is no copy.
-            if held not in _read_by(plan if task == model.task else places(_for_task(model, task), prefix)):
+            if held not in _read_by(plan if task == model.task else places(empty(family, model.config, task), prefix)):
                 stored[wanted] = stored.pop(held)
                 missing.remove(wanted)
-
-
-def _for_task(model: Model, task: str) -> Model:
-    """What the same checkpoint would be for another task."""
-    return empty(model.family, model.config, task)
 
 
 def _read_by(plan: Iterable[WeightPlace]) -> set[str]:
@@ -219,13 +207,13 @@ def _missing(plan: Iterable[WeightPlace], stored: Iterable[str]) -> set[str]:
 
 
 def _prefix(stored: Iterable[str], family: Family) -> str:
-    """What stands before the body's weights in this checkpoint: a bare body has no prefix."""
+    """The prefix of the body's names in this checkpoint: a bare body has none."""
     known = sorted({family.prefix_of(task) for task in family.tasks} - {""})
     return next((prefix for prefix in known if any(name.startswith(prefix) for name in stored)), "")
 
 
-def _check(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
-    """Refuse missing, misshapen and left-over tensors, all of them in one message."""
+def _check_tensors(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
+    """Raise ValueError with all tensors that are missing, left over or of another shape."""
     missing = sorted(_missing(plan, stored))
     misshapen = []
     for place in plan:
@@ -257,16 +245,17 @@ def _has_body(model: Model, stored: dict[str, str]) -> bool:
     if model.task == model.family.bare_task:
         return False
     try:
-        plan = list(places(_for_task(model, model.family.bare_task), _prefix(stored, model.family)))
-    except ValueError:  # settings that only the bare model reads are not the question here
+        bare = empty(model.family, model.config, model.family.bare_task)
+    except ValueError:  # of keys that only the bare model reads
         return False
+    plan = places(bare, _prefix(stored, model.family))
     return not _missing((place for place in plan if not place.name.startswith("pooler.")), stored)
 
 
 def _check_dtypes(
     plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str], dtype: torch.dtype | None
 ) -> None:
-    """Refuse weights that cannot be computed with as they are: whole numbers, fp8, or of several dtypes at once."""
+    """Raise ValueError for integers, fp8, and several dtypes at once."""
     read = [stored[part] for place in plan for part in place.theirs if part in stored]
     found = {name: checkpoint.entries[name].dtype for name in read}
     wrong = [f"{name} {kind}" for name, kind in found.items() if kind not in DTYPES]
@@ -283,7 +272,7 @@ def _check_dtypes(
 
 
 def _check_copies(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint, stored: dict[str, str]) -> None:
-    """Refuse a second table of words that is not the shared one: `transformers` would compute with it."""
+    """Raise ValueError for a copy that differs from the shared tensor: `transformers` would compute with it."""
     family, used = model.family, _read_by(plan)
     prefix = _prefix(stored, family)
     for copy, original in {**family.copies, **family.tasks[model.task].copies}.items():
@@ -300,9 +289,9 @@ def _check_copies(model: Model, plan: list[WeightPlace], checkpoint: Checkpoint,
 
 
 def _known(model: Model) -> list[re.Pattern[str]]:
-    """What may be left over: what holds nothing learnt, and what belongs to the family's other tasks.
+    """Patterns of tensors that may be left over: buffers, and weights of the family's other tasks.
 
-    Not what stands beside a weight that is read, as a bias where the model has none: it would have been computed with.
+    Not a bias beside a weight that is read, if the model has none: `transformers` would compute with it.
     """
     family = model.family
     everything: list[Names] = [family.names(model.config), *(task.names for task in family.tasks.values())]

@@ -85,7 +85,7 @@ def save(model: Model, directory: str | Path) -> None:
     replaces = partial(_replaced, own=own)
     with atomic_directory(directory, "the model", replaces=replaces, last="config.json") as part:
         write_checkpoint(part, _tensors(model))
-        _save_settings(model, config, part)
+        _save_config(model, config, part)
         if model.directory is not None:
             # What a checkpoint says of its tokenizer, of generating, pooling and images, as it came.
             copy_sides(model.directory, part, ["generation_config.json", *TOKENIZER, *POOLING, *IMAGES])
@@ -117,7 +117,7 @@ def _replaced(names: Collection[str], *, own: bool) -> set[str]:
     return weights | {name for name in names if any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)}
 
 
-def _save_settings(model: Model, config: Config, directory: Path) -> None:
+def _save_config(model: Model, config: Config, directory: Path) -> None:
     kept = config.without_ignored(harmless=model.family.harmless, ignore=model.ignored)  # load would refuse the rest
     values = kept | {
         "architectures": [model.family.tasks[model.task].architecture],
