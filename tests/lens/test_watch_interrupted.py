@@ -337,7 +337,7 @@ thread.join()
 
 # Another thread is busy installing when the process forks.
 def install_slowly():
-    with installing._LOCK:
+    with installation._LOCK:
         inside.set()
         time.sleep(0.2)
 
