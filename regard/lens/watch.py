@@ -103,8 +103,8 @@ def watch(
         if isinstance(layer, MultiHeadAttention) and len(layer.local_heads) < layer.num_heads:  # tensor parallelism
             here = layer.local_heads
             warnings.warn(
-                f"this process has heads {here[0]} to {here[-1]} of the {layer.num_heads} of {path or 'the layer'}, and "
-                f"sees those alone: head 0 of a view is head {here[0]}",
+                f"this process has heads {here[0]} to {here[-1]} of the {layer.num_heads} of {path or 'the layer'}, "
+                f"and sees those alone: head 0 of a view is head {here[0]}",
                 stacklevel=2,
             )
             break

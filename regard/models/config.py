@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.parsing import read_json
 from regard.rotary import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, Yarn
@@ -75,7 +75,7 @@ class Config:
 
     # What training libraries (transformers.Trainer, accelerate, PEFT) read of `model.config`: keys as attributes.
 
-    keys_to_ignore_at_inference = ("last_hidden_state", "pooler_output", "encoder_last_hidden_state")
+    keys_to_ignore_at_inference: ClassVar = ["last_hidden_state", "pooler_output", "encoder_last_hidden_state"]
 
     def __getattr__(self, key: builtins.str) -> Any:
         if key in self.__dict__.get("values", {}):

@@ -1,4 +1,4 @@
-"""The base class of all models: its inputs and checks, saving, the tasks as methods, and what training libraries ask."""
+"""The base class of all models: checks of inputs, saving, the tasks as methods, and what training libraries ask."""
 
 from __future__ import annotations
 
@@ -342,8 +342,8 @@ class Model(nn.Module):
 
         Raises:
             TypeError: an option that does not exist or has the wrong type.
-            ValueError: a model without a language-model head, a prompt that leaves no room, another number of images than of
-                placeholders, options out of range, beam search with sampling or stop strings, or settings of the
+            ValueError: a model without a language-model head, a prompt that leaves no room, another number of images
+                than of placeholders, options out of range, beam search with sampling or stop strings, or settings of the
                 checkpoint that change the text and are not supported.
         """
         return generate_text(self, prompt, GenerationConfig.from_options(config, options), images, on_token)
@@ -401,7 +401,8 @@ class Model(nn.Module):
         >>> regard.load("google-bert/bert-base-uncased").fill("Paris is the [MASK] of France.")     # doctest: +SKIP
 
         Raises:
-            ValueError: a model without task "fill-mask" (or "pretraining"), a text without a mask, or one that is too long.
+            ValueError: a model without task "fill-mask" (or "pretraining"), a text without a mask, or a text that is
+                too long.
         """
         return text_tasks.fill(self, text, top)
 
@@ -424,7 +425,8 @@ class Model(nn.Module):
         >>> bert.follows("He was tired.", "So he slept.")     # doctest: +SKIP
 
         Raises:
-            ValueError: a model without task "next-sentence-prediction" (or "pretraining"), or texts that are too long together.
+            ValueError: a model without task "next-sentence-prediction" (or "pretraining"), or texts that are too long
+                together.
         """
         return text_tasks.follows(self, first, second)
 

@@ -4,7 +4,7 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
     input_ids ──── table of the words ────────────┴─ one sequence ─ language model ─ scores of words
 
     >>> model = regard.load("llava-hf/llava-1.5-7b-hf")                                       # doctest: +SKIP
-    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                     # doctest: +SKIP
+    >>> pixel_values = model.preprocessor(["photo.jpg"]).pixel_values                                  # doctest: +SKIP
     >>> asked = model.expand("USER: <image>\nWhat is it? ASSISTANT:", pixel_values)                 # doctest: +SKIP
     >>> output = model(model.tokenizer.batch([asked]).ids, pixel_values=pixel_values)               # doctest: +SKIP
     >>> output.encoder_last_hidden_state.shape                                                      # doctest: +SKIP

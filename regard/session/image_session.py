@@ -192,8 +192,10 @@ def _in_prompt(
     else:
         prompt = without_special(model, [question])[0].to(model.device)
     room = _room(model.max_positions, prompt.shape[1])
-    options = {"max_new_tokens": room}
-    written = model.caption(image, **options) if text is None else model.answer(image, text, **options)
+    if text is None:
+        written = model.caption(image, max_new_tokens=room)
+    else:
+        written = model.answer(image, text, max_new_tokens=room)
     after = written.ids[None, :-1].to(model.device)
     ids = torch.cat([prompt, after], 1)  # (1, N)
     if isinstance(model, VisionLanguageModel):
