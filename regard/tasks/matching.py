@@ -29,7 +29,7 @@ class Features:
     """The vectors of one picture.
 
     >>> layout, frame = Layout.grid(2, 3, size=(4, 4)), Frame.whole(8, 12)
-    >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), Grid(2, 3), layout, frame)
+    >>> found = Features("photo.jpg", torch.arange(7.0).reshape(7, 1), PatchGrid(2, 3), layout, frame)
     >>> found
     Features(photo.jpg: 1 cls, 6 patches; vectors (7, 1), map (1, 2, 3))
     >>> found.map[0]
