@@ -183,7 +183,7 @@ class Model(nn.Module):
 
     def name_logits(self, logits: Tensor | None) -> dict[str, Tensor | None]:
         """A text head's logits by field: start_logits and end_logits where it answers questions."""
-        if logits is None or self.task not in QUESTION_ANSWERING:
+        if logits is None or getattr(self, "task", None) not in QUESTION_ANSWERING:  # built by hand, it has no task
             return {"logits": logits}
         start, end = logits.unbind(-1)  # (B, N) each
         return {"start_logits": start, "end_logits": end}
