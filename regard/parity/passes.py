@@ -186,7 +186,7 @@ Seeing = VisionModel | DualEncoder | Captioner | Answerer | Matcher | VisionLang
 
 
 @dataclass(frozen=True, eq=False)
-class ImageInputs:
+class ModelImages:
     """What both models get.
 
     inputs: arguments of our model, by name.
@@ -230,7 +230,7 @@ def sees_pictures(model: Model) -> bool:
     return isinstance(model, Seeing)
 
 
-def draw_shown(ours: Model, rows: int, seed: int) -> ImageInputs:
+def draw_shown(ours: Model, rows: int, seed: int) -> ModelImages:
     """Inputs for a model, drawn from a seed.
 
     Raises ValueError for a kind of model that nothing is drawn for, and for pictures that transformers cannot rebuild.
@@ -250,7 +250,7 @@ def draw_shown(ours: Model, rows: int, seed: int) -> ImageInputs:
     else:
         raise ValueError(f"verify does not compare {type(ours).__name__} yet")
     chosen = torch.rand(rows, 2, generator=random, dtype=torch.float64)  # times a count it stays below it
-    return ImageInputs({name: t.to(ours.device) for name, t in inputs.items()}, looks, chosen.to(ours.device))
+    return ModelImages({name: t.to(ours.device) for name, t in inputs.items()}, looks, chosen.to(ours.device))
 
 
 # ------------------------------------------------------------------------------------------------------ kinds of models
@@ -377,11 +377,11 @@ def _looks(ours: VisionModel) -> tuple[tuple[int, int, int], ...]:
     return tuple((call, PICTURES * sides[call].queries.shape[0], sides[call].queries.shape[1]) for call in calls)
 
 
-Reader = Callable[[Any, ImageInputs], Made]
+Reader = Callable[[Any, ModelImages], Made]
 """A model of transformers and what it is given → what it made."""
 
 
-def of_ours_seeing(model: Model, shown: ImageInputs) -> Made:
+def of_ours_seeing(model: Model, shown: ModelImages) -> Made:
     """Our model's pass."""
     weights: list[Tensor] = []
     looks, number = {call: (b, n) for call, b, n in shown.looks}, count()
@@ -464,7 +464,7 @@ def _cosines(model: Matcher, inputs: dict[str, Tensor]) -> Tensor:
 def _alone(part: str) -> Reader:
     """A model whose own result holds all of its one tower. part: its name."""
 
-    def read(model: Any, shown: ImageInputs) -> Made:
+    def read(model: Any, shown: ModelImages) -> Made:
         out = _run(model, shown, output_attentions=bool(shown.looks))
         weights: list[Tensor | None] = []
         for handed, (_, b, n) in zip(out.get("attentions") or (), shown.looks, strict=False):
@@ -480,7 +480,7 @@ def _alone(part: str) -> Reader:
 def _hooked(paths: dict[str, str]) -> Reader:
     """A model whose towers are its children. paths: part → the child's name, in the order of the computation."""
 
-    def read(model: Any, shown: ImageInputs) -> Made:
+    def read(model: Any, shown: ModelImages) -> Made:
         with _made_by({part: model.get_submodule(path) for part, path in paths.items()}) as found:
             out = _run(model, shown)
         made: Made = {}
@@ -501,7 +501,7 @@ def _hooked(paths: dict[str, str]) -> Reader:
     return read
 
 
-def _writing(model: Any, shown: ImageInputs) -> Made:
+def _writing(model: Any, shown: ModelImages) -> Made:
     """A language model with pictures among its words."""
     with _made_by({"picture": getattr(model, "model", model).vision_tower}) as found:
         out = _run(model, shown)
@@ -510,7 +510,7 @@ def _writing(model: Any, shown: ImageInputs) -> Made:
     return _image_tokens(made | _results(out, "text"), shown)
 
 
-def _looking(model: Any, shown: ImageInputs) -> Made:
+def _looking(model: Any, shown: ModelImages) -> Made:
     """A language model that looks at pictures between its blocks.
 
     Its first hidden state is what enters the first block, after a look: here the words before it stand there.
@@ -528,7 +528,7 @@ def _looking(model: Any, shown: ImageInputs) -> Made:
     return _image_tokens(made | _results(out, "text"), shown)
 
 
-def _run(model: Any, shown: ImageInputs, **asked: bool) -> Any:
+def _run(model: Any, shown: ModelImages, **asked: bool) -> Any:
     dtype = next(model.parameters()).dtype  # Swin takes pixels in no other
     given = {}
     for name, t in shown.inputs.items():
@@ -590,7 +590,7 @@ def _head(named: dict[str, Tensor | None]) -> Made:
     return {TensorPlace("", None, name): t for name, t in named.items() if t is not None}
 
 
-def _image_tokens(made: Made, shown: ImageInputs) -> Made:
+def _image_tokens(made: Made, shown: ModelImages) -> Made:
     """Texts without padding: (B, N, d) → (tokens, d)."""
     mask = shown.inputs.get("decoder_attention_mask", shown.inputs.get("attention_mask"))
     if mask is None:

@@ -29,8 +29,8 @@ from regard.nn.sliding_attention import SlidingAttention
 from regard.parity.certificate import Certificate, Line, TensorPlace
 from regard.parity.passes import (
     DRAWN,
-    ImageInputs,
     Made,
+    ModelImages,
     TextInputs,
     draw_ids,
     draw_shown,
@@ -299,14 +299,14 @@ def verify(
     has_words = has_tokenizer(ours.directory)
     sentences = _sentences(ours, texts, has_words)
     drawn = not has_words or sees_pictures(ours) or draws(ours, texts)
-    given: TextInputs | ImageInputs
+    given: TextInputs | ModelImages
     if sees_pictures(ours):
         given = draw_shown(ours, rows, seed)
     else:
         given = text_inputs(ours, None if drawn else sentences, texts is None, rows, seed)
     run = _VerificationRun(ours, given, dtype, tell)
     lines = run.lines()
-    counts = (given.texts, given.tokens) if isinstance(given, ImageInputs) else (len(given.ids), int(given.mask.sum()))
+    counts = (given.texts, given.tokens) if isinstance(given, ModelImages) else (len(given.ids), int(given.mask.sum()))
     if has_words and counts[0]:
         lines = (_token_line(ours, sentences), *lines)
     return Certificate(
@@ -321,7 +321,7 @@ def verify(
         new_tokens=run.new_tokens,
         narrow=run.narrow,
         lines=lines,
-        pictures=given.pictures if isinstance(given, ImageInputs) else 0,
+        pictures=given.pictures if isinstance(given, ModelImages) else 0,
         not_compared=_not_compared(ours, lines),
     )
 
@@ -330,7 +330,7 @@ class _VerificationRun:
     """Both models on the same ids or pixels."""
 
     def __init__(
-        self, ours: Model, given: TextInputs | ImageInputs, dtype: torch.dtype, tell: Callable[[Stage], None]
+        self, ours: Model, given: TextInputs | ModelImages, dtype: torch.dtype, tell: Callable[[Stage], None]
     ) -> None:
         self.ours, self.given, self.dtype, self.tell = ours, given, dtype, tell
         self.architecture = ours.family.tasks[ours.task].architecture

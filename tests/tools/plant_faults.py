@@ -1,0 +1,285 @@
+"""Plant one-line faults across the packages and check that the tests find each of them.
+
+    python tests/tools/plant_faults.py                # all faults, some five minutes
+    python tests/tools/plant_faults.py --only mask    # those whose name contains "mask"
+
+Each fault is planted in a copy of the working tree, and only the tests named beside it run there. Exits with 1 if a
+fault is not found, or if a text to replace is no longer in its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Fault(NamedTuple):
+    """`old` becomes `new` in `file`; `tests` are the arguments of pytest that must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = [
+    Fault(
+        "scale left out",
+        "backends/reference.py",
+        'stage("scaled", scores * scale)',
+        'stage("scaled", scores * 1.0)',
+        "tests/test_op.py",
+    ),
+    Fault(
+        "empty row is NaN",
+        "backends/reference.py",
+        "xp.exp(masked - peak) / xp.where(total == 0, 1.0, total)",
+        "xp.exp(masked - peak) / total",
+        "tests/test_op.py",
+    ),
+    Fault(
+        "running maximum not rescaled",
+        "backends/tiled.py",
+        "shrink = torch.exp(peak - floor)",
+        "shrink = torch.ones_like(peak)",
+        "tests/test_conformance.py -k tiled",
+    ),
+    Fault(
+        "causal flag dropped",
+        "backends/sdpa.py",
+        'is_causal=shape == "causal")',
+        "is_causal=False)",
+        "tests/test_conformance.py -k sdpa",
+    ),
+    Fault(
+        "window off by one",
+        "masks/positional.py",
+        "return (distance >= -before(b, h)) & (distance <= after(b, h))",
+        "return (distance > -before(b, h)) & (distance <= after(b, h))",
+        "tests/masks",
+    ),
+    Fault(
+        "prefix off by one",
+        "masks/positional.py",
+        "(j < length(b, h)) | (j <= i + offset(b, h))",
+        "(j <= length(b, h)) | (j <= i + offset(b, h))",
+        "tests/masks",
+    ),
+    Fault(
+        "rotary scaling ignored",
+        "rotary.py",
+        "return 1.0 / base**exponents / self.factor",
+        "return 1.0 / base**exponents",
+        "tests/test_positions.py tests/models/test_rotary_config.py",
+    ),
+    Fault(
+        "alibi slopes halved",
+        "positions.py",
+        "return 2.0 ** (-8 * torch.arange",
+        "return 2.0 ** (-4 * torch.arange",
+        "tests/test_positions.py",
+    ),
+    Fault(
+        "cache appends in front",
+        "nn/cache.py",
+        "torch.cat([self._k, k], -2)",
+        "torch.cat([k, self._k], -2)",
+        "tests/nn/test_cache.py",
+    ),
+    Fault(
+        "norm after instead of before",
+        "nn/blocks.py",
+        "added = part(norm(x) if self.norm_first else x)",
+        "added = part(x)",
+        "tests/models/test_gpt2.py",
+    ),
+    Fault(
+        "gate not activated",
+        "nn/blocks.py",
+        "y = self.function(gate) * up",
+        "y = gate * up",
+        "tests/models/test_llama.py",
+    ),
+    Fault(
+        "labels not shifted",
+        "models/losses.py",
+        "labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]",
+        "labels = labels + 0",
+        "tests/test_ecosystem.py",
+    ),
+    Fault(
+        "weights not transposed",
+        "models/family.py",
+        "return parts[0].mT.contiguous() if parts[0].ndim == 2 else parts[0]",
+        "return parts[0]",
+        "tests/models/test_gpt2.py",
+    ),
+    Fault(
+        "vectors not normalised",
+        "models/dual_encoder.py",
+        "embeds = normalize(self.head.text(pooled), dim=-1)",
+        "embeds = self.head.text(pooled)",
+        "tests/models/test_clip.py",
+    ),
+    Fault(
+        "nucleus keeps too much",
+        "generation/sampling.py",
+        "cumsum(-1) <= 1 - p",
+        "cumsum(-1) <= 1 - 2 * p",
+        "tests/generation/test_sampling.py",
+    ),
+    Fault(
+        "length penalty dropped",
+        "generation/beam_search.py",
+        "self.scores / float(made**length_penalty)",
+        "self.scores / 1.0",
+        "tests/generation/test_beam_search.py",
+    ),
+    Fault(
+        "most likely token lost",
+        "generation/sampling.py",
+        "out[:, -1] = False",
+        "out[:, 0] = False",
+        "tests/generation/test_sampling.py",
+    ),
+    Fault(
+        "image mean not subtracted",
+        "data/image_steps.py",
+        "(table - mean[:, None]) / std[:, None]",
+        "table / std[:, None]",
+        "tests/data",
+    ),
+    Fault(
+        "received summed over keys",
+        "lens/measures/measures.py",
+        "(tile.p if tile.row_pool is None else tile.by_cell).sum(-2)",
+        "(tile.p if tile.row_pool is None else tile.by_cell).amax(-2)",
+        "tests/lens/test_measures.py tests/lens/test_look.py",
+    ),
+    Fault(
+        "entropy without the sink",
+        "lens/measures/measures.py",
+        "entropy = entropy - torch.where(t == -inf, 0.0, t.exp() * t)",
+        "entropy = entropy + 0 * t",
+        "tests/lens/test_measures.py tests/lens/test_look.py",
+    ),
+    Fault(
+        "previous token is the one before it",
+        "lens/patterns.py",
+        "for step in (-2, -1, 0, 1, 2))",
+        "for step in (-1, -2, 0, 1, 2))",
+        "tests/lens/test_patterns.py",
+    ),
+    Fault(
+        "negative weights pass",
+        "lens/validity.py",
+        '"negative": (low < 0, low)',
+        '"negative": (low < -1, low)',
+        "tests/lens/test_checking.py",
+    ),
+    Fault(
+        "findings in any order",
+        "lens/doctor/doctor.py",
+        "findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))",
+        "findings.sort(key=lambda finding: -get_args(Severity).index(finding.severity))",
+        "tests/lens/test_doctor.py",
+    ),
+    Fault(
+        "changes below tolerance reported",
+        "lens/comparison.py",
+        "if not c.largest <= tolerance)",
+        "if not c.largest <= 0)",
+        "tests/lens/test_comparing.py",
+    ),
+    Fault(
+        "weakest links first",
+        "session/ranking.py",
+        "key=lambda one: (-one[0], one[1]))\n    return [link",
+        "key=lambda one: (one[0], one[1]))\n    return [link",
+        "tests/session/test_ranking.py",
+    ),
+    Fault(
+        "any host may ask",
+        "explorer/security.py",
+        'LOOPBACK = ("localhost", "127.0.0.1", "[::1]")',
+        'LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "evil.example")',
+        "tests/explorer/test_server.py tests/explorer/test_server_attacks.py",
+    ),
+    Fault(
+        "atomic file is not atomic",
+        "atomic_files.py",
+        "        os.replace(part, target)",
+        "        os.replace(part, target) if not os.path.exists(target) else None",
+        "tests/test_atomic_files.py",
+    ),
+    Fault(
+        "wrong input exits with 0",
+        "cli/__init__.py",
+        "return _complain(_usage_message(error, given), WRONG_INPUT)",
+        "return _complain(_usage_message(error, given), 0)",
+        "tests/cli",
+    ),
+    Fault(
+        "catalogue ignored",
+        "locale/__init__.py",
+        'message = text if lang == "en" else catalogue(lang)[text]',
+        "message = text",
+        "tests/test_golden.py -k ko",
+    ),
+    Fault(
+        "capture version not checked",
+        "lens/files/container.py",
+        "VERSION = 1\n",
+        "VERSION = 2\n",
+        "tests/test_stored_captures.py",
+    ),
+]
+
+
+def plant(fault: Fault, folder: Path) -> str:
+    """Run the tests with the fault planted: "found", "MISSED", or why it could not be planted."""
+    file = folder / "regard" / fault.file
+    source = file.read_text(encoding="utf-8")
+    if source.count(fault.old) != 1:
+        return f"STALE: {source.count(fault.old)} times in {fault.file}: {fault.old!r}"
+    file.write_text(source.replace(fault.old, fault.new), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            [*command, *fault.tests.split()], cwd=folder, env=environment, capture_output=True, text=True
+        )
+    finally:
+        file.write_text(source, encoding="utf-8")
+    # 1: tests failed; 2: collection failed, which is no better than a missing file, so it does not count
+    return "found" if run.returncode == 1 else f"MISSED (pytest exit {run.returncode})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    arguments = parser.parse_args()
+    faults = [fault for fault in FAULTS if arguments.only in fault.name]
+    missed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "regard"
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "out", ".*_cache"))
+        for number, fault in enumerate(faults, 1):
+            result = plant(fault, folder)
+            missed += result != "found"
+            print(f"{number:2}/{len(faults)}  {fault.name:40} {result}", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} faults found")
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
