@@ -104,5 +104,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     record = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gpu-check.json"
     pending = json.loads(record.read_text("utf-8"))["pending"] if record.exists() else None
     if pending:
-        files = ", ".join(pending["files"])
+        files = ", ".join(pending["files"]) if len(pending["files"]) < 6 else f"{len(pending['files'])} files"
         terminalreporter.write_line(f"GPU code not verified: {files}. Reason: {pending['reason']}", yellow=True)

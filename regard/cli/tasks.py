@@ -341,14 +341,13 @@ def classify(options: ClassifyOptions) -> None:
 
 def _print_classes(found: Classified, kind: str, out: Terminal) -> None:
     """Every label of one text, the ten most likely of one image, the most likely of each of several."""
-    from regard.stages import MOST_SHOWN
-    from regard.tasks.text import ranking
+    from regard.tasks.text import MAX_LABELS, ranking
 
     titles = (out.say(kind), out.say("label"), out.say(found.measure))
     headers, rows = ranking(found.probabilities, found.texts, found.labels, titles)
-    more = len(rows) - MOST_SHOWN
+    more = len(rows) - MAX_LABELS
     if kind == "image" and len(found) == 1 and more > 0:
-        rows = [*rows[:MOST_SHOWN], [out.say("… {more} more; --json has all", more=more), ""]]
+        rows = [*rows[:MAX_LABELS], [out.say("… {more} more; --json has all", more=more), ""]]
     out.print(tables.text(headers, rows))
 
 

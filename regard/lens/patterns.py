@@ -116,9 +116,9 @@ def measure(
         TypeError: for padding or delimiters that are not booleans, and ids that are not integers.
 
     Example:
-        >>> from regard.lens.measures.weights import Given
+        >>> from regard.lens.measures.weights import StoredWeights
         >>> causal = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 0.7, 0.3]])
-        >>> found = measure(Given(causal.view(1, 1, 3, 3)))
+        >>> found = measure(StoredWeights(causal.view(1, 1, 3, 3)))
         >>> {name: round(s.item(), 2) for name, s in found.scores.items()}
         {'own': 0.47, 'previous': 0.8, 'next': 0.0, 'first': 0.63, 'neighbours': 0.53}
         >>> round(found.shares["previous"].item(), 2), round(found.beside["previous"].item(), 2)

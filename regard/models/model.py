@@ -343,8 +343,8 @@ class Model(nn.Module):
         Raises:
             TypeError: an option that does not exist or has the wrong type.
             ValueError: a model without a language-model head, a prompt that leaves no room, another number of images
-                than of placeholders, options out of range, beam search with sampling or stop strings, or settings of the
-                checkpoint that change the text and are not supported.
+                than of placeholders, options out of range, beam search with sampling or stop strings, or settings of
+                the checkpoint that change the text and are not supported.
         """
         return generate_text(self, prompt, GenerationConfig.from_options(config, options), images, on_token)
 

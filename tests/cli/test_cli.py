@@ -874,7 +874,7 @@ def test_cost_takes_every_size(run):
     sizes = {"head_dim": 7, "kernel": 5, "batch": 3, "layers": 11, "dtype": "bfloat16"}
     options = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     found = json.loads(run(*COST, *options, "--num-kv-heads", "2", "--json"))
-    assert found == regard.cost(1000, 512, 8, kv_heads=2, **sizes).as_dict()
+    assert found == regard.cost(1000, 512, 8, num_kv_heads=2, **sizes).as_dict()
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
@@ -938,8 +938,8 @@ def test_backends_speak_korean_and_fold_long_reasons(capsys, terminal):
     main(["backends", "--mask", "window(128, 0)", "--softcap", "30", "--lang", "ko"])
     out = bare(capsys.readouterr().out)
     assert widest(out) <= 50
-    assert re.search(r"^백엔드 +가능  방법 또는 안 되는 이유$", out, re.MULTILINE)
-    assert re.search(r"^sdpa +불가  torch's SDPA has no softcap$", out, re.MULTILINE)
+    assert re.search(r"^백엔드 +가능 +방법 또는 안 되는 이유$", out, re.MULTILINE)
+    assert re.search(r"^sdpa +아니요  torch's SDPA has no softcap$", out, re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------------------ terminal

@@ -155,7 +155,7 @@ def write_captures(folder: Path, models_at: Path) -> None:
     every = ["entropy", "received", "max_logit", "effective", "map", "top"]
     with torch.no_grad():
         with regard.watch(text, measures=every, keep=["qk", "output"], tokens=labels) as seen:
-            text(batch.ids, mask=batch.mask)
+            text(batch.ids, attention_mask=batch.mask)
         seen.save(folder / "text.regard")
         seen.save(folder / "overview.regard", overview=True)
         model = regard.load(models_at / "gpt2")

@@ -92,7 +92,7 @@ def test_encoder_decoder_reads_the_prompt_and_starts_anew(translator: Any) -> No
     read = translator.tokenizer.encode(PROMPTS[0]).ids
     ids = [0]
     for _ in range(5):
-        logits = translator(torch.tensor([read]), target=torch.tensor([ids])).logits
+        logits = translator(torch.tensor([read]), decoder_input_ids=torch.tensor([ids])).logits
         ids.append(int(logits[0, -1].argmax()))
     made = translator.generate(PROMPTS, max_new_tokens=5)
     assert made[0].ids.tolist() == ids[1:]

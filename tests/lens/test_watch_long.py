@@ -117,7 +117,7 @@ def test_watched_weights_of_many_tiles_are_the_dense_ones_with_zeros_elsewhere()
     n = 1289
     model = long_model(n, 61).double()
     with torch.no_grad(), regard.watch(model, keep="qk", measures=("received", "map", "top"), size=37) as seen:
-        inputs = model(ids_of(n), output_hidden_states=True).layers
+        inputs = model(ids_of(n), output_hidden_states=True).hidden_states
     edges = torch.arange(38) * n // 37
     member = ((torch.arange(n) >= edges[:-1, None]) & (torch.arange(n) < edges[1:, None])).double()  # (cells, N)
     for layer, x in enumerate(inputs[:2]):

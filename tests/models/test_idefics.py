@@ -296,7 +296,7 @@ def test_every_backend_sees_the_same_pictures(backend):
 
 def test_a_sight_says_what_it_is_and_what_it_does_not_fit():
     mask, _ = sight()
-    assert repr(mask).startswith("Sight(<2×7×3 booleans, ")
+    assert repr(mask).startswith("ImageMask(<2×7×3 booleans, ")
     assert repr(mask).endswith(" True>, each=5)")
     for nq, nk in ((N - 1, P * EACH), (N, P * EACH - 1)):
         with pytest.raises(ValueError, match=rf"7.*3.*5.*{nq}.*{nk}"):
@@ -354,7 +354,13 @@ def test_written_ids_are_those_of_transformers(writers, rows, beams):
     end = int(free[0, 4])  # a token that comes: now it ends a text
     wanted = theirs.generate(ids, **told, eos_token_id=end, **asks)[:, ids.shape[1] :]
     ended = generate(
-        model.read_image(pixels, image_attention_mask=sees), ids, mask, new_tokens=19, eos=end, pad=PAD, beams=beams
+        model.read_image(pixels, image_attention_mask=sees),
+        ids,
+        mask,
+        max_new_tokens=19,
+        eos_token_ids=end,
+        pad_token_id=PAD,
+        num_beams=beams,
     )
     for mine, row, n in zip(ended.ids, wanted, ended.lengths, strict=True):
         assert torch.equal(mine[:n], row[:n])

@@ -366,7 +366,7 @@ def test_linformer_shares_what_is_said(sharing, shape, matrices, open_model):
 def test_text_longer_than_the_projection_is_refused(open_model):
     model = open_model("BERT")
     replace_attention(model, Linformer(positions=6, slots=3))
-    with pytest.raises(ValueError, match=r"7.*position_ids.*6"):
+    with pytest.raises(ValueError, match=r"7.*positions.*6"):
         model(prompts()[0])
 
 

@@ -24,7 +24,8 @@ def model(tmp_path_factory: Any) -> Any:
 def spans(model: Any, question: str, context: str) -> tuple[torch.Tensor, list[int]]:
     """Logits, and the places of the context's tokens."""
     encoded = model.tokenizer.encode(question, context)
-    logits = model(torch.tensor([encoded.ids]), types=torch.tensor([encoded.types])).logits[0].detach()
+    output = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.types]))
+    logits = torch.stack([output.start_logits[0], output.end_logits[0]], -1).detach()  # (N, 2)
     return logits, [n for n, (t, o) in enumerate(zip(encoded.types, encoded.offsets, strict=True)) if t and o]
 
 

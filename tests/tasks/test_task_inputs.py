@@ -112,7 +112,7 @@ def test_one_text_that_is_too_long_names_both_lengths(model) -> None:
 
 def test_segments_reach_the_model(model) -> None:
     pair = inputs.single_batch(model, "a cat", "it sat")
-    plain = inputs.Batch(pair.ids, pair.mask, torch.zeros_like(pair.types))
+    plain = inputs.BatchEncoding(pair.ids, pair.mask, torch.zeros_like(pair.types))
     assert not torch.equal(
         inputs.run_model(model, pair).last_hidden_state, inputs.run_model(model, plain).last_hidden_state
     )

@@ -299,7 +299,7 @@ def test_texts_are_judged_beside_one_picture(twin) -> None:
     seen = model.look(model.preprocessor(PICTURES[:2]).pixel_values)
     ids = model.tokenizer.batch(TEXTS).ids
     assert model.judge(seen[1:], ids).shape == (3, 2)
-    with pytest.raises(ValueError, match=r"seen.*(?:picture|image).*1.*\(2, 26, 20\)"):
+    with pytest.raises(ValueError, match=r"image.*1.*\(2, 26, 20\)"):
         model.judge(seen, ids)
 
 

@@ -134,6 +134,6 @@ export class PlacedTokens {
     if (patch) return `(${patch.row}, ${patch.column})`;
     const [image, counts] = [this.images[token], this.counts.get(kind)];
     const name = counts?.get(image) === 1 ? kind : `${kind} ${this.numbers[token]}`;
-    return (counts?.size ?? 1) > 1 && image !== null ? `${name} of picture ${image}` : name;
+    return (counts?.size ?? 1) > 1 && image !== null ? `${name} of image ${image}` : name;
   }
 }

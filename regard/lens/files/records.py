@@ -423,7 +423,7 @@ def pack_weights(weights: Weights, name: str, out: Outgoing) -> dict[str, Any]:
 
     Example:
         >>> out = Outgoing()
-        >>> pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
+        >>> pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out), list(out.tensors)
         ({'kind': 'given', 'weights': '0/weights', 'scores': None}, ['0/weights'])
     """
     if isinstance(weights, StoredWeights):
@@ -462,7 +462,7 @@ def unpack_weights(value: object, sizes: Sizes, where: str, tensors: Incoming) -
 
     Example:
         >>> out = Outgoing()
-        >>> packed = pack_weights(Given(torch.full((1, 1, 2, 2), 0.5)), "0", out)
+        >>> packed = pack_weights(StoredWeights(torch.full((1, 1, 2, 2), 0.5)), "0", out)
         >>> unpack_weights(packed, (1, 1, 2, 2), "record 0", Incoming(out.tensors)).tile(slice(1), slice(2))
         tensor([[[[0.5000, 0.5000]]]])
     """
