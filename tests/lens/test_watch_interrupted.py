@@ -273,10 +273,10 @@ SIGNALS = """
 import random, signal
 random.seed(0)
 signal.signal(signal.SIGALRM, signal.default_int_handler)  # which raises KeyboardInterrupt, as for Ctrl-C
-for n in range(300):
+for n in range(150):
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
-        for _ in range(200):  # an interruption of torch's own finalizer is printed and lost
+        for _ in range(10):  # an interruption of torch's own finalizer is printed and lost
             with regard.watch(model):
                 pass
     except KeyboardInterrupt:
@@ -376,7 +376,7 @@ before = state(model)
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr
