@@ -13,8 +13,6 @@ Each word looks at the pictures that it sees alone (`sees`); one that sees none 
 
 Axis letters: B texts, N tokens, P pictures of each text, C channels, H, W height and width in pixels, L vectors of a
 picture that words look at, e and d widths of pictures and words.
-
-It knows no family.
 """
 
 from __future__ import annotations

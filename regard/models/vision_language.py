@@ -12,8 +12,6 @@ r"""A language model that reads pictures among its words (LLaVA): each patch of 
 
 Axis letters: B texts, N tokens, P pictures of all texts together, C channels, H, W height and width in pixels,
 n vectors of a picture, d width of the language model.
-
-It knows no family.
 """
 
 from __future__ import annotations

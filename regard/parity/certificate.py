@@ -3,8 +3,6 @@
     >>> line = Line(TensorPlace("", 3, "attention weights"), 0.5, 1e-7, 4e-7, 0.4, 3e-16)
     >>> line.verdict, str(line.place)
     ('bug', 'layer 3, attention weights')
-
-It does not know models, nor how the numbers came about.
 """
 
 from __future__ import annotations
