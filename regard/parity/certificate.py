@@ -1,8 +1,8 @@
 """What `regard.verify` found, as values that print: a line for each comparison, and the certificate they make up.
 
-    >>> line = Line(TensorPlace("", 3, "attention weights"), 0.5, 1e-7, 4e-7, 0.4, 3e-16)
-    >>> line.verdict, str(line.place)
-    ('bug', 'layer 3, attention weights')
+>>> line = Line(TensorPlace("", 3, "attention weights"), 0.5, 1e-7, 4e-7, 0.4, 3e-16)
+>>> line.verdict, str(line.place)
+('bug', 'layer 3, attention weights')
 """
 
 from __future__ import annotations
