@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "gpu-check.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests: the dense measures and the tiny models
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "models")]  # dense measures, tiny models
 
 # Beside every module that names CUDA or Triton: what the GPU paths run through.
 ALSO = (
@@ -397,6 +397,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", default="", metavar="TEXT", help="run the checks whose name contains TEXT")
     parser.add_argument("--pending", metavar="REASON", help="record that GPU files changed and were not run")
+    parser.add_argument("--commit", default=commit(), help="name of the commit in the record; default: HEAD")
     parser.add_argument("--out", type=Path, default=RECORD, help="where to write the record")
     given = parser.parse_args()
     if given.pending is not None:
@@ -412,7 +413,7 @@ def main() -> None:
     if given.device == "cuda" and not given.only:
         record = {
             "result": "fail" if failed else "pass",
-            "commit": commit(),
+            "commit": given.commit,
             "date": time.strftime("%Y-%m-%d"),
             "machine": torch.cuda.get_device_name(),
             "versions": versions(),
