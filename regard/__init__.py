@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from regard.lens.look import look
     from regard.lens.validity import check
     from regard.lens.watch import watch
+    from regard.models.building import build
     from regard.models.loading import load
     from regard.nn.attention import MultiHeadAttention
     from regard.nn.cache import FixedCache, GrowingCache
     from regard.op import attention, steps
     from regard.parity.verification import verify
+    from regard.training import recipes
+    from regard.training.loop import train
     from regard.viz import figures
 
 __version__ = "0.1.0"
@@ -33,6 +36,7 @@ _HOME = {
     "MultiHeadAttention": "regard.nn.attention",
     "attention": "regard.op",
     "backends": "regard.backends",
+    "build": "regard.models.building",
     "check": "regard.lens.validity",
     "cost": "regard.costs",
     "figures": "regard.viz.figures",
@@ -42,8 +46,10 @@ _HOME = {
     "nn": "regard.nn",
     "open": "regard.lens.capture",
     "positions": "regard.positions",
+    "recipes": "regard.training.recipes",
     "steps": "regard.op",
     "testing": "regard.testing",
+    "train": "regard.training.loop",
     "verify": "regard.parity.verification",
     "watch": "regard.lens.watch",
 }
@@ -54,6 +60,7 @@ __all__ = [
     "MultiHeadAttention",
     "attention",
     "backends",
+    "build",
     "check",
     "cost",
     "figures",
@@ -63,8 +70,10 @@ __all__ = [
     "nn",
     "open",
     "positions",
+    "recipes",
     "steps",
     "testing",
+    "train",
     "verify",
     "watch",
 ]

@@ -1,0 +1,109 @@
+"""`regard.build`: a model from its config, with initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.checks import check_int
+from regard.models.config import Config
+from regard.models.family import Family
+from regard.models.initialization import initialize
+from regard.models.loading import DTYPES, FAMILIES, family_of
+from regard.models.model import Model
+from regard.models.weight_map import empty, places
+from regard.parsing import read_json
+
+__all__ = ["build"]
+
+MAIN_TASKS = ("text-generation", "fill-mask", "text2text-generation", "image-classification", "pretraining")
+"""What a family is trained for where neither the caller nor config.json says: the first of these that it has."""
+
+
+def build(
+    config: str | Path | Mapping[str, Any] | Any,
+    *,
+    task: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    **values: Any,
+) -> Model:
+    """Build a model from its config, with the initial weights of its paper or original code.
+
+    >>> import regard
+    >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=13)
+    >>> model.task, model.training
+    ('text-generation', True)
+    >>> regard.build({"model_type": "bert"}, task="text-classification").family.title    # doctest: +SKIP
+    'BERT'
+
+    Args:
+        config: a config.json (the file or its directory), a dict of its keys, a config of `transformers`, or the
+            model_type of a family ("gpt2"), whose sizes are then given as keywords.
+        task: which head, as in `regard.load`; default: what "architectures" names, else the task that the family is
+            pretrained with.
+        seed: of the initial weights. The same seed gives the same weights on every device.
+        dtype: of the weights.
+        device: where the weights go.
+        **values: keys of config.json that replace those of `config`.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        FileNotFoundError: there is no config.json.
+        TypeError: `config` is of another type, or dtype is not one of torch's four floating ones.
+        ValueError: an unknown family or key, or sizes that do not fit each other.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype must be {', '.join(map(str, DTYPES))}; got {dtype!r}")
+    check_int("seed", seed, 0)
+    read = _read_config(config, values)
+    family = family_of(read)
+    task = _task(family, read) if task is None else task
+    if task not in family.tasks:
+        raise ValueError(f"{family.title} has no task {task!r}; it has {', '.join(family.tasks)}")
+    model = empty(family, read, task)
+    read.check_unused(family.title, harmless=family.harmless, ignore=())
+    for place in places(model, ""):
+        place.put(torch.empty(place.shape, dtype=torch.float32))
+    initialize(model, torch.Generator().manual_seed(seed))
+    return model.to(device=device, dtype=dtype).train()
+
+
+def _read_config(config: Any, values: dict[str, Any]) -> Config:
+    if isinstance(config, str) and config in FAMILIES:
+        return Config({"model_type": config, **values}, f"build({config!r}, …)")
+    if isinstance(config, (str, Path)):
+        path = Path(config)
+        if not path.exists():
+            raise FileNotFoundError(
+                f"there is no config {str(config)!r}; name a config.json, its directory, or a family: "
+                + ", ".join(FAMILIES)
+            )
+        if path.is_dir():
+            opened = Config.open(path)
+            return Config({**opened.values, **values}, opened.where)
+        held = read_json(path)
+        if not isinstance(held, dict):
+            raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
+        return Config({**held, **values}, str(path))
+    if isinstance(config, Config):
+        return Config({**config.values, **values}, config.where)
+    if isinstance(config, Mapping):
+        return Config({**config, **values}, "build({…})")
+    if hasattr(config, "to_diff_dict"):  # of transformers: its defaults are the family's, so only what differs counts
+        return Config({**config.to_dict(), **values}, f"build({type(config).__name__})")
+    raise TypeError(
+        f"config must be a path, a dict, a transformers config or a family's name, got {type(config).__name__}"
+    )
+
+
+def _task(family: Family, config: Config) -> str:
+    if config.values.get("architectures"):
+        return family.task_of(config.values["architectures"])
+    return next((task for task in MAIN_TASKS if task in family.tasks), family.bare_task)

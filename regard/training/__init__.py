@@ -1,0 +1,1 @@
+"""Training: the loop, its config, checkpoints and data order; recipes/ has one file per objective."""

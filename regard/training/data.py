@@ -1,0 +1,182 @@
+"""Training data: text files and tables as rows, and a stream of tokens cut into blocks."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.tokenizer import Tokenizer
+
+__all__ = ["Blocks", "byte_tokenizer", "encode_stream", "fingerprint", "read_documents", "read_rows"]
+
+
+class Blocks(Sequence[Tensor]):
+    """Blocks of `length` tokens of a stream, one every `stride` tokens.
+
+    >>> Blocks(torch.arange(10), length=4, stride=3)[1]
+    tensor([3, 4, 5, 6])
+
+    Raises ValueError for a stream shorter than one block.
+    """
+
+    def __init__(self, tokens: Tensor, length: int, stride: int) -> None:
+        if len(tokens) < length:
+            raise ValueError(f"the data has {len(tokens)} tokens, fewer than one block of {length}: shorten the length")
+        self.tokens, self.length, self.stride = tokens, length, stride
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - self.length) // self.stride + 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = int(index) * self.stride
+        return self.tokens[start : start + self.length].long()
+
+
+def read_documents(source: Any) -> list[str]:
+    """Whole texts: of a .txt file, of each line of a .jsonl ("text"), of every such file in a directory, or as given.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is empty or of another kind.
+    """
+    if not isinstance(source, (str, Path)):
+        return [row if isinstance(row, str) else row["text"] for row in source]
+    path = _existing(source)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".txt", ".jsonl"))
+        if not files:
+            raise ValueError(f"{path} has no .txt or .jsonl file")
+        return list(chain.from_iterable(map(read_documents, files)))
+    if path.suffix == ".jsonl":
+        return [row["text"] for row in read_rows(path, ("text",))]
+    text = _text(path)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return [text]
+
+
+def read_rows(source: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a .tsv, .csv or .jsonl file, or of a list of dicts or tuples, with at least these columns.
+
+    A table's first line names its columns; without such a line its columns are taken in the order given.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has no rows, is of another kind or lacks a column.
+    """
+    if isinstance(source, (str, Path)):
+        path = _existing(source)
+        if path.suffix == ".jsonl":
+            rows: list[Any] = [_parsed(line, f"{path}, line {n}") for n, line in enumerate(_lines(path), 1) if line]
+        elif path.suffix in (".tsv", ".csv"):
+            rows = list(_table(path, columns))
+        else:
+            raise ValueError(f"{path}: rows are read from .tsv, .csv or .jsonl, with the columns {', '.join(columns)}")
+        where = str(path)
+    else:
+        rows, where = list(source), "the data"
+    found = []
+    for number, row in enumerate(rows):
+        named = dict(row) if isinstance(row, Mapping) else dict(zip(columns, row, strict=False))
+        missing = [column for column in columns if named.get(column) is None]
+        if missing:
+            raise ValueError(
+                f"{where}: row {number} has no {', '.join(missing)}; it has {', '.join(named) or 'nothing'}"
+            )
+        found.append(named)
+    if not found:
+        raise ValueError(f"{where} has no rows")
+    return found
+
+
+def _table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".tsv":  # quotes are text there
+        lines = ([*line.split("\t")] for line in _lines(path) if line)
+    else:
+        lines = iter(list(csv.reader(_text(path).splitlines())))
+    first = next(lines, [])
+    names = first if set(columns) <= set(first) else None
+    for line in lines if names else chain([first] if first else [], lines):
+        yield dict(zip(names or columns, line, strict=False))
+
+
+def _existing(source: str | Path) -> Path:
+    path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no data {str(source)!r}")
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _lines(path: Path) -> list[str]:
+    return _text(path).split("\n")
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+
+
+def encode_stream(tokenizer: Tokenizer, documents: Sequence[str]) -> Tensor:
+    """All documents as one stream of token ids, each ended by the tokenizer's end token where it has one."""
+    end = tokenizer.ids_of.eos
+    rows = [
+        np.asarray(tokenizer.encode(text, special=False).ids + ([] if end is None else [end])) for text in documents
+    ]
+    return torch.from_numpy(np.concatenate(rows).astype(np.int32))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer whose ids are the bytes of the text in UTF-8, for models without one.
+
+    >>> byte_tokenizer().encode("가!").ids
+    [234, 176, 128, 33]
+    """
+    from tempfile import TemporaryDirectory
+
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes the others as 256, 257, …
+    others = iter(range(256, 512))
+    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    rust = RustTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rust.decoder = decoders.ByteLevel()
+    with TemporaryDirectory() as folder:
+        rust.save(str(Path(folder, "tokenizer.json")))
+        Path(folder, "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', "utf-8")
+        return Tokenizer.open(folder)
+
+
+def fingerprint(source: Any) -> str:
+    """A short name of the data's content, to tell whether a run is resumed on the same data."""
+    digest = hashlib.sha256()
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                digest.update(file.read_bytes())
+    else:
+        for row in source:
+            digest.update(row.numpy().tobytes() if isinstance(row, Tensor) else repr(row).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,507 @@
+"""`regard.train`: the training loop, on one process or many."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from regard.atomic_files import atomic_file
+from regard.models.model import Model
+from regard.parsing import read_json
+from regard.training.checkpoints import Checkpoints
+from regard.training.config import BOOKKEEPING, TrainConfig
+from regard.training.data import fingerprint
+from regard.training.order import row_generator, row_numbers, step_seed
+from regard.training.parallel import Processes, full_model, wrap
+from regard.training.progress import Progress
+from regard.training.recipes.recipe import Batch, Recipe
+
+__all__ = ["TrainResult", "train"]
+
+RUN, LOG, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "checkpoints", "model"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to.
+
+    Args:
+        directory: of the run; its `model` opens with `regard.load`.
+        steps: optimizer steps done, those before a resume included.
+        loss: training loss of the last logged step, or None if this call had nothing left to do.
+        eval_loss: loss on the held-out data, or None without such data.
+        stopped: the run was interrupted before its last step; the same call resumes it.
+    """
+
+    directory: Path
+    steps: int
+    loss: float | None
+    eval_loss: float | None
+    stopped: bool = False
+
+
+def train(
+    model: Model,
+    recipe: Recipe,
+    data: Any,
+    *,
+    out: str | Path,
+    eval_data: Any = None,
+    config: TrainConfig | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> TrainResult:
+    """Train a model, with checkpoints; the same call resumes an interrupted run and ends in the same weights.
+
+    >>> import tempfile, regard
+    >>> model = regard.build("gpt2", n_embd=8, n_head=2, n_layer=1, n_positions=16, vocab_size=256)
+    >>> recipe = regard.recipes.CausalLM(length=16)
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     result = regard.train(model, recipe, ["to be or not to be"], out=out, steps=2, batch_size=1, progress=False)
+    ...     result.steps, regard.load(f"{out}/model").task
+    (2, 'text-generation')
+
+    The directory gets `run.json` (what the run is), `log.jsonl`, `checkpoints/` and, at the end, `model/`, a checkpoint
+    that `regard.load` and `transformers` open. Under torchrun every process makes the same call.
+
+    Args:
+        model: from `regard.build` or `regard.load`; it is trained in place.
+        recipe: the objective, of `regard.recipes`.
+        data: what the recipe reads: a file, a directory or a list.
+        out: directory of the run.
+        eval_data: held-out data, as `data`.
+        config: how to train; see `TrainConfig`.
+        progress: print progress to stderr.
+        **options: fields of `TrainConfig`, over those of `config`.
+
+    Returns:
+        A `TrainResult`.
+
+    Raises:
+        FileExistsError: `out` holds another run, or files that are no run.
+        FloatingPointError: the loss became NaN or infinite; the last good checkpoint stays.
+        ValueError: data, recipe and model do not fit each other.
+        OSError: a checkpoint could not be written.
+    """
+    # 1. Prepare: data, processes, the run's directory.
+    config = TrainConfig.from_options(config, options)
+    out = Path(out)
+    processes = Processes.start(config, model.device)
+    rows = recipe.rows(data, model, training=True)
+    if not len(rows):
+        raise ValueError("the data has no rows")
+    eval_rows = None if eval_data is None else recipe.rows(eval_data, model, training=False)
+    identity = run_identity(model, recipe, data, config)
+    processes.check_same(identity, "the data or the options")
+    if processes.main:
+        open_run(out, identity)
+    processes.barrier()
+
+    # 2. Wrap the model and make the optimizer, then take up the newest checkpoint.
+    model.to(processes.device).train()
+    wrapped = wrap(model, config, processes)
+    optimizer = make_optimizer(wrapped, config)
+    average = Average(model, config.ema) if config.ema is not None else None
+    checkpoints = Checkpoints(out / CHECKPOINTS, config.keep)
+    start = load_checkpoint(checkpoints, wrapped, optimizer, average)
+    if processes.main:
+        cut_log(out / LOG, start)
+
+    # 3. Train.
+    monitor = Bookkeeper(out / LOG, Progress(config.steps, start, show=progress and processes.main), processes)
+    run = Run(wrapped, recipe, optimizer, config, processes)
+    eval_loss, last_loss, step = None, None, start
+    with Batches(rows, recipe, config, processes, start) as batches, interruptible(processes) as stop:
+        for step in range(start + 1, config.steps + 1):
+            run.step(step - 1, next(batches))
+            if average is not None:
+                average.update()
+            ends = step == config.steps or stop.asked
+            if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
+                last_loss = monitor.log_step(step, run, rows)
+            if eval_rows is not None and (ends or due(step, config.eval_every)):
+                with average.applied() if average is not None else nullcontext():
+                    eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
+                monitor.log_eval(step, eval_loss)
+            if ends or due(step, config.save_every):
+                save_checkpoint(checkpoints, step, wrapped, optimizer, average)
+            if stop.asked:
+                break
+
+    # 4. Write the model.
+    monitor.close()
+    if stop.asked and step < config.steps:
+        return TrainResult(out, step, last_loss, eval_loss, stopped=True)
+    if eval_rows is not None and eval_loss is None:  # nothing was left to train
+        eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
+    with average.applied() if average is not None else nullcontext():
+        whole = full_model(model, processes)
+    if processes.main:
+        whole.save(out / MODEL)
+    processes.barrier()
+    model.eval()
+    return TrainResult(out, step, last_loss, eval_loss)
+
+
+def due(step: int, every: int) -> bool:
+    """Is something that happens every so many steps (0: never) to happen now?"""
+    return every > 0 and step % every == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- the steps
+
+
+class Run:
+    """One optimizer step after another; losses and the gradient's norm stay on the device until they are logged."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        processes: Processes,
+    ) -> None:
+        self.model, self.recipe, self.optimizer = model, recipe, optimizer
+        self.config, self.processes = config, processes
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        zero = torch.zeros((), device=processes.device)
+        self.loss, self.norm, self.rate = zero, zero, 0.0
+        self.first_bad = torch.full((), -1, dtype=torch.long, device=processes.device)  # step of the first NaN
+        self.tokens = 0
+
+    def step(self, step: int, batches: Sequence[Batch]) -> None:
+        """One optimizer step, counted from 0, on the micro-batches of this process."""
+        config, processes = self.config, self.processes
+        self.rate = config.learning_rate_at(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+        # 1. Gradients of the sum of all losses.
+        sums = torch.zeros(2, device=processes.device)  # loss, count
+        for micro, batch in enumerate(batches):
+            torch.manual_seed(step_seed(config.seed, step, processes.data_rank, micro))
+            processes.synchronize(self.model, last=micro == len(batches) - 1)
+            with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                total, count = self.recipe.loss(self.model, batch)
+            total.backward()
+            sums += torch.stack([total.detach().float(), count.float()])
+            self.tokens += batch_tokens(batch) * processes.data_size
+        processes.sum(sums)
+        count = sums[1].clamp(min=1)
+        # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, processes.data_size / count)
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if config.clip:
+            torch._foreach_mul_(gradients, (config.clip / (norm + 1e-6)).clamp(max=1.0))
+        # 3. Update.
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss, self.norm = sums[0] / count, norm
+        bad = ~(torch.isfinite(self.loss) & torch.isfinite(norm)) & (self.first_bad < 0)
+        self.first_bad = torch.where(bad, step, self.first_bad)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, recipe: Recipe, rows: Sequence[Any], config: TrainConfig, processes: Processes) -> float:
+    """Mean loss over all held-out rows. Their random numbers are the same at every evaluation."""
+    training = model.training
+    model.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=processes.device)
+    size = max(1, config.batch_size // config.accumulate // processes.data_size)
+    count = -(-len(rows) // size)
+    for number in range(
+        processes.data_rank, -(-count // processes.data_size) * processes.data_size, processes.data_size
+    ):
+        # Every process makes as many calls: sharded weights are gathered in them.
+        chosen = range(number * size, min(len(rows), (number + 1) * size)) or range(1)
+        rng = [row_generator(config.seed, 0, row) for row in chosen]
+        batch = to_device(recipe.batch([rows[row] for row in chosen], rng), processes.device)
+        with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            total, many = recipe.loss(model, batch)
+        if number < count:
+            sums += torch.stack([total.double(), many.double()])
+    processes.sum(sums)
+    model.train(training)
+    return float(sums[0] / sums[1].clamp(min=1))
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW; matrices and embeddings decay, biases, norms and scales do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+class Average:
+    """An exponential moving average of a model's weights."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.parameters, self.decay = dict(model.named_parameters()), decay
+        self.weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        current = [parameter.detach() for parameter in self.parameters.values()]
+        torch._foreach_lerp_(list(self.weights.values()), current, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights inside the block."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        try:
+            self._set(self.weights)
+            yield
+        finally:
+            self._set(kept)
+
+    @torch.no_grad()
+    def _set(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+class Batches:
+    """The micro-batches of each step for this process, made one step ahead by a thread."""
+
+    def __init__(
+        self, rows: Sequence[Any], recipe: Recipe, config: TrainConfig, processes: Processes, start: int
+    ) -> None:
+        self.rows, self.recipe, self.config, self.processes = rows, recipe, config, processes
+        self.next_step = start
+        self.thread = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Batches:
+        self.future = self.thread.submit(self.make, self.next_step)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+    def __next__(self) -> list[Batch]:
+        batches = self.future.result()
+        self.next_step += 1
+        if self.next_step < self.config.steps:
+            self.future = self.thread.submit(self.make, self.next_step)
+        return [to_device(batch, self.processes.device) for batch in batches]
+
+    def make(self, step: int) -> list[Batch]:
+        """The micro-batches of one step. Rows depend on seed and step, not on how many processes share them."""
+        numbers, epochs = row_numbers(step, self.config.batch_size, len(self.rows), self.config.seed)
+        share = self.config.batch_size // self.config.accumulate  # rows of one micro-batch, over all processes
+        batches = []
+        for first in range(0, self.config.batch_size, share):
+            own = slice(first + self.processes.data_rank, first + share, self.processes.data_size)
+            rows = [self.rows[int(number)] for number in numbers[own]]
+            pairs = zip(epochs[own], numbers[own], strict=True)
+            rng = [row_generator(self.config.seed, int(epoch), int(number)) for epoch, number in pairs]
+            batch = self.recipe.batch(rows, rng)
+            pinned = self.processes.device.type == "cuda"
+            batches.append({name: tensor.pin_memory() if pinned else tensor for name, tensor in batch.items()})
+        return batches
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device, without waiting for the copy."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def batch_tokens(batch: Batch) -> int:
+    """How many positions a batch has; images where it has no tokens."""
+    names = [name for name in ("input_ids", "decoder_input_ids", "labels") if name in batch and batch[name].ndim == 2]
+    if "decoder_input_ids" not in names and "input_ids" in names:
+        return batch["input_ids"].numel()
+    return sum(batch[name].numel() for name in names) or len(next(iter(batch.values())))
+
+
+# ----------------------------------------------------------------------------------------------- the run's directory
+
+
+def run_identity(model: Model, recipe: Recipe, data: Any, config: TrainConfig) -> dict[str, Any]:
+    """What makes two runs the same run, by name."""
+    options = {name: value for name, value in asdict(config).items() if name not in BOOKKEEPING}
+    described = {f"recipe {name}": value for name, value in asdict(recipe).items()}  # type: ignore[call-overload]
+    shape = {
+        name: value for name, value in model.config.values.items() if name not in ("transformers_version", "dtype")
+    }
+    identity = {"recipe": recipe.name, **described, "data": fingerprint(data), **options, "model": shape}
+    return json.loads(json.dumps(identity, default=str))  # type: ignore[no-any-return]
+
+
+def open_run(out: Path, identity: dict[str, Any]) -> None:
+    """Begin a run in a directory, or take up the one that is there.
+
+    Raises FileExistsError if it holds another run or no run, NotADirectoryError if it is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file; name a directory for the run")
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / RUN).is_file():
+        if any(out.iterdir()):
+            raise FileExistsError(f"{out} is not empty and holds no run ({RUN} is missing); name another directory")
+        with atomic_file(out / RUN, "the run") as file:
+            file.write(json.dumps(identity, indent=1).encode())
+        return
+    stored = read_json(out / RUN)
+    if not isinstance(stored, dict):
+        raise FileExistsError(f"{out / RUN} is damaged; name another directory")
+    changed = [key for key in {**stored, **identity} if stored.get(key) != identity.get(key)]
+    if changed:
+        values = "; ".join(
+            f"{key}: {_short(stored.get(key))} there, {_short(identity.get(key))} now" for key in changed
+        )
+        raise FileExistsError(
+            f"{out} holds another run ({values}). Name another directory, or the same options to resume"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Remove the log's lines after a step: the run goes on from there, and writes them again."""
+    if not path.is_file():
+        return
+    lines = path.read_text("utf-8").splitlines()
+    kept = [line for line in lines if _logged_step(line) <= step]
+    if len(kept) < len(lines):
+        with atomic_file(path, "the log") as file:
+            file.write("".join(line + "\n" for line in kept).encode())
+
+
+def _logged_step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # torn by a kill
+        return math.inf
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Any]:
+    """Everything that a checkpoint holds beside its step."""
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments} | ({} if average is None else {"ema": average.weights})
+
+
+def save_checkpoint(
+    checkpoints: Checkpoints, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
+) -> None:
+    """Write the state after a step, unless it is there from before a resume."""
+    checkpoints.save(step, training_state(model, optimizer, average))
+
+
+def load_checkpoint(
+    checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
+) -> int:
+    """Take up the newest checkpoint: its step, or 0 without one."""
+    if not checkpoints.steps():
+        return 0
+    state = training_state(model, optimizer, average)
+    step = checkpoints.load(state)
+    if step:
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return step
+
+
+# ------------------------------------------------------------------------------------------------- log and interruption
+
+
+class Bookkeeper:
+    """The log and the progress line. Reading a loss from the device happens here only."""
+
+    def __init__(self, path: Path, progress: Progress, processes: Processes) -> None:
+        self.path, self.progress, self.processes = path, progress, processes
+        self.last, self.tokens = time.perf_counter(), 0
+
+    def log_step(self, step: int, run: Run, rows: Sequence[Any]) -> float:
+        """Log a step: its loss.
+
+        Raises FloatingPointError if this step's loss or an earlier one was not finite.
+        """
+        bad = int(run.first_bad)
+        if bad >= 0:
+            numbers, _ = row_numbers(bad, run.config.batch_size, len(rows), run.config.seed)
+            raise FloatingPointError(
+                f"the loss or gradient of step {bad + 1} is not finite. Its rows: {numbers.tolist()}. The last good "
+                f"checkpoint stays. Try a smaller learning rate ({run.config.learning_rate} now) or a longer warm-up"
+            )
+        loss, norm = float(run.loss), float(run.norm)
+        now = time.perf_counter()
+        speed = (run.tokens - self.tokens) / max(now - self.last, 1e-9)
+        self.last, self.tokens = now, run.tokens
+        line = {
+            "step": step,
+            "loss": loss,
+            "learning_rate": run.rate,
+            "grad_norm": norm,
+            "tokens_per_second": round(speed),
+        }
+        self._write(line)
+        self.progress.update(step, loss, run.rate, speed)
+        return loss
+
+    def log_eval(self, step: int, loss: float) -> None:
+        """Log an evaluation."""
+        self._write({"step": step, "eval_loss": loss})
+        self.progress.note(step, loss)
+        self.last = time.perf_counter()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.processes.main:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """End the progress line."""
+        self.progress.close()
+
+
+class Stop:
+    """Has the user asked to stop?"""
+
+    asked = False
+
+
+@contextmanager
+def interruptible(processes: Processes) -> Iterator[Stop]:
+    """On the first Ctrl-C the step is finished and a checkpoint written; the second one interrupts at once."""
+    import threading
+
+    stop = Stop()
+    if processes.size > 1 or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

@@ -1,0 +1,157 @@
+"""Fine-tuning on labelled texts: a label for each text or pair, or for each word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.models.losses import IGNORED
+from regard.models.model import Model
+from regard.training.data import read_rows
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+
+__all__ = ["TextClassification", "TokenClassification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassification(Recipe):
+    """One label for each text, or pair of texts. Rows have the columns text and label, and text_pair for pairs.
+
+    Args:
+        labels: the names of the labels, in the order of the model's outputs; a row's label is a name or a number.
+        length: longer texts are cut.
+        pad_token_id: fills up short rows.
+    """
+
+    labels: tuple[str, ...]
+    length: int
+    pad_token_id: int = 0
+    name: ClassVar[str] = "text-classification"
+    task: ClassVar[str] = "text-classification"
+
+    @classmethod
+    def for_model(cls, model: Model, *, length: int | None = None) -> TextClassification:
+        """With the labels of the model's config and the padding of its tokenizer."""
+        return cls(labels=model_labels(model), **text_sizes(model, length))
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """(ids, types, label) of each row. Raises ValueError for a label that the model does not have."""
+        tokenizer = tokenizer_of(model)
+        rows = []
+        for number, row in enumerate(read_rows(data, ("text", "label"))):
+            encoded = tokenizer.encode(row["text"], row.get("text_pair"))
+            label = label_number(row["label"], self.labels, number)
+            rows.append((cut(encoded.ids, self.length), cut(encoded.types, self.length), label))
+        return rows
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """input_ids, attention_mask, labels (B,), and token_type_ids where the rows have two segments."""
+        batch = text_batch(rows, self.pad_token_id)
+        return batch | {"labels": torch.tensor([row[2] for row in rows])}
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Over the rows."""
+        count = len(batch["labels"])
+        return model(**batch).loss * count, torch.full((), count, device=batch["labels"].device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification(Recipe):
+    """One label for each word. Rows have the columns tokens (words) and labels, lists of equal length.
+
+    The first token of a word has its label, the others have none.
+
+    Args:
+        labels: the names of the labels, in the order of the model's outputs.
+        length: longer texts are cut.
+        pad_token_id: fills up short rows.
+    """
+
+    labels: tuple[str, ...]
+    length: int
+    pad_token_id: int = 0
+    name: ClassVar[str] = "token-classification"
+    task: ClassVar[str] = "token-classification"
+
+    @classmethod
+    def for_model(cls, model: Model, *, length: int | None = None) -> TokenClassification:
+        """With the labels of the model's config and the padding of its tokenizer."""
+        return cls(labels=model_labels(model), **text_sizes(model, length))
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """(ids, types, labels) of each row. Raises ValueError for labels that do not fit the words or the model."""
+        tokenizer = tokenizer_of(model)
+        rows = []
+        for number, row in enumerate(read_rows(data, ("tokens", "labels"))):
+            words, labels = (
+                value.split() if isinstance(value, str) else value for value in (row["tokens"], row["labels"])
+            )
+            if len(words) != len(labels):
+                raise ValueError(f"row {number} has {len(words)} words and {len(labels)} labels")
+            numbers = [label_number(label, self.labels, number) for label in labels]
+            encoded = tokenizer.encode(" ".join(words))
+            starts = dict(zip(np.cumsum([0, *(len(word) + 1 for word in words)]).tolist(), numbers, strict=False))
+            spans = [(-1, -1) if span is None else span for span in encoded.offsets]
+            own = [starts.pop(_word_start(start, end, starts), IGNORED) for start, end in spans]
+            rows.append((cut(encoded.ids, self.length), cut(encoded.types, self.length), cut(own, self.length)))
+        return rows
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """input_ids, attention_mask, labels (B, N), and token_type_ids where the rows have two segments."""
+        return text_batch(rows, self.pad_token_id) | {"labels": pad_rows([row[2] for row in rows], IGNORED)}
+
+
+def _word_start(start: int, end: int, starts: dict[int, int]) -> int:
+    """Where the word of a token starts, if the token is its first: some tokenizers count the space before it."""
+    return next((place for place in range(start, end) if place in starts), -1)
+
+
+def model_labels(model: Model) -> tuple[str, ...]:
+    """The names of a model's labels, by its config."""
+    count = model.config.num_labels()
+    return tuple(model.config.labels(count))
+
+
+def label_number(label: Any, labels: Sequence[str], row: int) -> int:
+    """The number of a label that is given by name or by number. Raises ValueError for another."""
+    if isinstance(label, str) and label in labels:
+        return labels.index(label)
+    try:
+        number = int(label)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < len(labels):
+        raise ValueError(
+            f"row {row} has the label {label!r}; the model's labels are 0 to {len(labels) - 1}: {labels!r:.200}"
+        )
+    return number
+
+
+def text_sizes(model: Model, length: int | None) -> dict[str, int]:
+    """Length and padding for a model. Raises ValueError for a length beyond its positions."""
+    limit = getattr(model, "max_positions", None)
+    length = min(limit or 512, 512) if length is None else length
+    if length < 3 or (limit is not None and length > limit):
+        raise ValueError(f"length must be 3 to {limit}, the model's positions; got {length}")
+    return {"length": length, "pad_token_id": tokenizer_of(model).ids_of.pad or 0}
+
+
+def cut(row: list[int], length: int) -> list[int]:
+    """At most `length` values; the last one, an end token, stays."""
+    return row if len(row) <= length else [*row[: length - 1], row[-1]]
+
+
+def text_batch(rows: Sequence[Any], pad: int) -> Batch:
+    """input_ids and attention_mask of rows (ids, types, …), and token_type_ids if any row has a second segment."""
+    batch = {
+        "input_ids": pad_rows([row[0] for row in rows], pad),
+        "attention_mask": pad_rows([[1] * len(row[0]) for row in rows], 0),
+    }
+    if any(any(row[1]) for row in rows):
+        batch["token_type_ids"] = pad_rows([row[1] for row in rows], 0)
+    return batch

@@ -1,0 +1,234 @@
+"""Masked language modelling (BERT), with next-sentence pairs (BERT) or sentence-order pairs (ALBERT)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from regard.models.losses import IGNORED, token_loss
+from regard.models.model import Model
+from regard.training.data import Blocks, encode_stream, read_documents
+from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+
+__all__ = ["MaskedLM"]
+
+Pairs = Literal["next-sentence", "sentence-order"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLM(Recipe):
+    """Some tokens of each text are hidden and predicted.
+
+    Of the chosen tokens 80 % become the mask token, 10 % a random one and 10 % stay (Devlin et al. 2019, section 3.1).
+
+    Args:
+        length: tokens of a row, special tokens included.
+        mask_token_id: the token that hides another.
+        vocab_size: random tokens are drawn below it.
+        special_ids: tokens that are never chosen or drawn.
+        start_ids: special tokens before a text ([CLS]).
+        end_ids: special tokens after a text ([SEP]).
+        pad_token_id: fills up short rows.
+        probability: share of the tokens that is chosen.
+        continuations: ids of tokens that continue a word, to choose whole words; empty chooses single tokens.
+        pairs: two segments in each row: whether the second follows the first or is of another document
+            ("next-sentence"), or whether the two are in order ("sentence-order").
+    """
+
+    length: int
+    mask_token_id: int
+    vocab_size: int
+    special_ids: tuple[int, ...]
+    start_ids: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+    probability: float = 0.15
+    continuations: tuple[int, ...] = ()
+    pairs: Pairs | None = None
+    name: ClassVar[str] = "mlm"
+    task: ClassVar[str] = "fill-mask"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability < 1:
+            raise ValueError(f"probability must be between 0 and 1, got {self.probability}")
+        room = self.length - len(self.start_ids) - len(self.end_ids) * (1 if self.pairs is None else 2)
+        if room < 2:
+            raise ValueError(f"length {self.length} leaves {room} tokens beside the special ones")
+        if self.pairs not in (None, "next-sentence", "sentence-order"):
+            raise ValueError(f"pairs must be next-sentence or sentence-order, got {self.pairs!r}")
+
+    @classmethod
+    def for_model(
+        cls,
+        model: Model,
+        *,
+        length: int | None = None,
+        probability: float = 0.15,
+        whole_words: bool = False,
+        pairs: Pairs | None = None,
+    ) -> MaskedLM:
+        """With the special tokens of the model's tokenizer.
+
+        Raises ValueError for a tokenizer without a mask token, or a model without a head for the pairs.
+        """
+        tokenizer = tokenizer_of(model)
+        if tokenizer.ids_of.mask is None:
+            raise ValueError("the tokenizer has no mask token: mlm needs one, such as BERT's [MASK]")
+        if pairs is not None and model.task != "pretraining":
+            raise ValueError(f"pairs need a model with task 'pretraining', this one has {model.task!r}")
+        limit = getattr(model, "max_positions", None)
+        length = min(limit or 512, 512) if length is None else length
+        if limit is not None and length > limit:
+            raise ValueError(f"length must be at most {limit}, the model's positions; got {length}")
+        around = tokenizer.encode("", special=True).ids
+        special = sorted({*around, *(value for value in vars(tokenizer.ids_of).values() if value is not None)})
+        labels = tokenizer.tokens(range(tokenizer.size)) if whole_words else []
+        return cls(
+            length=length,
+            mask_token_id=tokenizer.ids_of.mask,
+            vocab_size=tokenizer.size,
+            special_ids=tuple(special),
+            start_ids=tuple(around[: len(around) // 2]),
+            end_ids=tuple(around[len(around) // 2 :]),
+            pad_token_id=tokenizer.ids_of.pad or 0,
+            probability=probability,
+            continuations=_continuations(labels),
+            pairs=pairs,
+        )
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """Blocks of a text's tokens; for pairs, two neighbouring segments of sentences and one from elsewhere."""
+        tokenizer, documents = tokenizer_of(model), read_documents(data)
+        room = self.length - len(self.start_ids) - len(self.end_ids) * (1 if self.pairs is None else 2)
+        if self.pairs is None:
+            return Blocks(encode_stream(tokenizer, documents), room, 1 if training else room)
+        if len(documents) == 1:
+            documents = [text for text in re.split(r"\n\s*\n", documents[0]) if text.strip()]
+        segments = [_segments(tokenizer, text, room // 2) for text in documents]
+        return SegmentPairs([part for part in segments if len(part) > 1], self.pairs)
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """input_ids, attention_mask, labels (-100 where nothing was hidden); for pairs their segments and label."""
+        inputs, labels, types, relations = [], [], [], []
+        for row, random in zip(rows, rng, strict=True):
+            if self.pairs is None:
+                parts = [np.asarray(row)]
+            else:
+                first, second, relation = row.choose(random, self.pairs)
+                parts = [first, second]
+                relations.append(relation)
+            ids, kinds = self._surround(parts)
+            hidden, label = self.hide(ids, random)
+            inputs.append(hidden)
+            labels.append(label)
+            types.append(kinds)
+        batch = {
+            "input_ids": pad_rows(inputs, self.pad_token_id),
+            "attention_mask": pad_rows([np.ones_like(row) for row in inputs], 0),
+            "labels": pad_rows(labels, IGNORED),
+        }
+        if self.pairs is not None:
+            batch |= {"token_type_ids": pad_rows(types, 0), "next_sentence_label": torch.tensor(relations)}
+        return batch
+
+    def _surround(self, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        ids, types = list(self.start_ids), [0] * len(self.start_ids)
+        for number, part in enumerate(parts):
+            ids += [*part.tolist(), *self.end_ids]
+            types += [number] * (len(part) + len(self.end_ids))
+        return np.asarray(ids), np.asarray(types)
+
+    def hide(self, ids: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Ids with some hidden, and the labels: the ids that were there, -100 elsewhere."""
+        ordinary = ~np.isin(ids, self.special_ids)
+        if self.continuations:  # one draw per word: a continuation shares that of the token before
+            starts = ~(np.isin(ids, self.continuations) & np.roll(ordinary, 1))
+            starts[0] = True
+            draws = random.random(int(starts.sum()))[np.cumsum(starts) - 1]
+        else:
+            draws = random.random(len(ids))
+        chosen = ordinary & (draws < self.probability)
+        fate = random.random(len(ids))
+        hidden = np.where(chosen & (fate < 0.8), self.mask_token_id, ids)
+        drawn = random.integers(0, self.vocab_size - len(self.special_ids), len(ids))
+        for special in self.special_ids:  # sorted: skip them
+            drawn += drawn >= special
+        hidden = np.where(chosen & (fate >= 0.8) & (fate < 0.9), drawn, hidden)
+        return hidden, np.where(chosen, ids, IGNORED)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Over the hidden tokens. A pair counts as much as the hidden tokens that its row has on average.
+
+        BERT adds the two means; a constant weight makes that exact under accumulation and data parallelism.
+        """
+        if self.pairs is None:
+            return super().loss(model, batch)
+        output = model(
+            **{name: value for name, value in batch.items() if name not in ("labels", "next_sentence_label")}
+        )
+        hidden = token_loss(output.logits, batch["labels"], items=1)
+        relation = cross_entropy(output.seq_relationship_logits, batch["next_sentence_label"], reduction="sum")
+        return hidden + self.probability * self.length * relation, (batch["labels"] != IGNORED).sum()
+
+
+def _continuations(labels: Sequence[str]) -> tuple[int, ...]:
+    """Ids of tokens that continue a word: "##" (WordPiece), or no leading space mark where others have one."""
+    if any(label.startswith("##") for label in labels):
+        return tuple(number for number, label in enumerate(labels) if label.startswith("##"))
+    marks = tuple("▁Ġ ")
+    if any(label.startswith(marks) for label in labels):
+        return tuple(n for n, label in enumerate(labels) if label[:1].isalnum() and not label.startswith(marks))
+    return ()
+
+
+def _segments(tokenizer: Any, text: str, limit: int) -> list[np.ndarray]:
+    """The sentences of a document as ids, each at most `limit` tokens."""
+    sentences = [part for part in re.split(r"(?<=[.!?。])\s+|\n+", text) if part.strip()]
+    rows = [np.asarray(tokenizer.encode(part, special=False).ids[:limit]) for part in sentences]
+    return [row for row in rows if len(row)]
+
+
+class SegmentPairs(Sequence[Any]):
+    """Neighbouring sentences of all documents, and a way to draw a sentence of another document."""
+
+    def __init__(self, documents: Sequence[Sequence[np.ndarray]], pairs: Pairs) -> None:
+        if not documents or (pairs == "next-sentence" and len(documents) < 2):
+            raise ValueError(
+                f"{pairs} pairs need documents of two sentences or more ({2 if pairs == 'next-sentence' else 1} at least), "
+                f"got {len(documents)}; documents are lines of a .jsonl or separated by blank lines"
+            )
+        self.documents = documents
+        self.places = [(d, s) for d, document in enumerate(documents) for s in range(len(document) - 1)]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Neighbours(self.documents, *self.places[index])
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Two neighbouring sentences: the document's number and the first one's."""
+
+    documents: Sequence[Sequence[np.ndarray]]
+    document: int
+    sentence: int
+
+    def choose(self, random: np.random.Generator, pairs: Pairs) -> tuple[np.ndarray, np.ndarray, int]:
+        """First and second segment, and the label: 0 as they stand in the text, 1 for a wrong second or wrong order."""
+        first, second = self.documents[self.document][self.sentence : self.sentence + 2]
+        if random.random() < 0.5:
+            return first, second, 0
+        if pairs == "sentence-order":
+            return second, first, 1
+        other = int(random.integers(len(self.documents) - 1))
+        document = self.documents[other + (other >= self.document)]
+        return first, document[int(random.integers(len(document)))], 1

@@ -1,0 +1,75 @@
+"""Extractive question answering: where in a context the answer starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.models.model import Model
+from regard.training.data import read_rows
+from regard.training.recipes.classification import text_batch, text_sizes
+from regard.training.recipes.recipe import Batch, Recipe, tokenizer_of
+
+__all__ = ["QuestionAnswering"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnswering(Recipe):
+    """Rows have the columns question, context, answer (a part of the context) and, if it is there twice, answer_start.
+
+    Args:
+        length: longest question and context together; rows that are longer are left out in training.
+        pad_token_id: fills up short rows.
+    """
+
+    length: int
+    pad_token_id: int = 0
+    name: ClassVar[str] = "question-answering"
+    task: ClassVar[str] = "question-answering"
+
+    @classmethod
+    def for_model(cls, model: Model, *, length: int | None = None) -> QuestionAnswering:
+        """With the model's longest text and the padding of its tokenizer."""
+        return cls(**text_sizes(model, length))
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """(ids, types, start, end) of each row. Raises ValueError for an answer that is not in its context."""
+        tokenizer, rows = tokenizer_of(model), []
+        for number, row in enumerate(read_rows(data, ("question", "context", "answer"))):
+            first = row.get("answer_start")
+            first = row["context"].find(row["answer"]) if first is None else int(first)
+            last = first + len(row["answer"])
+            if first < 0 or not row["answer"] or row["context"][first:last] != row["answer"]:
+                raise ValueError(f"row {number}: the answer {row['answer']!r:.80} is not in its context at {first}")
+            encoded = tokenizer.encode(row["question"], row["context"])
+            question = len(tokenizer.encode(row["question"]).ids) - 1  # tokens before the context, at least
+            inside = [
+                place
+                for place, span in enumerate(encoded.offsets)
+                if span is not None and place >= question and span[0] < last and span[1] > first
+            ]
+            if not inside:
+                raise ValueError(f"row {number}: no token covers the answer {row['answer']!r:.80}")
+            if len(encoded.ids) <= self.length:
+                rows.append((encoded.ids, encoded.types, inside[0], inside[-1]))
+        if not rows:
+            raise ValueError(f"every row is longer than {self.length} tokens")
+        return rows
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """input_ids, attention_mask, token_type_ids, start_positions and end_positions (B,)."""
+        positions = torch.tensor([row[2:] for row in rows])
+        return text_batch(rows, self.pad_token_id) | {
+            "start_positions": positions[:, 0],
+            "end_positions": positions[:, 1],
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Over the rows."""
+        count = len(batch["start_positions"])
+        return model(**batch).loss * count, torch.full((), count, device=batch["start_positions"].device)

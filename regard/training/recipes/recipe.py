@@ -1,0 +1,72 @@
+"""What every recipe has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.data.tokenizer import Tokenizer
+from regard.models.losses import IGNORED
+from regard.models.model import Model
+from regard.training.data import byte_tokenizer
+
+__all__ = ["Batch", "Recipe", "pad_rows", "tokenizer_of"]
+
+Batch = dict[str, Tensor]
+"""Arguments of the model: input_ids, attention_mask, labels, …"""
+
+
+class Recipe:
+    """An objective: how rows become a batch, and the loss of a batch. Recipes are frozen dataclasses of their options.
+
+    name: of the command `regard train NAME`.  task: the head that it trains.
+    """
+
+    name: ClassVar[str]
+    task: ClassVar[str]
+
+    @classmethod
+    def for_model(cls, model: Model, **options: Any) -> Self:
+        """The recipe with the token ids and sizes of a model. Raises ValueError if they do not fit each other."""
+        raise NotImplementedError
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[Any]:
+        """The rows of a file or a list; training rows may overlap, held-out rows do not."""
+        raise NotImplementedError
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """Tensors of some rows, with a generator of random numbers for each row."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the losses of a batch and their number. Sums make accumulation and data parallelism exact.
+
+        Here for labels of single tokens; other kinds of labels override it.
+        """
+        total = model(**batch, num_items_in_batch=1).loss
+        return total, (batch["labels"] != IGNORED).sum()
+
+
+def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Rows of unequal length as one tensor (B, N), padded on the right."""
+    padded = torch.full((len(rows), max(map(len, rows))), value, dtype=torch.long)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = torch.as_tensor(row)
+    return padded
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The model's tokenizer; a model that has none gets one of bytes.
+
+    Raises ValueError where the vocabulary is too small for the tokenizer's ids.
+    """
+    if model.directory is None and "tokenizer" not in vars(model):
+        model.tokenizer = byte_tokenizer()
+    tokenizer, size = model.tokenizer, model.get_input_embeddings().num_embeddings
+    if tokenizer.size > size:
+        raise ValueError(f"the tokenizer has {tokenizer.size} tokens and the model's vocabulary only {size}")
+    return tokenizer
