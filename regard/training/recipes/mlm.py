@@ -201,8 +201,8 @@ class SegmentPairs(Sequence[Any]):
     def __init__(self, documents: Sequence[Sequence[np.ndarray]], pairs: Pairs) -> None:
         if not documents or (pairs == "next-sentence" and len(documents) < 2):
             raise ValueError(
-                f"{pairs} pairs need documents of two sentences or more ({2 if pairs == 'next-sentence' else 1} at least), "
-                f"got {len(documents)}; documents are lines of a .jsonl or separated by blank lines"
+                f"{pairs} pairs need {2 if pairs == 'next-sentence' else 1} or more texts of several sentences, got "
+                f"{len(documents)}; documents are lines of a .jsonl or separated by blank lines"
             )
         self.documents = documents
         self.places = [(d, s) for d, document in enumerate(documents) for s in range(len(document) - 1)]
