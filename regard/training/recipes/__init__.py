@@ -2,6 +2,8 @@
 
 from regard.training.recipes.classification import TextClassification, TokenClassification
 from regard.training.recipes.clm import CausalLM
+from regard.training.recipes.contrastive import Contrastive
+from regard.training.recipes.image_classification import ImageClassification
 from regard.training.recipes.infilling import Infilling
 from regard.training.recipes.mlm import MaskedLM
 from regard.training.recipes.question_answering import QuestionAnswering
@@ -13,6 +15,8 @@ __all__ = [
     "RECIPES",
     "Batch",
     "CausalLM",
+    "Contrastive",
+    "ImageClassification",
     "Infilling",
     "MaskedLM",
     "QuestionAnswering",
@@ -34,6 +38,8 @@ RECIPES: dict[str, type[Recipe]] = {
         TextClassification,
         TokenClassification,
         QuestionAnswering,
+        ImageClassification,
+        Contrastive,
     )
 }
 """By the name of the command, `regard train NAME`."""

@@ -1,0 +1,181 @@
+"""Image classification from scratch or fine-tuned (ViT, DeiT, DINOv2, Swin)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from regard.data.image_processing import ImageProcessor
+from regard.models.model import Model
+from regard.training.recipes.classification import label_number, model_labels
+from regard.training.recipes.recipe import Batch, Recipe
+
+__all__ = ["ImageClassification", "ImageRows", "read_images"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageClassification(Recipe):
+    """One label for each image: a directory with a folder per label, an .npz with images and labels, or such arrays.
+
+    Args:
+        labels: the names of the labels, in the order of the model's outputs.
+        mean: subtracted from each channel, in [0, 1].
+        std: what each channel is divided by.
+        flip: mirror half of the training images.
+        shift: training images move by up to so many pixels, filled with black.
+        mixup: α of the Beta distribution that two images are mixed with (Zhang et al. 2018); 0 for none. The partner is
+            the next row of the same micro-batch.
+        smoothing: label smoothing in training.
+    """
+
+    labels: tuple[str, ...]
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    flip: bool = False
+    shift: int = 0
+    mixup: float = 0.0
+    smoothing: float = 0.0
+    name: ClassVar[str] = "image-classification"
+    task: ClassVar[str] = "image-classification"
+
+    def __post_init__(self) -> None:
+        if self.shift < 0 or self.mixup < 0 or not 0 <= self.smoothing < 1:
+            raise ValueError(
+                f"shift and mixup must be 0 or more and smoothing in [0, 1); got {self.shift}, {self.mixup}, "
+                f"{self.smoothing}"
+            )
+
+    @classmethod
+    def for_model(
+        cls, model: Model, *, flip: bool = False, shift: int = 0, mixup: float = 0.0, smoothing: float = 0.0
+    ) -> ImageClassification:
+        """With the model's labels and the normalisation of its image processor; 0.5 ± 0.5 where it has none."""
+        values = _processor(model).values
+        return cls(
+            labels=model_labels(model),
+            mean=tuple(values["image_mean"]),
+            std=tuple(values["image_std"]),
+            flip=flip,
+            shift=shift,
+            mixup=mixup,
+            smoothing=smoothing,
+        )
+
+    def rows(self, data: Any, model: Model, *, training: bool) -> ImageRows:
+        """Images of the model's size as bytes, and the numbers of their labels."""
+        images, labels = read_images(data, _processor(model), self.labels)
+        channels = int(model.config.values.get("num_channels", 3))
+        if images.shape[1] != channels:
+            if images.shape[1] != 1:
+                raise ValueError(f"the images have {images.shape[1]} channels and the model reads {channels}")
+            images = images.expand(-1, channels, -1, -1)
+        return ImageRows(images, labels, training)
+
+    def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
+        """pixel_values (B, C, H, W) and labels (B,); with mixup, labels (B, L) of probabilities."""
+        changed = [
+            self.augment(image, random) if training else image
+            for (image, _, training), random in zip(rows, rng, strict=True)
+        ]
+        pixels = torch.stack(changed).float() / 255
+        mean, std = (torch.tensor(values[: pixels.shape[1]]).reshape(-1, 1, 1) for values in (self.mean, self.std))
+        pixels = (pixels - mean) / std
+        labels = torch.tensor([label for _, label, _ in rows])
+        if self.mixup and all(training for _, _, training in rows):
+            share = torch.tensor([random.beta(self.mixup, self.mixup) for random in rng], dtype=torch.float32)
+            wide = share.reshape(-1, 1, 1, 1)
+            pixels = wide * pixels + (1 - wide) * pixels.roll(1, 0)
+            sure = one_hot(labels, len(self.labels)).float()
+            labels = share[:, None] * sure + (1 - share[:, None]) * sure.roll(1, 0)
+        return {"pixel_values": pixels, "labels": labels}
+
+    def augment(self, image: Tensor, random: np.random.Generator) -> Tensor:
+        """One training image (C, H, W), perhaps mirrored and moved."""
+        if self.flip and random.random() < 0.5:
+            image = image.flip(-1)
+        if self.shift:
+            down, right = random.integers(0, 2 * self.shift + 1, 2).tolist()
+            wide = torch.nn.functional.pad(image, [self.shift] * 4)
+            image = wide[:, down : down + image.shape[1], right : right + image.shape[2]]
+        return image
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Over the images."""
+        labels = batch["labels"]
+        count = torch.full((), len(labels), device=labels.device)
+        logits = model(pixel_values=batch["pixel_values"]).logits
+        smoothing = self.smoothing if model.training else 0.0
+        return cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum"), count
+
+
+class ImageRows(Sequence[Any]):
+    """(image, label, training) for each image; images (N, C, H, W) as bytes."""
+
+    def __init__(self, images: Tensor, labels: Tensor, training: bool) -> None:
+        self.images, self.labels, self.training = images, labels, training
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.images[index], int(self.labels[index]), self.training
+
+
+def _processor(model: Model) -> ImageProcessor:
+    """The model's image processor; a model that has none gets one for its image size."""
+    if model.directory is None and "preprocessor" not in vars(model):
+        size = model.config.values.get("image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        options = {"size": {"height": height, "width": width}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        model.preprocessor = ImageProcessor.of("ViT", options)
+    return model.preprocessor
+
+
+def read_images(data: Any, processor: ImageProcessor, labels: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W) as bytes and the numbers of their labels.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there are no images, or a label is not one of the model's.
+    """
+    if isinstance(data, (str, Path)):
+        path = Path(data)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no data {str(data)!r}")
+        if path.suffix == ".npz":
+            with np.load(path) as file:
+                missing = {"images", "labels"} - set(file)
+                if missing:
+                    raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it has {', '.join(file)}")
+                data = (file["images"], file["labels"])
+        else:
+            files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
+            if not files:
+                raise ValueError(f"{path} has no images: one folder for each label is expected, with images in it")
+            data = ([_resized(file, processor) for file in files], [file.parent.name for file in files])
+    images, names = data
+    if len(images) != len(names) or not len(images):
+        raise ValueError(f"as many labels as images are needed, and one or more; got {len(images)} and {len(names)}")
+    pixels = torch.as_tensor(np.stack([np.asarray(image) for image in images]))
+    if pixels.dtype != torch.uint8 or pixels.ndim not in (3, 4):
+        raise ValueError(f"images must be (N, H, W) or (N, H, W, C) of uint8, got {tuple(pixels.shape)} {pixels.dtype}")
+    pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+    names = names.tolist() if hasattr(names, "tolist") else names
+    return pixels.contiguous(), torch.tensor([label_number(name, labels, row) for row, name in enumerate(names)])
+
+
+def _resized(file: Path, processor: ImageProcessor) -> np.ndarray:
+    from PIL import Image
+
+    size = processor.values["size"]
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB").resize((size["width"], size["height"]), Image.Resampling.BICUBIC))
