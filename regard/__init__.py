@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regard.parity.verification import verify
     from regard.training import recipes
     from regard.training.loop import train
+    from regard.training.monitor import monitor
     from regard.viz import figures
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _HOME = {
     "load": "regard.models.loading",
     "look": "regard.lens.look",
     "masks": "regard.masks",
+    "monitor": "regard.training.monitor",
     "nn": "regard.nn",
     "open": "regard.lens.capture",
     "positions": "regard.positions",
@@ -67,6 +69,7 @@ __all__ = [
     "load",
     "look",
     "masks",
+    "monitor",
     "nn",
     "open",
     "positions",

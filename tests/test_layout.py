@@ -62,6 +62,7 @@ PUBLIC = [
     "load",
     "look",
     "masks",
+    "monitor",
     "nn",
     "open",
     "positions",

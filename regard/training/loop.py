@@ -23,6 +23,7 @@ from regard.parsing import read_json
 from regard.training.checkpoints import Checkpoints
 from regard.training.config import BOOKKEEPING, TrainConfig
 from regard.training.data import fingerprint
+from regard.training.monitor import monitor
 from regard.training.order import row_generator, row_numbers, step_seed
 from regard.training.parallel import Processes, full_model, wrap
 from regard.training.progress import Progress
@@ -120,28 +121,35 @@ def train(
         cut_log(out / LOG, start)
 
     # 3. Train.
-    monitor = Bookkeeper(out / LOG, Progress(config.steps, start, show=progress and processes.main), processes)
+    log = Bookkeeper(out / LOG, Progress(config.steps, start, show=progress and processes.main), processes)
     run = Run(wrapped, recipe, optimizer, config, processes)
+    watching = None
+    if config.monitor_every:
+        row = (rows if eval_rows is None else eval_rows)[0]
+        batch = to_device(recipe.batch([row], [row_generator(config.seed, 0, 0)]), processes.device)
+        watching = monitor(model, batch, every=config.monitor_every, out=out if processes.main else None)
     eval_loss, last_loss, step = None, None, start
     with Batches(rows, recipe, config, processes, start) as batches, interruptible(processes) as stop:
         for step in range(start + 1, config.steps + 1):
             run.step(step - 1, next(batches))
             if average is not None:
                 average.update()
+            if watching is not None:
+                watching.step(step)
             ends = step == config.steps or stop.asked
             if ends or step % config.log_every == 0 or due(step, config.save_every) or due(step, config.eval_every):
-                last_loss = monitor.log_step(step, run, rows)
+                last_loss = log.log_step(step, run, rows)
             if eval_rows is not None and (ends or due(step, config.eval_every)):
                 with average.applied() if average is not None else nullcontext():
                     eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
-                monitor.log_eval(step, eval_loss)
+                log.log_eval(step, eval_loss)
             if ends or due(step, config.save_every):
                 save_checkpoint(checkpoints, step, wrapped, optimizer, average)
             if stop.asked:
                 break
 
     # 4. Write the model.
-    monitor.close()
+    log.close()
     if stop.asked and step < config.steps:
         return TrainResult(out, step, last_loss, eval_loss, stopped=True)
     if eval_rows is not None and eval_loss is None:  # nothing was left to train
