@@ -92,9 +92,11 @@ def monitor(
             f"every must be 1 or more, entropy_floor in [0, 1], and tensorboard needs out=; got every={every}, "
             f"entropy_floor={entropy_floor}, out={out}"
         )
-    return Monitor(
-        model, batch, every, None if out is None else Path(out), tokens, entropy_floor, logit_ceiling, tensorboard
-    )
+    watching = Monitor(model, batch, every, None if out is None else Path(out), (entropy_floor, logit_ceiling))
+    watching.tokens = tokens
+    if tensorboard:
+        watching.write_tensorboard()
+    return watching
 
 
 class Monitor:

@@ -1,0 +1,163 @@
+"""Train on real data with `regard.train` and print the result: python benchmarks/training.py NAME --data DIR --out DIR
+
+shakespeare       characters of Tiny Shakespeare, nanoGPT's full settings (GPU)
+shakespeare-cpu   the same, nanoGPT's CPU settings
+multi30k          English → German with the 2017 Transformer, its own BPE tokenizer, beam search
+fashion-mnist     a ViT from scratch
+nsmc              Korean film reviews with the Korean ALBERT
+
+DIR of the data holds the files named in each function. Results are kept in benchmarks/results/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+from regard.training.data import read_rows
+from regard.training.loop import train
+from regard.training.tokenizers import train_bpe
+
+
+def shakespeare(data: Path, out: Path, device: str) -> dict[str, Any]:
+    model = regard.build(
+        "gpt2", n_layer=6, n_head=6, n_embd=384, n_positions=256, vocab_size=256, device=device,
+        resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2,
+    )  # fmt: skip
+    result = train(
+        model, regard.recipes.CausalLM(length=256), data / "shakespeare_train.txt", out=out,
+        eval_data=data / "shakespeare_val.txt", steps=5000, batch_size=64, learning_rate=1e-3, warmup=100, seed=1337,
+        eval_every=250, save_every=1000, log_every=50, precision="bf16",
+    )  # fmt: skip
+    return best_evaluation(out) | {"final": result.eval_loss}
+
+
+def shakespeare_cpu(data: Path, out: Path, device: str) -> dict[str, Any]:
+    sizes = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
+    model = regard.build("gpt2", **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, device=device)
+    result = train(
+        model, regard.recipes.CausalLM(length=64), data / "shakespeare_train.txt", out=out,
+        eval_data=data / "shakespeare_val.txt", steps=2000, batch_size=12, learning_rate=1e-3, warmup=100, seed=1337,
+        eval_every=500, log_every=100,
+    )  # fmt: skip
+    return best_evaluation(out) | {"final": result.eval_loss}
+
+
+def best_evaluation(out: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    best = min((line for line in lines if "eval_loss" in line), key=lambda line: line["eval_loss"])
+    return {"best": best["eval_loss"], "at step": best["step"]}
+
+
+def multi30k(data: Path, out: Path, device: str) -> dict[str, Any]:
+    rows = read_rows(data / "multi30k_train.tsv", ("source", "target"))
+    tokenizer = train_bpe((row[side] for row in rows for side in ("source", "target")), 10_000)
+    sides = {f"{side}_{key}": n for side in ("encoder", "decoder")
+             for key, n in (("layers", 4), ("attention_heads", 4), ("ffn_dim", 1024))}  # fmt: skip
+    model = regard.build(
+        "transformer", vocab_size=tokenizer.size, d_model=256, dropout=0.3, is_encoder_decoder=True, **sides,
+        decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, device=device,
+    )  # fmt: skip
+    model.tokenizer = tokenizer
+    recipe = regard.recipes.Translation.for_model(model, length=100, smoothing=0.1)
+    train(
+        model, recipe, data / "multi30k_train.tsv", out=out, eval_data=data / "multi30k_val.tsv", steps=4500,
+        batch_size=256, learning_rate=2e-3, schedule="inverse-sqrt", warmup=800, betas=(0.9, 0.98), eps=1e-9,
+        weight_decay=0.0, clip=1.0, ema=0.998, eval_every=450, log_every=50, precision="bf16",
+    )  # fmt: skip
+    return translate(out / "model", data / "multi30k_test2016.tsv", out, device)
+
+
+def translate(model: Path, data: Path, out: Path, device: str) -> dict[str, Any]:
+    trained = regard.load(model, device=device)
+    rows = read_rows(data, ("source", "target"))
+    start = time.perf_counter()
+    written = []
+    for first in range(0, len(rows), 100):
+        sources = [row["source"] for row in rows[first : first + 100]]
+        results = trained.generate(sources, max_new_tokens=80, num_beams=5)
+        written += [result.text.strip() for result in results]
+    (out / "hypotheses.txt").write_text("\n".join(written) + "\n", "utf-8")
+    found: dict[str, Any] = {"seconds to translate": round(time.perf_counter() - start)}
+    try:
+        from regard.training.metrics import bleu
+
+        score, signature = bleu(written, [row["target"] for row in rows])
+        found |= {"BLEU": round(score, 2), "signature": signature}
+    except ImportError:
+        found["BLEU"] = "sacrebleu is not installed; see hypotheses.txt"
+    return found
+
+
+def fashion_mnist(data: Path, out: Path, device: str) -> dict[str, Any]:
+    model = regard.build(
+        "vit", image_size=28, patch_size=4, num_channels=1, hidden_size=192, num_hidden_layers=6,
+        num_attention_heads=6, intermediate_size=768, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+        id2label={str(n): str(n) for n in range(10)}, label2id={str(n): n for n in range(10)}, device=device,
+    )  # fmt: skip
+    recipe = regard.recipes.ImageClassification.for_model(model, flip=True, shift=2, smoothing=0.1)
+    train(
+        model, recipe, data / "fashion_train.npz", out=out, eval_data=data / "fashion_test.npz", steps=6000,
+        batch_size=512, learning_rate=1e-3, warmup=300, final_ratio=0.01, weight_decay=0.05, eval_every=1000,
+        log_every=100, precision="bf16",
+    )  # fmt: skip
+    return {"accuracy": accuracy_of(model, recipe, data / "fashion_test.npz", 500)}
+
+
+def nsmc(data: Path, out: Path, device: str) -> dict[str, Any]:
+    model = regard.load(
+        data / "albert-ko", task="text-classification", num_labels=2, dtype=torch.float32, device=device,
+        ignore=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),
+    )  # fmt: skip
+    recipe = regard.recipes.TextClassification.for_model(model, length=96)
+    train(
+        model, recipe, data / "nsmc_train.tsv", out=out, eval_data=data / "nsmc_test.tsv", steps=4700, batch_size=64,
+        learning_rate=3e-5, schedule="linear", final_ratio=0.0, warmup=400, weight_decay=0.01, betas=(0.9, 0.999),
+        eval_every=2350, log_every=50, precision="bf16",
+    )  # fmt: skip
+    return {"accuracy": accuracy_of(model, recipe, data / "nsmc_test.tsv", 512)}
+
+
+@torch.no_grad()
+def accuracy_of(model: Any, recipe: Any, data: Path, size: int) -> float:
+    rows = recipe.rows(data, model, training=False)
+    right = 0
+    for first in range(0, len(rows), size):
+        chosen = [rows[n] for n in range(first, min(len(rows), first + size))]
+        batch = {name: tensor.to(model.device) for name, tensor in recipe.batch(chosen, [None] * len(chosen)).items()}
+        labels = batch.pop("labels")
+        right += int((model(**batch).logits.argmax(-1) == labels).sum())
+    return right / len(rows)
+
+
+EXPERIMENTS = {
+    "shakespeare": shakespeare,
+    "shakespeare-cpu": shakespeare_cpu,
+    "multi30k": multi30k,
+    "fashion-mnist": fashion_mnist,
+    "nsmc": nsmc,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=EXPERIMENTS)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    start = time.perf_counter()
+    found = EXPERIMENTS[given.name](given.data, given.out, given.device)
+    machine = torch.cuda.get_device_name() if given.device.startswith("cuda") else "CPU"
+    found |= {"seconds": round(time.perf_counter() - start), "machine": machine, "torch": torch.__version__}
+    print(given.name, json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
