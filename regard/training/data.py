@@ -51,7 +51,10 @@ def read_documents(source: Any) -> list[str]:
         ValueError: the file is empty or of another kind.
     """
     if not isinstance(source, (str, Path)):
-        return [row if isinstance(row, str) else row["text"] for row in source]
+        texts = [row if isinstance(row, str) else row["text"] for row in source]
+        if not texts:
+            raise ValueError("the data has no text")
+        return texts
     path = _existing(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in (".txt", ".jsonl"))

@@ -47,12 +47,9 @@ class QuestionAnswering(Recipe):
             if first < 0 or not row["answer"] or row["context"][first:last] != row["answer"]:
                 raise ValueError(f"row {number}: the answer {row['answer']!r:.80} is not in its context at {first}")
             encoded = tokenizer.encode(row["question"], row["context"])
-            question = len(tokenizer.encode(row["question"]).ids) - 1  # tokens before the context, at least
-            inside = [
-                place
-                for place, span in enumerate(encoded.offsets)
-                if span is not None and place >= question and span[0] < last and span[1] > first
-            ]
+            texts = [(place, span) for place, span in enumerate(encoded.offsets) if span is not None]
+            question = sum(span is not None for span in tokenizer.encode(row["question"]).offsets)
+            inside = [place for place, span in texts[question:] if span[0] < last and span[1] > first]
             if not inside:
                 raise ValueError(f"row {number}: no token covers the answer {row['answer']!r:.80}")
             if len(encoded.ids) <= self.length:
