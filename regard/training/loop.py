@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from regard.atomic_files import atomic_file
 from regard.models.model import Model
@@ -210,17 +211,30 @@ class Run:
         count = sums[1].clamp(min=1)
         # 2. From a sum to a mean. Data parallelism has averaged the processes' sums.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, processes.data_size / count)
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        local = [local_part(gradient) for gradient in gradients]
+        torch._foreach_mul_(local, processes.data_size / count)
+        norm = total_norm(gradients)
         if config.clip:
-            torch._foreach_mul_(gradients, (config.clip / (norm + 1e-6)).clamp(max=1.0))
+            torch._foreach_mul_(local, (config.clip / (norm + 1e-6)).clamp(max=1.0))
         # 3. Update.
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss, self.norm = sums[0] / count, norm
         bad = ~(torch.isfinite(self.loss) & torch.isfinite(norm)) & (self.first_bad < 0)
         self.first_bad = torch.where(bad, step, self.first_bad)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together, whole ones and those split over processes."""
+    split = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [torch.nn.utils.get_total_norm(part, foreach=True) for part in (split, whole) if part]
+    return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
 
 
 @torch.no_grad()
@@ -249,12 +263,14 @@ def evaluate(model: nn.Module, recipe: Recipe, rows: Sequence[Any], config: Trai
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW; matrices and embeddings decay, biases, norms and scales do not."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    members: dict[tuple[bool, bool], list[Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # the fused kernel takes whole or split tensors, not both at once
+            members.setdefault((parameter.ndim >= 2, isinstance(parameter, DTensor)), []).append(parameter)
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
+        for (decays, _), parameters in members.items()
     ]
-    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
