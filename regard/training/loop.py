@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class TrainResult:
         steps: optimizer steps done, those before a resume included.
         loss: training loss of the last logged step, or None if this call had nothing left to do.
         eval_loss: loss on the held-out data, or None without such data.
+        metrics: what the model scores on the held-out data, by name; empty without such data.
         stopped: the run was interrupted before its last step; the same call resumes it.
     """
 
@@ -51,6 +52,7 @@ class TrainResult:
     steps: int
     loss: float | None
     eval_loss: float | None
+    metrics: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
 
 
@@ -157,11 +159,14 @@ def train(
         eval_loss = evaluate(wrapped, recipe, eval_rows, config, processes)
     with average.applied() if average is not None else nullcontext():
         whole = full_model(model, processes)
+    metrics: dict[str, Any] = {}
     if processes.main:
         whole.save(out / MODEL)
+        if eval_rows is not None and eval_loss is not None:
+            metrics = recipe.metrics(whole.eval(), eval_rows, eval_loss)
     processes.barrier()
     model.eval()
-    return TrainResult(out, step, last_loss, eval_loss)
+    return TrainResult(out, step, last_loss, eval_loss, metrics)
 
 
 def due(step: int, every: int) -> bool:

@@ -6,9 +6,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["accuracy", "bleu", "exact_match", "f1", "macro_f1", "rouge"]
+__all__ = ["accuracy", "bleu", "check_bleu", "exact_match", "f1", "macro_f1", "rouge"]
 
 
 def accuracy(predicted: Sequence[Any], expected: Sequence[Any]) -> float:
@@ -65,14 +66,19 @@ def bleu(predicted: Sequence[str], expected: Sequence[str], *, lowercase: bool =
 
     Raises ImportError if sacrebleu is not installed.
     """
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise ImportError("BLEU needs sacrebleu: pip install 'regard[metrics]'") from error
+    check_bleu()
+    from sacrebleu.metrics import BLEU
+
     _check(predicted, expected)
     metric = BLEU(lowercase=lowercase)
     score = metric.corpus_score(list(predicted), [list(expected)]).score
     return float(score), str(metric.get_signature())
+
+
+def check_bleu() -> None:
+    """Raise ImportError if sacrebleu is not installed."""
+    if find_spec("sacrebleu") is None:
+        raise ImportError("BLEU needs sacrebleu: pip install 'regard[metrics]'")
 
 
 def rouge(predicted: Sequence[str], expected: Sequence[str]) -> dict[str, float]:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import read_rows
-from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
+from regard.training.metrics import accuracy, macro_f1
+from regard.training.recipes.recipe import Batch, Recipe, batches_of, pad_rows, tokenizer_of
 
-__all__ = ["TextClassification", "TokenClassification"]
+__all__ = ["TextClassification", "TokenClassification", "label_metrics"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,10 @@ class TextClassification(Recipe):
         """Over the rows."""
         count = len(batch["labels"])
         return model(**batch).loss * count, torch.full((), count, device=batch["labels"].device)
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """Accuracy, and the mean F1 of the labels."""
+        return label_metrics(self, model, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,23 @@ class TokenClassification(Recipe):
     def batch(self, rows: Sequence[Any], rng: Sequence[np.random.Generator]) -> Batch:
         """input_ids, attention_mask, labels (B, N), and token_type_ids where the rows have two segments."""
         return text_batch(rows, self.pad_token_id) | {"labels": pad_rows([row[2] for row in rows], IGNORED)}
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """Accuracy, and the mean F1 of the labels, over the words."""
+        return label_metrics(self, model, rows)
+
+
+@torch.no_grad()
+def label_metrics(recipe: Recipe, model: Model, rows: Sequence[Any]) -> dict[str, Any]:
+    """Accuracy and mean F1 of a model's likeliest labels."""
+    predicted: list[int] = []
+    expected: list[int] = []
+    for batch in batches_of(recipe, rows, model):
+        labels = batch.pop("labels")
+        counted = labels != IGNORED
+        predicted += model(**batch).logits.argmax(-1)[counted].tolist()
+        expected += labels[counted].tolist()
+    return {"accuracy": accuracy(predicted, expected), "macro F1": macro_f1(predicted, expected)}
 
 
 def _word_start(start: int, end: int, starts: dict[int, int]) -> int:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from regard.data.image_processing import ImageProcessor
 from regard.models.model import Model
-from regard.training.recipes.classification import label_number, model_labels
+from regard.training.recipes.classification import label_metrics, label_number, model_labels
 from regard.training.recipes.recipe import Batch, Recipe
 
 __all__ = ["ImageClassification", "ImageRows", "read_images"]
@@ -115,6 +115,10 @@ class ImageClassification(Recipe):
         logits = model(pixel_values=batch["pixel_values"]).logits
         smoothing = self.smoothing if model.training else 0.0
         return cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum"), count
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """Accuracy, and the mean F1 of the labels."""
+        return label_metrics(self, model, rows)
 
 
 class ImageRows(Sequence[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from regard.models.model import Model
 from regard.training.data import read_rows
+from regard.training.metrics import exact_match, f1
 from regard.training.recipes.classification import text_batch, text_sizes
-from regard.training.recipes.recipe import Batch, Recipe, tokenizer_of
+from regard.training.recipes.recipe import Batch, Recipe, batches_of, tokenizer_of
 
 __all__ = ["QuestionAnswering"]
 
@@ -70,3 +72,18 @@ class QuestionAnswering(Recipe):
         """Over the rows."""
         count = len(batch["start_positions"])
         return model(**batch).loss * count, torch.full((), count, device=batch["start_positions"].device)
+
+    @torch.no_grad()
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """Exact match and F1 of the words, as SQuAD counts them, of the likeliest start and the best end after it."""
+        predicted, expected = [], []
+        for batch in batches_of(self, rows, model):
+            positions = [batch.pop(name).tolist() for name in ("start_positions", "end_positions")]
+            output = model(**batch)
+            starts = output.start_logits.argmax(1)
+            later = torch.arange(output.end_logits.shape[1], device=starts.device) >= starts[:, None]
+            ends = output.end_logits.masked_fill(~later, -math.inf).argmax(1)
+            for ids, *span in zip(batch["input_ids"], starts.tolist(), ends.tolist(), *positions, strict=True):
+                predicted.append(model.tokenizer.decode(ids[span[0] : span[1] + 1]))
+                expected.append(model.tokenizer.decode(ids[span[2] : span[3] + 1]))
+        return {"exact match": exact_match(predicted, expected), "F1": f1(predicted, expected)}

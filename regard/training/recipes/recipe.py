@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +15,7 @@ from regard.models.losses import IGNORED
 from regard.models.model import Model
 from regard.training.data import byte_tokenizer
 
-__all__ = ["Batch", "Recipe", "pad_rows", "tokenizer_of"]
+__all__ = ["Batch", "Recipe", "batches_of", "pad_rows", "tokenizer_of"]
 
 Batch = dict[str, Tensor]
 """Arguments of the model: input_ids, attention_mask, labels, …"""
@@ -49,6 +50,18 @@ class Recipe:
         """
         total = model(**batch, num_items_in_batch=1).loss
         return total, (batch["labels"] != IGNORED).sum()
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """What a trained model scores on held-out rows, by name; here the perplexity of the mean loss."""
+        return {"perplexity": math.exp(min(loss, 700.0))}
+
+
+def batches_of(recipe: Recipe, rows: Sequence[Any], model: Model, size: int = 64) -> Iterator[Batch]:
+    """The rows in batches on the model's device, in order."""
+    for first in range(0, len(rows), size):
+        chosen = [rows[number] for number in range(first, min(first + size, len(rows)))]
+        rng = [np.random.default_rng(first + number) for number in range(len(chosen))]
+        yield {name: tensor.to(model.device) for name, tensor in recipe.batch(chosen, rng).items()}
 
 
 def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.models.losses import IGNORED, token_loss
 from regard.models.model import Model
 from regard.training.data import read_rows
+from regard.training.metrics import bleu, check_bleu
 from regard.training.recipes.recipe import Batch, Recipe, pad_rows, tokenizer_of
 
 __all__ = ["Translation"]
@@ -32,7 +33,7 @@ class Translation(Recipe):
     end_token_id: int
     pad_token_id: int
     smoothing: float = 0.1
-    name: ClassVar[str] = "translation"
+    name: ClassVar[str] = "translate"
     task: ClassVar[str] = "text2text-generation"
 
     def __post_init__(self) -> None:
@@ -49,6 +50,8 @@ class Translation(Recipe):
 
     def rows(self, data: Any, model: Model, *, training: bool) -> Sequence[tuple[list[int], list[int]]]:
         """(source ids, target ids) of each row, both ended."""
+        if not training:
+            check_bleu()  # before hours of training, not after
         tokenizer, rows = tokenizer_of(model), []
         for row in read_rows(data, ("source", "target")):
             pair = [tokenizer.encode(row[side], special=False).ids for side in ("source", "target")]
@@ -75,3 +78,14 @@ class Translation(Recipe):
             return model(**batch, num_items_in_batch=1).loss, count
         output = model(**batch, num_items_in_batch=1)
         return token_loss(output.logits, batch["labels"], smoothing=self.smoothing, items=1), count
+
+    def metrics(self, model: Model, rows: Sequence[Any], loss: float) -> dict[str, Any]:
+        """BLEU of beam search with 5 beams, with sacrebleu's signature. Raises ImportError without sacrebleu."""
+        written: list[str] = []
+        texts = [[model.tokenizer.decode(ids) for ids in row] for row in rows]
+        for first in range(0, len(rows), 64):
+            sources = [source for source, _ in texts[first : first + 64]]
+            results = model.generate(sources, max_new_tokens=self.length, num_beams=5)
+            written += [result.text.strip() for result in results]
+        score, signature = bleu(written, [target.strip() for _, target in texts])
+        return {"BLEU": round(score, 2), "signature": signature}
