@@ -19,7 +19,10 @@ from regard.parsing import read_json
 
 __all__ = ["build"]
 
-MAIN_TASKS = ("text-generation", "fill-mask", "text2text-generation", "image-classification", "pretraining")
+MAIN_TASKS = (
+    *("text-generation", "fill-mask", "text2text-generation", "zero-shot-image-classification"),
+    *("image-text-to-text", "image-to-text", "image-classification", "pretraining"),
+)
 """What a family is trained for where neither the caller nor config.json says: the first of these that it has."""
 
 
