@@ -133,7 +133,8 @@ def test_first_loss_is_near_the_logarithm_of_the_outputs(name):
         labels = torch.randint(5, 300, (8, 32), generator=draws)
     with torch.no_grad():
         loss = float(model(**batch, labels=labels).loss)
-    assert abs(loss - math.log(outputs)) < 0.6  # T5 scores with its embeddings, of deviation 1
+    # T5 scores with its embeddings, of deviation 1: the variance of the logits adds to the loss.
+    assert abs(loss - math.log(outputs)) < (1.2 if name == "t5" else 0.3)
 
 
 @pytest.mark.parametrize("way", ["name", "dict", "file", "directory", "transformers"])
