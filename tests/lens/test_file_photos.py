@@ -82,7 +82,7 @@ def test_capture_that_was_opened_is_saved_with_its_photo_and_without_if_asked(tm
 
 def test_file_without_photos_does_not_speak_of_them_so_that_every_regard_reads_it(tmp_path):
     captured().save(tmp_path / "run.regard")
-    header, _ = read(tmp_path / "run.regard", KNOWN)
+    header, _ = read(tmp_path / "run.regard")
     assert "photos" not in header
     assert regard.open(tmp_path / "run.regard").photos == ()
 
@@ -188,7 +188,7 @@ def test_photos_are_a_list_of_bytes():
 def forged(path: Path, data: bytes, **header: object) -> Path:
     """The file of a capture with another photo, sealed anew."""
     captured(photo()).save(path)
-    was, tensors = read(path, KNOWN, lazy=False)
+    was, tensors = read(path)
     tensors["photos/0"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     write(path, was | json.loads(json.dumps(header)), tensors)
     return path
