@@ -23,23 +23,6 @@ from regard.lens.taps.calls import HERE, Kind, ObservedCall, measuring
 from regard.nn.attention import ContextKeys
 from regard.op import BeamObserver, attention
 
-__all__ = [
-    "Caller",
-    "WatchedModel",
-    "active",
-    "active_watches",
-    "add_watch",
-    "attempt",
-    "deliver",
-    "find_callers",
-    "is_parameter",
-    "original_path",
-    "remove_watch",
-    "running",
-    "runs_in",
-    "without_frames",
-]
-
 COMPILERS = ("torch._inductor", "torch._functorch._aot_autograd")
 GENERATED = "<eval_with_key>"
 """Whose frames stand between a compiled module and the kernels it runs: these modules', and generated code's."""
@@ -101,7 +84,15 @@ class WatchedModel:
         modules = [module for module, _ in self.modules.values()]
         kinds = {cls for module in modules for cls in type(module).__mro__}
         methods = [value for holder in (*kinds, *modules) for value in vars(holder).values()]
-        self.codes = {id(code): code for value in methods for code in _codes(value)}
+        self.codes = {}
+        for value in methods:
+            # By type, which runs nobody's code: a model's attributes may be anything.
+            if type(value) in (classmethod, staticmethod, MethodType):
+                value = value.__func__
+            while type(value) is FunctionType:
+                if value.__code__.co_argcount:
+                    self.codes[id(value.__code__)] = value.__code__
+                value = getattr(value, "__wrapped__", None)
         own = (x for module in modules for x in (*module._parameters.values(), *module._buffers.values()))
         self.storages = frozenset(at for x in own if x is not None for at in _storage(x))
 
@@ -145,24 +136,17 @@ def active_watches() -> tuple[WatchedModel, ...]:
     return _watches
 
 
-# ------------------------------------------------------------------------------------------------------------- finding
-
-
 def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | tuple[()] = ()) -> list[Caller]:
     """The innermost module of each watched model among a frame and its callers.
 
     Empty in a backward pass, where activation checkpointing runs the forward a second time, for stand-ins of tensors,
-    and while a CUDA graph is captured.
-
-    Args:
-        frame: where the call was made.
-        x: a tensor of the call.
-        through: a kind of module to skip, in favour of the one that it is a part of.
+    and while a CUDA graph is captured. `x` is a tensor of the call. A module of the kind `through` is skipped for
+    the one that it is a part of.
     """
     if not active() or _in_backward(frame) or _is_stand_in(x):
         return []
     try:
-        callers = list(_walk(frame, _watches, through))
+        callers = list(_walk(frame, through))
     except Exception as problem:  # whatever is wrong with us, the model must run
         for watch in _watches:
             watch.errors.append(("", without_frames(problem)))
@@ -178,7 +162,6 @@ def find_callers(frame: FrameType | None, x: object, through: type[nn.Module] | 
 
 
 def _in_backward(frame: FrameType | None) -> bool:
-    """Whether this thread runs a backward pass."""
     number = getattr(torch._C, "_current_graph_task_id", None)
     if number is not None:
         return bool(number() != -1)
@@ -209,10 +192,8 @@ def _is_stand_in(x: object) -> bool:
         return True
 
 
-def _walk(
-    frame: FrameType | None, watches: tuple[WatchedModel, ...], through: type[nn.Module] | tuple[()]
-) -> Iterator[Caller]:
-    waiting, compiled, inside_op, entry = list(watches), False, False, None
+def _walk(frame: FrameType | None, through: type[nn.Module] | tuple[()]) -> Iterator[Caller]:
+    waiting, compiled, inside_op, entry = list(_watches), False, False, None
     while frame is not None and waiting:
         code = frame.f_code
         for watch in [w for w in waiting if id(code) in w.codes]:
@@ -270,7 +251,7 @@ def running(caller: Caller, frame: FrameType | None) -> bool:
 
 
 def runs_in(caller: Caller, frame: FrameType) -> bool:
-    """Whether a frame is one of a module's own methods."""
+    """Whether a frame runs one of the module's own methods."""
     return id(frame.f_code) in caller.watch.codes and _first(frame) is caller.module
 
 
@@ -287,22 +268,8 @@ def original_path(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def _codes(value: object) -> Iterator[CodeType]:
-    """The code of a method, and of what it wraps."""
-    # By type, which runs nobody's code: a model's attributes may be anything.
-    if type(value) in (classmethod, staticmethod, MethodType):
-        value = value.__func__  # type: ignore[attr-defined]
-    while type(value) is FunctionType:
-        if value.__code__.co_argcount:
-            yield value.__code__
-        value = getattr(value, "__wrapped__", None)
-
-
-# -------------------------------------------------------------------------------------------------------- self or cross
-
-
 def _kind(frame: FrameType, module: nn.Module, path: str) -> Kind:
-    """By the caller's arguments, else by its name."""
+    """Self- or cross-attention, by the caller's arguments, else by its name."""
     code, local = frame.f_code, frame.f_locals
     declared = local.get("is_cross_attention")
     if isinstance(declared, bool):
@@ -329,10 +296,9 @@ def deliver(callers: list[Caller], make: Callable[[], ObservedCall]) -> None:
     with measuring():
         orders: list[int | None] = []
         for caller in callers:  # in a run of compiled code, calls are numbered
-            order = None if caller.calls is None else caller.calls.get(caller.watch, 0)
-            if caller.calls is not None and order is not None:
-                caller.calls[caller.watch] = order + 1
-            orders.append(order)
+            orders.append(None if caller.calls is None else caller.calls.get(caller.watch, 0))
+            if caller.calls is not None:
+                caller.calls[caller.watch] = caller.calls.get(caller.watch, 0) + 1
         observed = attempt(callers, make)
         if observed is None:
             return

@@ -29,17 +29,12 @@ Kind = Literal["self", "cross"]
 class ObservedCall:
     """One attention call of a watched model. Tensors are detached, and are the model's own memory: never write to them.
 
-    >>> ObservedCall(path="encoder.0.attn", source="softmax", kernel="softmax", kind="self").path
-    'encoder.0.attn'
-
-    Args:
+    Attributes:
         path: the module that made the call, as in `named_modules()` of the watched model; "" is the model itself.
-        source: what was tapped.
         kernel: what really ran, for example "_scaled_dot_product_flash_attention_for_cpu".
         kind: "self" or "cross", by the caller's arguments and name.
         call: q, k, v as the kernel got them, with mask, bias, scale, softcap and sinks; None for a plain softmax, and
-            if there is a `trouble`. What a later step of the model overwrites (a cache of fixed size) has to be copied
-            in time.
+            if there is a `trouble`. A later step of the model may overwrite them (a cache of fixed size).
         lse: (B, H, Nq) natural log of each row's sum of exponentials, −inf for a row that sees nothing; fp32 or fp64;
             None if the kernel gave none that can be trusted.
         output: (B, H, Nq, Dv), or None if it cannot be told apart.
@@ -91,12 +86,7 @@ HERE = _Here()
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """What runs under it is ours: in this thread taps report nothing, no graph is recorded, autocast is off.
-
-    >>> with measuring():
-    ...     torch.is_grad_enabled()
-    False
-    """
+    """What runs under it is ours: in this thread taps report nothing, no graph is recorded, autocast is off."""
     HERE.quiet += 1
     try:
         with torch.no_grad(), ExitStack() as stack:
@@ -108,14 +98,9 @@ def measuring() -> Iterator[None]:
         HERE.quiet -= 1
 
 
-LOWEST = -1e30
-"""An lse below it means that the dtype's smallest number was added to a whole row: no digit is left for the weights."""
-
-HIDDEN = -1e4
-"""From here on, downwards, a number that is added to a whole row costs it digits; BERT hides by just this one."""
-
-AT_ONCE = 1 << 22
-"""Cells that are looked at in one piece."""
+LOWEST = -1e30  # an lse below: the dtype's smallest number was added to a whole row, and left no digit for the weights
+HIDDEN = -1e4  # from here on, downwards, a number added to a whole row costs it digits; BERT hides by just this one
+AT_ONCE = 1 << 22  # cells that are looked at in one piece
 
 
 def read_call(
@@ -137,14 +122,16 @@ def read_call(
     >>> read_call(q, q, q, cells=torch.tensor([0.0, 0.0, -inf]).expand(3, 3)).mask
     dense(<3 booleans, 2 True>)
 
-    q, k, v: (…, H, N, D) as `regard.attention` takes them; an axis of batch that is 1 in one of them may differ.
-    cells: what SDPA calls attn_mask: booleans (True = may look), or floats that are added, with −inf where hidden.
-    bias: floats that are added besides.  mask: what is hidden besides.
-    scale, softcap, sinks, dropout: as `regard.attention`.
-
-    Raises TypeError or ValueError where `regard.attention` would.
+    q, k, v are (…, H, N, D) as `regard.attention` takes them; a batch axis that is 1 in one of them may differ. `cells`
+    is what SDPA calls attn_mask: booleans (True = may look), or floats that are added, with −inf where hidden. `bias`
+    is added and `mask` hides besides. Raises TypeError or ValueError where `regard.attention` would.
     """
-    q, k, v = _same_batch(q.detach(), k.detach(), v.detach())
+    q, k, v = q.detach(), k.detach(), v.detach()
+    if q.ndim == k.ndim == v.ndim:  # spread batch axes of size 1, as a product of matrices does
+        lead = q.ndim - (3 if q.ndim >= 4 else 2)
+        sizes = [max(t.shape[axis] for t in (q, k, v)) for axis in range(lead)]
+        if all(t.shape[axis] in (1, n) for t in (q, k, v) for axis, n in enumerate(sizes)):
+            q, k, v = (t.expand(*sizes, *t.shape[lead:]) for t in (q, k, v))
     visible, added = split_cells(cells)
     if bias is not None:
         added = bias.detach() if added is None else added + bias.detach()
@@ -165,7 +152,10 @@ def split_cells(cells: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """
     if cells is None:
         return None, None
-    cells = _without_repeats(cells.detach())
+    cells = cells.detach()
+    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
+        if stride == 0 and size > 1:  # one number repeated, as `expand` does
+            cells = cells.narrow(axis, 0, 1)
     if cells.dtype == torch.bool:
         return cells, None
     visible = cells != -inf
@@ -200,12 +190,6 @@ def trusted_lse(lse: Tensor | None, call: Call) -> Tensor | None:
 
 def raise_rows(call: Call) -> tuple[Call, Tensor | None]:
     """The same weights from scores of ordinary size, where every key of a row carries a large negative number.
-
-    >>> q = torch.ones(1, 1, 2, 3)
-    >>> call = read_call(q, q, q, cells=torch.tensor([[-1e4, -1e4], [-1e4, 0.0]]))
-    >>> raised, taken = raise_rows(call)
-    >>> raised.bias.cells.tolist(), taken.tolist()
-    ([[[[0.0, 0.0], [-10000.0, 0.0]]]], [[[-10000.0, 0.0]]])
 
     A softmax stays as it is when a row loses one number throughout. In e^(s − lse) such numbers leave no digits. Where
     a number was so large that it swallowed the scores, as the dtype's smallest does, the kernel never saw them: there
@@ -255,23 +239,3 @@ def _largest_scores(call: Call, rows: Tensor) -> Tensor:
     for part in torch.split(chosen, max(1, AT_ONCE // max(1, batch * heads * nk))):
         largest[:, :, part] = bare.scores(part, slice(None)).abs().amax(-1)
     return largest
-
-
-def _same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Axes before the heads, of which some are 1, spread to one size, as a product of matrices does."""
-    if len({t.ndim for t in tensors}) > 1:
-        return tensors
-    batch_axes = tensors[0].ndim - (3 if tensors[0].ndim >= 4 else 2)
-    sizes = [max(t.shape[axis] for t in tensors) for axis in range(batch_axes)]
-    fits = [all(t.shape[axis] in (1, n) for axis, n in enumerate(sizes)) for t in tensors]
-    if not all(fits):
-        return tensors
-    return tuple(t.expand(*sizes, *t.shape[batch_axes:]) for t in tensors)
-
-
-def _without_repeats(cells: Tensor) -> Tensor:
-    """Axes along which one number was repeated, as `expand` does, taken back to 1."""
-    for axis, (size, stride) in enumerate(zip(cells.shape, cells.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            cells = cells.narrow(axis, 0, 1)
-    return cells
