@@ -130,7 +130,7 @@ def _json(value: object, sort_keys: bool = False) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
 
 
-def _checksum(start: bytes = b"") -> blake2b:
+def _checksum(start: bytes | memoryview = b"") -> blake2b:
     return blake2b(start, digest_size=32)
 
 
@@ -151,18 +151,18 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         check_file(place)
     for _ in range(ATTEMPTS):
         with place.open("rb") as file:
-            header, tensors, problem = {}, {}, None
+            content, problem = None, None
             try:
-                header, tensors = _read(place, file)
+                content = _read(place, file)
             except CaptureFileError as error:
                 problem = error
             # The reader of tensors opens the path, which may lead to another file by now.
             one, other = place.stat(), os.fstat(file.fileno())
             if not os.path.samestat(one, other) or (one.st_size, one.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
                 continue
-            if problem is not None:
+            if content is None:
                 raise CaptureFileError(f"cannot read {str(path)!r}: {problem}")
-            return header, tensors
+            return content
     raise CaptureFileError(f"cannot read {str(path)!r}: it is being written again and again; read it when that is over")
 
 
@@ -227,12 +227,12 @@ class Outgoing:
         found, size, order = self._by_memory.get(memory or (), ("", -1, []))
         if count > size:
             # The axes in the order in which they lie in memory; those of size 1, which lie nowhere, where they are.
-            wide = [axis for axis, n in enumerate(held.shape) if n > 1]
-            by_stride = iter(sorted(wide, key=lambda axis: -held.stride(axis)))
+            wide, strides = [axis for axis, n in enumerate(held.shape) if n > 1], held.stride()
+            by_stride = iter(sorted(wide, key=lambda axis: -strides[axis]))
             order = [next(by_stride) if axis in wide else axis for axis in range(held.ndim)]
             laid_out = held.permute(order)
             flat = laid_out.cpu().contiguous().reshape(-1)
-            raw = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+            raw: bytes | memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else b""
             content = (laid_out.dtype, tuple(laid_out.shape), _checksum(raw).digest())
             if content not in self._by_content:
                 self._by_content[content], self.tensors[name] = name, laid_out

@@ -163,11 +163,11 @@ def _unpack_link(value: object, n: int, batch: int | None, where: str) -> StepLi
     return StepLink(after, first, known, None if rows is None else tuple(rows), *map(tuple, others))
 
 
-def _pairs(values: list[Any], where: str) -> list[tuple[str, object]]:
+def _pairs(values: list[Any], where: str) -> list[list[Any]]:
     """[[name, reference], …]: in order, which the keys of a JSON object lose."""
     if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in values):
         raise ContentError(f"{where}: tensors must be listed as pairs of a name and where it is")
-    return [(name, reference) for name, reference in values]
+    return values
 
 
 def check_runs(records: Sequence[Record]) -> None:
@@ -216,15 +216,11 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
     offset = view.place.offset
     return {
+        **{key: getattr(view, key) for key in ("kind", "size", "links", "numpy", "engine")},
         "sizes": list(view.sizes),
-        "kind": view.kind,
-        "size": view.size,
-        "links": view.links,
         "lead": None if view.lead is None else list(view.lead),
-        "numpy": view.numpy,
-        "engine": view.engine,
         "pooled": list(view.pooled),
-        "held": [[key, out.put(f"{name}/{key}", values)] for key, values in view.held.items()],
+        "held": [[key, put(key, values)] for key, values in view.held.items()],
         "visible": put("visible", view.place.visible),
         "padding": put("padding", view.place.padding),
         "offset": put("offset", offset) if isinstance(offset, Tensor) else offset,
@@ -236,32 +232,32 @@ def _pack_view(view: View, name: str, out: Outgoing) -> dict[str, Any]:
 
 
 def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
-    found = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
-    sizes, lead, numpy = _sizes(found["sizes"], where), found["lead"], found["numpy"]
+    stored = dict(zip(VIEW, fields(value, where, VIEW), strict=True))
+    sizes, lead, numpy = _sizes(stored["sizes"], where), stored["lead"], stored["numpy"]
     batch, heads, nq, nk = sizes
-    if not is_list_of(found["pooled"], str) or not set(found["pooled"]) <= {*PER_QUERY, "received"}:
-        raise ContentError(f"{where}: pooled must be names of measures, got {found['pooled']!r:.80}")
+    if not is_list_of(stored["pooled"], str) or not set(stored["pooled"]) <= {*PER_QUERY, "received"}:
+        raise ContentError(f"{where}: pooled must be names of measures, got {stored['pooled']!r:.80}")
     if lead is not None and not (is_list_of(lead, int) and min(lead, default=0) >= 0 and prod(lead) == batch * heads):
         raise ContentError(f"{where}: lead {lead!r:.80} must make {batch} × {heads} heads")
-    in_range = all(1 <= found[name] <= MOST_POSITIONS for name in ("size", "links"))
-    if found["kind"] not in ("self", "cross") or not in_range:
-        values = reprlib.repr({name: found[name] for name in ("kind", "size", "links")})
+    in_range = all(1 <= stored[name] <= MOST_POSITIONS for name in ("size", "links"))
+    if stored["kind"] not in ("self", "cross") or not in_range:
+        values = reprlib.repr({name: stored[name] for name in ("kind", "size", "links")})
         raise ContentError(f"{where}: {values} cannot be")
 
     def take(key: str, shape: tuple[Axis, ...] | None, kind: Kind) -> Tensor | None:
-        return None if found[key] is None else tensors.take(found[key], f"{key} of {where}", shape, kind)
+        return None if stored[key] is None else tensors.take(stored[key], f"{key} of {where}", shape, kind)
 
     output = take("output", None, "floats")
     if output is not None and output.ndim == 4 and output.shape[:3] != sizes[:3]:
         raise ContentError(f"{where}: its output {tuple(output.shape)} is not of {sizes}")
-    held = _unpack_held(found, sizes, where, tensors)
+    held = _unpack_held(stored, sizes, where, tensors)
     if numpy and any(x is not None and x.dtype == torch.bfloat16 for x in (*held.values(), output)):
         raise ContentError(f"{where}: it holds bfloat16, which NumPy has not")
     some = ((1, batch), (1, heads))
     visible = take("visible", (*some, nq), "integers")
     if visible is not None:
         _check_range(visible, 0, nk, f"visible of {where}")
-    offset = found["offset"] if isinstance(found["offset"], int) else take("offset", some, "integers")
+    offset = stored["offset"] if isinstance(stored["offset"], int) else take("offset", some, "integers")
     if isinstance(offset, Tensor):
         _check_range(offset, -FARTHEST, FARTHEST, f"offset of {where}")
     elif offset is not None and abs(offset) > FARTHEST:
@@ -271,16 +267,16 @@ def _unpack_view(value: object, where: str, tensors: Incoming) -> View:
         sizes=sizes,
         held=held,
         given_output=output.numpy() if numpy and output is not None else output,
-        weights=None if found["weights"] is None else unpack_weights(found["weights"], sizes, where, tensors),
-        kind=found["kind"],
+        weights=None if stored["weights"] is None else unpack_weights(stored["weights"], sizes, where, tensors),
+        kind=stored["kind"],
         place=KnownVisibility(visible=visible, padding=take("padding", by_key, "booleans"), offset=offset),
         tokens=KeyTokens(ids=take("ids", by_key, "integers"), delimiters=take("delimiters", by_key, "booleans")),
-        size=found["size"],
-        links=found["links"],
+        size=stored["size"],
+        links=stored["links"],
         lead=None if lead is None else tuple(lead),
         numpy=numpy,
-        engine=found["engine"],
-        pooled=tuple(found["pooled"]),
+        engine=stored["engine"],
+        pooled=tuple(stored["pooled"]),
     )
 
 
@@ -293,10 +289,10 @@ def _sizes(value: Any, where: str) -> Sizes:
     return batch, heads, nq, nk
 
 
-def _unpack_held(found: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> dict[str, Tensor]:
+def _unpack_held(stored: Mapping[str, Any], sizes: Sizes, where: str, tensors: Incoming) -> dict[str, Tensor]:
     held = {}
-    for name, reference in _pairs(found["held"], where):
-        form = _form_of(name, sizes, found["size"], found["pooled"])
+    for name, reference in _pairs(stored["held"], where):
+        form = _form_of(name, sizes, stored["size"], stored["pooled"])
         if form is None:
             raise CaptureFileError(f"{where} holds a measure {name!r}, unknown to this regard: upgrade regard")
         held[name] = tensors.take(reference, f"{name} of {where}", *form)
@@ -337,25 +333,25 @@ def _check_range(values: Tensor, least: int, most: int, what: str) -> None:
 
 def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     known = FACTS | ({"edited": bool} if isinstance(value, dict) and "edited" in value else {})
-    found = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
-    batch, _, _, nk = sizes = _sizes(found["sizes"], where)
+    stored = dict(zip(known, fields(value, f"facts of {where}", known), strict=True))
+    batch, _, _, nk = sizes = _sizes(stored["sizes"], where)
     limits = {"bias_from": LARGEST, "softcap": LARGEST, "offset": FARTHEST}
     sound = {
-        "causal": found["causal"] in get_args(Causality),
-        "bias_kind": found["bias_kind"] in (None, *get_args(BiasKind)),
-        "sides": len(found["sides"]) == batch and all(side in (None, *get_args(Side)) for side in found["sides"]),
+        "causal": stored["causal"] in get_args(Causality),
+        "bias_kind": stored["bias_kind"] in (None, *get_args(BiasKind)),
+        "sides": len(stored["sides"]) == batch and all(side in (None, *get_args(Side)) for side in stored["sides"]),
         "bad": all(  # [name of a tensor, how many NaN, how many infinite]
             isinstance(item, list) and len(item) == 3 and type(item[0]) is str and is_list_of(item[1:], int)
-            for item in found["bad"]
+            for item in stored["bad"]
         ),
-        **{name: _are_rows(found[name], sizes) for name in ("empty_rows", "unhidden_rows")},
-        **{name: found[name] is None or -most <= found[name] <= most for name, most in limits.items()},  # nor NaN
+        **{name: _are_rows(stored[name], sizes) for name in ("empty_rows", "unhidden_rows")},
+        **{name: stored[name] is None or -most <= stored[name] <= most for name, most in limits.items()},  # nor NaN
     }
     for name, right in sound.items():
         if not right:
-            text = reprlib.repr(found[name])
+            text = reprlib.repr(stored[name])
             raise ContentError(f"facts of {where}: {name} of a call of {sizes} cannot be {text}")
-    references = found.pop("tensors")
+    references = stored.pop("tensors")
     forms: dict[str, Form] = {
         "bands": ((None, None, None, None), "bytes"),
         "padding": (((1, batch), nk), "booleans"),
@@ -366,7 +362,7 @@ def _unpack_facts(value: object, where: str, tensors: Incoming) -> Facts:
     if "bands" in taken and any(n > most for n, most in zip(taken["bands"].shape, BANDS, strict=True)):
         raise ContentError(f"bands of {where} have shape {tuple(taken['bands'].shape)}")
     try:
-        return Facts.from_json(found | {"bad": {key: counts for key, *counts in found["bad"]}}, taken)
+        return Facts.from_json(stored | {"bad": {key: counts for key, *counts in stored["bad"]}}, taken)
     except (ValueError, TypeError, KeyError) as error:
         raise ContentError(f"facts of {where}: {error}") from None
 
