@@ -30,22 +30,15 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class StepLink:
-    """How a call continues an earlier call of its module.
+    """How a call continues an earlier call of its module."""
 
-    Attributes:
-        after: which call of the module that is; None for a call that begins a run.
-        first: the place of its first key in the run: more than before if a cache has dropped the oldest.
-        known: how many of its first keys were there before its own.
-        rows: for each batch row, the batch row of the earlier call that it continues; None if all are in place. It is
-            known for certain when the model's next pass begins.
-        returned: for each sequence that a beam search returned, its batch row in this call, −1 if it had ended before;
-            None if unknown.
-    """
-
-    after: int | None = None
-    first: int = 0
-    known: int = 0
+    after: int | None = None  # which call of the module that is; None for a call that begins a run
+    first: int = 0  # the place of its first key in the run: more than before if a cache has dropped the oldest
+    known: int = 0  # how many of its first keys were there before its own
+    # For each batch row, the batch row of the earlier call that it continues; None if all are in place. It is known for
+    # certain when the model's next pass begins.
     rows: tuple[int, ...] | None = None
+    # For each sequence that a beam search returned, its batch row in this call, −1 if it had ended before.
     returned: tuple[int, ...] | None = None
 
 
@@ -267,7 +260,7 @@ class AssembledWeights:
     def tile(self, rows: Part, cols: Part) -> Tensor:
         """The weights of these queries and keys, (B, H, rows, cols)."""
         wanted, keys = torch.arange(self.sizes[2])[rows], torch.arange(self.sizes[3])[cols]
-        found: list[Tensor] = []
+        tiles: list[Tensor] = []
         places: list[Tensor] = []
         begin = 0
         for n, count in enumerate(self.counts):
@@ -278,13 +271,13 @@ class AssembledWeights:
                 tile = _batch(self.parts[n].tile(wanted[mine] - begin, local[there]), self.rows[n])
                 whole = tile.new_zeros(*tile.shape[:3], len(keys))
                 whole[..., there] = tile
-                found.append(whole.to(found[0].device if found else whole.device))
+                tiles.append(whole.to(tiles[0].device if tiles else whole.device))
                 places.append(mine)
             begin += count
-        if not found:
+        if not tiles:
             one = self.parts[0].tile(slice(0, 1), slice(0, 1))
             return one.new_zeros(*self.sizes[:2], len(wanted), len(keys))
-        return torch.cat(found, 2)[:, :, torch.cat(places).argsort()]
+        return torch.cat(tiles, 2)[:, :, torch.cat(places).argsort()]
 
     def pairs(self, keys: Tensor) -> Tensor:
         """The weight of one key per query, (B, H, Nq)."""

@@ -26,8 +26,7 @@ from regard.lens.measures import engines, streaming
 from regard.lens.measures.measures import MAP_SIZE, NAMES, TOP, MeasureOptions, read_measures
 from regard.lens.measures.weights import ComputedWeights, StoredWeights, Weights
 from regard.lens.placement import read_layouts
-from regard.lens.taps.callers import original_path
-from regard.lens.taps.calls import ObservedCall, raise_rows
+from regard.lens.taps.calls import ObservedCall, original_path, raise_rows
 from regard.lens.taps.installation import Taps
 from regard.lens.view import KeyTokens, KnownVisibility, View
 from regard.nn.attention import MultiHeadAttention
@@ -435,12 +434,12 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
         sight = summarise_mask(call, observed.kind)
         raised, taken = raise_rows(call)
         lse = engines.exact_lse(raised, None if taken is not None else observed.lse)
-        found, engine = engines.measure(raised, lse, options.measures)
-        lse = found["lse"]  # in fp64 where logits are large
-        found["lse"] = lse.to(raised.wide)
+        measured, engine = engines.measure(raised, lse, options.measures)
+        lse = measured["lse"]  # in fp64 where logits are large
+        measured["lse"] = lse.to(raised.wide)
         if taken is not None:  # these two are of the scores themselves
-            found |= {name: found[name] + taken for name in ("lse", "max_logit") if name in found}
-        record.facts = facts.read(call, observed.output, found["lse"], kind=observed.kind, sight=sight)
+            measured |= {name: measured[name] + taken for name in ("lse", "max_logit") if name in measured}
+        record.facts = facts.read(call, observed.output, measured["lse"], kind=observed.kind, sight=sight)
         weights = ComputedWeights(raised, lse)
         place = KnownVisibility(sight.visible, sight.padding, sight.offset)
     elif observed.weights is not None or observed.scores is not None:
@@ -450,7 +449,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
             softmax = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
         weights = StoredWeights(softmax, None if observed.edited else scores, edited=observed.edited)
         names = options.measures.names - ({"max_logit"} if weights.scores is None else set())
-        found, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
+        measured, engine = streaming.measure_given(weights, replace(options.measures, names=names)), "torch"
         record.facts = facts.read_weights(scores, softmax, kind=observed.kind)
         if observed.edited:
             empty = record.facts.empty_rows if scores is not None else facts.RowCount()  # a weight of 0 may be an edit
@@ -462,7 +461,7 @@ def _measured(observed: ObservedCall, options: WatchOptions) -> tuple[Record, We
     # 2. The view with its patterns, and what the doctor reads of each head.
     view = View(
         weights.sizes,
-        found,
+        measured,
         weights=weights,
         kind=record.kind,
         place=place,

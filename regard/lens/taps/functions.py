@@ -17,8 +17,17 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from regard.backends.call import Call
-from regard.lens.taps.callers import active, deliver, find_callers
-from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, Source, read_call, trusted_lse
+from regard.lens.taps.calls import (
+    HERE,
+    KernelResult,
+    ObservedCall,
+    Source,
+    active,
+    deliver,
+    find_callers,
+    read_call,
+    trusted_lse,
+)
 from regard.masks import causal, window
 from regard.masks.dense import per_tile
 from regard.masks.mask import Bounds, Mask, TileGrid

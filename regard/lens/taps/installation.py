@@ -22,16 +22,20 @@ from regard.backends import sdpa
 from regard.backends.call import Call
 from regard.checks import untraced
 from regard.lens.taps import functions
-from regard.lens.taps.callers import (
+from regard.lens.taps.calls import (
+    HERE,
+    KernelResult,
+    ObservedCall,
     WatchedModel,
     active_watches,
     add_watch,
     deliver,
     find_callers,
+    read_call,
     remove_watch,
+    trusted_lse,
     without_frames,
 )
-from regard.lens.taps.calls import HERE, KernelResult, ObservedCall, read_call, trusted_lse
 from regard.lens.taps.softmax import ProductTap, SoftmaxTap, drop_pending, forget_other_threads
 from regard.masks import causal
 from regard.masks.rules import four_axes

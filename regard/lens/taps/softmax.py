@@ -40,18 +40,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.lens.assembly import matrix_marks
-from regard.lens.taps.callers import (
+from regard.lens.taps.calls import (
+    HERE,
     Caller,
+    ObservedCall,
     WatchedModel,
     active,
     attempt,
     deliver,
     find_callers,
     is_parameter,
-    running,
+    measuring,
     runs_in,
 )
-from regard.lens.taps.calls import HERE, ObservedCall, measuring
 
 Matrices = tuple[int, int, int]
 """(how many matrices, rows, columns) of a batched product's result or operand."""
@@ -216,12 +217,12 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
         if products:
             _list_unconfirmed(callers, scores, products)
         return
-    site = _site(callers[0], frame)
     if products:
         _HERE.products.clear()
     elif scores.ndim == 2:  # a classifier's, or a sampler's
         _list_unconfirmed(callers, scores, [])
         return
+    site = _site(callers[0], frame)
     dropped = []
     with _LOCK:
         pending = _pending.setdefault(threading.get_ident(), [])
@@ -229,7 +230,7 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
             if earlier.deferred is not None and earlier.deferred[1] in products:
                 earlier.deferred, earlier.blended = None, False  # it made these scores: what it used was another q
             called_again = earlier.callers[0].module is callers[0].module and earlier.site >= site
-            if earlier.deferred is not None or called_again or not running(earlier.callers[0], frame):
+            if earlier.deferred is not None or called_again or not _site(earlier.callers[0], frame):
                 pending.remove(earlier)
                 dropped.append(earlier)
     for earlier in dropped:
@@ -248,7 +249,7 @@ def _on_softmax(callers: list[Caller], scores: Tensor, weights: Tensor | None, f
 def _site(caller: Caller, frame: FrameType | None) -> tuple[int, ...]:
     """Where in a module a frame is: the instructions that it and the frames around it have come to, outermost first.
 
-    In one call of a module without loops, what comes later is greater.
+    In one call of a module without loops, what comes later is greater. Empty if the module does not run.
     """
     steps, inside = list[int](), 0
     while frame is not None:
