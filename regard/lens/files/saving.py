@@ -221,57 +221,49 @@ def _narrow(numbers: np.ndarray[Any, Any], types: tuple[type, ...]) -> np.ndarra
 
 
 def unpack_layouts(value: object, tensors: Incoming) -> dict[str, tuple[Sides, ...]]:
-    """The inverse of `pack_layouts`.
-
-    >>> out = Outgoing()
-    >>> packed = pack_layouts({"attn": (Sides.patches(32),)}, out)
-    >>> unpack_layouts(packed, Incoming(out.tensors)) == {"attn": (Sides.patches(32),)}
-    True
-    """
+    """The inverse of `pack_layouts`."""
     expected = {"frames": list, "kinds": list, "tokens": list, "sides": list}
     frame_values, kinds, tokens, sides = fields(value, "layouts", expected)
     if not is_list_of(kinds, str):
         raise ContentError("layouts: kinds must be words")
-    if strange := sorted(set(kinds) - set(KINDS)):
-        raise CaptureFileError(f"layouts have the kind {strange[0]!r}, unknown to this regard: upgrade regard")
-    frames = [_unpack_frame(frame, n) for n, frame in enumerate(frame_values)]
-    layouts = [_unpack_layout(parts, n, kinds, tensors) for n, parts in enumerate(tokens)]
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise CaptureFileError(f"layouts have the kind {unknown[0]!r}, unknown to this regard: upgrade regard")
+    # 1. Frames.
+    frames: list[Frame] = []
+    for n, item in enumerate(frame_values):
+        sizes, rest = (item[:4], item[4:]) if isinstance(item, list) else ([], [])
+        if not (is_list_of(sizes, int) and is_list_of(rest, float) and len(sizes) == len(rest) == 4):
+            raise ContentError(f"frame {n} of the layouts cannot be {reprlib.repr(item)}")
+        (high, wide, rows, columns), (down, across, top, left) = sizes, rest
+        few = max(high * wide, rows * columns) <= MOST_PIXELS
+        if min(sizes) < 1 or not few or min(down, across) <= 0 or not all(map(isfinite, rest)):
+            raise ContentError(f"frame {n} of the layouts cannot be {reprlib.repr(item)}")
+        frames.append(Frame((high, wide), (rows, columns), (down, across), (top, left)))
+    # 2. Layouts.
+    layouts: list[Layout] = []
+    for n, item in enumerate(tokens):
+        where = f"layout {n}"
+        if not isinstance(item, list) or len(item) != 3:
+            raise ContentError(f"{where} must be three tensors: kind, image and box")
+        codes = tensors.take(item[0], f"kind of {where}", (None, None), "bytes").long().numpy()
+        image = tensors.take(item[1], f"image of {where}", codes.shape, "integers").long().numpy()
+        box = tensors.take(item[2], f"box of {where}", (*codes.shape, 4)).double().numpy()
+        if codes.size and codes.max() >= len(kinds):
+            raise ContentError(f"{where} has a token of kind {codes.max()} of {len(kinds)}")
+        kind = np.array(kinds, "U12")[codes] if kinds else np.zeros(codes.shape, "U12")
+        try:
+            layouts.append(Layout(kind, image, box))
+        except ValueError as error:
+            raise ContentError(f"{where}: {error}") from None
+    # 3. Both together, by path.
     by_path: dict[str, tuple[Sides, ...]] = {}
     for item in sides:
         match item:
-            case [str(path), list(several)] if several:
-                if path in by_path:
-                    raise ContentError("layouts name a path twice")
+            case [str(path), list(several)] if several and path not in by_path:
                 by_path[path] = tuple(_unpack_sides(numbers, path, layouts, frames) for numbers in several)
             case _:
-                raise ContentError("sides of the layouts must be a path and its layouts")
+                raise ContentError("sides of the layouts must be a path, named once, and its layouts")
     return by_path
-
-
-def _unpack_frame(value: object, n: int) -> Frame:
-    sizes, rest = (value[:4], value[4:]) if isinstance(value, list) else ([], [])
-    if is_list_of(sizes, int) and is_list_of(rest, float) and len(sizes) == len(rest) == 4:
-        (high, wide, rows, columns), (down, across, top, left) = sizes, rest
-        few = max(high * wide, rows * columns) <= MOST_PIXELS
-        if min(sizes) >= 1 and few and min(down, across) > 0 and all(map(isfinite, rest)):
-            return Frame((high, wide), (rows, columns), (down, across), (top, left))
-    raise ContentError(f"frame {n} of the layouts cannot be {reprlib.repr(value)}")
-
-
-def _unpack_layout(value: object, n: int, kinds: list[str], tensors: Incoming) -> Layout:
-    where = f"layout {n}"
-    if not isinstance(value, list) or len(value) != 3:
-        raise ContentError(f"{where} must be three tensors: kind, image and box")
-    codes = tensors.take(value[0], f"kind of {where}", (None, None), "bytes").long().numpy()
-    image = tensors.take(value[1], f"image of {where}", codes.shape, "integers").long().numpy()
-    box = tensors.take(value[2], f"box of {where}", (*codes.shape, 4)).double().numpy()
-    if codes.size and codes.max() >= len(kinds):
-        raise ContentError(f"{where} has a token of kind {codes.max()} of {len(kinds)}")
-    kind = np.array(kinds, "U12")[codes] if kinds else np.zeros(codes.shape, "U12")
-    try:
-        return Layout(kind, image, box)
-    except ValueError as error:
-        raise ContentError(f"{where}: {error}") from None
 
 
 def _unpack_sides(value: object, path: str, layouts: list[Layout], frames: list[Frame]) -> Sides:
